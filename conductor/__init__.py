@@ -1,0 +1,1 @@
+"""The conductor: decides which walk is next and where it runs."""

@@ -1,0 +1,1 @@
+"""The conductor's mind: a pure fold over the log. No I/O, no clock, no chance."""

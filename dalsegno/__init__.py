@@ -1,0 +1,1 @@
+"""The face of the project: command line, launcher, replay."""

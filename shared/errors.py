@@ -1,0 +1,67 @@
+"""Errors: whose fault it is, and whether trying again helps.
+
+    DalSegnoError
+    ├── ClientError           the request is wrong; sending it again is of no use      400, 404, 409, 413
+    ├── CapacityError         nothing is wrong, but not now; try again later           429, 503
+    ├── WorkerError           a worker failed; the request may be tried elsewhere      500
+    │   └── TensorGone        a handle's bytes are gone; its producer runs again
+    └── BugError              one of our own promises is broken; please report it      500
+        └── Divergence        a recorded decision differs from the one decided again
+
+An error that must cross the log travels as `shared.events.Failure`: `code` is stable and meant for
+programs, `message` for people, `status` is the HTTP status the gateway answers with.
+"""
+
+from typing import ClassVar
+
+
+class DalSegnoError(Exception):
+    """The root. `code` is stable; `message` says what was expected, what was found, what to do."""
+
+    code: ClassVar[str] = "internal_error"
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str, *, code: str | None = None, status: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.failure_code = code or type(self).code
+        self.failure_status = status or type(self).status
+
+
+class ClientError(DalSegnoError):
+    """The request is wrong: it names something unknown, malformed, or impossible."""
+
+    code = "invalid_request"
+    status = 400
+
+
+class CapacityError(DalSegnoError):
+    """The request is fine but cannot be taken now."""
+
+    code = "overloaded"
+    status = 503
+
+
+class WorkerError(DalSegnoError):
+    """A worker could not do its part."""
+
+    code = "worker_failed"
+    status = 500
+
+
+class TensorGone(WorkerError):  # noqa: N818 - a fact about a tensor, named as the design names it
+    """The bytes behind a handle are gone."""
+
+    code = "tensor_gone"
+
+
+class BugError(DalSegnoError):
+    """A promise of our own is broken."""
+
+    code = "internal_error"
+
+
+class Divergence(BugError):  # noqa: N818 - the design's word
+    """A recorded decision differs from the decision made again from the same facts."""
+
+    code = "divergence"

@@ -1,0 +1,452 @@
+"""All event types, and how they become bytes.
+
+The wire format is MessagePack: one map per event, with a versioned tag in `type`. At the public
+subjects (`request`, `control`) JSON is accepted too; the first byte tells them apart. Facts are in the
+past tense and written by whoever saw them; decisions are written by the conductor alone.
+
+An incompatible change adds a `.v2` beside the `.v1`; it never edits the `.v1`: recorded histories
+replay for ever. Fields that are unknown are ignored, except in what clients write by hand
+(`Inputs`, `Params`), where a misspelt name is an error.
+
+This module knows no transport: no NATS, no clock. An event's time and position are the log's to give.
+"""
+
+import hashlib
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from shared.tensors import Handle
+
+# Every struct repeats its options: mypy does not inherit `frozen`, msgspec does not inherit `kw_only`.
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What every event carries from the first version on (design, section 4).
+
+    Attributes:
+        id: the same for every copy of the same event; readers keep the first they see.
+        writer: who wrote it: a gateway's name, `conductor`, `w<rank>`, or any service's own name.
+        number: the writer's own count of its events, from 1 for each life; a hole is an error.
+        request_id: the request it belongs to, where it belongs to one.
+        epoch: the conductor's term, on conductor's events and on what answers them.
+        attempt: which try of the request, from 1; 0 where there is none yet.
+        incarnation: the worker's life it is for or from.
+        index: the position among its like: the walk's on the journey, the chunk's in the output.
+        trace: W3C `traceparent`.
+    """
+
+    id: str = ""
+    writer: str = ""
+    number: int = 0
+    request_id: str | None = None
+    epoch: int | None = None
+    attempt: int = 0
+    incarnation: int | None = None
+    index: int = 0
+    trace: str | None = None
+
+
+# ---- what a request is ---------------------------------------------------------------------------
+
+
+class Media(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One medium of a request: inline while small, else a reference into the object store."""
+
+    modality: str
+    data: bytes | None = None
+    ref: str | None = None
+    name: str | None = None
+
+
+class Inputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The request as the client meant it: one of `messages`, `text` or `token_ids`, and media.
+
+    `messages` are a chat as OpenAI writes it, rendered with the checkpoint's own chat template.
+    `text` is a raw prompt when `chat` is false, and one user message when it is true.
+    """
+
+    messages: list[dict[str, Any]] | None = None
+    text: str | None = None
+    token_ids: list[Annotated[int, Meta(ge=0, le=2**31 - 1)]] | None = None
+    chat: bool = True
+    files: list[Media] = []
+    input_modalities: list[str] = msgspec.field(default_factory=lambda: ["text"])
+    output_modalities: list[str] = msgspec.field(default_factory=lambda: ["text"])
+
+    def __post_init__(self) -> None:
+        given = [n for n in ("messages", "text", "token_ids") if getattr(self, n) is not None]
+        if len(given) != 1:
+            found = ", ".join(given) if given else "none of them"
+            raise ValueError(f"expected one of messages, text, token_ids; found {found}")
+
+
+class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How to answer. None means the checkpoint's own default (`generation_config.json`).
+
+    Attributes:
+        max_tokens: at most so many new tokens; None is the deployment's `default_max_tokens`.
+        temperature: 0 is greedy.
+        top_k: keep the k likeliest tokens; 0 or -1 is off.
+        seed: chosen from the request id when absent, so that a replay has it.
+        stop: texts that end the answer; not part of it.
+    """
+
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1024)]], Meta(max_length=16)] = []
+    ignore_eos: bool = False
+
+
+class RequestSubmitted(
+    Event,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag="request.submitted.v1",
+    tag_field="type",
+):
+    """A service wants an answer. Outputs appear under `<prefix>.output.<origin>.<request_id>.*`."""
+
+    model: str
+    inputs: Inputs
+    params: Params = Params()
+    origin: str = "nats"
+
+
+class RequestCancel(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="request.cancel.v1", tag_field="type"
+):
+    """Somebody no longer wants the answer. Whether it came in time is decided by log order."""
+
+    reason: str = "cancelled"
+
+
+# ---- what the conductor decides ------------------------------------------------------------------
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error on the log: `code` for programs, `message` for people, `status` for HTTP."""
+
+    code: str
+    message: str
+    status: int = 500
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a request may use, pinned at admission. Tokens, prompt included, except the default."""
+
+    max_seq_len: int
+    kv_tokens: int
+    default_max_tokens: int
+
+
+class Pins(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Digests of everything a decision depends on beside the facts (hex, blake2b)."""
+
+    graph: str
+    plan: str
+    config: str
+    core: str
+    submission: str
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Tokens counted once each."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class OutputTotals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an output amounts to: how many chunks, and `shared.transcript`'s digest of them."""
+
+    chunks: int = 0
+    digest: str = ""
+
+
+class WalkCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One walk to run: tensors by handle, everything else as plain values."""
+
+    name: str
+    inputs: dict[str, Handle] = {}
+    args: dict[str, Any] = {}
+
+
+class EpochOpened(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="epoch.opened.v1", tag_field="type"
+):
+    """A conductor's term begins where this is stored; lower epochs behind it are void."""
+
+    conductor: str
+    core: str
+
+
+class RequestAdmitted(
+    Event,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag="request.admitted.v1",
+    tag_field="type",
+):
+    """`schedule` let a request in. Taken as it is by every replay: it depends on the world."""
+
+    seed: int
+    placement: dict[str, int]
+    limits: Limits
+    pins: Pins
+    reason: str
+
+
+class RequestRejected(
+    Event,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag="request.rejected.v1",
+    tag_field="type",
+):
+    """A submission was refused.
+
+    `submission_seq` is its position in the log, as its publisher's ack told: an earlier request under
+    the same id is not touched by it.
+    """
+
+    failure: Failure
+    submission_seq: int
+    history: bytes = b""
+
+
+class NodeReady(Event, frozen=True, kw_only=True, omit_defaults=True, tag="node.ready.v1", tag_field="type"):
+    """The decision and the dispatch in one: a rank is to run these walks, one after the other.
+
+    Attributes:
+        rank: whose it is; `incarnation` says which life of it.
+        index: the step on the request's journey, from 0.
+        history: the digest of all facts of the request folded so far; replay computes it again.
+    """
+
+    rank: int
+    model: str
+    walks: list[WalkCall]
+    placement: dict[str, int]
+    origin: str
+    seed: int
+    reason: str
+    history: bytes
+
+
+class WalkStop(Event, frozen=True, kw_only=True, omit_defaults=True, tag="walk.stop.v1", tag_field="type"):
+    """The rank is to stop the step `index` of this attempt and forget it."""
+
+    rank: int
+    reason: str
+    history: bytes
+
+
+class OutputFence(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="output.fence.v1", tag_field="type"
+):
+    """Chunks of an attempt lower than `attempt` stored behind this are void."""
+
+    reason: str
+    history: bytes
+
+
+class RequestFinished(
+    Event,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag="request.finished.v1",
+    tag_field="type",
+):
+    """The plan returned; the output is closed at this position of the log."""
+
+    usage: Usage
+    finish_reasons: list[str]
+    output: OutputTotals
+    history: bytes
+
+
+class RequestFailed(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="request.failed.v1", tag_field="type"
+):
+    """The request cannot be answered; the output is closed at this position of the log."""
+
+    failure: Failure
+    history: bytes
+
+
+class RequestCancelled(
+    Event,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag="request.cancelled.v1",
+    tag_field="type",
+):
+    """The request was cancelled; the output is closed at this position of the log."""
+
+    reason: str
+    history: bytes
+
+
+class WorkerLost(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="worker.lost.v1", tag_field="type"
+):
+    """The conductor declares a worker's life over."""
+
+    rank: int
+    reason: str
+
+
+# ---- what workers report -------------------------------------------------------------------------
+
+
+class WorkerJoined(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="worker.joined.v1", tag_field="type"
+):
+    """A rank's process begins a life; the sequence this is stored at is its incarnation.
+
+    A second copy of the same event (same `id`) is no second life: the first copy counts.
+    """
+
+    rank: int
+    model: str
+    nodes: list[str]
+    device: str
+    kv_tokens: int = 0
+    max_seq_len: int = 0
+    host: str = ""
+    pid: int = 0
+
+
+class WorkerLeaving(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="worker.leaving.v1", tag_field="type"
+):
+    """A rank's process ends its life in order."""
+
+    rank: int
+
+
+class WalkResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one walk came to: facts a plan may branch on, and handles it may pass on unopened."""
+
+    name: str
+    facts: dict[str, Any] = {}
+    outputs: dict[str, Handle] = {}
+
+
+class WalkCompleted(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="walk.completed.v1", tag_field="type"
+):
+    """A rank did its part of a step; all its chunks are stored before this is."""
+
+    rank: int
+    results: list[WalkResult]
+    output: OutputTotals = OutputTotals()
+    durations_s: dict[str, float] = {}
+
+
+class WalkFailed(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="walk.failed.v1", tag_field="type"
+):
+    """A rank could not do its part of a step."""
+
+    rank: int
+    failure: Failure
+
+
+class WalkStopped(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="walk.stopped.v1", tag_field="type"
+):
+    """A rank obeyed a `walk.stop`: after it was read, `steps_after` more engine steps held the row."""
+
+    rank: int
+    steps_after: int
+    tokens: int = 0
+
+
+class OutputChunk(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="output.chunk.v1", tag_field="type"
+):
+    """A piece of the answer. `index` counts the output's chunks from 0, through all attempts.
+
+    Attributes:
+        token_offset: how many tokens of this choice came before; `token_ids` follow on.
+        text_offset: how many characters (code points) of this choice came before; `text` follows on.
+        data: bytes of a modality other than text.
+        metadata: what a client needs to read `data` (sample rate, shape).
+    """
+
+    choice: int = 0
+    modality: str = "text"
+    text: str = ""
+    text_offset: int = 0
+    token_ids: list[int] = []
+    token_offset: int = 0
+    logprobs: list[Any] | None = None
+    data: bytes | None = None
+    metadata: dict[str, Any] = {}
+
+
+ConductorEvent: TypeAlias = (
+    EpochOpened
+    | RequestAdmitted
+    | RequestRejected
+    | NodeReady
+    | WalkStop
+    | OutputFence
+    | RequestFinished
+    | RequestFailed
+    | RequestCancelled
+    | WorkerLost
+)
+WorkerEvent: TypeAlias = WorkerJoined | WorkerLeaving | WalkCompleted | WalkFailed | WalkStopped | OutputChunk
+PublicEvent: TypeAlias = RequestSubmitted | RequestCancel
+AnyEvent: TypeAlias = ConductorEvent | WorkerEvent | PublicEvent
+Terminal: TypeAlias = RequestRejected | RequestFinished | RequestFailed | RequestCancelled
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final[msgspec.msgpack.Decoder[AnyEvent]] = msgspec.msgpack.Decoder(AnyEvent)
+_JSON_DECODER: Final[msgspec.json.Decoder[AnyEvent]] = msgspec.json.Decoder(AnyEvent)
+
+
+class MalformedEventError(ValueError):
+    """Bytes on the log that are no event of ours; says what was expected and found."""
+
+
+def encode(event: Event) -> bytes:
+    """The event as MessagePack."""
+    return _ENCODER.encode(event)
+
+
+def decode(data: bytes) -> AnyEvent:
+    """The event behind `data`: MessagePack, or JSON when the first byte opens a JSON object.
+
+    Raises:
+        MalformedEventError: it is neither, or not an event this version knows.
+    """
+    try:
+        # `{` and white space are small integers in MessagePack, so no map begins with them.
+        if data[:1] in (b"{", b" ", b"\n", b"\t", b"\r"):
+            return _JSON_DECODER.decode(data)
+        return _DECODER.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise MalformedEventError(f"not an event of this version: {error}") from error
+
+
+def submission_digest(event: RequestSubmitted) -> str:
+    """What makes two submissions the same request: model, inputs, parameters. Hex, 32 characters."""
+    return digest_of((event.model, event.inputs, event.params))
+
+
+def digest_of(value: object) -> str:
+    """A digest of any encodable value, the same for equal values. Hex, 32 characters."""
+    return hashlib.blake2b(msgspec.msgpack.encode(value, order="sorted"), digest_size=16).hexdigest()

@@ -1,0 +1,130 @@
+"""The log's port: what the planes ask of it, and no more.
+
+Readers are ordered, ack-less cursors; publishers are tracked to their acks. Two adapters satisfy it,
+`shared.log.jetstream.JetStreamLog` and `shared.log.fake.FakeLog`, under one contract suite
+(`tests/shared/log/contract.py`).
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared.errors import CapacityError, ClientError, DalSegnoError
+
+
+class Record(Protocol):
+    """One stored event (see `StoredRecord`)."""
+
+    @property
+    def seq(self) -> int: ...
+    @property
+    def subject(self) -> str: ...
+    @property
+    def data(self) -> bytes: ...
+    @property
+    def time_ns(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """One event as the log holds it: its position, its subject, its bytes, and when it was stored."""
+
+    seq: int
+    subject: str
+    data: bytes
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogState:
+    """The log as it is now. `created_ns` identifies it: a log made anew is another log."""
+
+    first_seq: int
+    last_seq: int
+    created_ns: int
+    messages: int
+    bytes: int
+
+
+class LogUnavailableError(CapacityError):
+    """The log cannot be reached, or lost its stream; one line says where and what to do."""
+
+    code = "log_unavailable"
+
+
+class LogRegressedError(DalSegnoError):
+    """The log went backwards: it was emptied, restored or made anew under a reader."""
+
+    code = "log_regressed"
+
+
+class PayloadTooLargeError(ClientError):
+    """An event near the server's `max_payload`; refused before it is published."""
+
+    code = "payload_too_large"
+    status = 413
+
+
+class WrongLastSequenceError(DalSegnoError):
+    """`expected_last_seq` was not the last sequence of the subject."""
+
+    code = "wrong_last_sequence"
+
+
+class Log(Protocol):
+    """The event log."""
+
+    async def publish(self, subject: str, data: bytes, *, expected_last_seq: int | None = None) -> int:
+        """Store an event and return its sequence; sent again until it is acked.
+
+        With `expected_last_seq`, only if that is the subject's last sequence (0: none).
+
+        Raises:
+            PayloadTooLargeError: before anything is sent.
+            WrongLastSequenceError: the expectation did not hold.
+            LogUnavailableError: the log is closed.
+        """
+        ...
+
+    def post(self, subject: str, data: bytes, stored: Callable[[int], None] | None = None) -> None:
+        """Store an event without waiting; `stored(seq)` is called on the event loop once it is acked.
+
+        Order: events posted by one process are sent in order; one that must be sent again may be
+        stored behind later ones, and may be stored twice. Readers keep the first copy by event id.
+
+        Raises:
+            PayloadTooLargeError: before anything is sent.
+        """
+        ...
+
+    def read(self, subjects: Sequence[str], start_seq: int) -> AsyncIterator[StoredRecord]:
+        """Every record on `subjects` from `start_seq` on, in order, each once; then live, for ever.
+
+        Survives reconnects and server restarts by itself.
+
+        Raises:
+            LogRegressedError: the log is not the one, or not as far, as it was.
+        """
+        ...
+
+    def history(
+        self, subjects: Sequence[str], start_seq: int = 1, end_seq: int | None = None
+    ) -> AsyncIterator[StoredRecord]:
+        """What the log holds on `subjects` now (up to `end_seq`), in order; then it ends."""
+        ...
+
+    async def last(self, subject: str) -> StoredRecord | None:
+        """The newest record on one subject, read from the stream's leader."""
+        ...
+
+    async def state(self) -> LogState:
+        """The log as it is now."""
+        ...
+
+    async def drain(self) -> None:
+        """Wait until everything posted is acked."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the connection; what is not acked may or may not be stored."""
+        ...

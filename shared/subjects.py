@@ -1,0 +1,150 @@
+"""Every subject of the system, in one place (design, section 4).
+
+The **writer is a token of the subject**, so that NATS permissions can hold each role to its own.
+Model names live in payloads: they contain dots. `Subjects(prefix)` both builds and parses.
+
+    <prefix>.request.<request_id>                        any service: request.submitted
+    <prefix>.control.<request_id>                        any service: request.cancel
+    <prefix>.conductor.<kind>                            conductor: epoch, lost
+    <prefix>.walk.<request_id>                           conductor: admitted, rejected, ended
+    <prefix>.ready.<rank>.<request_id>                   conductor: node.ready, walk.stop
+    <prefix>.done.<rank>.<request_id>                    worker: walk.completed, .failed, .stopped
+    <prefix>.worker.<rank>                               worker: joined, leaving
+    <prefix>.output.<origin>.<request_id>.<writer>       worker: chunk (w<rank>); conductor: fence
+    <prefix>.beat.<role>.<name>                          core NATS, no stream
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from shared.ids import Rank, RequestId
+
+CONDUCTOR_WRITER: Final = "conductor"
+DEFAULT_ORIGIN: Final = "nats"
+"""The `origin` of a request whose submitter named none: read `<prefix>.output.nats.<request_id>.*`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """A parsed subject: `kind` is its second token; the rest is None where the kind has none."""
+
+    kind: str
+    request_id: RequestId | None = None
+    rank: Rank | None = None
+    origin: str | None = None
+    writer: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """The subjects of one deployment; `prefix` is one token."""
+
+    prefix: str = "ds"
+
+    # ---- what is written ---------------------------------------------------------------------------
+    def request(self, request_id: str) -> str:
+        return f"{self.prefix}.request.{request_id}"
+
+    def control(self, request_id: str) -> str:
+        return f"{self.prefix}.control.{request_id}"
+
+    def conductor(self, kind: str) -> str:
+        return f"{self.prefix}.conductor.{kind}"
+
+    @property
+    def epoch(self) -> str:
+        return self.conductor("epoch")
+
+    def walk(self, request_id: str) -> str:
+        return f"{self.prefix}.walk.{request_id}"
+
+    def ready(self, rank: int, request_id: str) -> str:
+        return f"{self.prefix}.ready.{rank}.{request_id}"
+
+    def done(self, rank: int, request_id: str) -> str:
+        return f"{self.prefix}.done.{rank}.{request_id}"
+
+    def worker(self, rank: int) -> str:
+        return f"{self.prefix}.worker.{rank}"
+
+    def output(self, origin: str, request_id: str, writer: str) -> str:
+        return f"{self.prefix}.output.{origin}.{request_id}.{writer}"
+
+    def beat(self, role: str, name: str) -> str:
+        return f"{self.prefix}.beat.{role}.{name}"
+
+    # ---- what is read ------------------------------------------------------------------------------
+    @property
+    def stream(self) -> str:
+        """The name of the one stream that holds them all (all but the beats)."""
+        return f"{self.prefix.upper()}_LOG"
+
+    def logged(self) -> list[str]:
+        """The stream's subjects."""
+        kinds = ("request", "control", "conductor", "walk", "ready", "done", "worker", "output")
+        return [f"{self.prefix}.{kind}.>" for kind in kinds]
+
+    def for_conductor(self) -> list[str]:
+        """All that decides or was decided; of the outputs only the conductor's own fences."""
+        kinds = ("request", "control", "conductor", "walk", "ready", "done", "worker")
+        return [f"{self.prefix}.{kind}.>" for kind in kinds] + [self.output("*", "*", CONDUCTOR_WRITER)]
+
+    def for_worker(self, rank: int) -> list[str]:
+        """What one rank acts on: its own orders, its own life, and the conductors' terms."""
+        return [self.ready(rank, "*"), self.worker(rank), self.conductor("*")]
+
+    def for_gateway(self, origin: str) -> list[str]:
+        """What one gateway relays, and what its health is made of."""
+        return [
+            self.walk("*"),
+            self.output(origin, "*", "*"),
+            self.conductor("*"),
+            self.worker_any(),
+        ]
+
+    def worker_any(self) -> str:
+        return f"{self.prefix}.worker.*"
+
+    def beats(self) -> str:
+        return f"{self.prefix}.beat.>"
+
+    def outputs_of(self, request_id: str, origin: str = "*") -> str:
+        return self.output(origin, request_id, "*")
+
+    def all_of(self, request_id: str) -> list[str]:
+        """Everything the log holds of one request."""
+        return [
+            self.request(request_id),
+            self.control(request_id),
+            self.walk(request_id),
+            f"{self.prefix}.ready.*.{request_id}",
+            f"{self.prefix}.done.*.{request_id}",
+            self.outputs_of(request_id),
+        ]
+
+    def replayed(self, request_id: str) -> list[str]:
+        """What a replay of one request reads: its own events, and the world's they depend on."""
+        return [*self.all_of(request_id), self.worker_any(), self.conductor("*")]
+
+    # ---- parsing -----------------------------------------------------------------------------------
+    def parse(self, subject: str) -> Address | None:
+        """The address behind a subject; None when it is none of ours."""
+        match subject.split("."):
+            case [self.prefix, "request" | "control" | "walk" as kind, request_id]:
+                return Address(kind=kind, request_id=RequestId(request_id))
+            case [self.prefix, "ready" | "done" as kind, rank, request_id] if rank.isdecimal():
+                return Address(kind=kind, rank=Rank(int(rank)), request_id=RequestId(request_id))
+            case [self.prefix, "output", origin, request_id, writer]:
+                return Address(kind="output", origin=origin, request_id=RequestId(request_id), writer=writer)
+            case [self.prefix, "worker", rank] if rank.isdecimal():
+                return Address(kind="worker", rank=Rank(int(rank)))
+            case [self.prefix, "conductor", name]:
+                return Address(kind="conductor", name=name)
+            case _:
+                return None
+
+
+def worker_writer(rank: int) -> str:
+    """The writer token of a worker's chunks."""
+    return f"w{rank}"

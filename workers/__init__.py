@@ -1,0 +1,1 @@
+"""Workers: one process per rank; each runs the nodes placed on it."""
