@@ -1,0 +1,203 @@
+"""Deployment configuration: one YAML file says which model is served and where its nodes run.
+
+The keys are those of M*'s serving guide, and a few of ours. Unknown keys, unknown nodes, a node without
+a home: each is a clear error at start. `resolve` also takes a name in `configs/`, or a folder with a
+Hugging Face checkpoint.
+"""
+
+import json
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from shared.errors import ClientError
+from shared.events import digest_of
+from shared.ids import Rank
+from shared.models import registry
+from shared.models.base import ModelGraph
+
+
+class ConfigError(ClientError):
+    """A configuration that cannot be served; says file, key, value and what would be right."""
+
+    code = "invalid_config"
+
+
+class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """These nodes run on these ranks, for all walks or for some."""
+
+    node_names: Annotated[list[str], Meta(min_length=1)]
+    ranks: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
+    graph_walks: list[str] | None = None
+    tp_size: Annotated[int, Meta(ge=1)] = 1
+
+
+class DeploymentConfig(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """One model and its placement.
+
+    Attributes:
+        model: the family.
+        name: what clients call it; the YAML file's name when absent.
+        checkpoint: a folder in Hugging Face format; relative to the YAML file.
+        max_seq_len: tokens of one sequence, prompt and answer.
+        node_groups: where nodes run.
+        model_kwargs: the family's own parameters, fixed at start.
+        kv_tokens: the size of a rank's KV pool in tokens; found from the memory there is when absent.
+        default_max_tokens: for requests that do not say `max_tokens`, as far as the context allows.
+        max_concurrent_requests: admitted at a time; the others wait in order.
+        max_attempts: how often a request is tried before it fails, when workers die under it.
+    """
+
+    model: str
+    checkpoint: str
+    max_seq_len: Annotated[int, Meta(ge=2)]
+    node_groups: Annotated[list[NodeGroup], Meta(min_length=1)]
+    name: str = ""
+    model_kwargs: dict[str, Any] = {}
+    kv_tokens: Annotated[int, Meta(ge=16)] | None = None
+    default_max_tokens: Annotated[int, Meta(ge=1)] = 2048
+    max_concurrent_requests: Annotated[int, Meta(ge=1)] = 256
+    max_attempts: Annotated[int, Meta(ge=1)] = 3
+
+    @property
+    def ranks(self) -> list[Rank]:
+        """Every rank, in order."""
+        return sorted({Rank(rank) for group in self.node_groups for rank in group.ranks})
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self)
+
+    @property
+    def placement(self) -> dict[str, int]:
+        """Each node's rank."""
+        return {node: group.ranks[0] for group in self.node_groups for node in group.node_names}
+
+    def nodes_of(self, rank: int) -> list[str]:
+        """The nodes a rank hosts."""
+        return [node for node, home in self.placement.items() if home == rank]
+
+
+def configs_folder() -> Path:
+    """Where the named configurations are, also in an installed wheel."""
+    return Path(str(files("configs")))
+
+
+def named() -> list[str]:
+    """The names `resolve` knows."""
+    return sorted(path.stem for path in configs_folder().glob("*.yaml"))
+
+
+def resolve(model: str) -> DeploymentConfig:
+    """The configuration behind a name in `configs/`, a YAML file, or a checkpoint folder.
+
+    Raises:
+        ConfigError: it is none of them, or cannot be served.
+    """
+    path = Path(model)
+    if path.is_dir():
+        return of_checkpoint(path)
+    if path.suffix in {".yaml", ".yml"}:
+        return load(path)
+    shipped = configs_folder() / f"{model}.yaml"
+    if shipped.is_file():
+        return load(shipped)
+    near = get_close_matches(model, named(), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(
+        f"{model!r} is no model to serve: expected one of {named()}, a YAML file, "
+        f"or a folder with a Hugging Face checkpoint{hint}"
+    )
+
+
+def load(path: Path) -> DeploymentConfig:
+    """Read and check one YAML file."""
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: expected keys and values, found {type(raw).__name__}")
+    return check(raw, source=str(path), folder=path.parent, name=path.stem)
+
+
+def check(raw: dict[str, Any], *, source: str, folder: Path, name: str) -> DeploymentConfig:
+    """The configuration in `raw`, with its checkpoint's path made absolute and its placement checked."""
+    _refuse_unknown_keys(raw, source)
+    try:
+        config = msgspec.convert(raw, DeploymentConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    checkpoint = (folder / config.checkpoint).resolve()
+    if not (checkpoint / "config.json").is_file():
+        raise ConfigError(f"{source}: checkpoint {checkpoint} has no config.json")
+    config = msgspec.structs.replace(config, checkpoint=str(checkpoint), name=config.name or name)
+    _check_placement(config, registry.graph(config.model), source)
+    return config
+
+
+def of_checkpoint(folder: Path) -> DeploymentConfig:
+    """A configuration for a bare checkpoint folder: everything on rank 0."""
+    folder = folder.resolve()
+    family = registry.family_of(folder)
+    settings = json.loads((folder / "config.json").read_text())
+    length = settings.get("max_position_embeddings")
+    if not isinstance(length, int):
+        raise ConfigError(
+            f"{folder}/config.json: expected an integer max_position_embeddings, found {length!r}; "
+            "write a YAML file with max_seq_len instead"
+        )
+    raw: dict[str, Any] = {
+        "model": family,
+        "checkpoint": str(folder),
+        "max_seq_len": length,
+        "node_groups": [{"node_names": list(registry.graph(family).nodes), "ranks": [0]}],
+    }
+    return check(raw, source=str(folder), folder=folder, name=folder.name)
+
+
+def _refuse_unknown_keys(raw: dict[str, Any], source: str) -> None:
+    groups = raw.get("node_groups")
+    places: list[tuple[str, object, type[msgspec.Struct]]] = [("", raw, DeploymentConfig)]
+    if isinstance(groups, list):
+        places += [(f"node_groups[{i}].", group, NodeGroup) for i, group in enumerate(groups)]
+    for where, found, struct in places:
+        known = [field.name for field in msgspec.structs.fields(struct)]
+        for key in found if isinstance(found, dict) else ():
+            if key in known:
+                continue
+            near = get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {known}"
+            raise ConfigError(f"{source}: unknown key {where}{key}; {hint}")
+
+
+def _check_placement(config: DeploymentConfig, graph: ModelGraph, source: str) -> None:
+    seen: dict[str, int] = {}
+    for number, group in enumerate(config.node_groups):
+        where = f"{source}: node_groups[{number}]"
+        for node in group.node_names:
+            if node not in graph.nodes:
+                raise ConfigError(f"{where}: unknown node {node!r}; {config.model} has {sorted(graph.nodes)}")
+            if node in seen:
+                raise ConfigError(f"{where}: node {node!r} is placed already by node_groups[{seen[node]}]")
+            seen[node] = number
+        if len(group.ranks) % group.tp_size:
+            raise ConfigError(f"{where}: {len(group.ranks)} ranks do not divide by tp_size {group.tp_size}")
+        if group.tp_size > 1 or len(group.ranks) > 1 or group.graph_walks is not None:
+            raise ConfigError(
+                f"{where}: one rank per node, for all walks, is what this version places; "
+                f"found ranks {group.ranks}, tp_size {group.tp_size}, graph_walks {group.graph_walks}"
+            )
+    if homeless := sorted(set(graph.nodes) - set(seen)):
+        raise ConfigError(f"{source}: no node_group places {homeless}; add them to a group's node_names")
+    if len(config.ranks) > 1:
+        raise ConfigError(
+            f"{source}: nodes are placed on ranks {config.ranks}; this version runs a model on one rank"
+        )

@@ -1,0 +1,88 @@
+"""A model's three faces, as the planes see them (design, section 5).
+
+    graph.py        pure: nodes, walks, plan                      read by the conductor (and by workers)
+    processing.py   CPU nodes: chat template, tokenizer, media    run by workers, no torch
+    nodes.py        torch modules                                 run by workers' engines
+
+A family is a folder here, or a package that registers its folder under the entry point group
+`dalsegno.models` (see `shared.models.registry`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from shared.events import digest_of
+from shared.plans import Plan, PlanRequest
+from shared.tensors import Handle
+from shared.walks import CompiledWalk
+
+
+class EngineKind(StrEnum):
+    """What runs a node: a CPU thread (`processing.py`), the KV-cache engine, the stateless engine."""
+
+    CPU = "cpu"
+    KV = "kv"
+    STATELESS = "stateless"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelGraph:
+    """The pure face: which nodes there are, which walks lead over them, and which walk comes next.
+
+    Attributes:
+        family: the name of the folder.
+        nodes: each node's engine.
+        walks: compiled at load.
+        plan: starts the plan of one request.
+        modalities: what a client may ask for, e.g. `("text",)`.
+    """
+
+    family: str
+    nodes: Mapping[str, EngineKind]
+    walks: Mapping[str, CompiledWalk]
+    plan: Callable[[PlanRequest], Plan]
+    modalities: tuple[str, ...] = ("text",)
+
+    @property
+    def digest(self) -> str:
+        """The digest of nodes and walks: equal for equal graphs, in every process."""
+        walks = {name: walk.describe() for name, walk in self.walks.items()}
+        return digest_of((self.family, {n: str(kind) for n, kind in self.nodes.items()}, walks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuResult:
+    """What a CPU node came to: facts for the plan, and handles for later walks."""
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Mapping[str, Handle] = field(default_factory=dict)
+
+
+class TextDecoder(Protocol):
+    """Token ids to text, one at a time."""
+
+    def push(self, token_id: int) -> str:
+        """The text this token completes; empty while a character is incomplete."""
+        ...
+
+    def flush(self) -> str:
+        """What is left at the end: an incomplete character becomes U+FFFD."""
+        ...
+
+
+class Processing(Protocol):
+    """The CPU face, loaded once per worker. `run` is called from threads and must be re-entrant."""
+
+    def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
+        """Run the CPU node `node`. `key` prefixes the keys of the handles it puts out.
+
+        Raises:
+            ClientError: the request asks for something impossible.
+        """
+        ...
+
+    def text_decoder(self) -> TextDecoder:
+        """A fresh decoder for one output."""
+        ...

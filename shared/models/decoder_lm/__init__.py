@@ -1,0 +1,1 @@
+"""Decoder-only language models: Llama, Qwen3, and whatever else goes through `AttentionInterface`."""

@@ -1,0 +1,73 @@
+"""Decoder-only language models: the pure face.
+
+    prepare   messages or text -> token ids                          a CPU node
+    prefill   token ids -> the first new token                       the KV node
+    decode    a resident loop: token -> next token, until a stop     the KV node
+
+Prefill and decode are one chain: there is no round trip between the first and the second token.
+"""
+
+from typing import Any, Final
+
+from shared.errors import ClientError
+from shared.events import Limits, Usage
+from shared.models.base import EngineKind, ModelGraph
+from shared.plans import Chain, Finish, Plan, PlanRequest, Walk
+from shared.walks import CLIENT, KEEP, Edge, Loop, Node, compile_walk
+
+PREPARE: Final = Node("prepare", inputs=(), outputs=(Edge("token_ids", to=KEEP),))
+PREFILL: Final = Node("llm", inputs=("token_ids",), outputs=(Edge("token", to=CLIENT),))
+DECODE: Final = Loop(
+    "decode",
+    Node("llm", inputs=("token",), outputs=(Edge("token", to="llm"), Edge("token", to=CLIENT))),
+    max_iters="max_tokens",
+)
+
+
+def new_token_budget(prompt_tokens: int, asked: int | None, limits: Limits) -> int:
+    """How many new tokens the request may have.
+
+    Raises:
+        ClientError: prompt and answer do not fit the context, or the KV pool.
+    """
+    room, what = min(
+        (limits.max_seq_len, "the model's context length"), (limits.kv_tokens, "the size of the KV cache")
+    )
+    wanted = asked if asked is not None else max(1, min(limits.default_max_tokens, room - prompt_tokens))
+    if prompt_tokens + wanted > room:
+        raise ClientError(
+            f"{what} is {room} tokens, but {prompt_tokens + wanted} were requested "
+            f"({prompt_tokens} in the prompt, {wanted} for the answer); shorten the prompt or max_tokens",
+            code="context_length_exceeded",
+        )
+    return wanted
+
+
+def plan(request: PlanRequest) -> Plan:
+    """Prepare, check that it fits, then prefill and decode in one go."""
+    prepared = yield Walk("prepare", args={"inputs": request.inputs, "params": request.params})
+    prompt_tokens: int = prepared.fact("prompt_tokens")
+    args: dict[str, Any] = {
+        "max_tokens": new_token_budget(prompt_tokens, request.params.max_tokens, request.limits),
+        "sampling": prepared.fact("sampling"),
+        "stop": request.params.stop,
+        "ignore_eos": request.params.ignore_eos,
+    }
+    answer = yield Chain(
+        Walk("prefill", inputs={"token_ids": prepared.handle("token_ids")}, args=args),
+        Walk("decode", args=args),
+    )
+    usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=answer.fact("completion_tokens"))
+    return Finish(usage=usage, finish_reasons=(answer.fact("finish_reason"),))
+
+
+GRAPH: Final = ModelGraph(
+    family="decoder_lm",
+    nodes={"prepare": EngineKind.CPU, "llm": EngineKind.KV},
+    walks={
+        "prepare": compile_walk("prepare", PREPARE),
+        "prefill": compile_walk("prefill", PREFILL),
+        "decode": compile_walk("decode", DECODE),
+    },
+    plan=plan,
+)
