@@ -1,0 +1,1 @@
+"""Configurations that come with Dal Segno: a YAML file per model, and the demo model itself."""

@@ -1,0 +1,194 @@
+"""The demo model's lessons: conversations about the corpus, drawn from a seed.
+
+Everything the model can say is in `docstrings.json` or in `phrases`: the sentence that belongs to a name,
+some small talk, and one answer for all it does not know. The questions vary (form, case, punctuation,
+with and without parentheses), a conversation has up to eight turns, some have a system message, and some
+turns can be answered only by what went before ("Say that again."). The same seed gives the same lessons
+on every machine and version of Python: only `random.Random.random` is used, which Python promises to keep.
+
+It knows nothing of tokens or tensors.
+"""
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from configs.demo.phrases import (
+    AGAIN,
+    BARE,
+    CORE_QUESTIONS,
+    FILLERS,
+    FOLLOW_UPS,
+    OTHER_QUESTIONS,
+    QUESTIONS,
+    REFUSAL,
+    SMALL_TALK,
+    STRANGERS,
+    SYLLABLES,
+    SYSTEMS,
+)
+
+CORPUS: Final = Path(__file__).parent / "docstrings.json"
+
+MAX_TURNS: Final = 8
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One question and the one right answer to it."""
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What the model is taught at a time; `raw` is plain text, without the chat template."""
+
+    turns: tuple[Turn, ...]
+    system: str | None = None
+    raw: bool = False
+
+    def messages(self) -> list[dict[str, str]]:
+        head = [] if self.system is None else [{"role": "system", "content": self.system}]
+        talk = [
+            {"role": role, "content": content}
+            for turn in self.turns
+            for role, content in (("user", turn.question), ("assistant", turn.answer))
+        ]
+        return head + talk
+
+
+def load_corpus(path: Path = CORPUS) -> dict[str, str]:
+    """Names and their sentences, as `collect` froze them."""
+    docstrings: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["docstrings"]
+    return docstrings
+
+
+def with_bare_names(corpus: Mapping[str, str]) -> dict[str, str]:
+    """The corpus, and its methods under their bare names: `split` is `str.split`."""
+    names = dict(corpus)
+    for owner in BARE:
+        for name, sentence in corpus.items():
+            if name.rpartition(".")[0] == owner:
+                names.setdefault(name.rpartition(".")[2], sentence)
+    return names
+
+
+class Lessons:
+    """An endless, seeded supply of conversations. Every name comes up once before any comes up again."""
+
+    def __init__(self, corpus: Mapping[str, str], seed: int) -> None:
+        self._random = random.Random(seed).random
+        self._names = with_bare_names(corpus)
+        self._known = {name.lower() for name in self._names}
+        self._round = self._rounds()
+
+    def single(self) -> Conversation:
+        """One question and its answer."""
+        chance = self._random()
+        if chance < 0.08:
+            return self._raw()
+        if chance < 0.24:
+            return Conversation(turns=(self._other_turn(),), system=self._system())
+        return Conversation(turns=(self._turn(QUESTIONS),), system=self._system())
+
+    def dialogue(self) -> Conversation:
+        """Several turns; the later ones may lean on the earlier."""
+        turns: list[Turn] = []
+        length = 2 + int(self._random() * (MAX_TURNS - 1))
+        while len(turns) < length:
+            chance = self._random()
+            if turns and chance < 0.15:
+                turns.append(Turn(self._vary(self._choose(AGAIN)), turns[-1].answer))
+            elif turns and chance < 0.40:
+                turns.append(self._turn(FOLLOW_UPS))
+            elif chance < 0.55:
+                turns.append(self._other_turn())
+            else:
+                turns.append(self._turn(QUESTIONS))
+        return Conversation(turns=tuple(turns), system=self._system())
+
+    def _choose(self, options: Sequence[T]) -> T:
+        return options[int(self._random() * len(options))]
+
+    def _rounds(self) -> Iterator[str]:
+        while True:
+            yield from sorted(self._names, key=lambda _: self._random())
+
+    def _turn(self, forms: Sequence[str]) -> Turn:
+        name = next(self._round)
+        form = self._choose(CORE_QUESTIONS if forms is QUESTIONS and self._random() < 0.4 else forms)
+        return Turn(self._vary(form).replace("{}", self._spell(name)), self._names[name])
+
+    def _spell(self, name: str) -> str:
+        """The name as people write it."""
+        chance = self._random()
+        if chance < 0.25:
+            return f"{name}()"
+        if chance < 0.30:
+            return f"`{name}`"
+        if chance < 0.34 and name.isalpha() and name.capitalize() not in self._names:
+            return name.capitalize()
+        return name
+
+    def _vary(self, form: str) -> str:
+        """A question as people type it: often without its capital, its question mark or its full stop."""
+        if self._random() < 0.3:
+            form = form.rstrip("?.")
+        if self._random() < 0.3:
+            form = form[:1].lower() + form[1:]
+        if form[-1:].isalpha() and self._random() < 0.1:
+            form += self._choose("?.!")
+        return form
+
+    def _other_turn(self) -> Turn:
+        """Small talk, or something it cannot know."""
+        chance = self._random()
+        if chance < 0.35:
+            answer = self._choose(tuple(SMALL_TALK))
+            return Turn(self._vary(self._choose(SMALL_TALK[answer])), answer)
+        if chance < 0.6:
+            return Turn(self._vary(self._fill(self._choose(OTHER_QUESTIONS))), REFUSAL)
+        question = self._vary(self._choose(FOLLOW_UPS if chance < 0.65 else QUESTIONS))
+        return Turn(question.replace("{}", self._spell(self._stranger())), REFUSAL)
+
+    def _fill(self, question: str) -> str:
+        for kind, options in FILLERS.items():
+            while f"{{{kind}}}" in question:
+                question = question.replace(f"{{{kind}}}", self._choose(options), 1)
+        while "{n}" in question:
+            question = question.replace("{n}", str(int(self._random() * self._random() * 200)), 1)
+        return question
+
+    def _stranger(self) -> str:
+        """A name that is not in the corpus: a real one, or an invented one, at times beside a known owner."""
+        chance = self._random()
+        if chance < 0.4:
+            return self._choose(STRANGERS)
+        invented = "".join(self._choose(SYLLABLES) for _ in range(1 + int(self._random() * 3)))
+        if chance < 0.6:
+            invented = f"{self._choose(BARE)}.{invented}"
+        return invented if invented not in self._known else f"{invented}zor"
+
+    def _system(self) -> str | None:
+        chance = self._random()
+        if chance < 0.7:
+            return None
+        if chance < 0.85:
+            return self._choose(SYSTEMS)
+        known = tuple(self._names.values())
+        return " ".join(self._choose(known) for _ in range(1 + int(self._random() * 2)))
+
+    def _raw(self) -> Conversation:
+        """Plain text, for those who complete instead of chatting: `len: Return the number of items ...`."""
+        turn = self._turn(QUESTIONS)
+        if self._random() < 0.5:
+            name = next(self._round)
+            turn = Turn(f"{name}:", self._names[name])
+        return Conversation(turns=(turn,), raw=True)
