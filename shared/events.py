@@ -138,11 +138,15 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a request may use, pinned at admission. Tokens, prompt included, except the default."""
+    """What a request may use, pinned at admission.
+
+    `max_seq_len` and `kv_tokens` count tokens, prompt included; `default_max_tokens` new ones alone.
+    """
 
     max_seq_len: int
     kv_tokens: int
     default_max_tokens: int
+    max_attempts: int = 3
 
 
 class Pins(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -194,8 +198,12 @@ class RequestAdmitted(
     tag="request.admitted.v1",
     tag_field="type",
 ):
-    """`schedule` let a request in. Taken as it is by every replay: it depends on the world."""
+    """`schedule` let a request in. Taken as it is by every replay: it depends on the world.
 
+    `family` names the graph and plan the request follows (`shared.models.registry`).
+    """
+
+    family: str
     seed: int
     placement: dict[str, int]
     limits: Limits

@@ -13,6 +13,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+import msgspec
+
 from shared.errors import BugError
 from shared.events import Inputs, Limits, OutputTotals, Params, Usage, WalkCall, WalkResult
 from shared.tensors import Handle
@@ -27,7 +29,9 @@ class Walk:
     args: Mapping[str, Any] = field(default_factory=dict)
 
     def call(self) -> WalkCall:
-        return WalkCall(name=self.name, inputs=dict(self.inputs), args=dict(self.args))
+        """The order as it stands in an event: `args` become what the wire will make of them."""
+        args = msgspec.msgpack.decode(msgspec.msgpack.encode(dict(self.args)))
+        return WalkCall(name=self.name, inputs=dict(self.inputs), args=args)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,330 @@
+"""The cluster: every request's state, and the world's, folded from the log one record at a time.
+
+Sans-IO. `fold` takes a record and returns what is decided because of it; `schedule` returns what the
+world now allows; `outstanding` returns what was decided but is not in the log, which is all a successor
+has to publish when it takes over. Whether to publish is the shell's business: a stand-by folds the same
+log and throws the decisions away.
+
+    log ──record──> fold ──> Reactor.fact / Reactor.recorded ──> decisions (expected)
+                      └────> world, waiting, ended
+
+Duplicates and late events are normal input. What cannot be read harms nobody: it is refused where a
+client wrote it, and noted where one of ours did.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import msgspec
+
+from conductor.core.lifecycle import Phase
+from conductor.core.react import Fact, Reaction, Reactor
+from conductor.core.request import Decision, RankState, Request, World, decided, submitted
+from conductor.core.schedule import Deployment, refuse, schedule
+from shared.errors import Divergence
+from shared.events import (
+    AnyEvent,
+    EpochOpened,
+    Failure,
+    MalformedEventError,
+    NodeReady,
+    OutputChunk,
+    OutputFence,
+    RequestAdmitted,
+    RequestCancel,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestRejected,
+    RequestSubmitted,
+    WalkCompleted,
+    WalkFailed,
+    WalkStop,
+    WalkStopped,
+    WorkerJoined,
+    WorkerLeaving,
+    WorkerLost,
+    decode,
+    submission_digest,
+)
+from shared.fence import EpochFence
+from shared.ids import is_token
+from shared.log.port import StoredRecord
+from shared.models.base import ModelGraph
+from shared.subjects import Address, Subjects
+
+RequestEvent: TypeAlias = Decision | WalkCompleted | WalkFailed | RequestCancel
+
+KEEP_ENDED: Final = 10_000
+"""Ended requests whose whole state is kept; of older ones only the digest, to know a second copy."""
+FORGET_AFTER_NS: Final = 3 * 24 * 3600 * 1_000_000_000
+"""Digests of ended requests are kept this long (log time): a later copy is a new request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What came of one record.
+
+    Attributes:
+        decisions: to be put into the log, in order.
+        confirmed: the record is a decision, and the same as decided here.
+        divergence: the record is a decision, and not the one decided here.
+        note: something an operator may want to know; None mostly.
+    """
+
+    decisions: tuple[Decision, ...] = ()
+    confirmed: bool = False
+    divergence: Divergence | None = None
+    note: str | None = None
+
+
+@dataclass(slots=True)
+class Cluster:
+    """All requests and the world.
+
+    Attributes:
+        graph_of: the graph of a family, by name.
+        seq: the position folded last; `now_ns` is the log's time there.
+        leader: the conductor that opened the highest epoch.
+        open: requests that have not ended, in order of submission; `waiting` are those `schedule` may
+            still admit: an admission on its way into the log is not among them.
+        digests: when requests ended, and their submissions' digests.
+        refusals: refused submissions whose refusal is not in the log yet.
+    """
+
+    graph_of: Callable[[str], ModelGraph]
+    subjects: Subjects
+    seq: int = 0
+    now_ns: int = 0
+    world: World = field(default_factory=World)
+    fence: EpochFence = field(default_factory=EpochFence)
+    leader: str = ""
+    open: dict[str, Request] = field(default_factory=dict)
+    ended: OrderedDict[str, Request] = field(default_factory=OrderedDict)
+    digests: OrderedDict[str, tuple[int, str]] = field(default_factory=OrderedDict)
+    refusals: dict[str, RequestRejected] = field(default_factory=dict)
+    waiting: dict[str, Request] = field(default_factory=dict)
+    _fresh: dict[str, Request] = field(default_factory=dict)
+    _lives: dict[int, str] = field(default_factory=dict)
+    _reactor: Reactor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reactor = Reactor(self.graph_of)
+
+    # ---- the three verbs ---------------------------------------------------------------------------
+    def fold(self, record: StoredRecord) -> Folded:
+        """Take one record of the log, in order."""
+        if record.seq <= self.seq:
+            return Folded()
+        self.seq, self.now_ns = record.seq, max(self.now_ns, record.time_ns)
+        address = self.subjects.parse(record.subject)
+        if address is None:
+            return Folded(note=f"record {record.seq} is on {record.subject}, which is no subject of ours")
+        try:
+            event = decode(record.data)
+            _check_address(address, event)
+        except MalformedEventError as error:
+            return self._malformed(address, record, str(error))
+        if not self.fence.admits(event):
+            return Folded(note=f"record {record.seq} is of the closed epoch {event.epoch}: void")
+        return self._apply(address, record, event)
+
+    def schedule(self, deployment: Deployment) -> list[Decision]:
+        """What the world allows now. A decision is returned once; it counts when the log shows it."""
+        refused = [d for r in self._fresh.values() if (d := refuse(r, deployment))]
+        self._fresh.clear()
+        for refusal in refused:
+            self.waiting.pop(str(refusal.request_id))
+        running = len(self.open) - len(self.waiting) - len(refused)
+        admitted = schedule(self.waiting.values(), running, self.world, deployment)
+        for decision in admitted:
+            self.waiting.pop(str(decision.request_id))
+        return [*refused, *admitted]
+
+    def outstanding(self) -> list[Decision]:
+        """Decided, but not in the log: what a successor publishes, in order of submission."""
+        requests = (*self.ended.values(), *self.open.values())
+        return [*self.refusals.values(), *(d for r in requests for d in r.expected.values())]
+
+    def request(self, request_id: str) -> Request | None:
+        """A request that is open, or ended not long ago."""
+        return self.open.get(request_id) or self.ended.get(request_id)
+
+    # ---- by kind of event --------------------------------------------------------------------------
+    def _apply(self, address: Address, record: StoredRecord, event: AnyEvent) -> Folded:
+        match event:
+            case WalkCompleted() | WalkFailed() | RequestCancel():
+                return self._fact(str(address.request_id), event, record)
+            case (
+                NodeReady()
+                | RequestAdmitted()
+                | RequestFinished()
+                | OutputFence()
+                | WalkStop()
+                | RequestFailed()
+                | RequestCancelled()
+                | RequestRejected()
+            ):
+                return self._decision(str(address.request_id), event, record)
+            case RequestSubmitted():
+                return self._submitted(str(address.request_id), event, record)
+            case WorkerJoined():
+                return self._joined(event, record)
+            case WorkerLeaving() | WorkerLost():
+                return self._left(event)
+            case EpochOpened():
+                self.leader = event.conductor
+                # What the deposed conductor was about to admit is void: it waits again.
+                self.waiting = {r.id: r for r in self.open.values() if r.phase is Phase.WAITING}
+                self._fresh = dict(self.waiting)
+                return Folded()
+            case OutputChunk() | WalkStopped():
+                return Folded()
+
+    def _submitted(self, request_id: str, event: RequestSubmitted, record: StoredRecord) -> Folded:
+        known = self.request(request_id)
+        digest = known.digest if known else self.digests.get(request_id, (0, None))[1]
+        if digest is None:
+            request = submitted(request_id, event, record.seq, record.data)
+            self.open[request_id] = self.waiting[request_id] = self._fresh[request_id] = request
+            return Folded()
+        if digest == submission_digest(event):
+            return Folded(note=f"request {request_id} was submitted again, the same: it is answered once")
+        message = f"request_id {request_id} is taken by another request; use a new one"
+        return self._refuse(
+            request_id, record, Failure(code="request_id_conflict", message=message, status=409)
+        )
+
+    def _fact(self, request_id: str, event: Fact, record: StoredRecord) -> Folded:
+        request = self.open.get(request_id)
+        if request is None:
+            return Folded()  # late: the request has ended, or was never submitted
+        return self._take(self._reactor.fact(request, event, record.data, record.seq, self.world))
+
+    def _decision(self, request_id: str, event: Decision, record: StoredRecord) -> Folded:
+        if isinstance(event, RequestRejected) and self.refusals.pop(event.id, None) is not None:
+            return Folded(confirmed=True)
+        request = self.request(request_id)
+        if request is None:
+            return Folded()
+        confirmed = event.id in request.expected
+        try:
+            reaction = self._reactor.recorded(request, event, record.data, self.world)
+        except Divergence as divergence:
+            return self._diverged(request, event, divergence)
+        folded = self._take(reaction)
+        return Folded(decisions=folded.decisions, confirmed=confirmed)
+
+    def _joined(self, event: WorkerJoined, record: StoredRecord) -> Folded:
+        if self._lives.get(event.rank) == event.id:
+            return Folded()  # a second copy of the same life's beginning
+        self._lives[event.rank] = event.id
+        state = RankState(incarnation=record.seq, kv_tokens=event.kv_tokens, max_seq_len=event.max_seq_len)
+        self.world = World(ranks=self.world.ranks | {event.rank: state})
+        decisions: list[Decision] = []
+        for request in list(self.open.values()):
+            reaction = self._reactor.fact(request, event, record.data, record.seq, self.world)
+            decisions += self._take(reaction).decisions
+        return Folded(tuple(decisions), note=f"rank {event.rank} joined as incarnation {record.seq}")
+
+    def _left(self, event: WorkerLeaving | WorkerLost) -> Folded:
+        state = self.world.ranks.get(event.rank)
+        if state is None or state.incarnation != event.incarnation:
+            return Folded()  # of a life that is over already
+        away = msgspec.structs.replace(state, incarnation=None)
+        self.world = World(ranks=self.world.ranks | {event.rank: away})
+        return Folded(note=f"rank {event.rank} left; its requests wait for it to join again")
+
+    # ---- keeping -----------------------------------------------------------------------------------
+    def _take(self, reaction: Reaction) -> Folded:
+        request = reaction.request
+        if request.phase is not Phase.WAITING:
+            self.waiting.pop(request.id, None)
+            self._fresh.pop(request.id, None)
+        if not request.phase.ended:
+            self.open[request.id] = request
+            return Folded(reaction.decisions)
+        self.open.pop(request.id, None)
+        self.ended[request.id] = request
+        self.digests[request.id] = (self.now_ns, request.digest)
+        self._forget()
+        return Folded(reaction.decisions)
+
+    def _forget(self) -> None:
+        while len(self.ended) > KEEP_ENDED:
+            self.ended.popitem(last=False)
+        while self.digests and next(iter(self.digests.values()))[0] < self.now_ns - FORGET_AFTER_NS:
+            self.digests.popitem(last=False)
+
+    def _diverged(self, request: Request, event: Decision, divergence: Divergence) -> Folded:
+        """The log is right (design rule 3): a recorded end stands; anything else ends the request."""
+        request = msgspec.structs.replace(request, expected={}, recorded=request.recorded | {event.id})
+        ends = {
+            RequestFinished: Phase.FINISHED,
+            RequestFailed: Phase.FAILED,
+            RequestCancelled: Phase.CANCELLED,
+        }
+        if (phase := ends.get(type(event))) is not None or request.phase.ended:
+            self._take(Reaction(msgspec.structs.replace(request, phase=phase or request.phase)))
+            return Folded(divergence=divergence)
+        failed = RequestFailed(
+            id=f"{request.id}.end",
+            request_id=request.id,
+            attempt=request.attempt,
+            failure=Failure(code=divergence.failure_code, message=divergence.message),
+            history=request.history,
+            trace=request.submission.trace,
+        )
+        folded = self._take(Reaction(decided(request, failed), (failed,)))
+        return Folded(decisions=folded.decisions, divergence=divergence)
+
+    # ---- what cannot be read -----------------------------------------------------------------------
+    def _malformed(self, address: Address, record: StoredRecord, error: str) -> Folded:
+        if address.kind != "request":
+            return Folded(note=f"record {record.seq} on {record.subject} is ignored: {error}")
+        failure = Failure(code="malformed_request", message=error, status=400)
+        return self._refuse(str(address.request_id), record, failure)
+
+    def _refuse(self, request_id: str, record: StoredRecord, failure: Failure) -> Folded:
+        """Refuse one submission without touching the request that may exist under its id."""
+        refusal = RequestRejected(
+            id=f"{request_id}.rejected.{record.seq}",
+            request_id=request_id,
+            failure=failure,
+            submission_seq=record.seq,
+        )
+        self.refusals[refusal.id] = refusal
+        return Folded(
+            (refusal,), note=f"submission {record.seq} ({request_id}) is refused: {failure.message}"
+        )
+
+
+_KINDS: Final[dict[str, tuple[type, ...]]] = {
+    "request": (RequestSubmitted,),
+    "control": (RequestCancel,),
+    "walk": (RequestAdmitted, RequestRejected, RequestFinished, RequestFailed, RequestCancelled),
+    "ready": (NodeReady, WalkStop),
+    "done": (WalkCompleted, WalkFailed, WalkStopped),
+    "worker": (WorkerJoined, WorkerLeaving),
+    "conductor": (EpochOpened, WorkerLost),
+    "output": (OutputChunk, OutputFence),
+}
+
+
+def _check_address(address: Address, event: AnyEvent) -> None:
+    """What the subject says and what the event says must agree: permissions rest on the subject."""
+    if not isinstance(event, _KINDS[address.kind]):
+        raise MalformedEventError(f"a {type(event).__name__} does not belong on a {address.kind} subject")
+    request_id = address.request_id
+    if request_id is None:
+        return
+    if not is_token(request_id):
+        raise MalformedEventError(
+            f"request_id {request_id[:80]!r}: expected 1 to 64 letters, digits, '_' or '-'"
+        )
+    if event.request_id not in (None, request_id):
+        raise MalformedEventError(f"the subject is of request {request_id}, the event of {event.request_id}")
+    if address.rank is not None and getattr(event, "rank", address.rank) != address.rank:
+        raise MalformedEventError(f"the subject is of rank {address.rank}, the event of another")

@@ -1,0 +1,237 @@
+"""Control replay: decide everything again from the recorded facts, and compare with what was recorded.
+
+Pure: it reads records and writes nothing. It runs the conductor's own fold, so what it proves is that
+the code at hand decides as the log says it was decided. `schedule`'s decisions (admissions, rejections)
+depend on the world and are taken as facts; everything they led to is decided again.
+
+Beside the decisions it checks what makes the log whole: each event of a conductor stands in an epoch
+that was opened, and each output is the one its worker reported (`shared.transcript`).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from conductor.core.cluster import Cluster, Folded
+from conductor.core.lifecycle import Phase
+from conductor.core.request import Request
+from shared.events import (
+    AnyEvent,
+    Event,
+    MalformedEventError,
+    OutputChunk,
+    OutputFence,
+    Pins,
+    RequestAdmitted,
+    RequestFinished,
+    RequestSubmitted,
+    WalkCompleted,
+    decode,
+)
+from shared.log.port import StoredRecord
+from shared.models.base import ModelGraph
+from shared.subjects import CONDUCTOR_WRITER, Subjects
+from shared.transcript import Transcript
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """The first thing in a request's log that is not as it would be decided.
+
+    `expected` and `recorded` are plain data, None where there is none; `state` is the request before.
+    """
+
+    seq: int | None
+    what: str
+    expected: dict[str, Any] | None = None
+    recorded: dict[str, Any] | None = None
+    state: dict[str, Any] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Verdict:
+    """What a replay of one request found."""
+
+    request_id: str
+    phase: Phase = Phase.WAITING
+    events: int = 0
+    decided: int = 0
+    adopted: int = 0
+    pins: list[str] = field(default_factory=list)
+    mismatch: Mismatch | None = None
+
+    @property
+    def matches(self) -> bool:
+        return self.mismatch is None
+
+
+@dataclass(slots=True)
+class Replayer:
+    """Replays records in log order, of one request or of many; `verdicts` holds one for each.
+
+    `pins` gives the digests in force for a family; where given, differing ones are named in the verdict.
+    """
+
+    graph_of: Callable[[str], ModelGraph]
+    subjects: Subjects
+    pins: Callable[[str], dict[str, str]] | None = None
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    _transcripts: dict[str, Transcript] = field(default_factory=dict)
+    _cluster: Cluster = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._cluster = Cluster(self.graph_of, self.subjects)
+
+    def run(self, records: Iterable[StoredRecord]) -> dict[str, Verdict]:
+        """Replay all of `records` and return the verdicts, in order of submission."""
+        for record in records:
+            self.take(record)
+        for request_id in self.verdicts:
+            self._close(request_id)
+        return self.verdicts
+
+    def take(self, record: StoredRecord) -> None:
+        """Replay one record."""
+        address = self.subjects.parse(record.subject)
+        request_id = address.request_id if address else None
+        before = self._cluster.request(request_id) if request_id else None
+        folded = self._cluster.fold(record)
+        if request_id is None:
+            return
+        try:
+            event = decode(record.data)
+        except MalformedEventError as error:
+            return self._unreadable(request_id, record, error)
+        verdict = self._verdict(request_id, event)
+        if verdict is None or not verdict.matches:
+            return
+        verdict.events += 1
+        verdict.mismatch = self._check(record, event, before, folded, verdict)
+
+    # ---- one record --------------------------------------------------------------------------------
+    def _verdict(self, request_id: str, event: AnyEvent) -> Verdict | None:
+        if request_id not in self.verdicts and isinstance(event, RequestSubmitted):
+            self.verdicts[request_id] = Verdict(request_id=request_id)
+            self._transcripts[request_id] = Transcript()
+        return self.verdicts.get(request_id)
+
+    def _unreadable(self, request_id: str, record: StoredRecord, error: MalformedEventError) -> None:
+        verdict = self.verdicts.get(request_id)
+        address = self.subjects.parse(record.subject)
+        if verdict is None or not verdict.matches or address is None or address.kind == "request":
+            return  # a submission that was refused is no part of the request
+        verdict.mismatch = Mismatch(seq=record.seq, what=f"record {record.seq} cannot be read: {error}")
+
+    def _check(
+        self, record: StoredRecord, event: AnyEvent, before: Request | None, folded: Folded, verdict: Verdict
+    ) -> Mismatch | None:
+        after = self._cluster.request(verdict.request_id)
+        if event.writer == CONDUCTOR_WRITER and (event.epoch or 0) > self._cluster.fence.epoch:
+            what = f"{event.id} is of epoch {event.epoch}, which no epoch.opened before it opened"
+            return Mismatch(seq=record.seq, what=what, recorded=plain(event), state=_state(before))
+        if folded.divergence is not None:
+            expected = before.expected.get(event.id) if before else None
+            what = folded.divergence.message
+            return Mismatch(
+                seq=record.seq,
+                what=what,
+                expected=plain(expected) if expected else None,
+                recorded=plain(event),
+                state=_state(before),
+            )
+        if folded.confirmed:
+            verdict.decided += 1
+        elif before is not None and after is not None and event.id in after.recorded - before.recorded:
+            verdict.adopted += 1
+        if isinstance(event, RequestAdmitted) and self.pins is not None:
+            verdict.pins = _differing(event.pins, self.pins(event.family))
+        return self._check_output(record, event, before, verdict)
+
+    def _check_output(
+        self, record: StoredRecord, event: AnyEvent, before: Request | None, verdict: Verdict
+    ) -> Mismatch | None:
+        transcript = self._transcripts[verdict.request_id]
+        if isinstance(event, OutputChunk | OutputFence):
+            transcript.fold(event)
+            return None
+        if isinstance(event, WalkCompleted):
+            current = before is not None and before.running is not None and before.attempt == event.attempt
+            reported = event.output if current and event.output.chunks else None
+        else:
+            reported = event.output if isinstance(event, RequestFinished) else None
+        if reported is None or reported == transcript.totals:
+            return None
+        return Mismatch(
+            seq=record.seq,
+            what=f"{event.id} reports an output that is not the one in the log",
+            expected=msgspec.to_builtins(transcript.totals),
+            recorded=msgspec.to_builtins(reported),
+            state=_state(before),
+        )
+
+    def _close(self, request_id: str) -> None:
+        verdict, request = self.verdicts[request_id], self._cluster.request(request_id)
+        if request is None or not verdict.matches:
+            return
+        verdict.phase = request.phase
+        for decision in request.expected.values():
+            verdict.mismatch = Mismatch(
+                seq=None,
+                what=f"{decision.id} is decided, but the log does not have it",
+                expected=plain(decision),
+                state=_state(request),
+            )
+            return
+
+
+def plain(event: Event) -> dict[str, Any]:
+    """An event as plain data, bytes in hex, for people and for comparing field by field."""
+    data = msgspec.to_builtins(event, builtin_types=(bytes,))
+    assert isinstance(data, dict)
+    return _hex(data)
+
+
+def differences(expected: dict[str, Any], recorded: dict[str, Any]) -> list[str]:
+    """The fields that differ, and how; stamps of the writer are no difference."""
+    names = sorted((expected.keys() | recorded.keys()) - {"writer", "number", "epoch"})
+    return [
+        f"{name}: expected {expected.get(name)!r}, recorded {recorded.get(name)!r}"
+        for name in names
+        if expected.get(name) != recorded.get(name)
+    ]
+
+
+def _hex(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {key: _hex(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hex(item) for item in value]
+    return value
+
+
+def _state(request: Request | None) -> dict[str, Any] | None:
+    """What a reader wants to know of the state before: not the whole submission again."""
+    if request is None:
+        return None
+    return {
+        "phase": str(request.phase),
+        "attempt": request.attempt,
+        "running": _hex(msgspec.to_builtins(request.running)) if request.running else None,
+        "steps_done": len(request.results),
+        "expected": sorted(request.expected),
+        "recorded": sorted(request.recorded),
+        "history": request.history.hex(),
+    }
+
+
+def _differing(recorded: Pins, now: dict[str, str]) -> list[str]:
+    pinned = msgspec.to_builtins(recorded)
+    return [
+        f"{name} was {pinned[name]}, is {digest}"
+        for name, digest in sorted(now.items())
+        if pinned.get(name) != digest
+    ]

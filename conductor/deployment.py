@@ -1,0 +1,28 @@
+"""What the core decides with, made from a deployment's configuration (used by the process and by replay)."""
+
+from conductor.core.schedule import Deployment
+from conductor.digests import core_digest
+from shared.config import DeploymentConfig
+from shared.events import Limits
+from shared.models import registry
+
+
+def deployment_of(config: DeploymentConfig) -> Deployment:
+    """The core's view of a configuration, with the digests requests will pin."""
+    graph = registry.graph(config.model)
+    return Deployment(
+        model=config.name,
+        family=config.model,
+        placement=config.placement,
+        limits=Limits(
+            max_seq_len=config.max_seq_len,
+            kv_tokens=config.kv_tokens or config.max_seq_len,
+            default_max_tokens=config.default_max_tokens,
+            max_attempts=config.max_attempts,
+        ),
+        max_concurrent_requests=config.max_concurrent_requests,
+        graph_digest=graph.digest,
+        plan_digest=registry.plan_digest(config.model),
+        config_digest=config.digest,
+        core_digest=core_digest(),
+    )

@@ -1,0 +1,219 @@
+"""The conductor's process: it reads the log, lets the core decide, and puts decisions into the log.
+
+Thin. It claims an epoch at once and reads the log from its beginning; it leads from the moment it reads
+that claim back, because then it has folded everything before it: it publishes what is decided but not
+recorded, and goes on. A conductor that reads a higher epoch follows, and claims the next one only when
+the leader's beats have stopped while its own connection was up: silence of its own is no one's death.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from conductor.core.cluster import Cluster
+from conductor.core.request import Decision
+from conductor.core.schedule import Deployment
+from conductor.deployment import deployment_of
+from shared.config import DeploymentConfig
+from shared.errors import CapacityError
+from shared.events import (
+    EpochOpened,
+    Event,
+    MalformedEventError,
+    NodeReady,
+    OutputFence,
+    WalkStop,
+    decode,
+    encode,
+)
+from shared.log import jetstream
+from shared.log.port import Log, StoredRecord, WrongLastSequenceError
+from shared.models import registry
+from shared.subjects import CONDUCTOR_WRITER, Subjects
+
+_LOGGER = logging.getLogger("conductor")
+BEAT_S: Final = 0.5
+LEADER_SILENT_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConductorOptions:
+    """Where the log is, and what is served."""
+
+    config: DeploymentConfig
+    nats_url: str
+    nats_token: str | None = None
+    prefix: str = "ds"
+
+
+async def run(options: ConductorOptions) -> None:
+    """Follow and lead until cancelled."""
+    subjects = Subjects(options.prefix)
+    name = f"c-{secrets.token_hex(4)}"
+    deployment = deployment_of(options.config)
+    cluster = Cluster(registry.graph, subjects)
+    log = await jetstream.connect(
+        options.nats_url, token=options.nats_token, subjects=subjects, name=f"conductor {name}"
+    )
+    try:
+        await Conductor(log, cluster, deployment, subjects, name).run()
+    finally:
+        await log.close()
+
+
+class Conductor:
+    """One conductor's life: `cluster` is the mind, `log` the only thing it touches."""
+
+    def __init__(
+        self, log: Log, cluster: Cluster, deployment: Deployment, subjects: Subjects, name: str
+    ) -> None:
+        self._log = log
+        self._cluster = cluster
+        self._deployment = deployment
+        self._subjects = subjects
+        self._name = name
+        self._published = 0
+        self._led = False
+        self._claimed_seq = 0
+        self._leader_heard_s = time.monotonic()
+
+    @property
+    def leading(self) -> bool:
+        """Whether the epoch read last is this conductor's."""
+        return self._cluster.leader == self._name
+
+    async def run(self) -> None:
+        """Fold the log, and decide while leading, until cancelled."""
+        await self._claim()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow(), name="follow")
+            tasks.create_task(self._watch_leader(), name="watch leader")
+            tasks.create_task(self._beat(), name="beat")
+
+    # ---- the log -----------------------------------------------------------------------------------
+    async def _follow(self) -> None:
+        state = await self._log.state()
+        started_s = time.monotonic()
+        async for record in self._log.read(self._subjects.for_conductor(), max(1, state.first_seq)):
+            folded = self._cluster.fold(record)
+            if folded.note:
+                _LOGGER.info(folded.note)
+            if folded.divergence:
+                _LOGGER.error("record %d: %s", record.seq, folded.divergence.message)
+            if self.leading and not self._led:
+                elapsed_s = time.monotonic() - started_s
+                _LOGGER.info("leading in epoch %d, %.2f s after start", self._cluster.fence.epoch, elapsed_s)
+                await self._publish(self._cluster.outstanding())
+            elif self.leading:
+                await self._publish(folded.decisions)
+            elif self._led:
+                _LOGGER.warning("deposed by %s: following", self._cluster.leader)
+            self._led = self.leading
+            if self.leading:
+                await self._publish(self._cluster.schedule(self._deployment))
+
+    async def _publish(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            await self._post(self._subject(decision), self._stamped(decision))
+
+    async def _post(self, subject: str, event: Event) -> None:
+        while True:
+            try:
+                return self._log.post(subject, encode(event))
+            except CapacityError:
+                await self._log.drain()
+
+    def _stamped(self, decision: Decision) -> Event:
+        self._published += 1
+        return msgspec.structs.replace(
+            decision, writer=CONDUCTOR_WRITER, number=self._published, epoch=self._cluster.fence.epoch
+        )
+
+    def _subject(self, decision: Decision) -> str:
+        request_id = str(decision.request_id)
+        match decision:
+            case NodeReady() | WalkStop():
+                return self._subjects.ready(decision.rank, request_id)
+            case OutputFence():
+                return self._subjects.output(self._origin(request_id), request_id, CONDUCTOR_WRITER)
+            case _:
+                return self._subjects.walk(request_id)
+
+    def _origin(self, request_id: str) -> str:
+        request = self._cluster.request(request_id)
+        assert request is not None, "a fence is decided for a request that is known"
+        return request.submission.origin
+
+    # ---- who leads ---------------------------------------------------------------------------------
+    async def _claim(self) -> None:
+        """Open the next epoch, unless another conductor does so first."""
+        last = await self._log.last(self._subjects.epoch)
+        epoch = _epoch_after(last)
+        claim = EpochOpened(
+            id=f"epoch.{epoch}.{self._name}",
+            writer=CONDUCTOR_WRITER,
+            number=0,
+            epoch=epoch,
+            conductor=self._name,
+            core=self._deployment.core_digest,
+        )
+        self._leader_heard_s = time.monotonic()
+        try:
+            self._claimed_seq = await self._log.publish(
+                self._subjects.epoch, encode(claim), expected_last_seq=last.seq if last else 0
+            )
+        except WrongLastSequenceError:
+            _LOGGER.info("another conductor opened an epoch first: following")
+
+    async def _watch_leader(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._hear_beats(), name="hear beats")
+            while True:
+                await asyncio.sleep(BEAT_S)
+                claim_is_read = self._cluster.seq >= self._claimed_seq
+                if self.leading or not self._log.connected or not claim_is_read:
+                    self._leader_heard_s = time.monotonic()
+                elif time.monotonic() - self._leader_heard_s > LEADER_SILENT_S:
+                    _LOGGER.warning(
+                        "no beat of a leader for %.1f s: claiming the next epoch", LEADER_SILENT_S
+                    )
+                    await self._claim()
+
+    async def _hear_beats(self) -> None:
+        own = self._subjects.beat("conductor", self._name)
+        async for subject, data in self._log.listen(self._subjects.beat("conductor", "*")):
+            if subject != own and msgspec.msgpack.decode(data).get("state") == "leading":
+                self._leader_heard_s = time.monotonic()
+
+    async def _beat(self) -> None:
+        while True:
+            beat = {
+                "state": "leading" if self.leading else "following",
+                "epoch": self._cluster.fence.epoch,
+                "seq": self._cluster.seq,
+                "open": len(self._cluster.open),
+                "waiting": len(self._cluster.waiting),
+                "pid": os.getpid(),
+            }
+            await self._log.beat(self._subjects.beat("conductor", self._name), msgspec.msgpack.encode(beat))
+            await asyncio.sleep(BEAT_S)
+
+
+def _epoch_after(last: StoredRecord | None) -> int:
+    """The epoch that follows the one opened last.
+
+    What cannot be read there is no obstacle: every epoch is at most the sequence it is stored at.
+    """
+    if last is None:
+        return 1
+    try:
+        return 1 + (decode(last.data).epoch or 0)
+    except MalformedEventError:
+        return 1 + last.seq
