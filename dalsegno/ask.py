@@ -1,0 +1,125 @@
+"""`dalsegno ask`: one question over HTTP, its answer as it comes.
+
+Speaks OpenAI's chat route with nothing but the standard library, so that it starts in no time and shows
+how little a client needs.
+"""
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from shared.errors import CapacityError, ClientError, DalSegnoError
+
+_CONNECT_SECONDS: Final = 10.0
+
+
+class NoServerError(CapacityError):
+    """Nobody answers at the address, or no longer."""
+
+    code = "no_server"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked, of whom; None is the server's default."""
+
+    text: str
+    url: str
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+
+
+def ask(question: Question) -> Iterator[str]:
+    """The pieces of the answer, as they come.
+
+    Raises:
+        DalSegnoError: no server, a refusal, or an answer that breaks off.
+    """
+    with closing(_connect(question.url)) as connection:
+        try:
+            model = question.model or _first_model(connection, question.url)
+            yield from _stream(connection, question, model)
+        except (OSError, http.client.HTTPException) as error:
+            raise NoServerError(_no_server(question.url, error)) from error
+
+
+def _connect(url: str) -> http.client.HTTPConnection:
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ClientError(f"{url!r} is no address of a server: expected http://host:port")
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    try:
+        return kind(parts.hostname, parts.port, timeout=_CONNECT_SECONDS)
+    except ValueError as error:
+        raise ClientError(f"{url!r} is no address of a server: {error}") from error
+
+
+def _first_model(connection: http.client.HTTPConnection, url: str) -> str:
+    connection.request("GET", "/v1/models", headers={"Accept": "application/json"})
+    response = connection.getresponse()
+    body = response.read()
+    try:
+        return str(json.loads(body)["data"][0]["id"])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise ClientError(
+            f"{url} is no Dal Segno server: GET /v1/models answered {response.status} without a model"
+        ) from error
+
+
+def _stream(connection: http.client.HTTPConnection, question: Question, model: str) -> Iterator[str]:
+    optional = {
+        "max_tokens": question.max_tokens,
+        "temperature": question.temperature,
+        "seed": question.seed,
+    }
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": question.text}],
+        "stream": True,
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    if response.status != http.client.OK:
+        raise _refusal(response.status, response.read())
+    if connection.sock is not None:
+        connection.sock.settimeout(None)  # a queue may be long; the server says when it gives up
+    for line in response:
+        if not line.startswith(b"data:"):
+            continue
+        data = line.removeprefix(b"data:").strip()
+        if data == b"[DONE]":
+            return
+        yield from _piece(json.loads(data))
+    raise NoServerError(f"the answer broke off: {question.url} closed the connection before its end")
+
+
+def _piece(event: dict[str, Any]) -> Iterator[str]:
+    if "error" in event:
+        raise _of_schema(event["error"], 500)
+    for choice in event.get("choices", []):
+        if text := choice.get("delta", {}).get("content"):
+            yield text
+
+
+def _refusal(status: int, body: bytes) -> DalSegnoError:
+    try:
+        return _of_schema(json.loads(body)["error"], status)
+    except (ValueError, KeyError, TypeError):
+        return ClientError(f"the server answered {status}: {body[:200].decode(errors='replace')}")
+
+
+def _of_schema(error: Any, status: int) -> DalSegnoError:
+    message = error.get("message") if isinstance(error, dict) else None
+    return DalSegnoError(str(message or f"the server failed with {error!r}"), status=status)
+
+
+def _no_server(url: str, error: Exception) -> str:
+    why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return f"no server answers at {url} ({why}); start one with `dalsegno serve`, or name it with --url"

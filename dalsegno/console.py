@@ -1,0 +1,70 @@
+"""The terminal and the log files of the roles that a launcher runs.
+
+    gateway   | 2026-11-20 09:13:38.123 INFO  listening on http://127.0.0.1:8000
+    dalsegno  | worker-0 was killed by SIGKILL; it starts again in 0.2 s
+
+The lines of a role go to the terminal behind its name, and as they are to `<logs>/<role>.log`.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final
+
+_WIDTH: Final = 9
+_COLOURS: Final = {"gateway": "36", "conductor": "35", "worker": "33", "nats": "34", "dalsegno": "32"}
+_FILE_BYTES: Final = 16 * 2**20
+"""A log file that has grown beyond this becomes `<role>.log.1`, and a new one begins."""
+
+
+@dataclass(slots=True)
+class LogFile:
+    """One role's file, appended to; at most two of `_FILE_BYTES` are kept."""
+
+    path: Path
+    _file: BinaryIO | None = None
+
+    def write(self, line: bytes) -> None:
+        if self._file is None:
+            self._file = self.path.open("ab", buffering=0)
+        self._file.write(line + b"\n")
+        if self._file.tell() > _FILE_BYTES:
+            self.close()
+            self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+@dataclass(slots=True)
+class Console:
+    """Writes lines as they come; stderr, because stdout is for what was asked for."""
+
+    logs: Path
+    colours: bool = False
+    _files: dict[str, LogFile] = field(default_factory=dict)
+
+    def role(self, name: str, line: bytes) -> None:
+        """One line of output of a role."""
+        self._file(name).write(line)
+        self._print(name, line.decode(errors="replace"))
+
+    def say(self, line: str) -> None:
+        """One line of the launcher's own."""
+        self._file("dalsegno").write(line.encode())
+        self._print("dalsegno", line)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def _file(self, name: str) -> LogFile:
+        return self._files.setdefault(name, LogFile(self.logs / f"{name}.log"))
+
+    def _print(self, name: str, line: str) -> None:
+        label = f"{name:<{_WIDTH}} |"
+        if self.colours:
+            label = f"\x1b[{_COLOURS.get(name.partition('-')[0], '0')}m{label}\x1b[0m"
+        print(label, line, file=sys.stderr, flush=True)

@@ -1,0 +1,152 @@
+"""The data dir: what a deployment keeps between two starts, and who has it open.
+
+    <data dir>/lock              held (flock) by the launcher that runs on it; the kernel lets go of it
+    <data dir>/deployment.json   how to reach that deployment, while it runs (mode 0600: it has the token)
+    <data dir>/nats/             the log: JetStream's own files
+    <data dir>/logs/             one file per role
+
+The default is `.dalsegno/<model>` in the current folder: beside the work it belongs to, seen by `ls -a`,
+and gone with `rm -r`.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dalsegno import environment
+from shared.errors import ClientError
+
+
+class DataDirError(ClientError):
+    """The data dir cannot be used; says which and why."""
+
+    code = "data_dir"
+
+
+class Pids(msgspec.Struct, frozen=True, kw_only=True):
+    """The processes of a deployment; None and absent is what does not run or is not ours."""
+
+    nats: int | None
+    gateway: list[int]
+    conductor: list[int]
+    worker: dict[str, int]
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reach a running deployment: the content of `--ready-file` and of `deployment.json`."""
+
+    url: str
+    nats_url: str
+    nats_token: str | None
+    prefix: str
+    pids: Pids
+
+
+@dataclass(frozen=True, slots=True)
+class DataDir:
+    """One deployment's folder."""
+
+    path: Path
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def deployment_file(self) -> Path:
+        return self.path / "deployment.json"
+
+    @property
+    def nats(self) -> Path:
+        return self.path / "nats"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold this folder, made if it is not there; for as long as the context is open.
+
+        Raises:
+            DataDirError: another process holds it, or it cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.logs.mkdir(exist_ok=True, mode=0o700)
+            handle = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise DataDirError(
+                f"cannot use the data dir {self.path}: {error.strerror}; name another with --data-dir"
+            ) from error
+        try:
+            _flock(handle, self)
+            yield
+        finally:
+            os.close(handle)
+
+    def running(self) -> Deployment | None:
+        """The deployment that runs on this folder now and is ready; None if there is none."""
+        try:
+            handle = os.open(self.lock_file, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _read_deployment(self.deployment_file)
+        else:
+            return None  # nobody holds the lock: whatever the file says is of the past
+        finally:
+            os.close(handle)
+
+
+def of(model_name: str, told: Path | None = None) -> DataDir:
+    """The data dir of a model: the one told, else the environment's, else `.dalsegno/<model>`."""
+    path = told or environment.read().data_dir or Path(".dalsegno") / model_name
+    return DataDir(path.expanduser().resolve())
+
+
+def write_private(path: Path, content: Any) -> None:
+    """Write `content` as JSON so that a reader sees all of it or nothing, and only our user sees it.
+
+    Raises:
+        DataDirError: the file cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(json.dumps(msgspec.to_builtins(content), indent=2) + "\n")
+        draft.replace(path)
+    except OSError as error:
+        raise DataDirError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _flock(handle: int, data_dir: DataDir) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+        raise DataDirError(
+            f"the data dir {data_dir.path} is in use by another deployment (process {holder}); "
+            "stop that one, or name another with --data-dir"
+        ) from error
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+
+
+def _read_deployment(path: Path) -> Deployment | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Deployment)
+    except FileNotFoundError:
+        return None  # locked, but not ready yet
+    except (OSError, msgspec.DecodeError) as error:
+        raise DataDirError(f"cannot read {path}: {error}") from error

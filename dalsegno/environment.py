@@ -1,0 +1,43 @@
+"""The environment, read and written in this one module.
+
+    DALSEGNO_NATS_TOKEN   the token of a NATS server; by environment, because arguments are for all to see
+    DALSEGNO_DATA_DIR     where `serve` keeps its log, unless `--data-dir` says so
+    NO_COLOR              no colours in the terminal, whatever its value (no-color.org)
+
+Everything else is told by options, so that a process list says what runs.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+NATS_TOKEN: Final = "DALSEGNO_NATS_TOKEN"  # noqa: S105 - the variable's name, not a token
+DATA_DIR: Final = "DALSEGNO_DATA_DIR"
+NO_COLOR: Final = "NO_COLOR"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What the environment says; None where it is silent. An empty variable is a silent one."""
+
+    nats_token: str | None
+    data_dir: Path | None
+    colours: bool
+
+
+def read() -> Environment:
+    """The environment as it is now."""
+    data_dir = os.environ.get(DATA_DIR)
+    return Environment(
+        nats_token=os.environ.get(NATS_TOKEN) or None,
+        data_dir=Path(data_dir) if data_dir else None,
+        colours=not os.environ.get(NO_COLOR),
+    )
+
+
+def for_child(*, nats_token: str | None) -> dict[str, str]:
+    """Our own environment for a role, with its token and with output that is not held back."""
+    inherited = {name: value for name, value in os.environ.items() if name != NATS_TOKEN}
+    token = {NATS_TOKEN: nats_token} if nats_token else {}
+    return inherited | token | {"PYTHONUNBUFFERED": "1"}

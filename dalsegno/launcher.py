@@ -1,0 +1,284 @@
+"""The embedded deployment: `dalsegno serve MODEL` runs everything on one machine.
+
+    launcher ─┬─ nats-server      private: loopback, random token, its log under the data dir
+              ├─ worker-<rank>    one per rank; first, because it has the most to load
+              ├─ conductor
+              └─ gateway          HTTP on --host and --port
+
+All are processes of their own, started at once; each waits for what it needs. One that dies starts
+again, with back-off; one that refuses its configuration stops the deployment with its message. SIGTERM
+or Ctrl-C drains from the bottom of the picture to the top: the gateway finishes its streams while all
+others still work, and the log goes last. A second one kills.
+
+The launcher knows processes and addresses. It knows no events, and decides nothing about requests.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from dalsegno import address, datadir, environment, health
+from dalsegno.address import Listen
+from dalsegno.console import Console
+from dalsegno.datadir import DataDir, Deployment, Pids
+from dalsegno.private_nats import PrivateNats
+from dalsegno.supervisor import Child, Command, RoleProcess, Supervisor
+from dalsegno.welcome import welcome
+from shared.config import DeploymentConfig, resolve
+from shared.errors import ClientError, DalSegnoError
+from shared.log.server import NatsServer
+
+GATEWAY_GRACE_SECONDS: Final = 30.0
+"""How long running streams may take to finish after Ctrl-C."""
+GRACE_SECONDS: Final = 10.0
+"""How long any other process may take to stop."""
+_PROVISION_SECONDS: Final = 30.0
+"""For how long the private server may be away (it is being restarted) while the streams are made."""
+_LOOK_EVERY_SECONDS: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What `dalsegno serve` is told.
+
+    Attributes:
+        model: a name in `configs/`, a YAML file, or a checkpoint folder.
+        nats: a NATS server to join; None starts a private one.
+        ready_file: receives a `Deployment` as JSON once all is ready.
+    """
+
+    model: str
+    host: str
+    port: int
+    data_dir: Path | None
+    nats: str | None
+    prefix: str
+    log_level: str
+    ready_file: Path | None
+
+
+def serve(options: ServeOptions) -> None:
+    """Run a deployment until told to stop.
+
+    Raises:
+        DalSegnoError: it cannot run; nothing is left running.
+    """
+    began = time.monotonic()
+    config = resolve(options.model)
+    listen = address.free(options.host, options.port)
+    data = datadir.of(config.name, options.data_dir)
+    with data.lock():  # before the files are touched: they may be those of a deployment that runs
+        for file in described_in(options, data):
+            _forget(file)
+        console = Console(data.logs, colours=sys.stderr.isatty() and environment.read().colours)
+        with contextlib.closing(console):
+            asyncio.run(_serve(options, config, listen, data, console, began))
+
+
+async def _serve(
+    options: ServeOptions,
+    config: DeploymentConfig,
+    listen: Listen,
+    data: DataDir,
+    console: Console,
+    began: float,
+) -> None:
+    nats = PrivateNats(NatsServer(data.nats)) if options.nats is None else None
+    try:
+        url, token = await _start(nats) if nats is not None else await _join(options)
+        launcher = Launcher(
+            listen=listen,
+            nats=nats,
+            nats_url=url,
+            nats_token=token,
+            prefix=options.prefix,
+            commands=commands(options, config, listen, url, token),
+            console=console,
+            files=described_in(options, data),
+            prepare=lambda: provision(url, token, options.prefix, patience=_PROVISION_SECONDS),
+            ready=lambda: print(
+                welcome(config.name, listen, data.path, time.monotonic() - began), flush=True
+            ),
+        )
+        await launcher.run()
+    finally:
+        if nats is not None:
+            nats.close()
+
+
+async def _start(nats: PrivateNats) -> tuple[str, str | None]:
+    await nats.start()
+    return nats.server.url, nats.server.token
+
+
+async def _join(options: ServeOptions) -> tuple[str, str | None]:
+    assert options.nats is not None
+    url, token = address.nats_url(options.nats), environment.read().nats_token
+    await provision(url, token, options.prefix)  # first: a server that will not do is one line
+    return url, token
+
+
+def described_in(options: ServeOptions, data: DataDir) -> list[Path]:
+    """The files that describe the deployment while it is ready."""
+    return [data.deployment_file, *([options.ready_file] if options.ready_file is not None else [])]
+
+
+def commands(
+    options: ServeOptions, config: DeploymentConfig, listen: Listen, nats_url: str, nats_token: str | None
+) -> list[Command]:
+    """How each role is started, in the order of starting."""
+    # -P: a folder named `shared` or `torch.py` where the user happens to be is not ours.
+    python = (sys.executable, "-P", "-m", "dalsegno")
+    log = ("--nats", nats_url, "--prefix", options.prefix)
+    common = (*log, "--config", options.model, "--log-level", options.log_level, "--parent", str(os.getpid()))
+    env = environment.for_child(nats_token=nats_token)
+    own: dict[str, tuple[str, ...]] = {
+        **{f"worker-{rank}": ("worker", "--rank", str(rank)) for rank in config.ranks},
+        "gateway": ("gateway", "--host", listen.host, "--port", str(listen.port)),
+        "conductor": ("conductor",),
+    }
+    return [Command(name=name, argv=(*python, *args, *common), env=env) for name, args in own.items()]
+
+
+async def provision(url: str, token: str | None, prefix: str, *, patience: float = 0.0) -> None:
+    """Make the streams where they are not there yet; try for `patience` seconds.
+
+    Raises:
+        LogUnavailableError: the server cannot be reached, has no JetStream, or refuses.
+    """
+    from shared.log import jetstream
+    from shared.subjects import Subjects
+
+    await jetstream.provision(url, token, Subjects(prefix), timeout_s=patience)
+
+
+@dataclass(slots=True, kw_only=True)
+class Launcher:
+    """Starts, watches and stops the processes of one deployment.
+
+    Attributes:
+        nats: the private server, already started; None where the deployment joined another.
+        commands: `gateway`, `conductor` and `worker-<rank>`, in the order of starting.
+        files: where the deployment is described while it is ready.
+        prepare: what must be done once while the roles start.
+        ready: called once, when all is.
+    """
+
+    listen: Listen
+    nats: Child | None
+    nats_url: str
+    nats_token: str | None
+    prefix: str
+    commands: Sequence[Command]
+    console: Console
+    files: Sequence[Path]
+    prepare: Callable[[], Awaitable[None]]
+    ready: Callable[[], None]
+    _supervisors: dict[str, Supervisor] = field(default_factory=dict)
+    _told: asyncio.Event = field(default_factory=asyncio.Event)
+    _failure: DalSegnoError | None = None
+    _is_ready: bool = False
+
+    async def run(self) -> None:
+        """Run until told to stop by a signal.
+
+        Raises:
+            DalSegnoError: a role refused its configuration, or the log cannot be prepared.
+        """
+        children: list[Child] = [RoleProcess(command, self.console) for command in self.commands]
+        for child in [self.nats, *children] if self.nats is not None else children:
+            self._supervisors[child.name] = Supervisor(child, self.console, self._describe)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._tell, number)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for supervisor in self._supervisors.values():
+                    group.create_task(self._or_stop(supervisor.run()))
+                preparing = group.create_task(self._or_stop(self.prepare()))
+                waiting = group.create_task(self._or_stop(self._wait_until_ready()))
+                await self._told.wait()
+                preparing.cancel()
+                waiting.cancel()
+                await self._drain()
+        finally:
+            for file in self.files:
+                _forget(file)
+        if self._failure is not None:
+            raise self._failure
+
+    def _tell(self, number: signal.Signals) -> None:
+        if not self._told.is_set():
+            self.console.say(f"stopping ({number.name}): running streams finish first; once more to kill")
+            self._told.set()
+            return
+        self.console.say("killing everything")
+        for supervisor in self._supervisors.values():
+            supervisor.kill()
+
+    async def _or_stop(self, work: Awaitable[None]) -> None:
+        """Do `work`; what goes wrong with it for good stops the deployment."""
+        try:
+            await work
+        except DalSegnoError as error:
+            self._failure = self._failure or error
+            self._told.set()
+
+    async def _drain(self) -> None:
+        self._is_ready = False
+        workers = [name for name in self._supervisors if name.startswith("worker-")]
+        for names in (["gateway"], ["conductor"], workers, ["nats"]):
+            async with asyncio.TaskGroup() as group:
+                for name in names:
+                    if (supervisor := self._supervisors.get(name)) is not None:
+                        grace = GATEWAY_GRACE_SECONDS if name == "gateway" else GRACE_SECONDS
+                        group.create_task(supervisor.stop(grace))
+
+    async def _wait_until_ready(self) -> None:
+        said = ""
+        while (seen := await health.look(self.listen.reached_at, self.listen.port)) is None or not seen.ready:
+            waits_for = str(seen.details.get("waiting_for", "")) if seen is not None else ""
+            if waits_for and waits_for != said:
+                self.console.say(waits_for)
+                said = waits_for
+            await asyncio.sleep(_LOOK_EVERY_SECONDS)
+        self._is_ready = True
+        self._describe()
+        self.ready()
+
+    def _describe(self) -> None:
+        """Write down how to reach the deployment and which processes it has; again after each restart."""
+        if not self._is_ready:
+            return
+        pids = {name: pid for name, s in self._supervisors.items() if (pid := s.child.pid) is not None}
+        deployment = Deployment(
+            url=self.listen.url,
+            nats_url=self.nats_url,
+            nats_token=self.nats_token,
+            prefix=self.prefix,
+            pids=Pids(
+                nats=pids.get("nats"),
+                gateway=[pid for name, pid in pids.items() if name == "gateway"],
+                conductor=[pid for name, pid in pids.items() if name == "conductor"],
+                worker={n.removeprefix("worker-"): p for n, p in pids.items() if n.startswith("worker-")},
+            ),
+        )
+        for file in self.files:
+            datadir.write_private(file, deployment)
+
+
+def _forget(file: Path) -> None:
+    """Remove what an earlier run left; a file that is there says that all is ready."""
+    if not file.parent.is_dir():
+        raise ClientError(f"cannot write {file}: {file.parent} is no folder", code="ready_file")
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        raise ClientError(f"cannot write {file}: {error.strerror}", code="ready_file") from error

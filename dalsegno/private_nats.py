@@ -1,0 +1,55 @@
+"""The private nats-server as something to supervise.
+
+`shared.log.server.NatsServer` is synchronous, and on Linux its process ends with the thread that started
+it. So all its calls are made by one thread, which lives as long as this object is open.
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+from shared.log.server import NatsServer
+
+_LOOK_EVERY_SECONDS: Final = 0.05
+
+
+@dataclass(slots=True)
+class PrivateNats:
+    """A nats-server under supervision (a `dalsegno.supervisor.Child`)."""
+
+    server: NatsServer
+    _thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(max_workers=1, thread_name_prefix="nats-server")
+    )
+
+    @property
+    def name(self) -> str:
+        return "nats"
+
+    @property
+    def pid(self) -> int | None:
+        return self.server.pid
+
+    @property
+    def last_line(self) -> str:
+        return f"see {self.server.log_file}"
+
+    async def start(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.server.start)
+
+    async def wait(self) -> int:
+        while self.server.pid is not None:  # noqa: ASYNC110 - another process's end sets no event of ours
+            await asyncio.sleep(_LOOK_EVERY_SECONDS)
+        return self.server.poll() or 0
+
+    def terminate(self) -> None:
+        self._thread.submit(self.server.stop)
+
+    def kill(self) -> None:
+        self._thread.submit(self.server.kill)
+
+    def close(self) -> None:
+        """End the server, if it runs, and the thread."""
+        self._thread.submit(self.server.stop)
+        self._thread.shutdown()

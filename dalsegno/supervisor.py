@@ -1,0 +1,239 @@
+"""One supervised process: started, watched, started again with back-off, and stopped in order.
+
+Two things are supervised: a role, which is a child process whose output is relayed line by line
+(`RoleProcess`), and the private nats-server (`dalsegno.launcher`). The supervisor knows neither; it
+knows `Child`.
+
+A child that ends with `EX_CONFIG` says that it will never run as it was told to: it is not started
+again, and its last line says why (`RefusedError`). Any other end is an accident.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from dalsegno.console import Console
+from shared.errors import ClientError, DalSegnoError
+
+EX_CONFIG: Final = 78
+"""The exit status of a role that was configured wrongly (sysexits.h)."""
+
+_LINE_BYTES: Final = 2**16
+"""A longer line is cut into several: nobody may make the launcher hold an endless one."""
+
+
+class RefusedError(ClientError):
+    """A role refused its configuration; the message is the role's own."""
+
+    code = "refused"
+
+
+class Child(Protocol):
+    """What can be supervised."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def pid(self) -> int | None:
+        """While it runs."""
+        ...
+
+    async def start(self) -> None:
+        """Raises OSError or DalSegnoError where it cannot be started."""
+        ...
+
+    async def wait(self) -> int:
+        """Wait for its end; the exit status, negative for a signal."""
+        ...
+
+    @property
+    def last_line(self) -> str:
+        """What it said last."""
+        ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None:
+        """It, and whatever it started."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """How to start a role."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class RoleProcess:
+    """A role as a child process, in a process group of its own.
+
+    The group keeps the terminal's Ctrl-C away from it (the launcher drains in order), and lets a kill
+    reach what the role started itself.
+    """
+
+    command: Command
+    console: Console
+    last_line: str = ""
+    _process: Process | None = None
+
+    @property
+    def name(self) -> str:
+        return self.command.name
+
+    @property
+    def pid(self) -> int | None:
+        alive = self._process is not None and self._process.returncode is None
+        return self._process.pid if self._process is not None and alive else None
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *self.command.argv,
+            env=dict(self.command.env),
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+            process_group=0,
+        )
+
+    async def wait(self) -> int:
+        assert self._process is not None
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._relay(self._process))
+            status = await self._process.wait()
+            self._signal_group(signal.SIGKILL)  # what it left behind, and would hold its output open
+        return status
+
+    def terminate(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._signal_group(signal.SIGKILL)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    async def _relay(self, process: Process) -> None:
+        assert process.stdout is not None
+        rest = b""
+        while read := await process.stdout.read(_LINE_BYTES):
+            *lines, rest = (rest + read).split(b"\n")
+            for line in lines:
+                self._line(line)
+            if len(rest) >= _LINE_BYTES:
+                self._line(rest)
+                rest = b""
+        if rest:
+            self._line(rest)
+
+    def _line(self, line: bytes) -> None:
+        self.console.role(self.name, line)
+        if line.strip():
+            self.last_line = line.decode(errors="replace").strip()
+
+
+@dataclass(slots=True)
+class Backoff:
+    """0.2 s, doubling to 10 s; a child that was healthy for 30 s begins anew."""
+
+    first: float = 0.2
+    most: float = 10.0
+    healthy: float = 30.0
+    _next: float = 0.0
+
+    def after(self, lived: float) -> float:
+        """How long to wait before the next start, of a child that has just lived so long; seconds."""
+        delay = self.first if lived >= self.healthy else self._next or self.first
+        self._next = min(delay * 2, self.most)
+        return delay
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Keeps one child running until it is told to stop.
+
+    Attributes:
+        started: called after each start, with the child's new pid in place.
+    """
+
+    child: Child
+    console: Console
+    started: Callable[[], None]
+    backoff: Backoff = field(default_factory=Backoff)
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _killed: bool = False
+
+    async def run(self) -> None:
+        """Run until `stop`.
+
+        Raises:
+            RefusedError: the child refused its configuration.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            while not self._stopping.is_set():
+                begin = loop.time()
+                end = await self._live()
+                if self._stopping.is_set():
+                    return
+                delay = self.backoff.after(loop.time() - begin)
+                self.console.say(f"{self.child.name} {end}; it starts again in {delay:g} s")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), delay)
+        finally:
+            self.child.kill()  # on the way out of a cancellation there is no time to ask
+            self._ended.set()
+
+    async def stop(self, grace: float) -> None:
+        """Ask the child to stop, wait up to `grace` seconds for it, then kill it."""
+        self._stopping.set()
+        self.child.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), grace)
+            return
+        self.console.say(f"{self.child.name} did not stop within {grace:g} s: killed")
+        self.child.kill()
+        await self._ended.wait()
+
+    def kill(self) -> None:
+        """End the child now, and for good."""
+        self._stopping.set()
+        self._killed = True
+        self.child.kill()
+
+    async def _live(self) -> str:
+        """One life of the child; returns how it ended."""
+        try:
+            await self.child.start()
+        except (OSError, DalSegnoError) as error:
+            return f"could not be started: {error}"
+        if self._stopping.is_set():  # told while it was being started
+            self.child.kill() if self._killed else self.child.terminate()
+        self.started()
+        status = await self.child.wait()
+        if status == EX_CONFIG and not self._stopping.is_set():
+            raise RefusedError(f"{self.child.name}: {self.child.last_line}")
+        return _ending(status)
+
+
+def _ending(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
