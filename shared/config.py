@@ -101,14 +101,13 @@ def resolve(model: str) -> DeploymentConfig:
     Raises:
         ConfigError: it is none of them, or cannot be served.
     """
+    if model in named():  # before a folder that happens to be called so; that one is `./name`
+        return load(configs_folder() / f"{model}.yaml")
     path = Path(model)
     if path.is_dir():
         return of_checkpoint(path)
     if path.suffix in {".yaml", ".yml"}:
         return load(path)
-    shipped = configs_folder() / f"{model}.yaml"
-    if shipped.is_file():
-        return load(shipped)
     near = get_close_matches(model, named(), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ConfigError(
