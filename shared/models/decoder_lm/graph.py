@@ -16,10 +16,10 @@ from shared.plans import Chain, Finish, Plan, PlanRequest, Walk
 from shared.walks import CLIENT, KEEP, Edge, Loop, Node, compile_walk
 
 PREPARE: Final = Node("prepare", inputs=(), outputs=(Edge("token_ids", to=KEEP),))
-PREFILL: Final = Node("llm", inputs=("token_ids",), outputs=(Edge("token", to=CLIENT),))
+PREFILL: Final = Node("llm", inputs=("token_ids",), outputs=(Edge("token", to=CLIENT("text")),))
 DECODE: Final = Loop(
     "decode",
-    Node("llm", inputs=("token",), outputs=(Edge("token", to="llm"), Edge("token", to=CLIENT))),
+    Node("llm", inputs=("token",), outputs=(Edge("token", to="llm"), Edge("token", to=CLIENT("text")))),
     max_iters="max_tokens",
 )
 
