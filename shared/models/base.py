@@ -75,6 +75,11 @@ class TextDecoder(Protocol):
 class Processing(Protocol):
     """The CPU face, loaded once per worker. `run` is called from threads and must be re-entrant."""
 
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer; none for a family that generates none."""
+        ...
+
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         """Run the CPU node `node`. `key` prefixes the keys of the handles it puts out.
 

@@ -1,0 +1,127 @@
+"""A checkpoint's chat template: messages in, one prompt string out.
+
+The template is Jinja source that comes with the checkpoint; it sees the messages, the names of the
+special tokens and a few helpers, and nothing else: it runs in Jinja's immutable sandbox, on plain
+data. It knows no tokenizer. The rendering is the one of `apply_chat_template` in transformers (tested
+against it), without importing it: that costs four seconds and torch.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from shared.errors import ClientError
+
+
+class ChatTemplateError(ClientError):
+    """The template cannot be read, or refuses these messages."""
+
+    code = "chat_template_error"
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the assistant wrote, for training; here it only passes through."""
+
+    tags: ClassVar[set[str]] = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class ChatTemplate:
+    """A compiled chat template. Rendering is re-entrant.
+
+    Args:
+        source: the template.
+        special_tokens: `bos_token`, `eos_token` and so on, as the template may name them.
+        origin: where the source is from, for messages.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, origin: str) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ChatTemplateError(f"the chat template of {origin} is no valid Jinja: {error}") from error
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt for `messages`, up to where the assistant begins to speak.
+
+        Raises:
+            ChatTemplateError: the template refuses these messages.
+        """
+        try:
+            return self._template.render(
+                messages=[_without_nulls(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special_tokens,
+            )
+        except jinja2.TemplateError as error:
+            raise ChatTemplateError(f"the model's chat template refused the messages: {error}") from error
+        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
+            # Templates are programs: on data they were not written for, they fail as programs do.
+            raise ChatTemplateError(
+                f"the model's chat template cannot render these messages: {type(error).__name__}: {error}"
+            ) from error
+
+
+def find_template(checkpoint: Path, tokenizer_config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """A checkpoint's template and where it was found; None when it has none.
+
+    `chat_template.jinja` comes first; `tokenizer_config.json` may hold one template, or a list of named
+    ones, of which `default` is meant.
+    """
+    path = checkpoint / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8"), str(path)
+    found = tokenizer_config.get("chat_template")
+    if isinstance(found, list):
+        named = [entry for entry in found if isinstance(entry, dict)]
+        found = {entry.get("name"): entry.get("template") for entry in named}
+    if isinstance(found, dict):
+        found = found.get("default")
+    return (found, str(checkpoint / "tokenizer_config.json")) if isinstance(found, str) else None
+
+
+def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Clients write `"tool_calls": null`; templates ask whether the key is there."""
+    return {key: value for key, value in message.items() if value is not None}
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().astimezone().strftime(layout)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own `tojson` escapes for HTML; a prompt is no HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

@@ -1,0 +1,159 @@
+"""Token ids to text, one at a time, at a constant price per token.
+
+What comes out, put together, is what `tokenizer.decode(all, skip_special_tokens=True)` gives; a piece
+is never taken back. Two ways:
+
+- *byte-level* vocabularies (GPT-2, Llama 3, Qwen): a token is bytes, kept in a table per vocabulary, and
+  an incremental UTF-8 decoder keeps what is an incomplete character.
+- *all others* (SentencePiece and so on): the tokenizer decodes a short window, and what was out already
+  is cut off its front. A run of byte tokens (`<0xE2><0x82><0xAC>`) is held back until it ends: the
+  tokenizer makes it U+FFFD as a whole when it is no valid UTF-8, so no part of it is sure before.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from tokenizers import Tokenizer
+
+from shared.models.base import TextDecoder
+
+_CONTEXT_TOKENS: Final = 4
+_MAX_HELD_TOKENS: Final = 8
+"""Longer than any incomplete character; a replacement character that stays is then meant."""
+_BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
+
+
+class TextDecoders:
+    """Makes decoders for one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._vocabulary = _Vocabulary(tokenizer)
+        self._is_byte_level = _decoder_types(tokenizer) == ["ByteLevel"]
+
+    def new(self) -> TextDecoder:
+        """A fresh decoder for one output."""
+        return (
+            _ByteLevelDecoder(self._vocabulary) if self._is_byte_level else _WindowDecoder(self._vocabulary)
+        )
+
+
+class _Vocabulary:
+    """What decoders of one tokenizer share: which tokens are special, and which bytes tokens are."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
+        self.special = frozenset(id for id, token in added.items() if token.special)
+        self._holds_byte_runs = "ByteFallback" in _decoder_types(tokenizer)
+        self._byte_of = _byte_of_character()
+        self._bytes: dict[int, bytes] = dict.fromkeys(self.special, b"")
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes of a byte-level token; none for special and unknown ones."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._find_bytes(token_id)
+        return known
+
+    def is_silent(self, token_id: int) -> bool:
+        """Whether it has no text at all: it is special, or beyond the tokenizer's vocabulary."""
+        return token_id in self.special or self.tokenizer.id_to_token(token_id) is None
+
+    def opens_byte_run(self, token_id: int) -> bool:
+        """Whether it is a byte token of a tokenizer that reads runs of them as UTF-8."""
+        if not self._holds_byte_runs:
+            return False
+        token = self.tokenizer.id_to_token(token_id)
+        return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
+
+    def decode(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        token: str | None = self.tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        cells = [self._byte_of.get(character) for character in token]
+        # Added tokens are plain text and may hold characters outside the byte alphabet.
+        return token.encode() if None in cells else bytes(cell for cell in cells if cell is not None)
+
+
+class _ByteLevelDecoder:
+    """Bytes through an incremental UTF-8 decoder."""
+
+    __slots__ = ("_bytes_of", "_utf8")
+
+    def __init__(self, vocabulary: _Vocabulary) -> None:
+        self._bytes_of = vocabulary.bytes_of
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        return self._utf8.decode(self._bytes_of(token_id))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _WindowDecoder:
+    """The tokenizer's own decoding of a window: a few tokens that are out, and those that are not."""
+
+    __slots__ = ("_held", "_held_bytes", "_shown", "_vocabulary", "_window")
+
+    def __init__(self, vocabulary: _Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._window: list[int] = []
+        self._shown = ""  # the text of the window's tokens that are out
+        self._held = 0  # how many of the window's tokens are not
+        self._held_bytes = False
+
+    def push(self, token_id: int) -> str:
+        if self._vocabulary.is_silent(token_id):
+            return ""
+        self._window.append(token_id)
+        self._held += 1
+        if self._vocabulary.opens_byte_run(token_id):
+            self._held_bytes = True
+            return ""
+        text = self._vocabulary.decode(self._window)
+        is_incomplete = text.endswith(_REPLACEMENT) and not self._held_bytes
+        if is_incomplete and self._held < _MAX_HELD_TOKENS:
+            return ""
+        return self._show(text)
+
+    def flush(self) -> str:
+        return self._show(self._vocabulary.decode(self._window)) if self._held else ""
+
+    def _show(self, text: str) -> str:
+        new = text[len(self._shown) :]
+        self._held, self._held_bytes = 0, False
+        self._window = self._window[-_CONTEXT_TOKENS:]
+        self._shown = self._vocabulary.decode(self._window)
+        return new
+
+
+def _decoder_types(tokenizer: Tokenizer) -> list[str]:
+    """The kinds of decoder a tokenizer chains, in order."""
+    if tokenizer.decoder is None:
+        return []
+    return list(_types_in(json.loads(tokenizer.decoder.__getstate__())))
+
+
+def _types_in(decoder: dict[str, Any]) -> Iterator[str]:
+    if decoder["type"] != "Sequence":
+        yield decoder["type"]
+        return
+    for part in decoder["decoders"]:
+        yield from _types_in(part)
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The byte-level alphabet: printable Latin-1 stands for itself, the rest is moved up from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(0x100 + place): byte for place, byte in enumerate(others)}
