@@ -1,0 +1,435 @@
+"""Decoder-only language models: the torch face.
+
+`load` turns a checkpoint folder into a node for the KV-cache engine. The modules are transformers'
+own; only the one modelling file the checkpoint names is imported, no Auto classes, no hub, no remote
+code, no pickle. What cannot be served *exactly* is refused by name before a weight is read: the model
+is first built without memory (on torch's meta device) and run once, with a probe in the place of
+attention that sees what each layer would ask for.
+
+This knows no pool and no requests: the engine says which attention function the layers go through.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final, Protocol
+
+import msgspec
+import torch
+from safetensors import safe_open
+from transformers import AttentionInterface
+from transformers.utils import logging as transformers_logging
+
+from shared.models.weights import CheckpointError, Shard, read_shards, weights_digest
+
+NODE: Final = "llm"
+"""The node's name in the graph."""
+
+CPU_FLOAT32_BYTES: Final = 8 * 2**30
+"""On a CPU, `auto` means float32 as long as the weights fit in this; CPUs compute it fastest."""
+
+_PROBE: Final = "dalsegno_probe"
+_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_SAFETENSORS_DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_HARMLESS: Final = frozenset({"position_ids", "use_cache", "output_attentions", "output_hidden_states"})
+"""Keyword arguments of attention that change nothing for packed causal attention over a pool."""
+
+Progress = Callable[[int, int, str], None]
+"""Called while weights load with bytes read, bytes in all, and the tensor's name; from several threads."""
+
+
+class UnsupportedArchitectureError(CheckpointError):
+    """A model this family cannot serve exactly."""
+
+    code = "unsupported_architecture"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLayout:
+    """The shape of a model's keys and values."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultSampling:
+    """What `generation_config.json` says of sampling; neutral values where it says nothing."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+class TokenStep(Protocol):
+    """What of a step this node reads."""
+
+    @property
+    def positions(self) -> torch.Tensor: ...
+
+
+class DecoderLM:
+    """A decoder-only language model as the engine's node: embed, forward, head.
+
+    Attributes:
+        eos_ids: tokens that end an answer, as the checkpoint says.
+        default_sampling: the checkpoint's own.
+        weights_digest: tells checkpoints apart (hex).
+    """
+
+    name: Final = NODE
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        layout: KVLayout,
+        max_positions: int,
+        eos_ids: frozenset[int],
+        default_sampling: DefaultSampling,
+        weights_digest: str,
+    ) -> None:
+        self.layout: Final = layout
+        self.max_positions: Final = max_positions
+        self.eos_ids: Final = eos_ids
+        self.default_sampling: Final = default_sampling
+        self.weights_digest: Final = weights_digest
+        self.architecture: Final = type(model).__name__
+        self._model = model
+        self._stock_attention: str = model.config._attn_implementation  # noqa: SLF001 - no public reader
+        # A mask of four dimensions is taken as it is: without one, transformers looks for packed
+        # sequences in the positions, which costs a host synchronisation per forward.
+        self._no_mask = torch.zeros(1, 1, 1, 1, device=self.device, dtype=self.dtype)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._model.config.vocab_size)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self._model.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self._model.dtype
+        return dtype
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self._model.parameters())
+
+    def use_attention(self, name: str) -> None:
+        self._model.set_attn_implementation(name)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        # The ids themselves: some models scale their embeddings inside of `forward`.
+        return token_ids
+
+    def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
+        given = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs[None]}
+        output = self._model.base_model(
+            **given, position_ids=step.positions[None], attention_mask=self._no_mask, use_cache=False
+        )
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._model.get_output_embeddings()(hidden.index_select(0, indices))
+        return logits.float()
+
+    @torch.inference_mode()
+    def reference(self, token_ids: torch.Tensor) -> torch.Tensor:
+        served = self._model.config._attn_implementation  # noqa: SLF001 - no public reader
+        self._model.set_attn_implementation(self._stock_attention)
+        try:
+            logits: torch.Tensor = self._model(input_ids=token_ids[None], use_cache=False).logits[0]
+        finally:
+            self._model.set_attn_implementation(served)
+        return logits.float()
+
+
+def load(
+    checkpoint: Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str = "auto",
+    progress: Progress = lambda done, total, name: None,
+) -> DecoderLM:
+    """The node of a checkpoint folder in Hugging Face format.
+
+    Args:
+        checkpoint: the folder.
+        device: where the weights go.
+        progress: told about every tensor that is read.
+        dtype: `bfloat16`, `float16`, `float32` or `auto`: on a GPU what the checkpoint is stored in; on
+            a CPU float32 as long as that takes no more than `CPU_FLOAT32_BYTES`, beyond it bfloat16.
+
+    Raises:
+        CheckpointError: something in the folder is missing, damaged or unsupported.
+        UnsupportedArchitectureError: the model has layers that cannot be served over a paged pool.
+    """
+    on = torch.device(device)
+    raw = _read_json(checkpoint / "config.json")
+    if "quantization_config" in raw:
+        raise UnsupportedArchitectureError(
+            f"{checkpoint}: quantised checkpoints are not supported; expected float weights"
+        )
+    model_class = _model_class(raw, checkpoint)
+    config = model_class.config_class.from_dict({k: v for k, v in raw.items() if k not in _NOT_THE_MODELS})
+    shards = read_shards(checkpoint)
+    layout = _probe(model_class, config)
+    chosen = _choose_dtype(dtype, on, shards)
+    model = _load_weights(model_class, config, shards, on, chosen, progress)
+    generation = _generation_config(checkpoint)
+    return DecoderLM(
+        model,
+        layout=layout,
+        max_positions=int(config.max_position_embeddings),
+        eos_ids=_ids(generation.get("eos_token_id", raw.get("eos_token_id"))),
+        default_sampling=_default_sampling(generation),
+        weights_digest=weights_digest(shards),
+    )
+
+
+# ---- what the checkpoint says ----------------------------------------------------------------------
+
+_NOT_THE_MODELS: Final = frozenset(
+    {
+        # How to compute is ours to say, and never the checkpoint's; some of these name code to fetch.
+        "_attn_implementation",
+        "attn_implementation",
+        "_attn_implementation_internal",
+        "_experts_implementation",
+        "experts_implementation",
+        "fusion_config",
+        "auto_map",
+        "torch_dtype",
+        "dtype",
+    }
+)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _generation_config(checkpoint: Path) -> dict[str, Any]:
+    path = checkpoint / "generation_config.json"
+    return _read_json(path) if path.is_file() else {}
+
+
+def _ids(value: Any) -> frozenset[int]:
+    """`eos_token_id` is one id, a list of them, or null."""
+    if value is None:
+        return frozenset()
+    return frozenset(int(one) for one in (value if isinstance(value, list) else [value]))
+
+
+def _default_sampling(generation: Mapping[str, Any]) -> DefaultSampling:
+    if generation.get("do_sample") is False:
+        return DefaultSampling(temperature=0.0)
+    neutral = DefaultSampling()
+    return DefaultSampling(
+        temperature=float(generation.get("temperature") or neutral.temperature),
+        top_p=float(generation.get("top_p") or neutral.top_p),
+        top_k=int(generation.get("top_k") or neutral.top_k),
+    )
+
+
+def _model_class(raw: Mapping[str, Any], checkpoint: Path) -> Any:
+    """The class `config.json` names, from the one modelling file that holds it."""
+    names, model_type = raw.get("architectures"), raw.get("model_type")
+    name = names[0] if isinstance(names, list) and names else None
+    if not isinstance(name, str) or not isinstance(model_type, str):
+        raise CheckpointError(
+            f"{checkpoint / 'config.json'}: expected architectures and model_type, "
+            f"found {names!r} and {model_type!r}"
+        )
+    module_name = model_type.replace("-", "_")
+    is_plain = re.fullmatch(r"[a-z0-9_]+", module_name) and re.fullmatch(r"\w+ForCausalLM", name)
+    refused = UnsupportedArchitectureError(
+        f"{name} (model_type {model_type!r}) is not served: expected a decoder-only language model that "
+        "transformers knows by itself (remote code is never run)"
+    )
+    if not is_plain:
+        raise refused
+    try:
+        module = import_module(f"transformers.models.{module_name}.modeling_{module_name}")
+    except ModuleNotFoundError as error:
+        raise refused from error
+    model_class = getattr(module, name, None)
+    if model_class is None:
+        raise refused
+    return model_class
+
+
+def _choose_dtype(name: str, device: torch.device, shards: list[Shard]) -> torch.dtype:
+    if name != "auto":
+        if name not in _DTYPES:
+            raise CheckpointError(f"dtype must be auto or one of {sorted(_DTYPES)}, found {name!r}")
+        return _DTYPES[name]
+    tensors = [tensor for shard in shards for tensor in shard.tensors.values()]
+    if device.type == "cpu":
+        is_small = sum(4 * tensor.elements for tensor in tensors) <= CPU_FLOAT32_BYTES
+        return torch.float32 if is_small else torch.bfloat16
+    largest = max(tensors, key=lambda tensor: tensor.elements)
+    if largest.dtype not in _SAFETENSORS_DTYPES:
+        raise CheckpointError(
+            f"the weights are stored as {largest.dtype}: expected one of {sorted(_SAFETENSORS_DTYPES)}"
+        )
+    return _SAFETENSORS_DTYPES[largest.dtype]
+
+
+# ---- what the model would ask of its attention -----------------------------------------------------
+
+
+def _probe(model_class: Any, config: Any) -> KVLayout:
+    """The layout of the model's keys and values.
+
+    Raises:
+        UnsupportedArchitectureError: a layer is not plain causal attention that goes through us.
+    """
+    name = model_class.__name__
+    shapes: dict[int, tuple[int, int]] = {}
+    complaints: list[str] = []
+
+    def seen(
+        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: object, **kwargs: Any
+    ) -> tuple[torch.Tensor, None]:
+        layer = module.layer_idx
+        if layer in shapes:
+            complaints.append(f"layer {layer} attends twice")
+        shapes[layer] = (key.shape[1], key.shape[3])
+        if value.shape != key.shape:
+            complaints.append(
+                f"layer {layer}: keys {tuple(key.shape)} and values {tuple(value.shape)} differ"
+            )
+        if not getattr(module, "is_causal", True):
+            complaints.append(f"layer {layer} is not causal")
+        if getattr(module, "sinks", None) is not None:
+            complaints.append(f"layer {layer} has attention sinks")
+        given = {k for k, v in kwargs.items() if v is not None and k not in _HARMLESS}
+        if not kwargs.get("dropout"):
+            given.discard("dropout")
+        complaints.extend(f"layer {layer} needs {what}" for what in sorted(given - {"scaling"}))
+        heads = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+        return query.new_empty(heads), None
+
+    AttentionInterface.register(_PROBE, seen)
+    try:
+        _run_on_meta(model_class, config)
+    except Exception as error:  # noqa: BLE001 - whatever a foreign model stumbles over, it is refused
+        complaints.append(f"it cannot be run over a packed batch ({type(error).__name__}: {error})")
+    layers = int(config.num_hidden_layers)
+    if not complaints and sorted(shapes) != list(range(layers)):
+        missing = sorted(set(range(layers)) - set(shapes))
+        complaints.append(f"layers {missing} do not go through the attention interface")
+    if not complaints and len(set(shapes.values())) > 1:
+        complaints.append(f"layers differ in their keys' shape: {sorted(set(shapes.values()))}")
+    if complaints:
+        raise UnsupportedArchitectureError(
+            f"{name} is not served: {complaints[0]}"
+            + (f" (and {len(complaints) - 1} more)" if len(complaints) > 1 else "")
+            + "; expected full causal attention in every layer, through transformers' attention interface"
+        )
+    kv_heads, head_dim = shapes[0]
+    return KVLayout(layers=layers, kv_heads=kv_heads, head_dim=head_dim)
+
+
+def _run_on_meta(model_class: Any, config: Any) -> None:
+    """One forward of two packed tokens, without weights: shapes only."""
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)  # grouped expert kernels accept nothing else
+    try:
+        with torch.device("meta"), torch.inference_mode():
+            model = model_class(config).eval()
+            model.set_attn_implementation(_PROBE)
+            ids = torch.zeros(1, 2, dtype=torch.int32)
+            no_mask = torch.zeros(1, 1, 1, 1)
+            model.base_model(input_ids=ids, position_ids=ids, attention_mask=no_mask, use_cache=False)
+    finally:
+        torch.set_default_dtype(previous)
+
+
+# ---- weights ---------------------------------------------------------------------------------------
+
+
+class _Counter:
+    """Adds up what the loader's threads read."""
+
+    def __init__(self, total: int, progress: Progress) -> None:
+        self._total = total
+        self._progress = progress
+        self._lock = Lock()
+        self._done = 0
+
+    def add(self, nbytes: int, name: str) -> None:
+        with self._lock:
+            self._done += nbytes
+            self._progress(self._done, self._total, name)
+
+
+@dataclass(frozen=True, slots=True)
+class _CountedSlice:
+    """A tensor in a file, read when transformers' loader asks for it."""
+
+    name: str
+    nbytes: int
+    slice: Any
+    counter: _Counter
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        tensor: torch.Tensor = self.slice[index]
+        self.counter.add(self.nbytes, self.name)
+        return tensor
+
+
+def _load_weights(
+    model_class: Any,
+    config: Any,
+    shards: list[Shard],
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress,
+) -> Any:
+    """The model with its weights, through transformers' own renames, merges and ties.
+
+    It gets the tensors and not the folder, so that it opens no file by itself.
+    """
+    transformers_logging.disable_progress_bar()
+    counter = _Counter(sum(t.nbytes for shard in shards for t in shard.tensors.values()), progress)
+    state: dict[str, _CountedSlice] = {}
+    for shard in shards:
+        file: Any = safe_open(shard.path, framework="pt", device="cpu")
+        for name, tensor in shard.tensors.items():
+            state[name] = _CountedSlice(name, tensor.nbytes, file.get_slice(name), counter)
+    try:
+        model, info = model_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=state,
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"the weights in {shards[0].path.parent} do not fit {model_class.__name__}: {error}"
+        ) from error
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise CheckpointError(
+            f"the weights in {shards[0].path.parent} lack {len(missing)} tensors of {model_class.__name__}: "
+            f"{', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}"
+        )
+    # To the device afterwards: transformers places tensors by itself only with `accelerate` installed.
+    return model.to(device).requires_grad_(requires_grad=False)

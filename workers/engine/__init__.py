@@ -1,0 +1,14 @@
+"""The KV-cache engine: continuous batching over a paged pool, one forward per step.
+
+sequence.py    what is asked for, and how far it is          no torch
+blocks.py      which blocks of the pool are whose            no torch
+scheduler.py   who takes part in the next step               no torch
+step.py        the step as fixed tensors
+attention.py   the one attention function of all models
+sampler.py     logits to tokens, by counted randomness
+node.py        what the engine asks of a model
+kv_engine.py   schedule, run, sample: the step itself
+selfcheck.py   the proof, at load, that pool and stock model agree
+mailbox.py     the bounded queue between two threads
+thread.py      the thread that owns engine and device
+"""

@@ -1,0 +1,124 @@
+"""The scheduler: who takes part in the next step.
+
+First come, first served. A sequence is admitted only when its prompt *and* all it may generate fit in
+free blocks, which are then its own to the end: so nothing that runs can run out of memory, and nothing
+is ever preempted. One that is larger than the whole pool is refused; any other waits in order.
+
+A step is a packed batch within a token budget: one token of every sequence that decodes, then chunks
+of the prompts that are not in the pool yet. Sequences join and leave at every step. No torch here.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shared.errors import BugError, ClientError
+from workers.engine.blocks import BlockManager
+from workers.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`count` tokens of a sequence, from position `start` on, computed in one step."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the chunk reaches the sequence's end, so that its next token can be sampled."""
+        return self.start + self.count == len(self.sequence.ids)
+
+
+class Scheduler:
+    """Admission and batching over one pool.
+
+    Args:
+        blocks: the pool's free blocks.
+        max_rows: how many sequences may run at once.
+        max_step_tokens: the budget of a step. At least `max_rows`, so that a prompt always gets on
+            beside the sequences that decode.
+        max_positions: the model's context length.
+    """
+
+    def __init__(
+        self, blocks: BlockManager, *, max_rows: int, max_step_tokens: int, max_positions: int
+    ) -> None:
+        if max_rows < 1 or max_step_tokens < max_rows:
+            raise ValueError(
+                f"max_step_tokens must be at least max_rows, and that at least 1; "
+                f"found max_step_tokens={max_step_tokens}, max_rows={max_rows}"
+            )
+        self.blocks = blocks
+        self.max_step_tokens = max_step_tokens
+        self.max_positions = max_positions
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._free_rows = deque(range(max_rows))
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence.
+
+        Raises:
+            ClientError: it can never run here.
+        """
+        limit, what = min(
+            (self.max_positions, "the model's context length"),
+            (self.blocks.capacity_tokens, "the size of the KV cache"),
+        )
+        if sequence.reserved_tokens > limit:
+            raise ClientError(
+                f"{what} is {limit} tokens, but {sequence.reserved_tokens} were requested "
+                f"({len(sequence.spec.prompt_ids)} in the prompt, {sequence.spec.max_tokens} for the "
+                "answer); shorten the prompt or max_tokens",
+                code="context_length_exceeded",
+            )
+        self.waiting.append(sequence)
+
+    def schedule(self) -> list[Chunk]:
+        """Admit who fits, and choose the next step's chunks: decodes first, then prompts in order."""
+        self._admit()
+        # There are never more decodes than rows, and the budget covers the rows: only prompts are cut.
+        decodes = [Chunk(s, s.computed, 1) for s in self.running if s.pending == 1]
+        return decodes + list(self._prefills(self.max_step_tokens - len(decodes)))
+
+    def advance(self, chunks: Iterable[Chunk]) -> None:
+        """The chunks are in the pool."""
+        for chunk in chunks:
+            chunk.sequence.computed += chunk.count
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence: finished, failed or cancelled; its blocks and its row are free again."""
+        if sequence.row is None:
+            self.waiting.remove(sequence)
+            return
+        self.running.remove(sequence)
+        self.blocks.release(sequence.blocks)
+        self._free_rows.append(sequence.row)
+        sequence.blocks, sequence.row = [], None
+
+    def _admit(self) -> None:
+        while self.waiting and self._free_rows:
+            sequence = self.waiting[0]
+            if not self.blocks.can_allocate(sequence.reserved_tokens):
+                if not self.running:
+                    raise BugError("the pool is idle, and yet its first sequence does not fit")
+                return  # in order: nobody overtakes
+            self.waiting.popleft()
+            sequence.blocks = self.blocks.allocate(sequence.reserved_tokens)
+            sequence.row = self._free_rows.popleft()
+            self.running.append(sequence)
+
+    def _prefills(self, budget: int) -> Iterable[Chunk]:
+        for sequence in self.running:
+            if budget == 0:
+                return
+            if sequence.pending > 1:
+                count = min(sequence.pending, budget)
+                budget -= count
+                yield Chunk(sequence, sequence.computed, count)

@@ -1,0 +1,133 @@
+"""A sequence: what one request asks of the engine, and how far it is.
+
+Knows neither tensors nor the pool's bytes: token ids, counters, block numbers. A request that is
+resumed comes with the tokens an earlier attempt generated (`prefix_ids`); they continue the positions,
+count to `max_tokens`, and the draws of randomness go on behind them, so the answer goes on as if
+nothing had happened.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended: the model said so, or the limit."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a token is chosen from its logits.
+
+    Attributes:
+        temperature: 0 is greedy, and then nothing else here matters.
+        top_k: keep the k likeliest tokens (and what ties with the last of them); 0 or less is off.
+        top_p: of those, keep the fewest that hold this share of the probability; 1 is off.
+        seed: with the draw's index, the node and `sample_index` it keys every draw.
+        sample_index: which of several answers to the same request this is.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    sample_index: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be finite and not negative, found {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, found {self.top_p}")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed must fit 64 bits with a sign, found {self.seed}")
+        if not 0 <= self.sample_index < 2**31:
+            raise ValueError(f"sample_index must fit 31 bits, found {self.sample_index}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceSpec:
+    """A request to the engine.
+
+    Attributes:
+        key: the caller's name for it; unique among the live ones.
+        prefix_ids: tokens an earlier attempt generated already.
+        max_tokens: at most so many generated tokens, those of the prefix included.
+        eos_ids: tokens that end the answer.
+        ignore_eos: take them as any other token.
+    """
+
+    key: str
+    prompt_ids: list[int]
+    max_tokens: int
+    prefix_ids: list[int] = field(default_factory=list)
+    eos_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    sampling: Sampling = Sampling()
+
+    @property
+    def finished(self) -> FinishReason | None:
+        """How the prefix ended the answer already; None while there is something left to compute."""
+        if not self.prefix_ids:
+            return None
+        return self.finish_reason(self.prefix_ids[-1], len(self.prefix_ids))
+
+    def finish_reason(self, token_id: int, generated: int) -> FinishReason | None:
+        """Whether the answer ends with `token_id`, the last of `generated` tokens."""
+        if token_id in self.eos_ids and not self.ignore_eos:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if generated >= self.max_tokens else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOutput:
+    """One generated token.
+
+    Attributes:
+        index: its position among the generated tokens, from 0, those of the prefix included.
+        finish: why it is the last one; None while more follow. An end-of-sequence token is put out too.
+        step: the engine step that made it, from 1.
+    """
+
+    key: str
+    token_id: int
+    index: int
+    finish: FinishReason | None
+    step: int
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A sequence in the engine: its spec, and how far it is.
+
+    Attributes:
+        ids: prompt, prefix, and what was generated since.
+        computed: how many of `ids` have their keys and values in the pool.
+        blocks: the pool's blocks that are its own, in order; all of them, from admission on.
+        row: its place in the step's tables while it runs.
+    """
+
+    spec: SequenceSpec
+    ids: list[int] = field(init=False)
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    row: int | None = None
+
+    def __post_init__(self) -> None:
+        self.ids = [*self.spec.prompt_ids, *self.spec.prefix_ids]
+
+    @property
+    def pending(self) -> int:
+        """How many tokens must be computed before the next one can be sampled; 1 is a decode."""
+        return len(self.ids) - self.computed
+
+    @property
+    def generated(self) -> int:
+        """How many tokens were generated, the prefix included: the index of the next draw."""
+        return len(self.ids) - len(self.spec.prompt_ids)
+
+    @property
+    def reserved_tokens(self) -> int:
+        """The most tokens it can ever come to."""
+        return len(self.spec.prompt_ids) + self.spec.max_tokens
