@@ -5,9 +5,11 @@ Readers are ordered, ack-less cursors; publishers are tracked to their acks. Two
 (`tests/shared/log/contract.py`).
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from shared.errors import CapacityError, ClientError, DalSegnoError
 
@@ -25,9 +27,11 @@ class Record(Protocol):
     def time_ns(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRecord:
-    """One event as the log holds it: its position, its subject, its bytes, and when it was stored."""
+class StoredRecord(msgspec.Struct, frozen=True, gc=False):
+    """One event as the log holds it: its position, its subject, its bytes, and when it was stored.
+
+    A Struct, for a replay makes 100,000 of them a second: 0.1 us each, a frozen dataclass takes 1.2.
+    """
 
     seq: int
     subject: str
@@ -71,58 +75,109 @@ class WrongLastSequenceError(DalSegnoError):
     code = "wrong_last_sequence"
 
 
+class OutboxFullError(CapacityError):
+    """Too much is posted and not acked yet: the log is away or full, and the backlog is bounded."""
+
+    code = "log_backlog"
+
+
 class Log(Protocol):
     """The event log."""
+
+    on_change: Callable[[bool], None] | None
+    """Called on the event loop with `connected`, whenever that changes."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether the log answers now. While it does not, posts are kept and readers wait."""
+        ...
+
+    @property
+    def max_payload(self) -> int:
+        """The most bytes one event may have."""
+        ...
 
     async def publish(self, subject: str, data: bytes, *, expected_last_seq: int | None = None) -> int:
         """Store an event and return its sequence; sent again until it is acked.
 
-        With `expected_last_seq`, only if that is the subject's last sequence (0: none).
+        With `expected_last_seq`, only if that is the subject's last sequence (0: none). Cancelled, it is
+        not sent again; whether it is stored is then unknown.
 
         Raises:
             PayloadTooLargeError: before anything is sent.
+            OutboxFullError: before anything is sent.
             WrongLastSequenceError: the expectation did not hold.
             LogUnavailableError: the log is closed.
+            LogRegressedError: the log is not the one, or not as far, as it was.
         """
         ...
 
     def post(self, subject: str, data: bytes, stored: Callable[[int], None] | None = None) -> None:
         """Store an event without waiting; `stored(seq)` is called on the event loop once it is acked.
 
+        Nobody waits: what is not acked yet is kept, up to a bound, and past it refused.
+
         Order: events posted by one process are sent in order; one that must be sent again may be
         stored behind later ones, and may be stored twice. Readers keep the first copy by event id.
 
         Raises:
             PayloadTooLargeError: before anything is sent.
+            OutboxFullError: before anything is sent.
+            LogUnavailableError: the log is closed.
+            LogRegressedError: the log is not the one, or not as far, as it was.
         """
         ...
 
-    def read(self, subjects: Sequence[str], start_seq: int) -> AsyncIterator[StoredRecord]:
+    def read(self, subjects: Sequence[str], start_seq: int) -> AsyncGenerator[StoredRecord, None]:
         """Every record on `subjects` from `start_seq` on, in order, each once; then live, for ever.
 
-        Survives reconnects and server restarts by itself.
+        Survives reconnects and server restarts by itself. Between the log and a slow reader is a bounded
+        queue; the log waits when it is full, and nothing is lost. Close it (`contextlib.aclosing`) when
+        done with it.
 
         Raises:
             LogRegressedError: the log is not the one, or not as far, as it was.
+            LogUnavailableError: the log is closed.
         """
         ...
 
     def history(
         self, subjects: Sequence[str], start_seq: int = 1, end_seq: int | None = None
-    ) -> AsyncIterator[StoredRecord]:
-        """What the log holds on `subjects` now (up to `end_seq`), in order; then it ends."""
+    ) -> AsyncGenerator[StoredRecord, None]:
+        """What the log holds on `subjects` now (up to `end_seq`), in order; then it ends.
+
+        Raises:
+            LogRegressedError: the log is not the one, or not as far, as it was.
+            LogUnavailableError: the log is closed.
+        """
         ...
 
     async def last(self, subject: str) -> StoredRecord | None:
-        """The newest record on one subject, read from the stream's leader."""
+        """The newest record on one subject, read from the stream's leader.
+
+        Raises:
+            LogUnavailableError: the log does not answer.
+        """
         ...
 
     async def state(self) -> LogState:
-        """The log as it is now."""
+        """The log as it is now.
+
+        Raises:
+            LogUnavailableError: the log does not answer.
+        """
         ...
 
     async def drain(self) -> None:
-        """Wait until everything posted is acked."""
+        """Wait until everything posted so far is acked."""
+        ...
+
+    async def beat(self, subject: str, data: bytes) -> None:
+        """Tell whoever listens now; it is not stored, and lost while the log is away."""
+        ...
+
+    def listen(self, subject: str) -> AsyncGenerator[tuple[str, bytes], None]:
+        """The beats on `subject` from now on, as (subject, data); a slow listener loses the oldest."""
         ...
 
     async def close(self) -> None:

@@ -1,0 +1,1 @@
+"""Measurements, each a module with a table for its output."""

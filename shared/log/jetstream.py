@@ -1,0 +1,536 @@
+"""The log on NATS JetStream: `connect` to it, `provision` its stream.
+
+It brings together a connection (`shared.log.connection`), an outbox tracked to its acks
+(`shared.log.outbox`) and for each reader a cursor (`shared.log.cursor`), and watches that the log under
+them stays the same log.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from shared.errors import BugError, DalSegnoError
+from shared.log import jetstream_api as api
+from shared.log.connection import Connection
+from shared.log.cursor import Cursor
+from shared.log.outbox import Entry, Outbox, Refused
+from shared.log.port import (
+    LogRegressedError,
+    LogState,
+    LogUnavailableError,
+    PayloadTooLargeError,
+    StoredRecord,
+    WrongLastSequenceError,
+)
+from shared.subjects import Subjects
+
+_logger = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
+_PATIENCE_S: Final = 5.0
+"""How long a question (`state`, `last`) is asked again while the server restarts."""
+_RETRY_S: Final = 0.05
+_RETRY_AT_MOST_S: Final = 1.0
+_MARGIN_BYTES: Final = 4096
+"""Below `max_payload`: headers count too, and an event is refused *near* the limit, not at it."""
+_BEATS_KEPT: Final = 1024
+_NO_RESPONDERS: Final = 503
+_TICK_S: Final = 1.0
+_DECODE_ACK: Final = msgspec.json.Decoder(api.PubAck).decode
+
+
+async def connect(
+    url: str,
+    *,
+    token: str | None = None,
+    subjects: Subjects,
+    name: str,
+    timeout_s: float = 0.0,
+    on_change: Callable[[bool], None] | None = None,
+    max_pending: int = 1 << 18,
+) -> "JetStreamLog":
+    """Connect to the log of one deployment; `name` labels the connection on the server.
+
+    Up to `timeout_s` it is tried again when there is no server, no JetStream or no stream yet; a wrong
+    token is an error at once. `max_pending` bounds the records queued before one reader.
+
+    Raises:
+        LogUnavailableError: in one line what is missing and what to do.
+    """
+    log = JetStreamLog(url, subjects, max_pending=max_pending, on_change=on_change)
+    await log._open(token=token, name=name, timeout_s=timeout_s)  # noqa: SLF001 - its other half
+    return log
+
+
+async def provision(
+    url: str,
+    token: str | None,
+    subjects: Subjects,
+    *,
+    max_bytes: int | None = None,
+    max_age_s: float = 7 * 24 * 3600.0,
+    replicas: int = 1,
+    timeout_s: float = 0.0,
+) -> None:
+    """Make the stream of a deployment, or bring the one there is up to date. Any number may do so at once.
+
+    `max_bytes` None: no bound but the server's own (by default three quarters of the disk that is free).
+
+    Raises:
+        LogUnavailableError: the server cannot be reached, has no JetStream, or refuses the stream.
+    """
+    connection = Connection(url)
+    request = api.stream_request(
+        subjects.stream, subjects.logged(), max_bytes=max_bytes, max_age_s=max_age_s, replicas=replicas
+    )
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    try:
+        await connection.open(token=token, name="dalsegno-provision", timeout_s=timeout_s)
+        await _until(deadline, lambda: _provision(connection, subjects.stream, request))
+    finally:
+        await connection.close()
+
+
+async def _provision(connection: Connection, stream: str, request: bytes) -> None:
+    # Made first, then updated: of several at once one makes it, and the others find it there.
+    info = await connection.ask(f"$JS.API.STREAM.CREATE.{stream}", request, api.StreamInfo)
+    if info.error is not None and info.error.err_code == api.STREAM_NAME_IN_USE:
+        info = await connection.ask(f"$JS.API.STREAM.UPDATE.{stream}", request, api.StreamInfo)
+    if info.error is not None:
+        raise LogUnavailableError(
+            f"{connection.where} refused the stream {stream!r}: {info.error.description} "
+            f"(code {info.error.err_code})"
+        )
+
+
+class JetStreamLog:
+    """The `shared.log.port.Log` of one deployment; made by `connect`."""
+
+    def __init__(
+        self, url: str, subjects: Subjects, *, max_pending: int, on_change: Callable[[bool], None] | None
+    ) -> None:
+        self.on_change = on_change
+        self._subjects = subjects
+        self._kinds = tuple(subject.removesuffix(">") for subject in subjects.logged())
+        self._stream = subjects.stream
+        self._max_pending = max_pending
+        self._connection = Connection(url, connected=self._connected, disconnected=self._disconnected)
+        self._outbox = Outbox(self._transmit)
+        self._ack_prefix = ""
+        self._online = asyncio.Event()
+        self._cursors: set[Cursor] = set()
+        self._listeners: set[_Listener] = set()
+        self._created_ns = 0
+        self._highest = 0  # the furthest position anybody here knows the log has had
+        self._failure: DalSegnoError | None = None
+
+    # ---- connection -----------------------------------------------------------------------------------
+    @property
+    def connected(self) -> bool:
+        return self._failure is None and self._online.is_set() and bool(self._connection.is_connected)
+
+    @property
+    def max_payload(self) -> int:
+        return int(self._connection.max_payload) - _MARGIN_BYTES
+
+    async def _open(self, *, token: str | None, name: str, timeout_s: float) -> None:
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        try:
+            await self._connection.open(token=token, name=name, timeout_s=timeout_s)
+            state = await _until(deadline, self._state)
+            self._created_ns = state.created_ns
+            self._highest = state.last_seq
+            inbox = self._connection.new_inbox()
+            self._ack_prefix = f"{inbox}."
+            await self._connection.attach(f"{inbox}.*", self._acknowledged)
+        except BaseException:
+            await self._connection.close()
+            raise
+        self._go_online()
+
+    async def _connected(self) -> None:
+        """After a reconnect: is it still our log? Only then go on writing and reading."""
+        pause_s = _RETRY_S
+        while True:
+            try:
+                state = await self._state()
+                self._check(state)
+            except LogUnavailableError as error:
+                _logger.warning("waiting for the log: %s", error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _RETRY_AT_MOST_S)
+            except LogRegressedError:
+                return  # and everybody is told
+            else:
+                self._go_online()
+                return
+
+    def _go_online(self) -> None:
+        self._online.set()
+        self._outbox.online()
+        for cursor in self._cursors:
+            cursor.fail("the connection is new")
+        if self.on_change is not None:
+            self.on_change(True)
+
+    async def _disconnected(self) -> None:
+        self._outbox.offline()
+        if self._online.is_set():
+            self._online.clear()
+            if self.on_change is not None:
+                self.on_change(False)
+
+    def _fail(self, failure: DalSegnoError) -> None:
+        if self._failure is not None:
+            return
+        self._failure = failure
+        self._outbox.fail(failure)
+        for cursor in self._cursors:
+            cursor.fail(failure.message)
+        for listener in self._listeners:
+            listener.wake()
+        self._online.set()  # whoever waits for the log may stop waiting
+
+    def _check(self, state: LogState) -> None:
+        """Fail for good, and everybody, when the log went backwards."""
+        for cursor in self._cursors:
+            self._highest = max(self._highest, cursor.reached)
+        if state.created_ns != self._created_ns:
+            what = "was made anew since this process connected: what it held is gone"
+        elif state.last_seq < self._highest:
+            what = (
+                f"ends at {state.last_seq} but had reached {self._highest}: "
+                "it lost events, or was restored from a copy"
+            )
+        else:
+            return
+        failure = LogRegressedError(
+            f"the stream {self._stream!r} at {self._connection.where} {what}; "
+            "restart every role of the deployment"
+        )
+        self._fail(failure)
+        raise failure
+
+    def _check_start(self, start_seq: int, state: LogState) -> None:
+        if start_seq > state.last_seq + 1:
+            raise LogRegressedError(
+                f"cannot read the stream {self._stream!r} from {start_seq} on: it ends at {state.last_seq}; "
+                "what was kept of it elsewhere (a snapshot?) is of another log"
+            )
+
+    async def close(self) -> None:
+        self._fail(LogUnavailableError("the log is closed"))
+        await self._connection.close()
+
+    # ---- writing --------------------------------------------------------------------------------------
+    async def publish(self, subject: str, data: bytes, *, expected_last_seq: int | None = None) -> int:
+        self._accept(subject, data)
+        loop = asyncio.get_running_loop()
+        ambiguous = False
+        pause_s = _RETRY_S
+        while True:
+            stored: asyncio.Future[int] = loop.create_future()
+            number = self._outbox.post(
+                subject, data, _setter(stored), _exception_setter(stored), expected_last_seq
+            )
+            try:
+                return await stored
+            except Refused as refused:
+                assert expected_last_seq is not None
+                if (
+                    refused.code == api.WRONG_LAST_SEQUENCE_IN_FLIGHT
+                ):  # another's is under way: it may yet fail
+                    ambiguous = True
+                if refused.sent == 1 and refused.code == api.WRONG_LAST_SEQUENCE and not ambiguous:
+                    raise self._wrong_last(subject, expected_last_seq) from None
+                ambiguous = ambiguous or refused.sent > 1
+            finally:
+                self._outbox.discard(number)
+            # It was sent more than once: the copy that was refused may have found the one that was stored.
+            # Whatever took the place behind the expectation tells.
+            successor = await self._successor(subject, expected_last_seq)
+            if successor is not None and successor.data == data:
+                return successor.seq
+            if successor is not None:
+                raise self._wrong_last(subject, expected_last_seq)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _RETRY_AT_MOST_S)
+
+    def post(self, subject: str, data: bytes, stored: Callable[[int], None] | None = None) -> None:
+        self._accept(subject, data)
+        self._outbox.post(subject, data, stored)
+
+    async def drain(self) -> None:
+        await self._outbox.drain()
+
+    def _accept(self, subject: str, data: bytes) -> None:
+        if len(data) > self.max_payload:
+            raise PayloadTooLargeError(
+                f"an event of {len(data)} bytes on {subject!r} is too large for the log: the bound is "
+                f"{self.max_payload} bytes; send media by reference, or raise the server's max_payload"
+            )
+        if not subject.startswith(self._kinds) or not subject.isprintable() or " " in subject:
+            raise BugError(f"{subject!r} is not a subject of the stream {self._stream!r}: {self._kinds}")
+
+    def _transmit(self, number: int, entry: Entry) -> None:
+        self._connection.send_publish(
+            entry.subject, f"{self._ack_prefix}{number}", entry.data, entry.expected
+        )
+
+    def _acknowledged(self, subject: bytes, _reply: bytes, data: bytes, header: bytes | None) -> None:
+        number = int(subject[len(self._ack_prefix) :])
+        if header is not None and not data:
+            self._outbox.refused(number, _NO_RESPONDERS, f"nothing stores {self._stream}")
+            return
+        ack = _DECODE_ACK(data)
+        if ack.error is not None:
+            self._outbox.refused(number, ack.error.err_code, ack.error.description)
+            return
+        self._highest = max(self._highest, ack.seq)
+        self._outbox.acked(number, ack.seq)
+
+    async def _successor(self, subject: str, seq: int) -> StoredRecord | None:
+        """The first record of `subject` behind `seq`; asked until it is known."""
+        while True:
+            with contextlib.suppress(LogUnavailableError):
+                return await self._message({"seq": seq + 1, "next_by_subj": subject})
+            await self._online.wait()
+            self._raise_failure()
+            await asyncio.sleep(_RETRY_S)
+
+    @staticmethod
+    def _wrong_last(subject: str, expected: int) -> WrongLastSequenceError:
+        return WrongLastSequenceError(
+            f"expected {expected} to be the last sequence of {subject!r}: it is not"
+        )
+
+    # ---- reading --------------------------------------------------------------------------------------
+    def read(self, subjects: Sequence[str], start_seq: int) -> AsyncGenerator[StoredRecord, None]:
+        return self._records(subjects, self._cursor(start_seq, None))
+
+    async def history(
+        self, subjects: Sequence[str], start_seq: int = 1, end_seq: int | None = None
+    ) -> AsyncGenerator[StoredRecord, None]:
+        state = await self.state()
+        last_seq = state.last_seq
+        self._check_start(start_seq, state)
+        cursor = self._cursor(start_seq, last_seq if end_seq is None else min(end_seq, last_seq))
+        async with contextlib.aclosing(self._records(subjects, cursor)) as records:
+            async for record in records:
+                yield record
+
+    def _cursor(self, start_seq: int, end_seq: int | None) -> Cursor:
+        return Cursor(
+            max(start_seq, 1),
+            end_seq,
+            self._connection.send_empty,
+            max_pending=self._max_pending,
+            max_pending_bytes=64 * 1024 * 1024,
+        )
+
+    async def _records(self, subjects: Sequence[str], cursor: Cursor) -> AsyncGenerator[StoredRecord, None]:
+        consumer = _Consumer(self._connection, self._stream, list(subjects), cursor)
+        self._cursors.add(cursor)
+        try:
+            while True:
+                while (record := cursor.take()) is not None:
+                    yield record
+                if cursor.finished:
+                    return
+                if cursor.fault is not None:
+                    await self._reattach(consumer, cursor)
+                await cursor.wait()
+        finally:
+            consumer.detach()
+            self._cursors.discard(cursor)
+            self._highest = max(self._highest, cursor.reached)
+
+    async def _reattach(self, consumer: "_Consumer", cursor: Cursor) -> None:
+        """Have the cursor delivered to again, from its own position; tried until it works."""
+        pause_s = _RETRY_S
+        while True:
+            consumer.detach()
+            await self._online.wait()
+            self._raise_failure()
+            _logger.debug("reading %s from %d on: %s", self._stream, cursor.position + 1, cursor.fault)
+            try:
+                state = await self._state()
+                self._check(state)
+                self._check_start(cursor.position + 1, state)
+                await consumer.attach()
+                return
+            except LogUnavailableError as error:
+                _logger.warning("reading %s waits: %s", self._stream, error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _RETRY_AT_MOST_S)
+
+    async def last(self, subject: str) -> StoredRecord | None:
+        return await self._patiently(lambda: self._message({"last_by_subj": subject}))
+
+    async def state(self) -> LogState:
+        return await self._patiently(self._state)
+
+    async def _patiently(self, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        self._raise_failure()
+        return await _until(asyncio.get_running_loop().time() + _PATIENCE_S, question)
+
+    async def _state(self) -> LogState:
+        info = await self._connection.ask(f"$JS.API.STREAM.INFO.{self._stream}", b"", api.StreamInfo)
+        if info.error is None:
+            return info.log_state()
+        if info.error.err_code == api.STREAM_NOT_FOUND:
+            raise LogUnavailableError(
+                f"{self._connection.where} has no stream {self._stream!r}: run `dalsegno provision`"
+            )
+        raise LogUnavailableError(
+            f"{self._connection.where} cannot tell about {self._stream!r}: {info.error.description} "
+            f"(code {info.error.err_code})"
+        )
+
+    async def _message(self, query: dict[str, int | str]) -> StoredRecord | None:
+        subject = f"$JS.API.STREAM.MSG.GET.{self._stream}"
+        reply = await self._connection.ask(subject, msgspec.json.encode(query), api.MessageReply)
+        if reply.error is None:
+            return reply.record()
+        if reply.error.err_code == api.NO_MESSAGE:
+            return None
+        raise LogUnavailableError(
+            f"{self._connection.where} cannot look up {query} in {self._stream!r}: {reply.error.description}"
+        )
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # ---- beats ----------------------------------------------------------------------------------------
+    async def beat(self, subject: str, data: bytes) -> None:
+        self._connection.send_publish(subject, "", data, None)
+
+    async def listen(self, subject: str) -> AsyncGenerator[tuple[str, bytes], None]:
+        listener = _Listener()
+        self._raise_failure()
+        sid = await self._connection.attach(subject, listener.heard)
+        self._listeners.add(listener)
+        try:
+            while True:
+                while listener.beats:
+                    yield listener.beats.popleft()
+                self._raise_failure()
+                await listener.wait()
+        finally:
+            self._listeners.discard(listener)
+            self._connection.detach(sid)
+
+
+class _Listener:
+    """The beats one listener has not taken yet; of too many, the oldest are dropped."""
+
+    def __init__(self) -> None:
+        self.beats: deque[tuple[str, bytes]] = deque(maxlen=_BEATS_KEPT)
+        self._change = asyncio.Event()
+
+    def heard(self, subject: bytes, _reply: bytes, data: bytes, _header: bytes | None) -> None:
+        self.beats.append((subject.decode(), data))
+        self._change.set()
+
+    def wake(self) -> None:
+        self._change.set()
+
+    async def wait(self) -> None:
+        await self._change.wait()
+        self._change.clear()
+
+
+class _Consumer:
+    """The consumer on the server that feeds a cursor now, and its watchdog."""
+
+    def __init__(self, connection: Connection, stream: str, subjects: list[str], cursor: Cursor) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._subjects = subjects
+        self._cursor = cursor
+        self._sid: int | None = None
+        self._name = ""
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def attach(self) -> None:
+        """Make a consumer that delivers from the cursor's position on."""
+        inbox = self._connection.new_inbox()
+        # The consumer is named by us, so that it can be deleted even if the answer to this gets lost.
+        self._name = inbox.rpartition(".")[2]
+        self._sid = await self._connection.attach(inbox, self._delivered)
+        self._cursor.attaching()
+        request = api.consumer_request(
+            self._stream, self._name, inbox, self._subjects, self._cursor.position + 1
+        )
+        subject = f"$JS.API.CONSUMER.CREATE.{self._stream}.{self._name}"
+        try:
+            info = await self._connection.ask(subject, request, api.ConsumerInfo)
+            if info.error is not None:
+                raise LogUnavailableError(
+                    f"{self._connection.where} made no reader of {self._subjects}: {info.error.description} "
+                    f"(code {info.error.err_code})"
+                )
+        except BaseException:
+            self._cursor.fail("no consumer yet")
+            raise
+        self._cursor.attached(info.num_pending)
+        self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+
+    def detach(self) -> None:
+        """Let go of the consumer; nobody waits for the server's answer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._sid is None:
+            return
+        self._connection.detach(self._sid)
+        self._connection.send_empty(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._name}")
+        self._sid = None
+
+    def _delivered(self, subject: bytes, reply: bytes, data: bytes, header: bytes | None) -> None:
+        if header is not None and header.startswith(b"NATS/1.0 1"):
+            self._cursor.control(reply, header)
+        elif reply.startswith(b"$JS.ACK."):
+            self._cursor.deliver(subject, reply, data)
+        else:
+            self._cursor.fail(f"an unexpected message: {header!r}")
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+        self._cursor.tick()
+
+
+async def _until(deadline: float, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
+    """Ask until there is an answer, or until the deadline; then the last reason is raised."""
+    loop = asyncio.get_running_loop()
+    pause_s = _RETRY_S
+    while True:
+        try:
+            return await question()
+        except LogUnavailableError:
+            if loop.time() + pause_s > deadline:
+                raise
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _RETRY_AT_MOST_S)
+
+
+def _setter(future: asyncio.Future[int]) -> Callable[[int], None]:
+    def set_result(seq: int) -> None:
+        if not future.done():
+            future.set_result(seq)
+
+    return set_result
+
+
+def _exception_setter(future: asyncio.Future[int]) -> Callable[[Exception], None]:
+    def set_exception(error: Exception) -> None:
+        if not future.done():
+            future.set_exception(error)
+
+    return set_exception

@@ -1,0 +1,151 @@
+"""What JetStream says: the JSON of its API, as far as this project reads it. No I/O.
+
+Requests go to `$JS.API.<verb>.<stream>` (NATS ADR-1, ADR-22).
+"""
+
+import base64
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from shared.log.port import LogState, StoredRecord
+
+NO_MESSAGE: Final = 10037
+STREAM_NAME_IN_USE: Final = 10058
+STREAM_NOT_FOUND: Final = 10059
+WRONG_LAST_SEQUENCE: Final = 10071
+WRONG_LAST_SEQUENCE_IN_FLIGHT: Final = 10164
+"""Replicated streams only: another publish on the subject is under way, neither stored nor refused yet."""
+
+
+class ApiError(msgspec.Struct, frozen=True):
+    """Why the API refused."""
+
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class PubAck(msgspec.Struct, frozen=True):
+    """The answer to a publish."""
+
+    seq: int = 0
+    error: ApiError | None = None
+
+
+class _StreamState(msgspec.Struct, frozen=True):
+    messages: int
+    bytes: int
+    first_seq: int
+    last_seq: int
+
+
+class StreamInfo(msgspec.Struct, frozen=True):
+    """The answer to STREAM.INFO, .CREATE and .UPDATE."""
+
+    created: str = ""
+    state: _StreamState | None = None
+    error: ApiError | None = None
+
+    def log_state(self) -> LogState:
+        assert self.state is not None
+        return LogState(
+            first_seq=self.state.first_seq,
+            last_seq=self.state.last_seq,
+            created_ns=parse_time_ns(self.created),
+            messages=self.state.messages,
+            bytes=self.state.bytes,
+        )
+
+
+class ConsumerInfo(msgspec.Struct, frozen=True):
+    """The answer to CONSUMER.CREATE; `num_pending` records matched when it was made."""
+
+    num_pending: int = 0
+    error: ApiError | None = None
+
+
+class _StoredMessage(msgspec.Struct, frozen=True):
+    subject: str
+    seq: int
+    time: str
+    data: str = ""
+
+
+class MessageReply(msgspec.Struct, frozen=True):
+    """The answer to STREAM.MSG.GET."""
+
+    message: _StoredMessage | None = None
+    error: ApiError | None = None
+
+    def record(self) -> StoredRecord:
+        assert self.message is not None
+        stored = self.message
+        return StoredRecord(
+            stored.seq, stored.subject, base64.b64decode(stored.data), parse_time_ns(stored.time)
+        )
+
+
+def consumer_request(
+    stream: str, name: str, deliver_subject: str, subjects: list[str], start_seq: int
+) -> bytes:
+    """An ephemeral, ack-less, flow-controlled push consumer: NATS' ordered consumer, with our own cursor."""
+    return msgspec.json.encode(
+        {
+            "stream_name": stream,
+            "config": {
+                "name": name,
+                "deliver_subject": deliver_subject,
+                "deliver_policy": "by_start_sequence",
+                "opt_start_seq": start_seq,
+                "filter_subjects": subjects,
+                "ack_policy": "none",
+                "max_deliver": 1,
+                "flow_control": True,
+                "idle_heartbeat": HEARTBEAT_NS,
+                "inactive_threshold": 5_000_000_000,
+                "mem_storage": True,
+                "num_replicas": 1,
+            },
+        }
+    )
+
+
+HEARTBEAT_NS: Final = 500_000_000
+"""With the customary 5 s a reader was found to be back only 19 s after a restart of the server."""
+
+
+def stream_request(
+    name: str, subjects: list[str], *, max_bytes: int | None, max_age_s: float, replicas: int
+) -> bytes:
+    """The one stream: history is refused when full, never dropped; nobody deletes from the middle."""
+    return msgspec.json.encode(
+        {
+            "name": name,
+            "subjects": subjects,
+            "storage": "file",
+            "retention": "limits",
+            "discard": "new",
+            "max_bytes": -1 if max_bytes is None else max_bytes,
+            "max_age": int(max_age_s * 1e9),
+            "max_msgs": -1,
+            "max_msg_size": -1,
+            "max_consumers": -1,
+            "num_replicas": replicas,
+            # Deduplication is not used: it would swallow a valid copy of an event behind a void one.
+            "duplicate_window": 100_000_000,
+            "allow_direct": True,
+            "deny_delete": True,
+            "deny_purge": True,
+        }
+    )
+
+
+def parse_time_ns(text: str) -> int:
+    """Nanoseconds since 1970 of an RFC 3339 time, to its last digit (`datetime` knows only six)."""
+    offset = max(text.find("Z"), text.rfind("+"), text.rfind("-", len("2026-01-01")))
+    clock, zone = text[:offset], text[offset:].replace("Z", "+00:00")
+    seconds, _, fraction = clock.partition(".")
+    whole = datetime.fromisoformat(seconds + zone).astimezone(UTC)
+    return int(whole.timestamp()) * 1_000_000_000 + int(fraction.ljust(9, "0")[:9])

@@ -1,0 +1,256 @@
+"""The outbox: what was posted and is not acked yet, and when to send it again. No I/O of its own.
+
+Every entry has a number; its ack comes back under that number. An entry leaves only by its ack. It is sent
+again when the ack is late, when the connection is new, and, after a refusal (a full log, say), alone until
+the log takes it: then all that wait follow, in the order of posting.
+
+Neither the stock client's reconnect buffer nor its `publish_async` will do: the one replays writes
+that are void by then, the futures of the other never resolve when a publish is refused.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from shared.errors import DalSegnoError
+from shared.log.jetstream_api import WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_IN_FLIGHT
+from shared.log.port import OutboxFullError
+
+_log = logging.getLogger(__name__)
+
+RESEND_AFTER_S: Final = 2.0
+_RESEND_AFTER_AT_MOST_S: Final = 30.0
+"""Doubled each time: a log that is merely slow must not drown in copies."""
+_SWEEP_EVERY_S: Final = 0.5
+_PROBE_AFTER_S: Final = 0.1
+_PROBE_AFTER_AT_MOST_S: Final = 2.0
+
+
+class Refused(Exception):  # noqa: N818 - an answer, handled by the one who asked
+    """The log refused a conditional publish; `sent` says how often it had been sent by then."""
+
+    def __init__(self, code: int, sent: int) -> None:
+        super().__init__(f"refused with {code}, sent {sent} times")
+        self.code = code
+        self.sent = sent
+
+
+class Entry:
+    """One event on its way."""
+
+    __slots__ = ("data", "due", "expected", "failed", "sent", "stored", "subject")
+
+    def __init__(
+        self,
+        subject: str,
+        data: bytes,
+        stored: Callable[[int], None] | None,
+        failed: Callable[[Exception], None] | None,
+        expected: int | None,
+    ) -> None:
+        self.subject = subject
+        self.data = data
+        self.stored = stored
+        self.failed = failed
+        self.expected = expected
+        self.sent = 0
+        self.due = 0.0
+
+
+class Outbox:
+    """Entries by number, in the order of posting. `transmit` must not wait and must not raise."""
+
+    def __init__(
+        self,
+        transmit: Callable[[int, Entry], None],
+        *,
+        max_entries: int = 65_536,
+        max_bytes: int = 64 * 1024 * 1024,
+    ) -> None:
+        self._transmit = transmit
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._loop = asyncio.get_running_loop()
+        self._entries: dict[int, Entry] = {}
+        self._bytes = 0
+        self._number = 0
+        self._online = False
+        self._probed: int | None = None  # while the log refuses: the one entry that is tried
+        self._probe_after_s = _PROBE_AFTER_S
+        self._probe_timer: asyncio.TimerHandle | None = None
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._drains: list[tuple[set[int], asyncio.Future[None]]] = []
+        self._failure: DalSegnoError | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def post(
+        self,
+        subject: str,
+        data: bytes,
+        stored: Callable[[int], None] | None = None,
+        failed: Callable[[Exception], None] | None = None,
+        expected: int | None = None,
+    ) -> int:
+        """Take an event and return its number.
+
+        Raises:
+            OutboxFullError: the backlog has reached its bound.
+            DalSegnoError: what `fail` was called with.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if len(self._entries) >= self._max_entries or self._bytes + len(data) > self._max_bytes:
+            raise OutboxFullError(
+                f"{len(self._entries)} events ({self._bytes} bytes) are posted and not acked by the log, "
+                f"the bound is {self._max_entries} ({self._max_bytes} bytes): is it away, or full? Try again later"
+            )
+        self._number += 1
+        entry = Entry(subject, data, stored, failed, expected)
+        self._entries[self._number] = entry
+        self._bytes += len(data)
+        if self._online and self._probed is None:
+            self._send(self._number, entry)
+        if self._sweep_timer is None:
+            self._sweep_timer = self._loop.call_later(_SWEEP_EVERY_S, self._sweep)
+        return self._number
+
+    def acked(self, number: int, seq: int) -> None:
+        """The log stored an entry; a second copy's ack is of no interest."""
+        if number == self._probed:
+            self._probed = None
+            self._probe_after_s = _PROBE_AFTER_S
+            _log.info("the log takes events again; %d wait", len(self._entries) - 1)
+        entry = self._remove(number)
+        if entry is not None and entry.stored is not None:
+            self._call(entry.stored, seq)
+        if self._probed is None and self._probe_timer is not None:
+            self._probe_timer.cancel()
+            self._probe_timer = None
+            self._send_all()
+
+    def refused(self, number: int, code: int, description: str) -> None:
+        """The log did not store an entry: a condition did not hold, or it cannot now."""
+        entry = self._entries.get(number)
+        if entry is None:
+            return
+        if entry.expected is not None and code in {WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_IN_FLIGHT}:
+            self._remove(number)
+            assert entry.failed is not None
+            self._call(entry.failed, Refused(code, entry.sent))
+        elif self._probed is None:
+            _log.warning(
+                "the log refuses events (%s, code %d, first on %s): trying again until it takes them",
+                description,
+                code,
+                entry.subject,
+            )
+            self._probed = number
+            self._probe_timer = self._loop.call_later(self._probe_after_s, self._probe)
+
+    def discard(self, number: int) -> None:
+        """Forget an entry nobody waits for any more."""
+        self._remove(number)
+
+    def online(self) -> None:
+        """The connection is new: whatever was sent on the old one may be lost."""
+        self._online = True
+        self._stop_probing()
+        self._send_all()
+
+    def offline(self) -> None:
+        """The connection is lost: keep, send nothing."""
+        self._online = False
+        self._stop_probing()
+
+    def fail(self, failure: DalSegnoError) -> None:
+        """Give up for good: every waiting publisher is told why, and every later one."""
+        self._failure = failure
+        self.offline()
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+            self._sweep_timer = None
+        entries, self._entries, self._bytes = self._entries, {}, 0
+        if entries:
+            _log.error("%d events were posted and not acked: %s", len(entries), failure)
+        for entry in entries.values():
+            if entry.failed is not None:
+                self._call(entry.failed, failure)
+        for _, drained in self._drains:
+            if not drained.done():
+                drained.set_exception(failure)
+        self._drains.clear()
+
+    async def drain(self) -> None:
+        """Wait until everything posted so far is acked."""
+        if self._failure is not None:
+            raise self._failure
+        if not self._entries:
+            return
+        drained: asyncio.Future[None] = self._loop.create_future()
+        waiter = (set(self._entries), drained)
+        self._drains.append(waiter)
+        try:
+            await drained
+        finally:
+            if waiter in self._drains:
+                self._drains.remove(waiter)
+
+    def _send(self, number: int, entry: Entry) -> None:
+        entry.sent += 1
+        entry.due = self._loop.time() + min(RESEND_AFTER_S * 2 ** (entry.sent - 1), _RESEND_AFTER_AT_MOST_S)
+        self._transmit(number, entry)
+
+    def _send_all(self) -> None:
+        for number, entry in self._entries.items():
+            self._send(number, entry)
+
+    def _sweep(self) -> None:
+        self._sweep_timer = None
+        if not self._entries:
+            return
+        self._sweep_timer = self._loop.call_later(_SWEEP_EVERY_S, self._sweep)
+        if not self._online or self._probed is not None:
+            return
+        now = self._loop.time()
+        for number, entry in self._entries.items():
+            if entry.due <= now:
+                self._send(number, entry)
+
+    def _probe(self) -> None:
+        """Try the oldest entry alone; it may be another one each time: a conditional one can have failed."""
+        self._probe_after_s = min(2 * self._probe_after_s, _PROBE_AFTER_AT_MOST_S)
+        self._probe_timer = self._loop.call_later(self._probe_after_s, self._probe)
+        for number, entry in self._entries.items():
+            self._probed = number
+            self._send(number, entry)
+            return
+        self._stop_probing()  # nothing is left to try
+
+    def _stop_probing(self) -> None:
+        self._probed = None
+        self._probe_after_s = _PROBE_AFTER_S
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
+            self._probe_timer = None
+
+    def _remove(self, number: int) -> Entry | None:
+        entry = self._entries.pop(number, None)
+        if entry is None:
+            return None
+        self._bytes -= len(entry.data)
+        for waiting, drained in self._drains:
+            waiting.discard(number)
+            if not waiting and not drained.done():
+                drained.set_result(None)
+        return entry
+
+    def _call(self, callback: Callable[[Any], None], argument: object) -> None:
+        try:
+            callback(argument)
+        except Exception as error:  # noqa: BLE001 - the caller's bug must not stop the connection's read loop
+            self._loop.call_exception_handler(
+                {"message": "a publisher's callback failed", "exception": error}
+            )
