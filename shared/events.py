@@ -422,8 +422,9 @@ AnyEvent: TypeAlias = ConductorEvent | WorkerEvent | PublicEvent
 Terminal: TypeAlias = RequestRejected | RequestFinished | RequestFailed | RequestCancelled
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final[msgspec.msgpack.Decoder[AnyEvent]] = msgspec.msgpack.Decoder(AnyEvent)
-_JSON_DECODER: Final[msgspec.json.Decoder[AnyEvent]] = msgspec.json.Decoder(AnyEvent)
+_PACKED: Final[msgspec.msgpack.Decoder[AnyEvent]] = msgspec.msgpack.Decoder(AnyEvent)
+_JSON: Final[msgspec.json.Decoder[AnyEvent]] = msgspec.json.Decoder(AnyEvent)
+_PUBLIC: Final[dict[str, type[PublicEvent]]] = {"request": RequestSubmitted, "control": RequestCancel}
 
 
 class MalformedEventError(ValueError):
@@ -435,17 +436,25 @@ def encode(event: Event) -> bytes:
     return _ENCODER.encode(event)
 
 
-def decode(data: bytes) -> AnyEvent:
+def decode(data: bytes, kind: str | None = None) -> AnyEvent:
     """The event behind `data`: MessagePack, or JSON when the first byte opens a JSON object.
+
+    `kind` is the subject's (`shared.subjects.Address`): at the public ones, `request` and `control`, the
+    tag may be left out, because only one type of event belongs there.
 
     Raises:
         MalformedEventError: it is neither, or not an event this version knows.
     """
+    # `{` and white space are small integers in MessagePack, so no map begins with them.
+    is_json = data[:1] in (b"{", b" ", b"\n", b"\t", b"\r")
     try:
-        # `{` and white space are small integers in MessagePack, so no map begins with them.
-        if data[:1] in (b"{", b" ", b"\n", b"\t", b"\r"):
-            return _JSON_DECODER.decode(data)
-        return _DECODER.decode(data)
+        if (public := _PUBLIC.get(kind or "")) is not None:
+            return (
+                msgspec.json.decode(data, type=public)
+                if is_json
+                else msgspec.msgpack.decode(data, type=public)
+            )
+        return _JSON.decode(data) if is_json else _PACKED.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise MalformedEventError(f"not an event of this version: {error}") from error
 

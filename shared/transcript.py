@@ -50,9 +50,9 @@ class Transcript:
 
 
 def chunk_bytes(chunk: OutputChunk) -> bytes:
-    """What of a chunk is digested: all a client can see of it, unambiguously framed."""
+    """What of a chunk is digested: whose it is and all a client can see of it, unambiguously framed."""
     head = (
-        f"{chunk.choice}|{chunk.modality}|{chunk.text_offset}|{chunk.token_offset}|"
+        f"{chunk.attempt}|{chunk.choice}|{chunk.modality}|{chunk.text_offset}|{chunk.token_offset}|"
         f"{','.join(map(str, chunk.token_ids))}|{len(chunk.text)}|"
     )
     return head.encode() + chunk.text.encode() + (chunk.data or b"")

@@ -123,8 +123,8 @@ class Cluster:
         if address is None:
             return Folded(note=f"record {record.seq} is on {record.subject}, which is no subject of ours")
         try:
-            event = decode(record.data)
-            _check_address(address, event)
+            event = decode(record.data, address.kind)
+            check_address(address, event)
         except MalformedEventError as error:
             return self._malformed(address, record, str(error))
         if not self.fence.admits(event):
@@ -313,7 +313,7 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
 }
 
 
-def _check_address(address: Address, event: AnyEvent) -> None:
+def check_address(address: Address, event: AnyEvent) -> None:
     """What the subject says and what the event says must agree: permissions rest on the subject."""
     if not isinstance(event, _KINDS[address.kind]):
         raise MalformedEventError(f"a {type(event).__name__} does not belong on a {address.kind} subject")

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from conductor.core.cluster import Cluster, Folded
+from conductor.core.cluster import Cluster, Folded, check_address
 from conductor.core.lifecycle import Phase
 from conductor.core.request import Request
 from shared.events import (
@@ -98,12 +98,14 @@ class Replayer:
         request_id = address.request_id if address else None
         before = self._cluster.request(request_id) if request_id else None
         folded = self._cluster.fold(record)
-        if request_id is None:
+        if address is None or request_id is None:
             return
         try:
-            event = decode(record.data)
+            event = decode(record.data, address.kind)
+            check_address(address, event)
         except MalformedEventError as error:
-            return self._unreadable(request_id, record, error)
+            self._unreadable(request_id, record, error)
+            return
         verdict = self._verdict(request_id, event)
         if verdict is None or not verdict.matches:
             return
@@ -173,24 +175,31 @@ class Replayer:
 
     def _close(self, request_id: str) -> None:
         verdict, request = self.verdicts[request_id], self._cluster.request(request_id)
-        if request is None or not verdict.matches:
+        if not verdict.matches:
+            return
+        if request is None:
+            self._close_refused(verdict)
             return
         verdict.phase = request.phase
-        for decision in request.expected.values():
+        if missing := next(iter(request.expected.values()), None):
             verdict.mismatch = Mismatch(
                 seq=None,
-                what=f"{decision.id} is decided, but the log does not have it",
-                expected=plain(decision),
+                what=f"{missing.id} is decided, but the log does not have it",
+                expected=plain(missing),
                 state=_state(request),
             )
-            return
+
+    def _close_refused(self, verdict: Verdict) -> None:
+        verdict.phase = Phase.REJECTED
+        if not verdict.decided:
+            what = f"the submission of {verdict.request_id} is refused, but the log has no such refusal"
+            verdict.mismatch = Mismatch(seq=None, what=what)
 
 
 def plain(event: Event) -> dict[str, Any]:
     """An event as plain data, bytes in hex, for people and for comparing field by field."""
     data = msgspec.to_builtins(event, builtin_types=(bytes,))
-    assert isinstance(data, dict)
-    return _hex(data)
+    return {name: _hex(value) for name, value in data.items()}
 
 
 def differences(expected: dict[str, Any], recorded: dict[str, Any]) -> list[str]:

@@ -1,0 +1,367 @@
+"""The conductor's fold, told as histories."""
+
+import msgspec
+import pytest
+
+from conductor.core.lifecycle import Phase
+from shared.events import (
+    Failure,
+    Inputs,
+    NodeReady,
+    OutputFence,
+    Params,
+    RequestAdmitted,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestRejected,
+    WalkStop,
+    WorkerLeaving,
+    encode,
+)
+from tests.conductor.script import SUBJECTS, Script, completion, deployment
+
+
+@pytest.fixture
+def script() -> Script:
+    script = Script()
+    script.open_epoch()
+    script.join()
+    return script
+
+
+def test_a_request_walks_from_submission_to_its_end(script: Script) -> None:
+    script.submit()
+    script.run_to_the_end()
+    assert script.kinds() == [
+        "RequestSubmitted",
+        "RequestAdmitted",
+        "NodeReady",
+        "WalkCompleted",
+        "NodeReady",
+        "WalkCompleted",
+        "RequestFinished",
+    ]
+    finished = script.last(RequestFinished)
+    assert (finished.usage.prompt_tokens, finished.usage.completion_tokens) == (3, 4)
+    assert finished.finish_reasons == ["length"]
+    assert script.request().phase is Phase.FINISHED
+    assert script.cluster.outstanding() == []
+
+
+def test_an_order_carries_the_whole_decision(script: Script) -> None:
+    script.submit(inputs=Inputs(text="hello"), params=Params(max_tokens=4, seed=7))
+    ready = script.last(NodeReady)
+    assert (ready.index, ready.attempt, ready.epoch, ready.incarnation) == (0, 1, 1, 2)
+    assert ready.walks[0].args["inputs"]["text"] == "hello"
+    assert ready.seed == 7
+    script.complete(ready)
+    chain = script.last(NodeReady)
+    assert [walk.name for walk in chain.walks] == ["prefill", "decode"]
+    assert chain.walks[0].inputs["token_ids"].shape == (3,)
+    assert chain.walks[1].args["max_tokens"] == 4
+
+
+def test_an_absent_seed_is_derived_from_the_id_and_recorded(script: Script) -> None:
+    for request_id in ("a", "b", "c"):
+        script.submit(request_id)
+    seeds = [event.seed for event in script.events(RequestAdmitted)]
+    assert len(set(seeds)) == 3
+    assert all(seed >= 0 for seed in seeds)
+
+
+def test_nothing_is_admitted_while_a_rank_is_away() -> None:
+    script = Script()
+    script.open_epoch()
+    script.submit()
+    assert script.kinds() == ["RequestSubmitted"]
+    script.join()
+    assert script.last(RequestAdmitted) is not None
+
+
+def test_more_requests_than_places_wait_in_order() -> None:
+    script = Script(serve=deployment(max_concurrent_requests=2))
+    script.open_epoch()
+    script.join()
+    for number in range(4):
+        script.submit(f"r{number}")
+    assert [event.request_id for event in script.events(RequestAdmitted)] == ["r0", "r1"]
+    script.run_to_the_end("r1")
+    assert [event.request_id for event in script.events(RequestAdmitted)] == ["r0", "r1", "r2"]
+
+
+def test_an_unknown_model_is_refused_with_404_though_every_place_is_taken() -> None:
+    script = Script(serve=deployment(max_concurrent_requests=1))
+    script.open_epoch()
+    script.join()
+    script.submit("r1")
+    seq = script.submit("r2", model="gpt-9")
+    rejected = script.last(RequestRejected, "r2")
+    assert (rejected.failure.code, rejected.failure.status) == ("model_not_found", 404)
+    assert rejected.submission_seq == seq
+    assert script.request("r2").phase is Phase.REJECTED
+
+
+def test_a_prompt_that_does_not_fit_fails_with_a_typed_400(script: Script) -> None:
+    script.submit(params=Params(max_tokens=126))
+    script.complete(script.last(NodeReady))
+    failed = script.last(RequestFailed)
+    assert (failed.failure.code, failed.failure.status) == ("context_length_exceeded", 400)
+    assert "128" in failed.failure.message
+
+
+def test_without_max_tokens_the_default_is_cut_to_what_fits(script: Script) -> None:
+    script.submit(params=Params())
+    script.complete(script.last(NodeReady))
+    assert script.last(NodeReady).walks[1].args["max_tokens"] == 16
+
+
+def test_a_failed_walk_ends_its_request_with_the_workers_error(script: Script) -> None:
+    script.submit()
+    script.fail(script.last(NodeReady), Failure(code="bad_template", message="no template", status=400))
+    assert script.last(RequestFailed).failure.code == "bad_template"
+
+
+# ---- duplicates and late deliveries --------------------------------------------------------------
+
+
+def test_the_same_id_twice_executes_once(script: Script) -> None:
+    script.submit()
+    script.submit()
+    script.run_to_the_end()
+    script.submit()
+    assert len(script.events(RequestAdmitted)) == 1
+    assert len(script.events(RequestRejected)) == 0
+
+
+@pytest.mark.parametrize("after_the_end", [False, True])
+def test_the_same_id_with_another_body_is_a_conflict_and_harms_nobody(
+    script: Script, after_the_end: bool
+) -> None:
+    script.submit()
+    if after_the_end:
+        script.run_to_the_end()
+    seq = script.submit(inputs=Inputs(text="something else"))
+    rejected = script.last(RequestRejected)
+    assert (rejected.failure.code, rejected.submission_seq) == ("request_id_conflict", seq)
+    script.run_to_the_end()
+    assert script.request().phase is Phase.FINISHED
+
+
+def test_every_record_twice_changes_nothing(script: Script) -> None:
+    script.submit()
+    script.run_to_the_end()
+    before = (script.request(), len(script.records))
+    for record in list(script.records):
+        script.say(record.subject, record.data)
+    assert script.request() == before[0]
+    assert len(script.records) == 2 * before[1]
+
+
+def test_a_completion_of_an_older_attempt_changes_nothing(script: Script) -> None:
+    script.submit()
+    old = script.last(NodeReady)
+    script.join("w0-b")
+    state = script.request()
+    script.complete(old)
+    assert script.request() == state
+
+
+# ---- cancel --------------------------------------------------------------------------------------
+
+
+def test_cancel_of_a_running_request_stops_its_walk(script: Script) -> None:
+    script.submit()
+    ready = script.last(NodeReady)
+    script.cancel()
+    stop = script.last(WalkStop)
+    assert (stop.rank, stop.attempt, stop.index) == (ready.rank, ready.attempt, ready.index)
+    assert script.last(RequestCancelled).reason == "client left"
+    script.complete(ready)
+    assert script.last(RequestFinished) is None
+
+
+def test_cancel_before_admission_wins_over_an_admission_behind_it() -> None:
+    script = Script()
+    script.open_epoch()
+    script.join()
+    script.lead = False
+    script.submit()
+    admission = script.cluster.schedule(script.deployment)
+    script.lead = True
+    script.cancel()
+    script.publish(admission)
+    script.settle()
+    assert script.kinds() == ["RequestSubmitted", "RequestCancel", "RequestCancelled", "RequestAdmitted"]
+    assert script.request().phase is Phase.CANCELLED
+
+
+def test_cancel_after_the_last_completion_is_too_late(script: Script) -> None:
+    script.submit()
+    script.run_to_the_end()
+    script.cancel()
+    assert script.last(RequestCancelled) is None
+    assert script.request().phase is Phase.FINISHED
+
+
+# ---- workers come and go -------------------------------------------------------------------------
+
+
+def test_a_new_life_of_a_rank_starts_its_walks_again_behind_a_fence(script: Script) -> None:
+    script.submit()
+    script.complete(script.last(NodeReady))
+    incarnation = script.join("w0-b")
+    assert script.kinds()[-2:] == ["OutputFence", "NodeReady"]
+    assert script.last(OutputFence).attempt == 2
+    again = script.last(NodeReady)
+    assert (again.attempt, again.index, again.incarnation) == (2, 1, incarnation)
+    script.run_to_the_end()
+    assert script.request().phase is Phase.FINISHED
+
+
+def test_a_second_copy_of_joined_is_no_second_life(script: Script) -> None:
+    script.submit()
+    script.join("w0-a")
+    assert script.request().attempt == 1
+
+
+def test_a_request_that_outlives_too_many_lives_fails_alone() -> None:
+    script = Script(serve=deployment(limits=deployment().limits))
+    script.open_epoch()
+    script.join()
+    script.submit("victim")
+    for life in ("b", "c"):
+        script.join(f"w0-{life}")
+    script.submit("neighbour")
+    script.join("w0-d")
+    assert script.last(RequestFailed, "victim").failure.code == "worker_lost"
+    assert script.request("neighbour").phase is Phase.RUNNING
+
+
+def test_while_a_rank_is_away_its_requests_wait_for_it(script: Script) -> None:
+    script.submit()
+    script.say(SUBJECTS.worker(0), WorkerLeaving(id="bye", writer="w0", rank=0, incarnation=2))
+    script.complete(script.last(NodeReady))
+    assert script.request().running is not None
+    assert script.request().running.incarnation is None  # type: ignore[union-attr]
+    orders = len(script.events(NodeReady))
+    script.join("w0-b")
+    assert len(script.events(NodeReady)) == orders + 1
+    assert script.last(NodeReady).attempt == 1
+    script.run_to_the_end()
+    assert script.request().phase is Phase.FINISHED
+
+
+# ---- conductors come and go ----------------------------------------------------------------------
+
+
+def test_a_successor_publishes_what_is_decided_but_not_recorded(script: Script) -> None:
+    script.submit()
+    script.lead = False  # it dies between deciding and publishing
+    script.complete(script.last(NodeReady))
+    successor = Script()
+    successor.records = script.records
+    successor.lead = False
+    successor.settle()
+    assert [d.id for d in successor.cluster.outstanding()] == ["r1.ready.1.1.0"]
+    successor.lead = True
+    successor.open_epoch(2, "c2")
+    successor.publish(successor.cluster.outstanding())
+    successor.settle()
+    successor.run_to_the_end()
+    assert successor.request().phase is Phase.FINISHED
+    assert successor.last(RequestFinished).epoch == 2
+
+
+def test_a_deposed_conductors_decision_is_void(script: Script) -> None:
+    script.submit()
+    ready = script.last(NodeReady)
+    script.open_epoch(2, "c2")
+    ghost = RequestFailed(
+        id="r1.end",
+        writer="conductor",
+        request_id="r1",
+        epoch=1,
+        attempt=1,
+        failure=Failure(code="x", message="x"),
+        history=b"",
+    )
+    script.say(SUBJECTS.walk("r1"), ghost)
+    assert script.request().phase is Phase.RUNNING
+    script.complete(ready)
+    script.run_to_the_end()
+    assert script.request().phase is Phase.FINISHED
+
+
+def test_a_recorded_decision_that_is_not_ours_fails_the_request_with_a_divergence(script: Script) -> None:
+    script.submit()
+    ready = script.last(NodeReady)
+    script.lead = False
+    script.complete(ready)
+    script.lead = True
+    wrong = script.cluster.outstanding()[0]
+    assert isinstance(wrong, NodeReady)
+    script.publish([msgspec.structs.replace(wrong, seed=wrong.seed + 1)])
+    script.settle()
+    assert script.last(RequestFailed).failure.code == "divergence"
+
+
+# ---- what cannot be read -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"model": "demo"}',
+        b'{"model": "demo", "inputs": {"text": "a", "messages": []}}',
+        b'{"model": "demo", "inputs": {"text": "a"}, "params": {"temprature": 1}}',
+        b'{"model": "demo", "inputs": {"text": "a"}, "params": {"max_tokens": 0}}',
+        b'{"model": "demo", "inputs": {"text": "a"}, "request_id": "another"}',
+        b"[" * 100_000,
+        encode(
+            completion(
+                NodeReady(
+                    id="x",
+                    rank=0,
+                    model="demo",
+                    walks=[],
+                    placement={},
+                    origin="nats",
+                    seed=0,
+                    reason="",
+                    history=b"",
+                )
+            )
+        ),
+    ],
+)
+def test_a_malformed_submission_gets_a_typed_rejection_and_harms_nobody(script: Script, data: bytes) -> None:
+    script.submit("good")
+    seq = script.say(SUBJECTS.request("bad"), data)
+    rejected = script.last(RequestRejected, "bad")
+    assert rejected is not None
+    assert (rejected.failure.code, rejected.submission_seq) == ("malformed_request", seq)
+    script.run_to_the_end("good")
+    assert script.request("good").phase is Phase.FINISHED
+
+
+def test_junk_on_any_other_subject_is_noted_and_ignored(script: Script) -> None:
+    script.submit()
+    subjects = [SUBJECTS.walk("r1"), SUBJECTS.ready(0, "r1"), SUBJECTS.done(0, "r1"), SUBJECTS.worker(0)]
+    for subject in [*subjects, SUBJECTS.epoch, SUBJECTS.control("r1"), "ds.walk.a.b.c"]:
+        script.say(subject, b"junk")
+        assert script.folded[-1].note is not None
+    script.run_to_the_end()
+    assert script.request().phase is Phase.FINISHED
+
+
+def test_a_json_submission_is_the_same_request_as_its_msgpack_twin(script: Script) -> None:
+    script.submit(inputs=Inputs(text="hi"), params=Params(max_tokens=4, temperature=0))
+    twin = b'{"model":"demo","inputs":{"text":"hi"},"params":{"max_tokens":4,"temperature":0}}'
+    script.say(SUBJECTS.request("r1"), twin)
+    assert script.last(RequestRejected) is None

@@ -1,0 +1,219 @@
+"""A small vocabulary to write the conductor's histories with: a log in memory, and one conductor on it.
+
+`Script.say(subject, event)` stores a fact and lets the conductor react; what it decides is stored behind
+it, as a leading conductor would. `records` is the log.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from conductor.core.cluster import Cluster, Folded
+from conductor.core.request import Decision, Request
+from conductor.core.schedule import Deployment
+from shared.events import (
+    EpochOpened,
+    Event,
+    Inputs,
+    Limits,
+    MalformedEventError,
+    NodeReady,
+    OutputFence,
+    Params,
+    RequestCancel,
+    RequestSubmitted,
+    WalkCompleted,
+    WalkFailed,
+    WalkResult,
+    WalkStop,
+    WorkerJoined,
+    decode,
+    encode,
+)
+from shared.log.port import StoredRecord
+from shared.models import registry
+from shared.subjects import CONDUCTOR_WRITER, Subjects
+from shared.tensors import inline_ids
+
+SUBJECTS = Subjects("ds")
+LIMITS = Limits(max_seq_len=128, kv_tokens=128, default_max_tokens=16)
+
+
+def deployment(**changes: Any) -> Deployment:
+    base = Deployment(
+        model="demo",
+        family="decoder_lm",
+        placement={"prepare": 0, "llm": 0},
+        limits=LIMITS,
+        max_concurrent_requests=8,
+        graph_digest="g",
+        plan_digest="p",
+        config_digest="c",
+        core_digest="k",
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def subject_of(decision: Decision, origin: str = "nats") -> str:
+    request_id = str(decision.request_id)
+    match decision:
+        case NodeReady() | WalkStop():
+            return SUBJECTS.ready(decision.rank, request_id)
+        case OutputFence():
+            return SUBJECTS.output(origin, request_id, CONDUCTOR_WRITER)
+        case _:
+            return SUBJECTS.walk(request_id)
+
+
+class Script:
+    """A log, and a conductor that leads on it (or does not: `lead=False`)."""
+
+    def __init__(self, *, lead: bool = True, serve: Deployment | None = None) -> None:
+        self.records: list[StoredRecord] = []
+        self.cluster = Cluster(registry.graph, SUBJECTS)
+        self.deployment = serve or deployment()
+        self.lead = lead
+        self.folded: list[Folded] = []
+        self._read = 0
+        self._number = 0
+
+    # ---- telling -----------------------------------------------------------------------------------
+    def store(self, subject: str, data: bytes) -> int:
+        seq = len(self.records) + 1
+        self.records.append(StoredRecord(seq, subject, data, time_ns=seq * 1_000_000))
+        return seq
+
+    def say(self, subject: str, event: Event | bytes) -> int:
+        """Store one event and let the conductor read to the end of the log; the event's sequence."""
+        seq = self.store(subject, event if isinstance(event, bytes) else encode(event))
+        self.settle()
+        return seq
+
+    def settle(self) -> None:
+        while self._read < len(self.records):
+            folded = self.cluster.fold(self.records[self._read])
+            self.folded.append(folded)
+            self._read += 1
+            if self.lead:
+                self.publish(folded.decisions)
+                self.publish(self.cluster.schedule(self.deployment))
+
+    def publish(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            self._number += 1
+            stamped = msgspec.structs.replace(
+                decision, writer=CONDUCTOR_WRITER, number=self._number, epoch=self.cluster.fence.epoch
+            )
+            request = self.cluster.request(str(decision.request_id))
+            origin = request.submission.origin if request else "nats"
+            self.store(subject_of(decision, origin), encode(stamped))
+
+    # ---- the usual beginnings ----------------------------------------------------------------------
+    def open_epoch(self, epoch: int = 1, name: str = "c1") -> int:
+        event = EpochOpened(
+            id=f"epoch.{epoch}.{name}", writer=CONDUCTOR_WRITER, epoch=epoch, conductor=name, core="k"
+        )
+        return self.say(SUBJECTS.epoch, event)
+
+    def join(self, life: str = "w0-a", rank: int = 0) -> int:
+        event = WorkerJoined(
+            id=life,
+            writer=f"w{rank}",
+            rank=rank,
+            model="demo",
+            nodes=["prepare", "llm"],
+            device="cpu",
+            kv_tokens=128,
+        )
+        return self.say(SUBJECTS.worker(rank), event)
+
+    def submit(self, request_id: str = "r1", **fields: Any) -> int:
+        usual: dict[str, Any] = {
+            "model": "demo",
+            "inputs": Inputs(text="hi"),
+            "params": Params(max_tokens=4),
+        }
+        fields = usual | fields
+        event = RequestSubmitted(id=f"{request_id}.submitted", request_id=request_id, **fields)
+        return self.say(SUBJECTS.request(request_id), event)
+
+    def cancel(self, request_id: str = "r1", reason: str = "client left") -> int:
+        return self.say(SUBJECTS.control(request_id), RequestCancel(request_id=request_id, reason=reason))
+
+    # ---- a worker's answers ------------------------------------------------------------------------
+    def complete(self, ready: NodeReady, **changes: Any) -> int:
+        event = completion(ready)
+        return self.say(
+            SUBJECTS.done(ready.rank, str(ready.request_id)), msgspec.structs.replace(event, **changes)
+        )
+
+    def fail(self, ready: NodeReady, failure: Any) -> int:
+        event = WalkFailed(
+            id=f"{ready.id}.failed",
+            writer=f"w{ready.rank}",
+            request_id=ready.request_id,
+            attempt=ready.attempt,
+            incarnation=ready.incarnation,
+            index=ready.index,
+            rank=ready.rank,
+            failure=failure,
+        )
+        return self.say(SUBJECTS.done(ready.rank, str(ready.request_id)), event)
+
+    def run_to_the_end(self, request_id: str = "r1") -> None:
+        """Answer every order of one request as a worker would."""
+        while (ready := self.last(NodeReady, request_id)) is not None:
+            self.complete(ready)
+            if self.last(NodeReady, request_id) == ready:
+                return
+
+    # ---- asking ------------------------------------------------------------------------------------
+    def request(self, request_id: str = "r1") -> Request:
+        request = self.cluster.request(request_id)
+        assert request is not None
+        return request
+
+    def events(self, kind: type[Event] | None = None, request_id: str | None = None) -> list[Any]:
+        found = []
+        for record in self.records:
+            address = SUBJECTS.parse(record.subject)
+            try:
+                event = decode(record.data, address.kind if address else None)
+            except MalformedEventError:
+                continue
+            if (kind is None or isinstance(event, kind)) and request_id in (None, event.request_id):
+                found.append(event)
+        return found
+
+    def last(self, kind: type[Event], request_id: str = "r1") -> Any:
+        return (self.events(kind, request_id) or [None])[-1]
+
+    def kinds(self, request_id: str = "r1") -> list[str]:
+        return [type(event).__name__ for event in self.events(request_id=request_id)]
+
+
+def completion(ready: NodeReady) -> WalkCompleted:
+    """What a healthy worker reports for `ready`."""
+    names = [walk.name for walk in ready.walks]
+    if names == ["prepare"]:
+        results = [
+            WalkResult(
+                name="prepare",
+                facts={"prompt_tokens": 3, "sampling": {"temperature": 0.0, "top_p": 1.0, "top_k": 0}},
+                outputs={"token_ids": inline_ids(f"{ready.request_id}/token_ids", [1, 2, 3])},
+            )
+        ]
+    else:
+        facts = {"completion_tokens": 4, "finish_reason": "length"}
+        results = [WalkResult(name="prefill"), WalkResult(name="decode", facts=facts)]
+    return WalkCompleted(
+        id=f"{ready.id}.done",
+        writer=f"w{ready.rank}",
+        request_id=ready.request_id,
+        attempt=ready.attempt,
+        incarnation=ready.incarnation,
+        index=ready.index,
+        rank=ready.rank,
+        results=results,
+    )
