@@ -1,0 +1,261 @@
+from collections.abc import Sequence
+
+import pytest
+
+from shared.events import (
+    EpochOpened,
+    Event,
+    NodeReady,
+    RequestSubmitted,
+    WalkStop,
+    WorkerJoined,
+    WorkerLeaving,
+    WorkerLost,
+    encode,
+)
+from shared.ids import Incarnation, Rank
+from shared.log.port import StoredRecord
+from shared.subjects import Subjects
+from workers.inbox import Action, Inbox, Joined, Lost, Start, StepKey, Stop, Superseded, Unreadable
+
+SUBJECTS = Subjects()
+OURS = "w0.joined.ours"
+AT = 1000  # where our joined is stored
+
+
+def subject_of(event: Event) -> str:
+    match event:
+        case NodeReady() | WalkStop():
+            return SUBJECTS.ready(event.rank, str(event.request_id))
+        case WorkerJoined() | WorkerLeaving():
+            return SUBJECTS.worker(event.rank)
+        case _:
+            return SUBJECTS.epoch
+
+
+def joined(id: str = OURS, rank: int = 0) -> WorkerJoined:
+    return WorkerJoined(id=id, rank=rank, model="m", nodes=["llm"], device="cpu")
+
+
+def ready(
+    request_id: str = "r",
+    attempt: int = 1,
+    index: int = 0,
+    *,
+    incarnation: int = AT,
+    epoch: int = 1,
+    rank: int = 0,
+    id: str | None = None,
+) -> NodeReady:
+    return NodeReady(
+        id=id or f"{request_id}.ready.{attempt}.{index}.{rank}",
+        writer="conductor",
+        request_id=request_id,
+        attempt=attempt,
+        index=index,
+        incarnation=incarnation,
+        epoch=epoch,
+        rank=rank,
+        model="m",
+        walks=[],
+        placement={},
+        origin="g",
+        seed=0,
+        reason="",
+        history=b"",
+    )
+
+
+def stop(
+    request_id: str = "r", attempt: int = 1, index: int = 0, *, incarnation: int = AT, epoch: int = 1
+) -> WalkStop:
+    return WalkStop(
+        id=f"{request_id}.stop.{attempt}.{index}.0",
+        writer="conductor",
+        request_id=request_id,
+        attempt=attempt,
+        index=index,
+        incarnation=incarnation,
+        epoch=epoch,
+        rank=0,
+        reason="cancelled",
+        history=b"",
+    )
+
+
+def opened(epoch: int) -> EpochOpened:
+    return EpochOpened(id=f"epoch.{epoch}", writer="conductor", epoch=epoch, conductor="c", core="x")
+
+
+def lost(incarnation: int, rank: int = 0) -> WorkerLost:
+    return WorkerLost(
+        id="l", writer="conductor", epoch=1, rank=rank, incarnation=incarnation, reason="silent"
+    )
+
+
+def started(request_id: str = "r", attempt: int = 1, index: int = 0) -> StepKey:
+    return StepKey(request_id, attempt, index)
+
+
+def fold(events: Sequence[Event], inbox: Inbox | None = None, start: int = AT) -> list[Action]:
+    """Fold events stored at `start`, `start` + 1, ..., and return what they lead to."""
+    inbox = inbox or Inbox(SUBJECTS, Rank(0), OURS, earlier_lives=["w0.joined.before"])
+    records = [
+        StoredRecord(seq=start + place, subject=subject_of(event), data=encode(event), time_ns=0)
+        for place, event in enumerate(events)
+    ]
+    return [action for record in records if (action := inbox.fold(record)) is not None]
+
+
+def briefly(actions: list[Action]) -> list[tuple[str, object]]:
+    """Actions as (kind, what matters)."""
+    return [_brief(action) for action in actions]
+
+
+def _brief(action: Action) -> tuple[str, object]:
+    match action:
+        case Start():
+            return ("start", action.key)
+        case Stop():
+            return ("stop" if action.started else "never started", action.key)
+        case Joined() | Superseded():
+            return (type(action).__name__.lower(), action.incarnation)
+        case Lost():
+            return ("lost", action.reason)
+        case Unreadable():
+            return ("unreadable", None)
+
+
+JOINED = ("joined", AT)
+CASES: dict[str, tuple[list[Event], list[tuple[str, object]]]] = {
+    "an order for this life starts": ([joined(), ready()], [JOINED, ("start", started())]),
+    "the order says what to run": ([joined(), ready(index=3)], [JOINED, ("start", started(index=3))]),
+    "a second copy of an order changes nothing": (
+        [joined(), ready(), ready(), ready(id="another id")],
+        [JOINED, ("start", started())],
+    ),
+    "a second copy of the own joined changes nothing": (
+        [joined(), joined(), ready()],
+        [JOINED, ("start", started())],
+    ),
+    "nothing starts before the own joined is read": ([ready(), joined()], [("joined", AT + 1)]),
+    "orders of an earlier life are not ours": ([joined(), ready(incarnation=AT - 1)], [JOINED]),
+    "orders of a later life are not ours": ([joined(), ready(incarnation=AT + 1)], [JOINED]),
+    "orders of another rank are not ours": ([joined(), ready(rank=1)], [JOINED]),
+    "an order of a deposed conductor is void": ([joined(), opened(2), ready(epoch=1)], [JOINED]),
+    "its successor's copy of the same order counts": (
+        [joined(), opened(2), ready(epoch=1), ready(epoch=2)],
+        [JOINED, ("start", started())],
+    ),
+    "a successor's copy of a known order changes nothing": (
+        [joined(), ready(epoch=1), opened(2), ready(epoch=2)],
+        [JOINED, ("start", started())],
+    ),
+    "a lower epoch opened late changes nothing": (
+        [joined(), opened(3), opened(2), ready(epoch=2), ready(epoch=3)],
+        [JOINED, ("start", started())],
+    ),
+    "a stop of a deposed conductor is void": (
+        [joined(), ready(), opened(2), stop(epoch=1)],
+        [JOINED, ("start", started())],
+    ),
+    "the next step of the same attempt starts": (
+        [joined(), ready(), ready(index=1)],
+        [JOINED, ("start", started()), ("start", started(index=1))],
+    ),
+    "the next attempt starts again": (
+        [joined(), ready(index=1), ready(attempt=2, index=1)],
+        [JOINED, ("start", started(index=1)), ("start", started(attempt=2, index=1))],
+    ),
+    "a lower attempt behind a higher one is over": (
+        [joined(), ready(attempt=2), ready(attempt=1, index=1)],
+        [JOINED, ("start", started(attempt=2))],
+    ),
+    "requests do not touch one another": (
+        [joined(), ready(attempt=2), ready("q"), stop("q")],
+        [JOINED, ("start", started(attempt=2)), ("start", started("q")), ("stop", started("q"))],
+    ),
+    "a stop of a running step stops it, once": (
+        [joined(), ready(), stop(), stop()],
+        [JOINED, ("start", started()), ("stop", started())],
+    ),
+    "a stop of an unknown step does nothing": ([joined(), stop()], [JOINED]),
+    "a stop of another life's step does nothing": (
+        [joined(), ready(), stop(incarnation=AT - 1)],
+        [JOINED, ("start", started())],
+    ),
+    "a stop of an older attempt does nothing": (
+        [joined(), ready(), ready(attempt=2), stop(attempt=1)],
+        [JOINED, ("start", started()), ("start", started(attempt=2))],
+    ),
+    "an order stored behind its stop never starts": (
+        [joined(), stop(), ready(), ready()],
+        [JOINED, ("never started", started())],
+    ),
+    "a later attempt starts although an earlier was stopped": (
+        [joined(), stop(), ready(attempt=2)],
+        [JOINED, ("start", started(attempt=2))],
+    ),
+    "a newer life of this rank supersedes this one": (
+        [joined(), joined("w0.joined.next")],
+        [JOINED, ("superseded", AT + 1)],
+    ),
+    "a late copy of an earlier life is no newer one": ([joined(), joined("w0.joined.before")], [JOINED]),
+    "a life stored ahead of ours is an earlier one, also when it is stored twice": (
+        [joined("w0.joined.other"), joined(), joined("w0.joined.other")],
+        [("joined", AT + 1)],
+    ),
+    "another rank's life is not ours": ([joined(), joined("w1.joined.x", rank=1)], [JOINED]),
+    "the conductor may give this life up": ([joined(), lost(AT)], [JOINED, ("lost", "silent")]),
+    "giving up another life is not ours": ([joined(), lost(AT - 1), lost(AT, rank=1)], [JOINED]),
+    "leaving is nobody's order": ([joined(), WorkerLeaving(id="x", rank=0, incarnation=AT)], [JOINED]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_inbox(case: str) -> None:
+    events, expected = CASES[case]
+
+    assert briefly(fold(events)) == expected
+
+
+def test_the_incarnation_is_the_position_of_the_first_copy() -> None:
+    inbox = Inbox(SUBJECTS, Rank(0), OURS)
+
+    fold([opened(1), joined(), joined()], inbox)
+
+    assert inbox.incarnation == Incarnation(AT + 1)
+
+
+def test_the_epoch_known_from_before_fences_at_once() -> None:
+    inbox = Inbox(SUBJECTS, Rank(0), OURS, epoch=5)
+
+    assert briefly(fold([joined(), ready(epoch=4), ready(epoch=5)], inbox)) == [JOINED, ("start", started())]
+    assert inbox.epoch == 5
+
+
+@pytest.mark.parametrize(
+    ("subject", "data"),
+    [
+        (SUBJECTS.ready(0, "r"), b"\x00garbage"),
+        (SUBJECTS.ready(0, "r"), encode(joined())),
+        (SUBJECTS.worker(0), encode(ready())),
+        (SUBJECTS.request("r"), encode(RequestSubmitted(model="m", inputs={"text": "x"}))),  # type: ignore[arg-type] # what clients write
+        ("elsewhere.x", encode(joined())),
+    ],
+)
+def test_what_cannot_be_read_changes_nothing_and_is_told(subject: str, data: bytes) -> None:
+    inbox = Inbox(SUBJECTS, Rank(0), OURS)
+
+    action = inbox.fold(StoredRecord(seq=7, subject=subject, data=data, time_ns=0))
+
+    assert isinstance(action, Unreadable)
+    assert "record 7" in action.note
+    assert inbox.incarnation is None
+
+
+def test_only_so_many_requests_are_remembered_the_latest() -> None:
+    inbox = Inbox(SUBJECTS, Rank(0), OURS, remembered=2)
+    fold([joined(), ready("a"), ready("b"), ready("a", index=1), ready("c")], inbox)
+
+    assert briefly(fold([ready("a"), ready("c"), ready("b")], inbox)) == [("start", started("b"))]

@@ -1,0 +1,217 @@
+"""What a worker makes of the log: which orders are for this life of it, each once.
+
+A pure fold over the records a worker reads, in log order: its own orders (`ready`), its own life
+(`worker`) and the conductors' terms (`conductor`). Duplicates, late and void records are normal input
+and lead to nothing. No I/O, no clock; the shell (`workers.process`) feeds it, the executor obeys.
+
+    record ──> fence ──> own joined?  ──> Joined         from here on it has an incarnation
+                    ├──> node.ready   ──> Start          once per (request, attempt, index)
+                    ├──> walk.stop    ──> Stop
+                    ├──> another life ──> Superseded     this process is a zombie: it must exit
+                    └──> worker.lost  ──> Lost           given up for dead: it must join again
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+from shared.events import (
+    EpochOpened,
+    MalformedEventError,
+    NodeReady,
+    WalkStop,
+    WorkerJoined,
+    WorkerLeaving,
+    WorkerLost,
+    decode,
+)
+from shared.fence import EpochFence
+from shared.ids import Incarnation, Rank
+from shared.log.port import Record
+from shared.subjects import Subjects
+
+REMEMBERED_REQUESTS: Final = 16_384
+"""Far more than can be open at once; a duplicate older than that is caught by the executor or harmless."""
+
+
+class StepKey(NamedTuple):
+    """One try of one step of one request: what one `node.ready` orders."""
+
+    request_id: str
+    attempt: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.request_id}.{self.attempt}.{self.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The own `worker.joined` was read: this life has begun."""
+
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Run this. Lower attempts of the request are over."""
+
+    key: StepKey
+    order: NodeReady
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Drop this. `started` is false when the order came behind its own stop: it must not run at all."""
+
+    key: StepKey
+    order: WalkStop
+    started: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """A newer life of this rank has begun; whatever this one still does is void."""
+
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The conductor has given this life up."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A record that is none of ours, or not where it is; it changes nothing."""
+
+    note: str
+
+
+Action: TypeAlias = Joined | Start | Stop | Superseded | Lost | Unreadable
+
+_KINDS: Final[dict[str, tuple[type, ...]]] = {
+    "ready": (NodeReady, WalkStop),
+    "worker": (WorkerJoined, WorkerLeaving),
+    "conductor": (EpochOpened, WorkerLost),
+}
+
+
+@dataclass(slots=True)
+class _Steps:
+    """What was ordered of one request, in its highest attempt."""
+
+    attempt: int
+    started: set[int] = field(default_factory=set)
+    stopped: dict[int, WalkStop] = field(default_factory=dict)
+
+
+class Inbox:
+    """One life's fold.
+
+    Args:
+        joined_id: the event id of the own `worker.joined`.
+        earlier_lives: event ids of lives that were in the log before: a copy of one of them, stored late,
+            is no newer life.
+        epoch: the highest epoch opened before the first record.
+
+    Attributes:
+        incarnation: None until the own `worker.joined` was read.
+    """
+
+    def __init__(
+        self,
+        subjects: Subjects,
+        rank: Rank,
+        joined_id: str,
+        *,
+        earlier_lives: Iterable[str] = (),
+        epoch: int = 0,
+        remembered: int = REMEMBERED_REQUESTS,
+    ) -> None:
+        self.incarnation: Incarnation | None = None
+        self._subjects = subjects
+        self._rank = rank
+        self._joined_id = joined_id
+        self._known_lives = set(earlier_lives)
+        self._fence = EpochFence(epoch)
+        self._remembered = remembered
+        self._requests: OrderedDict[str, _Steps] = OrderedDict()
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch opened so far."""
+        return self._fence.epoch
+
+    def fold(self, record: Record) -> Action | None:
+        """Take one record, in log order; what is to be done because of it."""
+        address = self._subjects.parse(record.subject)
+        if address is None or address.kind not in _KINDS:
+            return Unreadable(f"record {record.seq} on {record.subject} is nothing a worker reads")
+        try:
+            event = decode(record.data)
+        except MalformedEventError as error:
+            return Unreadable(f"record {record.seq} on {record.subject}: {error}")
+        if not isinstance(event, _KINDS[address.kind]):
+            return Unreadable(f"record {record.seq} on {record.subject}: a {type(event).__name__} there")
+        if not self._fence.admits(event):
+            return None  # of a deposed conductor
+        match event:
+            case NodeReady():
+                return self._ready(event)
+            case WalkStop():
+                return self._stop(event)
+            case WorkerJoined():
+                return self._joined(event, record.seq)
+            case WorkerLost():
+                return Lost(event.reason) if self._is_ours(event.rank, event.incarnation) else None
+            case _:
+                return None
+
+    # ---- lives -------------------------------------------------------------------------------------
+    def _joined(self, event: WorkerJoined, seq: int) -> Joined | Superseded | None:
+        if event.rank != self._rank or event.id in self._known_lives:
+            return None
+        self._known_lives.add(event.id)
+        if event.id == self._joined_id:
+            self.incarnation = Incarnation(seq)
+            return Joined(self.incarnation)
+        # Stored ahead of ours it is an earlier life; behind ours it is the one that counts now.
+        return None if self.incarnation is None else Superseded(Incarnation(seq))
+
+    def _is_ours(self, rank: int, incarnation: int | None) -> bool:
+        return rank == self._rank and self.incarnation is not None and incarnation == self.incarnation
+
+    # ---- orders ------------------------------------------------------------------------------------
+    def _ready(self, order: NodeReady) -> Start | Stop | None:
+        steps = self._steps(order)
+        if steps is None or order.index in steps.started:
+            return None
+        steps.started.add(order.index)
+        key = StepKey(str(order.request_id), order.attempt, order.index)
+        stop = steps.stopped.get(order.index)
+        return Start(key, order) if stop is None else Stop(key, stop, started=False)
+
+    def _stop(self, order: WalkStop) -> Stop | None:
+        steps = self._steps(order)
+        if steps is None or order.index in steps.stopped:
+            return None
+        steps.stopped[order.index] = order
+        if order.index not in steps.started:
+            return None  # its order may still come: it was sent again, and is stored behind this
+        return Stop(StepKey(str(order.request_id), order.attempt, order.index), order)
+
+    def _steps(self, order: NodeReady | WalkStop) -> _Steps | None:
+        """The steps of the order's attempt; None for another life's order, or an attempt that is over."""
+        if order.request_id is None or not self._is_ours(order.rank, order.incarnation):
+            return None
+        steps = self._requests.get(order.request_id)
+        if steps is None or order.attempt > steps.attempt:
+            steps = self._requests[order.request_id] = _Steps(order.attempt)
+        self._requests.move_to_end(order.request_id)
+        while len(self._requests) > self._remembered:
+            self._requests.popitem(last=False)
+        return steps if order.attempt == steps.attempt else None
