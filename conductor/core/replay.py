@@ -88,6 +88,10 @@ class Replayer:
         """Replay all of `records` and return the verdicts, in order of submission."""
         for record in records:
             self.take(record)
+        return self.close()
+
+    def close(self) -> dict[str, Verdict]:
+        """The log ends here: what is decided must be recorded by now."""
         for request_id in self.verdicts:
             self._close(request_id)
         return self.verdicts

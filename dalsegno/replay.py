@@ -1,0 +1,137 @@
+"""`dalsegno replay`: decide a request again from its recorded facts, and compare.
+
+The comparing is `conductor.core.replay`'s; here the log is found and read, and the verdict told.
+Status 0: all decisions match. 1: one does not, or the log cannot be read. Nothing is ever published.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from conductor.core.replay import Mismatch, Replayer, Verdict, differences
+from conductor.digests import core_digest
+from dalsegno import source
+from dalsegno.source import Source
+from shared.errors import ClientError
+from shared.ids import parse_request_id
+from shared.models import registry
+from shared.subjects import Subjects
+
+
+@click.command()
+@click.argument("request_id", required=False)
+@click.option("--all", "whole", is_flag=True, help="Every request in the log.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per request.")
+@source.options
+def replay(
+    request_id: str | None,
+    whole: bool,
+    as_json: bool,
+    nats: str | None,
+    data_dir: Path | None,
+    prefix: str,
+) -> None:
+    """Feed REQUEST_ID's recorded facts through the conductor's core and compare its decisions."""
+    if (request_id is None) == (not whole):
+        raise click.UsageError("name one REQUEST_ID, or say --all")
+    told = Source(nats=nats, data_dir=data_dir, prefix=prefix)
+    started = time.perf_counter()
+    verdicts, events = asyncio.run(_replay(told, request_id))
+    if not verdicts:
+        asked = f"no submission of request {request_id!r} that can be read" if request_id else "no request"
+        raise ClientError(f"the log holds {asked}; `dalsegno log` lists what it has")
+    for verdict in verdicts.values():
+        _tell(verdict, as_json=as_json)
+    failed = [verdict for verdict in verdicts.values() if not verdict.matches]
+    if whole and not as_json:
+        seconds = time.perf_counter() - started
+        click.echo(
+            f"{len(verdicts) - len(failed)} of {len(verdicts)} requests match; "
+            f"{events} events in {seconds:.2f} s ({events / seconds:,.0f} events/s)"
+        )
+    sys.exit(1 if failed else 0)
+
+
+async def _replay(told: Source, request_id: str | None) -> tuple[dict[str, Verdict], int]:
+    async with source.open_log(told) as (log, subjects):
+        replayer = Replayer(registry.graph, subjects, pins=pins)
+        events = 0
+        async for record in log.history(_wanted(subjects, request_id)):
+            replayer.take(record)
+            events += 1
+    return replayer.close(), events
+
+
+def _wanted(subjects: Subjects, request_id: str | None) -> list[str]:
+    return subjects.replayed(parse_request_id(request_id)) if request_id is not None else subjects.logged()
+
+
+def pins(family: str) -> dict[str, str]:
+    """The digests in force here, named as `shared.events.Pins` names them."""
+    return {
+        "graph": registry.graph(family).digest,
+        "plan": registry.plan_digest(family),
+        "core": core_digest(),
+    }
+
+
+# ---- telling -----------------------------------------------------------------------------------------
+
+
+def _tell(verdict: Verdict, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(_plain(verdict), ensure_ascii=False))
+        return
+    for pin in verdict.pins:
+        click.echo(f"{verdict.request_id}: note: digest of {pin}")
+    if verdict.mismatch is None:
+        click.echo(
+            f"{verdict.request_id}: {verdict.phase}: all {verdict.decided} decisions match "
+            f"({verdict.events} events; {verdict.adopted} taken as recorded)"
+        )
+        return
+    click.echo(f"{verdict.request_id}: {verdict.decided} decisions match, then: {verdict.mismatch.what}")
+    for line in _explained(verdict.mismatch):
+        click.echo(f"  {line}")
+
+
+def _explained(mismatch: Mismatch) -> list[str]:
+    lines = [] if mismatch.seq is None else [f"at: record {mismatch.seq}"]
+    if mismatch.expected is not None and mismatch.recorded is not None:
+        lines += [f"differs: {line}" for line in differences(mismatch.expected, mismatch.recorded)]
+    for name, value in (("expected", mismatch.expected), ("recorded", mismatch.recorded)):
+        lines.append(f"{name}: {_json(value) if value is not None else 'nothing'}")
+    if mismatch.state is not None:
+        lines.append(f"state before: {_json(mismatch.state)}")
+    return lines
+
+
+def _plain(verdict: Verdict) -> dict[str, Any]:
+    mismatch = verdict.mismatch
+    return {
+        "request_id": verdict.request_id,
+        "matches": verdict.matches,
+        "phase": str(verdict.phase),
+        "events": verdict.events,
+        "decided": verdict.decided,
+        "adopted": verdict.adopted,
+        "differing_digests": verdict.pins,
+        "mismatch": None
+        if mismatch is None
+        else {
+            "seq": mismatch.seq,
+            "what": mismatch.what,
+            "expected": mismatch.expected,
+            "recorded": mismatch.recorded,
+            "state_before": mismatch.state,
+        },
+    }
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,113 @@
+"""Where a log is read from: a running deployment, a NATS server, or a data dir at rest.
+
+A data dir at rest is opened by a nats-server of its own, for as long as the reading takes; the dir is
+locked meanwhile, so that no deployment starts on it. Nothing here writes to the log.
+"""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from dalsegno import address, environment
+from dalsegno.datadir import DataDir, DataDirError
+from shared.log.port import Log
+from shared.subjects import Subjects
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What the person told: a server, or a data dir, or neither (then the only data dir here)."""
+
+    nats: str | None = None
+    data_dir: Path | None = None
+    prefix: str = "ds"
+
+
+def options(command: _F) -> _F:
+    """The options of every command that reads a log."""
+    return click.option(
+        "--data-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="The deployment's data dir, running or at rest. [default: the only one in ./.dalsegno]",
+    )(
+        click.option(
+            "--nats", metavar="URL", help="Read from this NATS server; token in DALSEGNO_NATS_TOKEN."
+        )(
+            click.option("--prefix", default="ds", show_default=True, help="First token of all subjects.")(
+                command
+            )
+        )
+    )
+
+
+@asynccontextmanager
+async def open_log(source: Source) -> AsyncGenerator[tuple[Log, Subjects], None]:
+    """The log behind `source`, and its subjects.
+
+    Raises:
+        DataDirError: there is no such data dir, or several to choose from.
+        LogUnavailableError: the server does not answer, or has no such log.
+    """
+    from shared.log import jetstream
+
+    if source.nats is not None:
+        url, token, subjects = address.nats_url(source.nats), environment.read().nats_token, source.prefix
+        log = await jetstream.connect(url, token=token, subjects=Subjects(subjects), name="reader")
+        try:
+            yield log, Subjects(subjects)
+        finally:
+            await log.close()
+        return
+    data_dir = _data_dir(source.data_dir)
+    if (running := data_dir.running()) is not None:
+        subjects = Subjects(running.prefix)
+        log = await jetstream.connect(
+            running.nats_url, token=running.nats_token, subjects=subjects, name="reader"
+        )
+        try:
+            yield log, subjects
+        finally:
+            await log.close()
+        return
+    async with _at_rest(data_dir, Subjects(source.prefix)) as log:
+        yield log, Subjects(source.prefix)
+
+
+@asynccontextmanager
+async def _at_rest(data_dir: DataDir, subjects: Subjects) -> AsyncGenerator[Log, None]:
+    from shared.log import jetstream
+    from shared.log.server import NatsServer
+
+    if not data_dir.nats.is_dir():
+        raise DataDirError(f"{data_dir.path} holds no log: expected a folder {data_dir.nats}")
+    with data_dir.lock():
+        server = NatsServer(data_dir.nats)
+        server.start()
+        try:
+            log = await jetstream.connect(server.url, token=server.token, subjects=subjects, name="reader")
+            try:
+                yield log
+            finally:
+                await log.close()
+        finally:
+            server.stop()
+
+
+def _data_dir(told: Path | None) -> DataDir:
+    path = told or environment.read().data_dir
+    if path is not None:
+        return DataDir(path.expanduser().resolve())
+    here = Path(".dalsegno")
+    found = sorted(entry for entry in here.glob("*") if (entry / "nats").is_dir()) if here.is_dir() else []
+    if len(found) == 1:
+        return DataDir(found[0].resolve())
+    names = ", ".join(map(str, found)) or "none"
+    raise DataDirError(
+        f"which log? Data dirs in ./.dalsegno: {names}; name one with --data-dir, or use --nats"
+    )

@@ -1,0 +1,101 @@
+"""An event in words: who, what, why. Pure; for people, so it may shorten, but never invents."""
+
+from typing import assert_never
+
+from shared.events import (
+    AnyEvent,
+    EpochOpened,
+    NodeReady,
+    OutputChunk,
+    OutputFence,
+    RequestAdmitted,
+    RequestCancel,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestRejected,
+    RequestSubmitted,
+    WalkCompleted,
+    WalkFailed,
+    WalkStop,
+    WalkStopped,
+    WorkerJoined,
+    WorkerLeaving,
+    WorkerLost,
+)
+
+_LONGEST = 96
+
+
+def who(event: AnyEvent) -> str:
+    """The writer, with its term or its life where it has one."""
+    if event.writer == "conductor":
+        return f"conductor/{event.epoch}"
+    if event.writer.startswith("w") and event.incarnation is not None:
+        return f"{event.writer}/{event.incarnation}"
+    return event.writer or "(unnamed)"
+
+
+def what(event: AnyEvent) -> str:
+    """The event's name as the wire has it, without its version."""
+    tag = str(event.__struct_config__.tag)
+    return tag.rsplit(".", 1)[0]
+
+
+def why(event: AnyEvent) -> str:  # one branch per event type: length is its nature
+    """What the event says, in a line."""
+    match event:
+        case OutputChunk():
+            return f"chunk {event.index}: {len(event.token_ids)} tokens {_short(event.text)}"
+        case NodeReady():
+            walks = "+".join(walk.name for walk in event.walks)
+            return (
+                f"step {event.index} ({walks}) to rank {event.rank}, attempt {event.attempt}: {event.reason}"
+            )
+        case WalkCompleted():
+            facts = {name: value for walk in event.results for name, value in walk.facts.items()}
+            spent = " ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in event.durations_s.items())
+            return f"step {event.index}, attempt {event.attempt}: {_short(str(facts))} {spent}".rstrip()
+        case RequestSubmitted():
+            inputs = event.inputs
+            said = inputs.text or inputs.messages or inputs.token_ids
+            return f"model {event.model}: {_short(str(said))}, answers to {event.origin}"
+        case RequestAdmitted():
+            return f"{event.reason}; seed {event.seed}"
+        case RequestRejected():
+            return f"submission {event.submission_seq}: {event.failure.code}: {event.failure.message}"
+        case RequestFinished():
+            usage = event.usage
+            ends = ", ".join(event.finish_reasons)
+            return f"{ends}; {usage.prompt_tokens} prompt + {usage.completion_tokens} new tokens"
+        case RequestFailed():
+            return f"{event.failure.code}: {event.failure.message}"
+        case WalkFailed():
+            return (
+                f"step {event.index}, attempt {event.attempt}: {event.failure.code}: {event.failure.message}"
+            )
+        case RequestCancelled() | RequestCancel():
+            return event.reason
+        case WalkStop():
+            return f"step {event.index} on rank {event.rank}, attempt {event.attempt}: {event.reason}"
+        case WalkStopped():
+            return f"step {event.index}: {event.steps_after} engine steps after the stop was read"
+        case OutputFence():
+            return f"chunks of attempts below {event.attempt} are void from here: {event.reason}"
+        case EpochOpened():
+            return f"{event.conductor} leads from here on"
+        case WorkerJoined():
+            return (
+                f"rank {event.rank} on {event.device}: {', '.join(event.nodes)}; {event.kv_tokens} KV tokens"
+            )
+        case WorkerLeaving():
+            return f"rank {event.rank} ends in order"
+        case WorkerLost():
+            return f"rank {event.rank}: {event.reason}"
+        case _:
+            assert_never(event)
+
+
+def _short(text: str) -> str:
+    flat = " ".join(text.split())
+    return repr(flat if len(flat) <= _LONGEST else flat[: _LONGEST - 1] + "…")
