@@ -184,10 +184,10 @@ class _Compiler:
 
     def check_order(self, loop: int) -> None:
         """Siblings of a Parallel may feed one another, but not in a circle."""
-        waits: dict[str, set[str]] = {}
+        waits: dict[str, list[str]] = {}
         for route in self.routes:
             if route.loop == loop and not route.back and isinstance(route.to, str):
-                waits.setdefault(self.step(route.to, loop), set()).add(self.step(route.source, loop))
+                waits.setdefault(self.step(route.to, loop), []).append(self.step(route.source, loop))
         try:
             TopologicalSorter(waits).prepare()
         except CycleError as error:
@@ -211,7 +211,7 @@ class _Compiler:
         nodes = tuple(self.node(place) for place in self.places.values())
         loops = tuple(self.loop(index) for index in range(len(self.loops)))
         inputs = sorted(pair for pair, feeds in self.feeds.items() if all(it.back for it in feeds.values()))
-        restored = {pair for loop in loops for pair in loop.restored}
+        restored = chain.from_iterable(loop.restored for loop in loops)
         restorers = {pair: tuple(loop.index for loop in loops if pair in loop.restored) for pair in restored}
         takers = {name: tuple(node for edge, node in inputs if edge == name) for name, _ in inputs}
         return CompiledWalk(

@@ -27,6 +27,9 @@ class Client:
 
     modality: str
 
+    def __post_init__(self) -> None:
+        check_name("a modality", self.modality)
+
     def __str__(self) -> str:
         return f'CLIENT("{self.modality}")'
 

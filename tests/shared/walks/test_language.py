@@ -1,0 +1,63 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shared.walks import CLIENT, KEEP, Edge, Loop, Node, Parallel, Sequential, WalkError
+
+LLM = Node("llm", ["token"], [Edge("token", "llm")])
+UNTYPED: Any = CLIENT, "x", None
+"""What a caller without a type checker may pass."""
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Node("a b"), "a node is named 'a b'; expected 1 to 64"),
+        (lambda: Node(""), "a node is named ''"),
+        (lambda: Edge("a/b", "x"), "an edge is named 'a/b'"),
+        (lambda: CLIENT(""), "a modality is named ''"),
+        (
+            lambda: Edge("a", UNTYPED[0]),
+            r"edge 'a': to must be a node's name, CLIENT\(\"text\"\) or KEEP, not <class",
+        ),
+        (lambda: Node("a", "token"), r"inputs must be a sequence of names, not 'token'; write \['token'\]"),
+        (lambda: Node("a", ["x", "x"]), "node 'a': inputs list a name twice"),
+        (lambda: Node("a", [], [UNTYPED[1]]), "node 'a': an output must be an Edge, not 'x'"),
+        (lambda: Node("a", [], [Edge("x", KEEP)] * 2), "node 'a': outputs list an edge twice"),
+        (Sequential, "a Sequential is empty"),
+        (Parallel, "a Parallel is empty"),
+        (
+            lambda: Parallel(LLM, UNTYPED[1]),
+            "a section must be a Node, Sequential, Parallel or Loop, not 'x'",
+        ),
+        (lambda: Loop("l", UNTYPED[2], 1), "loop 'l': the body: a section must be a Node"),
+        (lambda: Loop("l", LLM, 0), "loop 'l': max_iters must be an integer of at least 1, not 0"),
+        (lambda: Loop("l", LLM, True), "max_iters must be an integer of at least 1, not True"),
+        (lambda: Loop("l", LLM, ""), "the argument for max_iters is named ''"),
+        (lambda: Loop("l", LLM, 1, outputs="token"), "outputs must be a sequence of names"),
+        (
+            lambda: Loop("l", LLM, 3, outputs=["x", "pred"], accumulated=["pred"]),
+            r"loop 'l': outputs and accumulated must be disjoint; both list \['pred'\]",
+        ),
+    ],
+)
+def test_a_wrong_part_is_refused_when_it_is_written(build: Callable[[], Any], message: str) -> None:
+    with pytest.raises(WalkError, match=message):
+        build()
+
+
+def test_an_error_of_a_walk_is_a_value_error() -> None:
+    assert issubclass(WalkError, ValueError)
+
+
+def test_parts_are_values() -> None:
+    assert Node("a", ["x"], [Edge("y", KEEP)]) == Node("a", ("x",), (Edge("y", KEEP),))
+    assert hash(Loop("l", Sequential(LLM), 3)) == hash(Loop("l", Sequential(LLM), 3))
+    assert CLIENT("text") == CLIENT("text") != CLIENT("audio")
+    parts: set[object] = {Sequential(LLM), Parallel(LLM), LLM, Sequential(LLM)}
+    assert len(parts) == 3
+
+
+def test_destinations_show_as_they_are_written() -> None:
+    assert [str(to) for to in (CLIENT("text"), KEEP)] == ['CLIENT("text")', "KEEP"]

@@ -1,0 +1,411 @@
+import copy
+from typing import Any
+
+import pytest
+
+from shared.walks import (
+    CLIENT,
+    KEEP,
+    Edge,
+    Emission,
+    Firing,
+    Loop,
+    Node,
+    Parallel,
+    Section,
+    Sequential,
+    WalkError,
+    WalkRun,
+    compile_walk,
+)
+from tests.shared.walks.sections import (
+    BRANCHES,
+    DECODE,
+    DIFFUSION,
+    GUIDED,
+    PIPELINE,
+    REFINE,
+    ROLLOUT,
+    drive,
+)
+
+
+def begin(section: Section, args: dict[str, Any] | None = None, **inputs: Any) -> WalkRun:
+    run = WalkRun(compile_walk("walk", section), args)
+    run.start(inputs)
+    return run
+
+
+def state(run: WalkRun) -> dict[str, Any]:
+    return {name: copy.deepcopy(value) for name, value in vars(run).items() if name != "walk"}
+
+
+# ---- whole walks -----------------------------------------------------------------------------------
+
+
+def test_a_pipeline_takes_one_input_to_one_output_and_again_in_the_next_run() -> None:
+    walk = compile_walk("walk", PIPELINE)
+    for _ in range(2):
+        run = WalkRun(walk)
+        run.start({"image": "pixels"})
+        trace = drive(run)
+        assert [firing.node for firing in trace.firings] == ["encode", "decode"]
+        assert [firing.inputs for firing in trace.firings] == [{"image": "pixels"}, {"features": "features0"}]
+        assert trace.emissions == [Emission("output", CLIENT("text"), "output0", "decode", ())]
+        assert run.done
+        assert run.take_ready() == []
+
+
+def test_a_diffusion_loop_denoises_three_times_and_decodes_the_last() -> None:
+    run = begin(DIFFUSION, latents="noise", prompt="a cat")
+    trace = drive(run)
+    assert [(firing.node, firing.path) for firing in trace.firings] == [
+        ("denoiser", (0,)),
+        ("denoiser", (1,)),
+        ("denoiser", (2,)),
+        ("decoder", ()),
+    ]
+    assert [firing.inputs for firing in trace.firings] == [
+        {"latents": "noise", "prompt": "a cat"},
+        {"latents": "latents0", "prompt": "a cat"},
+        {"latents": "latents1", "prompt": "a cat"},
+        {"latents": "latents2"},
+    ]
+    assert trace.values("image") == ["image0"]
+    assert run.done
+
+
+def test_a_decode_stopped_at_the_fourth_token_fires_four_times() -> None:
+    run = begin(DECODE, {"max_tokens": 10}, token="first")
+    trace = drive(run, stops={"llm": 4})
+    assert trace.emissions == [Emission("token", CLIENT("text"), f"token{i}", "llm", (i,)) for i in range(4)]
+    assert run.done
+
+
+def test_a_stop_leaves_nothing_behind_for_the_next_run_of_the_walk() -> None:
+    walk = compile_walk("walk", DECODE)
+    for stops, fired in (({"llm": 3}, 3), (None, 10)):
+        run = WalkRun(walk, {"max_tokens": 10})
+        run.start({"token": "first"})
+        assert drive(run, stops=stops).fired("llm") == fired
+
+
+def test_nested_loops_begin_anew_in_every_outer_iteration() -> None:
+    run = begin(REFINE, latents="noise", prompt="a cat")
+    trace = drive(run)
+    assert (trace.fired("denoiser"), trace.fired("refiner"), trace.fired("decoder")) == (6, 2, 1)
+    assert trace.firings[-1].node == "decoder"
+    paths = [firing.path for firing in trace.firings if firing.node == "denoiser"]
+    assert paths == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    seen = [firing.inputs["latents"] for firing in trace.firings if firing.node == "denoiser"]
+    assert seen == ["noise", "latents0", "latents1", "latents0", "latents3", "latents4"]
+    assert all(firing.inputs["prompt"] == "a cat" for firing in trace.firings if firing.node == "denoiser")
+    assert trace.values("image") == ["image0"]
+
+
+def test_a_loop_that_holds_nothing_leaves_nothing_when_stopped() -> None:
+    section = Loop("decode", Node("llm", ["token"], [Edge("token", "llm")]), max_iters=10)
+    run = begin(section, token="first")
+    trace = drive(run, stops={"llm": 3})
+    assert (trace.fired("llm"), trace.emissions, run.outputs, run.accumulated) == (3, [], {}, {})
+    assert run.done
+    assert run.take_ready() == []
+
+
+def test_guided_branches_fire_side_by_side_before_they_are_combined() -> None:
+    run = begin(GUIDED, latents="noise", time_index=0)
+    assert [firing.node for firing in run.take_ready()] == [*BRANCHES]
+    run = begin(GUIDED, latents="noise", time_index=0)
+    trace = drive(run)
+    assert {name: trace.fired(name) for name in (*BRANCHES, "combine", "vae_decoder")} == {
+        **dict.fromkeys((*BRANCHES, "combine"), 49),
+        "vae_decoder": 1,
+    }
+    assert trace.firings[-1].inputs == {"latents": "latents48"}
+
+
+def test_accumulated_values_come_in_the_order_of_iterations_and_outputs_are_the_last() -> None:
+    run = begin(ROLLOUT, x="x")
+    trace = drive(run)
+    assert run.accumulated == {"pred": ["pred0", "pred1", "pred2"]}
+    assert run.outputs == {"x": "x2"}
+    assert trace.emissions == [
+        Emission("x", KEEP, "x2", "predictor", ()),
+        Emission("pred", KEEP, ["pred0", "pred1", "pred2"], "predictor", ()),
+    ]
+
+
+def test_an_early_stop_accumulates_what_there_was() -> None:
+    run = begin(ROLLOUT, x="x")
+    drive(run, stops={"predictor": 2})
+    assert (run.accumulated, run.outputs) == ({"pred": ["pred0", "pred1"]}, {"x": "x1"})
+
+
+def test_a_loop_may_hold_what_goes_to_the_client() -> None:
+    node = Node("llm", ["actions"], [Edge("actions", "llm"), Edge("actions", CLIENT("action"))])
+    run = begin(Loop("flow", node, 10, outputs=["actions"]), actions="noise")
+    assert drive(run).emissions == [Emission("actions", CLIENT("action"), "actions9", "llm", ())]
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "kept"),
+    [
+        ("outputs", "outputs", "y5"),
+        ("outputs", "accumulated", ["y2", "y5"]),
+        ("accumulated", "outputs", ["y3", "y4", "y5"]),
+        ("accumulated", "accumulated", [["y0", "y1", "y2"], ["y3", "y4", "y5"]]),
+    ],
+)
+def test_each_loop_an_edge_leaves_holds_it_in_its_own_way(inner: str, outer: str, kept: Any) -> None:
+    node = Node("n", ["x"], [Edge("y", KEEP)])
+    inside = Loop("inner", node, 3, **{inner: ["y"]})
+    run = begin(Loop("outer", inside, 2, **{outer: ["y"]}), x=0)
+    drive(run)
+    assert {**run.outputs, **run.accumulated} == {"y": kept}
+
+
+def test_a_client_edge_passes_loops_that_do_not_name_it_and_waits_for_one_that_does() -> None:
+    node = Node("n", ["x"], [Edge("y", CLIENT("text"))])
+    run = begin(Loop("outer", Loop("inner", node, 2, outputs=["y"]), 2), x=0)
+    assert [(e.value, e.path) for e in drive(run).emissions] == [("y1", (0,)), ("y3", (1,))]
+    run = begin(Loop("outer", Loop("inner", node, 2), 2, accumulated=["y"]), x=0)
+    assert [(e.value, e.path) for e in drive(run).emissions] == [(["y0", "y1", "y2", "y3"], ())]
+
+
+def test_a_node_without_inputs_fires_by_itself_in_every_iteration() -> None:
+    section = Loop("l", Sequential(Node("clock", [], [Edge("t", "n")]), Node("n", ["t"])), 2)
+    trace = drive(begin(section))
+    assert [(f.node, f.path) for f in trace.firings] == [
+        ("clock", (0,)),
+        ("n", (0,)),
+        ("clock", (1,)),
+        ("n", (1,)),
+    ]
+
+
+# ---- deliveries ------------------------------------------------------------------------------------
+
+
+def test_a_third_delivery_of_an_edge_is_refused_and_changes_nothing() -> None:
+    run = WalkRun(compile_walk("walk", PIPELINE))
+    assert [run.deliver("image", "encode", value) for value in (1, 2)] == [True, True]
+    before = state(run)
+    assert not run.deliver("image", "encode", 3)
+    assert state(run) == before
+    assert run.take_ready() == [Firing("encode", {"image": 1}, ())]
+
+
+@pytest.mark.parametrize(
+    ("edge", "node"),
+    [("unknown", "encode"), ("image", "unknown"), ("image", "decode"), ("features", "decode")],
+)
+def test_what_a_walk_does_not_take_is_refused_and_changes_nothing(edge: str, node: str) -> None:
+    run = WalkRun(compile_walk("walk", PIPELINE))
+    before = state(run)
+    assert not run.deliver(edge, node, "value")
+    assert state(run) == before
+
+
+def test_a_second_delivery_is_for_the_next_iteration_and_those_after_it() -> None:
+    section = Loop("l", Node("n", ["x"], [Edge("y", CLIENT("text"))]), 3)
+    run = begin(section, x=1)
+    assert run.deliver("x", "n", 2)
+    assert [firing.inputs["x"] for firing in drive(run).firings] == [1, 2, 2]
+
+
+def test_each_iteration_has_room_for_one_more_delivery() -> None:
+    run = begin(Loop("l", Node("n", ["x"]), 3), x=1)
+    seen = []
+    for following in (2, 3, None):
+        (firing,) = run.take_ready()
+        seen.append(firing.inputs["x"])
+        if following:
+            assert run.deliver("x", "n", following)
+            assert not run.deliver("x", "n", "a third")
+        run.complete(firing, {})
+    assert seen == [1, 2, 3]
+
+
+def test_a_first_value_delivered_twice_does_not_replace_what_the_loop_feeds_back() -> None:
+    run = begin(DECODE, {"max_tokens": 3}, token="first")
+    assert run.deliver("token", "llm", "first")
+    assert [firing.inputs["token"] for firing in drive(run).firings] == ["first", "token0", "token1"]
+
+
+def test_deliveries_after_the_end_are_refused() -> None:
+    run = begin(PIPELINE, image=1)
+    drive(run)
+    before = state(run)
+    assert not run.deliver("image", "encode", 2)
+    assert state(run) == before
+
+
+def test_inputs_may_come_one_by_one_and_late() -> None:
+    run = WalkRun(compile_walk("walk", DIFFUSION))
+    assert run.deliver("latents", "denoiser", "noise")
+    assert run.take_ready() == []
+    assert run.deliver("prompt", "denoiser", "a cat")
+    assert drive(run).values("image") == ["image0"]
+
+
+@pytest.mark.parametrize("inputs", [{}, {"latents": 1}, {"latents": 1, "prompt": 2, "more": 3}])
+def test_a_start_with_other_inputs_than_the_walk_takes_is_an_error(inputs: dict[str, int]) -> None:
+    run = WalkRun(compile_walk("walk", DIFFUSION))
+    before = state(run)
+    with pytest.raises(WalkError, match=r"walk 'walk' takes the inputs \['latents', 'prompt'\], found"):
+        run.start(inputs)
+    assert state(run) == before
+
+
+# ---- completions -----------------------------------------------------------------------------------
+
+
+def test_a_duplicate_completion_is_refused_and_changes_nothing() -> None:
+    run = begin(DECODE, {"max_tokens": 3}, token="first")
+    (first,) = run.take_ready()
+    assert run.complete(first, {"token": "a"}) is not None
+    before = state(run)
+    assert run.complete(first, {"token": "b"}) is None
+    assert state(run) == before
+    (second,) = run.take_ready()
+    before = state(run)
+    assert run.complete(first, {"token": "b"}) is None  # not taken for the second's
+    assert state(run) == before
+    assert run.complete(second, {"token": "c"}) is not None
+
+
+def test_what_was_not_handed_out_cannot_be_completed() -> None:
+    run = begin(PIPELINE, image=1)
+    before = state(run)
+    assert run.complete(Firing("encode", {"image": 1}, ()), {"features": 1}) is None
+    assert run.complete(Firing("unknown", {}, ()), {}) is None
+    assert state(run) == before
+
+
+@pytest.mark.parametrize("outputs", [{}, {"features": 1, "more": 2}])
+def test_a_node_must_produce_exactly_what_it_declares(outputs: dict[str, int]) -> None:
+    run = begin(PIPELINE, image=1)
+    (firing,) = run.take_ready()
+    before = state(run)
+    with pytest.raises(WalkError, match=r"node 'encode' must produce \['features'\], found"):
+        run.complete(firing, outputs)
+    assert state(run) == before
+
+
+def test_a_firing_is_handed_out_once() -> None:
+    run = begin(PIPELINE, image=1)
+    assert len(run.take_ready()) == 1
+    assert run.take_ready() == []
+
+
+def test_what_a_node_does_to_its_inputs_does_not_reach_the_run() -> None:
+    run = begin(Loop("l", Node("n", ["x"]), 2), x=1)
+    (firing,) = run.take_ready()
+    firing.inputs["x"] = "scribbled"
+    run.complete(firing, {})
+    assert run.take_ready()[0].inputs == {"x": 1}
+
+
+# ---- stops -----------------------------------------------------------------------------------------
+
+
+def test_a_stop_between_two_iterations_ends_the_loop_at_once() -> None:
+    run = begin(DIFFUSION, latents="noise", prompt="a cat")
+    (firing,) = run.take_ready()
+    run.complete(firing, {"latents": "good enough"})
+    assert run.stop("denoise") == []
+    assert run.take_ready() == [Firing("decoder", {"latents": "good enough"}, ())]
+
+
+def test_a_stop_that_ends_a_walk_returns_what_leaves_it() -> None:
+    run = begin(ROLLOUT, x="x")
+    (firing,) = run.take_ready()
+    run.complete(firing, {"x": 1, "pred": 2})
+    released = run.stop("rollout")
+    assert [(e.edge, e.value) for e in released or []] == [("x", 1), ("pred", [2])]
+    assert run.done
+
+
+def test_a_stop_waits_for_the_iteration_under_way_and_may_come_twice() -> None:
+    run = begin(GUIDED, latents="noise", time_index=0)
+    firings = run.take_ready()
+    assert run.stop("image_gen") == run.stop("image_gen") == []
+    for firing in firings:
+        run.complete(firing, {f"v_{firing.node}": "v"})
+    (combine,) = run.take_ready()
+    run.complete(combine, {"latents": "done", "time_index": 1})
+    assert run.take_ready() == [Firing("vae_decoder", {"latents": "done"}, ())]
+
+
+def test_a_loop_that_is_not_running_cannot_be_stopped() -> None:
+    run = begin(DIFFUSION, latents="noise", prompt="a cat")
+    before = state(run)
+    assert run.stop("denoise") is None  # not begun
+    assert state(run) == before
+    trace = drive(run)
+    assert trace.fired("denoiser") == 3
+    before = state(run)
+    assert run.stop("denoise") is None  # over
+    assert state(run) == before
+
+
+def test_stopping_an_unknown_loop_is_an_error() -> None:
+    with pytest.raises(WalkError, match=r"has no loop 'denoiser'; its loops are \['denoise'\]"):
+        begin(DIFFUSION, latents=0, prompt=0).stop("denoiser")
+
+
+def test_an_inner_loop_stopped_once_runs_in_full_the_next_time() -> None:
+    run = begin(REFINE, latents="noise", prompt="a cat")
+    trace = drive(run, stops={"denoiser": 2})
+    paths = [firing.path for firing in trace.firings if firing.node == "denoiser"]
+    assert paths == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
+
+
+def test_stopping_an_outer_loop_lets_the_inner_one_run_to_its_end() -> None:
+    run = begin(REFINE, latents="noise", prompt="a cat")
+    (firing,) = run.take_ready()
+    assert run.stop("refine") == []
+    run.complete(firing, {"latents": 0})
+    trace = drive(run)
+    assert (1 + trace.fired("denoiser"), trace.fired("refiner"), trace.fired("decoder")) == (3, 1, 1)
+
+
+def test_an_engine_that_keeps_a_resident_loop_inside_stops_it_and_completes_its_one_firing() -> None:
+    run = begin(ROLLOUT, x="x")
+    (firing,) = run.take_ready()
+    run.stop("rollout")
+    run.complete(firing, {"x": "the last", "pred": "its"})
+    assert run.done
+    assert run.outputs == {"x": "the last"}
+
+
+# ---- arguments -------------------------------------------------------------------------------------
+
+
+def test_an_argument_says_how_often_a_loop_may_run() -> None:
+    assert drive(begin(DECODE, {"max_tokens": 5}, token="first")).fired("llm") == 5
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({}, r"walk 'walk' needs the arguments \['max_tokens'\] for its loops; found \[\]"),
+        ({"max_tokens": 0}, "loop 'decode': max_iters must be an integer of at least 1, not 0"),
+        ({"max_tokens": "5"}, "not '5'"),
+        ({"max_tokens": True}, "not True"),
+    ],
+)
+def test_a_wrong_argument_is_an_error(args: dict[str, Any], message: str) -> None:
+    with pytest.raises(WalkError, match=message):
+        WalkRun(compile_walk("walk", DECODE), args)
+
+
+# ---- order -----------------------------------------------------------------------------------------
+
+
+def test_firings_come_in_the_order_the_walk_was_written_whatever_arrived_first() -> None:
+    section = Parallel(Node("b", ["x"]), Node("a", ["y"]), Node("c", ["z"]))
+    run = WalkRun(compile_walk("walk", section))
+    for edge, node in (("z", "c"), ("y", "a"), ("x", "b")):
+        run.deliver(edge, node, 0)
+    assert [firing.node for firing in run.take_ready()] == ["b", "a", "c"]
