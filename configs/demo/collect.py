@@ -39,18 +39,21 @@ CLASSES = (
     "re.Pattern",
 )
 
-SHORTEST, LONGEST = 12, 160
+SHORTEST, LONGEST = 12, 195
 SIGNATURE = re.compile(r"^[A-Za-z_][\w.]*\(.*\)(?:\s*-{1,2}>\s*(?P<gives>.*))?$")
 ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|a\.k\.a|etc|vs|cf)\.$")
 
 
 def first_sentence(doc: str) -> str | None:
     """The first sentence of prose in `doc`; the signature line where a type has nothing else; or None."""
-    paragraphs = [paragraph.splitlines() for paragraph in inspect.cleandoc(doc).split("\n\n")]
+    text = inspect.cleandoc(doc)
+    if not text:
+        return None
+    paragraphs = [paragraph.splitlines() for paragraph in text.split("\n\n")]
     opening = paragraphs[0][0]
     signatures = [line for line in paragraphs[0] if SIGNATURE.match(line)]
     if not signatures:
-        return _clean(_sentence(paragraphs[0]))
+        return _clean(_sentence(paragraphs[0]), capital=False)
     gives = _described(opening) if len(signatures) == 1 else None
     prose = paragraphs[0][len(signatures) :] or (paragraphs[1] if len(paragraphs) > 1 else [])
     return gives or _clean(_sentence(prose)) or (opening if _is_plain(opening) else None)
@@ -72,9 +75,14 @@ def _sentence(lines: list[str]) -> str:
     return next((sentence for sentence in ends if not ABBREVIATION.search(sentence)), text)
 
 
-def _clean(sentence: str) -> str | None:
-    prose = sentence[:1].isupper() and (sentence[-1] in ".)" or sentence[-1].isalnum()) and " " in sentence
-    return sentence if prose and ">>>" not in sentence and _is_plain(sentence) else None
+def _clean(sentence: str, *, capital: bool = True) -> str | None:
+    begun = sentence[:1].isupper() if capital else sentence[:1].isalpha()
+    prose = begun and (sentence[-1] in ".)" or sentence[-1].isalnum()) and " " in sentence
+    return (
+        sentence
+        if prose and ">>>" not in sentence and "<==>" not in sentence and _is_plain(sentence)
+        else None
+    )
 
 
 def _is_plain(sentence: str) -> bool:

@@ -2,7 +2,7 @@
 
 Everything the model can say is in `docstrings.json` or in `phrases`: the sentence that belongs to a name,
 some small talk, and one answer for all it does not know. The questions vary (form, case, punctuation,
-with and without parentheses), a conversation has up to eight turns, some have a system message, and some
+with and without parentheses), a conversation has up to a dozen turns, some have a system message, and some
 turns can be answered only by what went before ("Say that again."). The same seed gives the same lessons
 on every machine and version of Python: only `random.Random.random` is used, which Python promises to keep.
 
@@ -11,14 +11,17 @@ It knows nothing of tokens or tensors.
 
 import json
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
 from configs.demo.phrases import (
+    AFTER,
     AGAIN,
     BARE,
+    BEFORE,
     CORE_QUESTIONS,
     FILLERS,
     FOLLOW_UPS,
@@ -33,7 +36,7 @@ from configs.demo.phrases import (
 
 CORPUS: Final = Path(__file__).parent / "docstrings.json"
 
-MAX_TURNS: Final = 8
+MAX_TURNS: Final = 12
 
 T = TypeVar("T")
 
@@ -87,6 +90,8 @@ class Lessons:
         self._random = random.Random(seed).random
         self._names = with_bare_names(corpus)
         self._known = {name.lower() for name in self._names}
+        self._plain_names = sorted(self._names)
+        self._words = sorted(set(re.findall(r"\b[a-z]{3,}\b", " ".join(corpus.values()))) - self._known)
         self._round = self._rounds()
 
     def single(self) -> Conversation:
@@ -94,17 +99,17 @@ class Lessons:
         chance = self._random()
         if chance < 0.08:
             return self._raw()
-        if chance < 0.24:
+        if chance < 0.28:
             return Conversation(turns=(self._other_turn(),), system=self._system())
         return Conversation(turns=(self._turn(QUESTIONS),), system=self._system())
 
     def dialogue(self) -> Conversation:
         """Several turns; the later ones may lean on the earlier."""
         turns: list[Turn] = []
-        length = 2 + int(self._random() * (MAX_TURNS - 1))
+        length = 2 + int(self._random() * self._random() * (MAX_TURNS - 1))
         while len(turns) < length:
             chance = self._random()
-            if turns and chance < 0.15:
+            if turns and chance < 0.18:
                 turns.append(Turn(self._vary(self._choose(AGAIN)), turns[-1].answer))
             elif turns and chance < 0.40:
                 turns.append(self._turn(FOLLOW_UPS))
@@ -124,7 +129,17 @@ class Lessons:
     def _turn(self, forms: Sequence[str]) -> Turn:
         name = next(self._round)
         form = self._choose(CORE_QUESTIONS if forms is QUESTIONS and self._random() < 0.4 else forms)
-        return Turn(self._vary(form).replace("{}", self._spell(name)), self._names[name])
+        return Turn(self._ask(form, name), self._names[name])
+
+    def _ask(self, form: str, name: str) -> str:
+        """The question about `name`, at times with a word before or after it."""
+        question = self._vary(form).replace("{}", self._spell(name))
+        chance = self._random()
+        if chance < 0.06:
+            return self._choose(BEFORE) + question
+        if chance < 0.12:
+            return question + self._choose(AFTER)
+        return question
 
     def _spell(self, name: str) -> str:
         """The name as people write it."""
@@ -150,31 +165,45 @@ class Lessons:
     def _other_turn(self) -> Turn:
         """Small talk, or something it cannot know."""
         chance = self._random()
-        if chance < 0.35:
+        if chance < 0.25:
             answer = self._choose(tuple(SMALL_TALK))
             return Turn(self._vary(self._choose(SMALL_TALK[answer])), answer)
-        if chance < 0.6:
+        if chance < 0.5:
             return Turn(self._vary(self._fill(self._choose(OTHER_QUESTIONS))), REFUSAL)
-        question = self._vary(self._choose(FOLLOW_UPS if chance < 0.65 else QUESTIONS))
-        return Turn(question.replace("{}", self._spell(self._stranger())), REFUSAL)
+        form = self._choose(FOLLOW_UPS if chance < 0.55 else QUESTIONS)
+        return Turn(self._ask(form, self._stranger()), REFUSAL)
 
     def _fill(self, question: str) -> str:
         for kind, options in FILLERS.items():
             while f"{{{kind}}}" in question:
-                question = question.replace(f"{{{kind}}}", self._choose(options), 1)
+                word = self._choose(options if self._random() < 0.5 else self._words)
+                question = question.replace(f"{{{kind}}}", word, 1)
         while "{n}" in question:
             question = question.replace("{n}", str(int(self._random() * self._random() * 200)), 1)
         return question
 
     def _stranger(self) -> str:
-        """A name that is not in the corpus: a real one, or an invented one, at times beside a known owner."""
+        """A name that is not in the corpus."""
+        name = self._unchecked_stranger()
+        while name.lower() in self._known:
+            name = self._unchecked_stranger()
+        return name
+
+    def _unchecked_stranger(self) -> str:
+        """A real name from elsewhere, a mere word, an invention; or two known names, wrongly joined."""
         chance = self._random()
-        if chance < 0.4:
+        if chance < 0.3:
             return self._choose(STRANGERS)
         invented = "".join(self._choose(SYLLABLES) for _ in range(1 + int(self._random() * 3)))
-        if chance < 0.6:
-            invented = f"{self._choose(BARE)}.{invented}"
-        return invented if invented not in self._known else f"{invented}zor"
+        word = invented if chance < 0.45 else self._choose(self._words)
+        if chance < 0.65:
+            return word
+        if chance < 0.75:
+            return f"{self._choose(BARE)}.{word}"
+        one, other = self._choose(self._plain_names), self._choose(self._plain_names)
+        if chance < 0.9:
+            return f"{one.rpartition('.')[0] or self._choose(BARE)}.{other.rpartition('.')[2]}"
+        return one[: len(one) // 2 + 1] + other[len(other) // 2 :]
 
     def _system(self) -> str | None:
         chance = self._random()

@@ -44,9 +44,35 @@ QUESTIONS: Final = (
     "Please explain {}.", "In Python, what does {} do?", "What does {} do in Python?",
     "What is {} in Python?", "Describe {}.", "Tell me about {}.", "Explain what {} does.",
     "Tell me what {} does.", "Explain {} to me.", "Define {}.", "Could you tell me what {} does?",
-    "Hi, what does {} do?", "Hello, what is {}?", "I want to know what {} does.",
+    "I want to know what {} does.", "What is a {}?", "What is the {} function?",
+    "What does the {} method do?",
+    "What is the purpose of {}?", "What happens when I call {}?", "What can I do with {}?", "Show me {}.",
+    "I need help with {}.", "Give me a short description of {}.", "What exactly does {} do?", "help({})",
+    "How can I use {}?", "How should I use {} in Python?", "Why do I need {}?", "Say what {} does.",
+    "What is the {} module?", "What does the {} class do?", "What is the meaning of {}?",
+    "When is {} useful?",
 )  # fmt: skip
 CORE_QUESTIONS: Final = QUESTIONS[:5]
+BEFORE: Final = (
+    "Hi, ",
+    "Hello, ",
+    "Please, ",
+    "So, ",
+    "Hey, ",
+    "Thanks. ",
+    "Great. ",
+    "Ok, ",
+    "Now, ",
+    "A question: ",
+)
+AFTER: Final = (
+    " please",
+    " Thanks!",
+    " Be brief.",
+    " I am new to Python.",
+    " In one sentence, please.",
+    " Thank you.",
+)
 FOLLOW_UPS: Final = (
     "And {}?", "What about {}?", "How about {}?", "And what does {} do?", "And what is {}?", "Now {}.",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Train the demo model, from nothing, on one or two CPU cores:
+"""Train the demo model, from nothing, on one or two CPU cores.
 
     python -m configs.demo.train --out configs/demo/checkpoint
 
@@ -35,13 +35,13 @@ from configs.demo.encoding import (
 )
 
 SEED: Final = 20
-STEPS: Final = 1600
+STEPS: Final = 1700
 WARM_UP: Final = 60
 LEARNING_RATE: Final = 4e-3
 WEIGHT_DECAY: Final = 0.05
 BATCH_TOKENS: Final = 5120
 POOL: Final = 512  # conversations drawn at a time, to be sorted by length
-DIALOGUES: Final = 0.25  # the share of them that have several turns
+DIALOGUES: Final = 0.3  # the share of them that have several turns
 IGNORED: Final = -100  # the label of a token that is not an answer
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
@@ -103,7 +103,7 @@ def _stack(examples: list[Example]) -> Batch:
 
 
 def loss_of(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
-    """Mean cross entropy of the answers' tokens. Padding is on the right, where a causal model never looks."""
+    """Mean cross entropy of the answers. Padding is on the right, where a causal model never looks."""
     ids, labels = batch
     hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
     targets = labels[:, 1:]
@@ -112,6 +112,7 @@ def loss_of(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
 
 
 def build_optimizer(model: Qwen3ForCausalLM) -> torch.optim.AdamW:
+    """AdamW, with decay for the matrices only."""
     matrices = [weight for weight in model.parameters() if weight.ndim > 1]
     vectors = [weight for weight in model.parameters() if weight.ndim == 1]
     groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
@@ -134,7 +135,7 @@ def train(model: Qwen3ForCausalLM, supply: Iterator[Batch], steps: int) -> Itera
             group["lr"] = learning_rate(step, steps)
         loss = loss_of(model, next(supply))
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         yield loss.item()
@@ -154,13 +155,16 @@ def save(model: Qwen3ForCausalLM, tokenizer: Tokenizer, out: Path, record: dict[
         model_max_length=model.config.max_position_embeddings,
         clean_up_tokenization_spaces=False,
     ).save_pretrained(out)
-    # Greedy is the default of the library, which writes no defaults; a server must not have to guess.
+    # Greedy is the library's default, which it does not write down; a server must not have to guess.
     _rewrite(out / "generation_config.json", do_sample=False)
+    # The name that every version of transformers knows.
+    _rewrite(out / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     tokenizer_file = out / "tokenizer.json"
     compact = json.dumps(
         json.loads(tokenizer_file.read_text(encoding="utf-8")), separators=(",", ":"), ensure_ascii=False
     )
     tokenizer_file.write_text(compact + "\n", encoding="utf-8")
+    (out / "model.safetensors").chmod(0o644)  # it is created for its owner alone, but is there to be shared
     (out / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
@@ -170,6 +174,7 @@ def _rewrite(path: Path, **values: Any) -> None:
 
 
 def main() -> None:
+    """Train and save."""
     parser = argparse.ArgumentParser(description="Train the demo model.")
     parser.add_argument("--out", type=Path, required=True, help="the checkpoint folder to write")
     parser.add_argument("--steps", type=int, default=STEPS)
