@@ -75,7 +75,7 @@ class WalkRun:
         self._ready: list[int] = []
         self._slots: list[dict[str, Value]] = [{} for _ in nodes]
         self._second: dict[Pair, Value] = {}  # delivered again: for the next iteration
-        self._fed_back: list[dict[Pair, Value]] = [{} for _ in loops]
+        self._fed_back: list[dict[Pair, Value]] = [{} for _ in loops]  # for the loop's next iteration
         self._held: dict[tuple[int, int], Value] = {}  # by route and place in its holds
         self._saved: dict[tuple[Pair, int], Value] = {}  # by the loop that restores it
         for node in nodes:  # what takes no inputs
@@ -225,8 +225,7 @@ class WalkRun:
             self._turning.append(index)
 
     def _end(self, loop: CompiledLoop, emissions: list[Emission]) -> None:
-        """Release what the loop held; what it fed back for a next iteration is dropped."""
-        self._fed_back[loop.index].clear()
+        """Release what the loop held. What it fed back for a next iteration is never asked for."""
         if loop.index == 0:
             self.done = True
             return
@@ -251,7 +250,6 @@ class WalkRun:
             self._fill(nodes[pair[1]], pair, self._saved[pair, loop.index], loop.index)
         for pair, value in self._fed_back[loop.index].items():
             self._fill(nodes[pair[1]], pair, value, loop.index)
-        self._fed_back[loop.index].clear()
         for pair in [pair for pair in self._second if nodes[pair[1]].index in loop.nodes]:
             value = self._second.pop(pair)
             if pair in self.walk.external_inputs:

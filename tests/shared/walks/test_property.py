@@ -162,7 +162,7 @@ class Builder:
     forks: int = 0
 
     def section(self) -> Section:
-        tree = self.tree(4, (), ())
+        tree = self.tree(5, (), ())
         for spot in self.spots:
             for name in sorted(self.draw(st.sets(st.sampled_from(NAMES), max_size=2))):
                 self.feed(spot, name)
@@ -175,8 +175,9 @@ class Builder:
         return self.build(tree)
 
     def tree(self, depth: int, loops: tuple[str, ...], forks: tuple[tuple[str, int], ...]) -> Any:
-        kind = self.draw(st.sampled_from(("node", "loop", "loop", "fork", "fork"))) if depth else "node"
-        if kind == "node" or len(self.spots) >= 7:
+        kinds = ("loop", "fork", "loop", "fork", "node")[: 3 + len(self.spots)]  # not one node, too often
+        kind = self.draw(st.sampled_from(kinds)) if depth else "node"
+        if kind == "node" or len(self.spots) >= 8:
             self.spots.append(Spot(f"n{len(self.spots)}", loops, forks))
             return self.spots[-1]
         if kind == "loop":
@@ -189,7 +190,7 @@ class Builder:
             self.parallel.add(name)
             if self.draw(st.booleans()):
                 self.reversed_forks.add(name)
-        parts = self.draw(st.integers(1, 3))
+        parts = self.draw(st.integers(2, 3))
         return name, [self.tree(depth - 1, loops, (*forks, (name, part))) for part in range(parts)]
 
     def feed(self, spot: Spot, name: str) -> None:

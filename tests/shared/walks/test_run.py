@@ -172,6 +172,23 @@ def test_a_client_edge_passes_loops_that_do_not_name_it_and_waits_for_one_that_d
     assert [(e.value, e.path) for e in drive(run).emissions] == [(["y0", "y1", "y2", "y3"], ())]
 
 
+def test_a_loop_between_two_that_feed_back_restores_what_the_outer_one_fed() -> None:
+    node = Node("n", ["x"], [Edge("x", "n"), Edge("y", "m")])
+    middle = Loop("middle", Loop("inner", node, 2, outputs=["y"]), 2, outputs=["y"])
+    run = begin(Loop("outer", Sequential(middle, Node("m", ["y"], [Edge("x", "n")])), 2), x="first")
+    seen = [(firing.path, firing.inputs["x"]) for firing in drive(run).firings if firing.node == "n"]
+    assert seen == [
+        ((0, 0, 0), "first"),
+        ((0, 0, 1), "x0"),
+        ((0, 1, 0), "first"),
+        ((0, 1, 1), "x2"),
+        ((1, 0, 0), "x0"),  # m's first
+        ((1, 0, 1), "x4"),
+        ((1, 1, 0), "x0"),
+        ((1, 1, 1), "x6"),
+    ]
+
+
 def test_a_node_without_inputs_fires_by_itself_in_every_iteration() -> None:
     section = Loop("l", Sequential(Node("clock", [], [Edge("t", "n")]), Node("n", ["t"])), 2)
     trace = drive(begin(section))
