@@ -1,1 +1,14 @@
-"""The gateway: HTTP in, events out, and outputs relayed in log order. Neither torch nor tokenizer."""
+"""The gateway: HTTP in, events out; relays outputs. It knows neither torch nor a tokenizer.
+
+app           the composition: routes, middleware, process
+server        the socket, uvicorn, and how it ends
+service       what the routes share: is the log there, who is working, how many streams run
+submission    a request becomes an event, or attaches to the one that is there
+relay         the log's records become each request's answer, every chunk once
+answer        an answer becomes an HTTP response; a client that leaves cancels
+health        what the beats tell
+bodies        request bodies: how large, and what JSON
+errors        the one table from errors to HTTP
+generate_*    `/generate`: M*'s form and JSON, NDJSON and one document
+openai_*      `/v1/*`: OpenAI's requests, answers and routes
+"""

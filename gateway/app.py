@@ -1,0 +1,173 @@
+"""The gateway's composition: routes, middleware, and the process.
+
+The socket is bound first, so `/health/live` answers at once; the log may come later, go, and come back.
+Stopped, it finishes its streams (up to `drain_s`), answers new requests with 503, and closes.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+import fastapi
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from gateway import errors, server
+from gateway.bodies import MAX_BODY_BYTES, BodyLimit
+from gateway.errors import HttpError
+from gateway.generate_routes import generate_routes
+from gateway.health_routes import health_routes
+from gateway.openai_routes import openai_routes
+from gateway.service import Gateway, Served
+from shared.config import DeploymentConfig
+from shared.errors import DalSegnoError
+from shared.log import jetstream
+from shared.log.port import LogRegressedError, LogUnavailableError
+from shared.subjects import Subjects
+
+_LOGGER = logging.getLogger("gateway")
+DRAIN_S: Final = 30.0
+_RETRY_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayOptions:
+    """Where the log is, where to listen, and what is served.
+
+    Attributes:
+        drain_s: how long streams may go on once the gateway is told to stop.
+    """
+
+    config: DeploymentConfig
+    nats_url: str
+    nats_token: str | None = None
+    prefix: str = "ds"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_body_bytes: int = MAX_BODY_BYTES
+    drain_s: float = DRAIN_S
+
+
+async def run(options: GatewayOptions, listening: Callable[[str], None] | None = None) -> None:
+    """Serve until cancelled; then end in order. `listening` learns the URL."""
+    listener = server.bind(options.host, options.port)
+    subjects = Subjects(options.prefix)
+    gateway = Gateway(Served.of(options.config), subjects, new_origin())
+    app = create_app(gateway, max_body_bytes=options.max_body_bytes)
+    _LOGGER.info("listening on %s", server.url_of(listener))
+    if listening is not None:
+        listening(server.url_of(listener))
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(_follow(gateway, options), name="log")
+        async with server.serving(app, listener):
+            try:
+                await asyncio.Event().wait()  # until cancelled
+            finally:
+                await _drain(gateway, options.drain_s)
+        following.cancel()
+
+
+def create_app(gateway: Gateway, *, max_body_bytes: int = MAX_BODY_BYTES) -> fastapi.FastAPI:
+    """The ASGI application over one gateway's state."""
+    app = fastapi.FastAPI(title="Dal Segno", docs_url=None, redoc_url=None, redirect_slashes=False)
+    for routes in (health_routes, generate_routes, openai_routes):
+        app.include_router(routes(gateway))
+    for kind, handler in _HANDLERS:
+        app.add_exception_handler(kind, handler)
+    app.add_middleware(BodyLimit, limit_bytes=max_body_bytes)
+    return app
+
+
+def new_origin() -> str:
+    """A gateway's name on the log, for one life."""
+    return f"g-{secrets.token_hex(4)}"
+
+
+async def _follow(gateway: Gateway, options: GatewayOptions) -> None:
+    """Connect to the log and follow it; again, whenever it was made anew. Never gives up."""
+    said = ""
+    while True:
+        try:
+            log = await jetstream.connect(
+                options.nats_url,
+                token=options.nats_token,
+                subjects=gateway.subjects,
+                name=f"gateway {gateway.origin}",
+            )
+        except LogUnavailableError as error:
+            if error.message != said:  # once per reason, not five times a second
+                said = error.message
+                _LOGGER.warning("waiting for the log: %s", said)
+            await asyncio.sleep(_RETRY_S)
+            continue
+        said = ""
+        try:
+            await gateway.follow(log)
+        except* (LogRegressedError, LogUnavailableError) as group:
+            _LOGGER.warning("following the log anew: %s", group.exceptions)
+        finally:
+            await log.close()
+        await asyncio.sleep(_RETRY_S)
+
+
+async def _drain(gateway: Gateway, deadline_s: float) -> None:
+    running = gateway.running
+    if running:
+        _LOGGER.info("finishing %d answers, for at most %g s", running, deadline_s)
+    if not await gateway.drain(deadline_s):
+        _LOGGER.warning("cutting %d answers that did not end in time", gateway.running)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    return _response(errors.of_exception(error))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """What the framework refused: an unknown route, a wrong method, a form it could not read."""
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    match error.status_code:
+        case 404:
+            found = HttpError(status=404, code="not_found", message=f"there is no route {where}")
+        case 405:
+            allowed = (error.headers or {}).get("Allow", "another method")
+            message = f"{where} is not allowed; expected {allowed}"
+            found = HttpError(status=405, code="method_not_allowed", message=message)
+        case status:
+            found = HttpError(status=status, code="invalid_request", message=str(error.detail))
+    return _response(found, dict(error.headers or {}))
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = ".".join(str(part) for part in first["loc"])
+    return _response(
+        HttpError(status=400, code="invalid_value", message=f"{param}: {first['msg']}", param=param)
+    )
+
+
+async def _on_client_gone(request: Request, error: Exception) -> Response:
+    """The client left before its request was read whole: nobody reads this."""
+    return Response(status_code=400)
+
+
+def _response(error: HttpError, headers: dict[str, str] | None = None) -> Response:
+    return Response(
+        error.json, error.status, {**(headers or {}), **error.headers}, media_type="application/json"
+    )
+
+
+_Handler = Callable[[Request, Exception], Coroutine[Any, Any, Response]]
+_HANDLERS: Final[list[tuple[type[Exception], _Handler]]] = [
+    (ClientDisconnect, _on_client_gone),
+    (DalSegnoError, _on_error),
+    (HTTPException, _on_http_exception),
+    (RequestValidationError, _on_validation_error),
+    (Exception, _on_error),
+]

@@ -1,0 +1,137 @@
+"""The one table from errors to HTTP; every body has OpenAI's error schema.
+
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+
+`code` is our own stable code, `type` follows from the status. An error that is none of ours is a bug:
+it is logged with its traceback, and the client learns only that it happened.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from shared.errors import ClientError, DalSegnoError
+from shared.events import Failure
+from shared.log.port import LogRegressedError
+
+_LOGGER = logging.getLogger("gateway")
+
+TYPES: Final[Mapping[int, str]] = {
+    400: "invalid_request_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    409: "conflict_error",
+    410: "request_cancelled",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+_STATUSES: Final[Mapping[str, int]] = {
+    LogRegressedError.code: 503,  # the log was made anew: asked again, the request goes on the new one
+}
+"""Where HTTP sees it otherwise than the error itself."""
+RETRY_AFTER_S: Final[Mapping[int, int]] = {429: 1, 503: 2}
+"""For what is not wrong but not now: when to try again."""
+
+
+class InvalidParamError(ClientError):
+    """One named parameter of the request is wrong."""
+
+    def __init__(self, param: str, message: str, *, code: str = "invalid_value", status: int = 400) -> None:
+        super().__init__(message, code=code, status=status)
+        self.param = param
+
+
+class NotSupportedError(InvalidParamError):
+    """A parameter that is known, would change the answer, and is not supported yet."""
+
+    def __init__(self, param: str, found: object, neutral: str) -> None:
+        super().__init__(
+            param,
+            f"{param}={_short(found)} is not supported yet; leave it out, or send {neutral}",
+            code="not_supported",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpError:
+    """An error as a client sees it."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": _type_of(self.status),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    @property
+    def json(self) -> bytes:
+        return msgspec.json.encode(self.body)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        seconds = RETRY_AFTER_S.get(self.status)
+        return {} if seconds is None else {"retry-after": str(seconds)}
+
+
+def of_exception(error: Exception) -> HttpError:
+    """The error a client sees for `error`."""
+    if isinstance(error, DalSegnoError):
+        return HttpError(
+            status=_STATUSES.get(error.failure_code, _http_status(error.failure_status)),
+            code=error.failure_code,
+            message=error.message,
+            param=getattr(error, "param", None),
+        )
+    _LOGGER.error("a bug while answering a request", exc_info=error)
+    return HttpError(
+        status=500,
+        code="internal_error",
+        message="the gateway met an error of its own; its log has the details",
+    )
+
+
+def of_failure(failure: Failure) -> HttpError:
+    """The error a client sees for a failure on the log."""
+    return HttpError(status=_http_status(failure.status), code=failure.code, message=failure.message)
+
+
+def of_params(error: msgspec.ValidationError) -> InvalidParamError:
+    """The error for values that `shared.events` refused; names the parameter."""
+    text = str(error)
+    where = re.search(r" - at `\$\.?([^`]*)`$", text)
+    if where is None:
+        return InvalidParamError("", text)
+    param = re.sub(r"\[\.\.\.\]", "", where[1])
+    what = text[: where.start()]
+    return InvalidParamError(param, f"{param}: {what[:1].lower()}{what[1:]}")
+
+
+def _type_of(status: int) -> str:
+    fallback = "invalid_request_error" if status < 500 else "server_error"
+    return TYPES.get(status, fallback)
+
+
+def _http_status(status: int) -> int:
+    """A failure's status comes from the log: what is no error status is our own error."""
+    return status if 400 <= status <= 599 else 500
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

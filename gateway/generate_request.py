@@ -1,0 +1,213 @@
+"""`/generate`'s requests: M*'s form, and the same fields as a JSON object.
+
+`text` is one user message, rendered through the checkpoint's chat template: the same request as a chat of
+one message. A name that is unknown is an error that says the nearest one that is known.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Final
+
+from starlette.datastructures import FormData, UploadFile
+from starlette.requests import Request
+
+from gateway.bodies import MAX_BODY_BYTES, json_type, parse_object
+from gateway.errors import InvalidParamError
+from gateway.openai_requests import params_of
+from gateway.service import Served
+from shared.errors import ClientError
+from shared.events import Inputs, Params
+
+FIELDS: Final = (
+    "text",
+    "files",
+    "input_modalities",
+    "output_modalities",
+    "streaming",
+    "model_kwargs",
+    "request_id",
+    "model",
+)
+_LIMITS: Final = ("max_tokens", "max_output_tokens", "max_new_tokens")
+MODEL_KWARGS: Final = (*_LIMITS, "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos")
+_BOOLEANS: Final[Mapping[str, bool]] = {
+    "true": True, "1": True, "yes": True, "on": True,
+    "false": False, "0": False, "no": False, "off": False,
+}  # fmt: skip
+_FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """`POST /generate`, parsed."""
+
+    inputs: Inputs
+    params: Params
+    streaming: bool
+    model: str | None
+    request_id: str | None
+
+
+async def read(request: Request, served: Served) -> GenerateRequest:
+    """The request in an HTTP request: a form, or JSON.
+
+    Raises:
+        ClientError: it is neither, or something in it is wrong.
+    """
+    body_start = (await request.body())[:64].lstrip() if not _is_multipart(request) else b""
+    if _is_form(request) and not body_start.startswith(b"{"):
+        async with request.form(max_files=64, max_fields=64, max_part_size=MAX_BODY_BYTES) as form:
+            return parse(_fields_of(form), served)
+    return parse(parse_object(await request.body()), served)
+
+
+def parse(fields: Mapping[str, Any], served: Served) -> GenerateRequest:
+    """The request in M*'s fields, as a form or JSON has them.
+
+    Raises:
+        InvalidParamError: a name is unknown, or a value wrong.
+    """
+    for name in fields:
+        _check_known(name, FIELDS, "", hint=f"model_kwargs.{name}" if name in MODEL_KWARGS else None)
+    served.check_model(_text(fields, "model"))
+    _refuse_files(fields.get("files"), served)
+    text = _text(fields, "text")
+    if text is None:
+        raise InvalidParamError("text", "text is required", code="missing_required_parameter")
+    return GenerateRequest(
+        inputs=Inputs(
+            text=text,
+            chat=True,
+            input_modalities=_modalities(fields, "input_modalities", served),
+            output_modalities=_modalities(fields, "output_modalities", served),
+        ),
+        params=model_kwargs(fields.get("model_kwargs")),
+        streaming=_boolean(fields, "streaming", default=True),
+        model=_text(fields, "model"),
+        request_id=_text(fields, "request_id") or None,
+    )
+
+
+def model_kwargs(found: object) -> Params:
+    """The parameters in `model_kwargs`: an object, or its JSON.
+
+    Raises:
+        ClientError: it is something else, or something in it is wrong.
+    """
+    if found is None or found == "":
+        return Params()
+    if isinstance(found, str):
+        try:
+            found = parse_object(found, "model_kwargs")
+        except ClientError as error:
+            raise InvalidParamError("model_kwargs", error.message, code="invalid_json") from error
+    if not isinstance(found, dict):
+        raise InvalidParamError("model_kwargs", f"model_kwargs must be an object, found {json_type(found)}")
+    for name in found:
+        _check_known(name, MODEL_KWARGS, "model_kwargs.")
+    limits = {name: found[name] for name in _LIMITS if found.get(name) is not None}
+    if len({repr(value) for value in limits.values()}) > 1:
+        raise InvalidParamError("model_kwargs", f"model_kwargs limits the answer in different ways: {limits}")
+    given = {name: value for name, value in found.items() if name not in _LIMITS}
+    given["max_tokens"] = next(iter(limits.values()), None)
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    try:
+        return params_of(given)
+    except InvalidParamError as error:
+        param = f"model_kwargs.{error.param}"
+        raise InvalidParamError(param, f"model_kwargs.{error.message}") from error
+
+
+def _fields_of(form: FormData) -> dict[str, Any]:
+    """The form's fields; only `files` may come more than once, and an empty one is none."""
+    fields: dict[str, Any] = {}
+    for name, value in form.multi_items():
+        if name in {"files", "files[]"}:
+            fields.setdefault("files", []).append(value)
+        elif isinstance(value, UploadFile):
+            raise InvalidParamError(name, f"{name} must be text, found a file")
+        elif name in fields:
+            raise InvalidParamError(name, f"{name} is given more than once")
+        else:
+            fields[name] = value
+    return fields
+
+
+def _refuse_files(found: object, served: Served) -> None:
+    files = found if isinstance(found, list) else [] if found is None else [found]
+    given = [file for file in files if not _is_empty(file)]
+    if given:
+        names = ", ".join(file.filename or "a file" for file in given if isinstance(file, UploadFile))
+        raise InvalidParamError(
+            "files",
+            f"the model {served.name!r} takes {_listed(served.modalities)} only; "
+            f"{len(given)} file(s) came with the request{f': {names[:200]}' if names else ''}",
+            code="unsupported_modality",
+        )
+
+
+def _is_empty(file: object) -> bool:
+    return not (file.filename or file.size) if isinstance(file, UploadFile) else not file
+
+
+def _modalities(fields: Mapping[str, Any], name: str, served: Served) -> list[str]:
+    found = fields.get(name)
+    if found is None or found == "":
+        return ["text"]
+    names = found.split(",") if isinstance(found, str) else found
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise InvalidParamError(name, f"{name} must be names, separated by commas, found {json_type(found)}")
+    asked = list(dict.fromkeys(one.strip() for one in names if one.strip()))
+    for one in asked:
+        if one not in served.modalities:
+            raise InvalidParamError(
+                name,
+                f"{name}: the model {served.name!r} knows {_listed(served.modalities)}, found {one[:80]!r}",
+                code="unsupported_modality",
+            )
+    return asked or ["text"]
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str | None:
+    found = fields.get(name)
+    if found is None or isinstance(found, str):
+        return found
+    raise InvalidParamError(name, f"{name} must be a string, found {json_type(found)}")
+
+
+def _boolean(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    found = fields.get(name)
+    if found is None or found == "":
+        return default
+    value = found if isinstance(found, bool) else _BOOLEANS.get(str(found).strip().lower())
+    if value is None:
+        raise InvalidParamError(name, f"{name} must be true or false, found {str(found)[:80]!r}")
+    return value
+
+
+def _check_known(name: str, known: Sequence[str], where: str, hint: str | None = None) -> None:
+    if name in known:
+        return
+    near = [hint] if hint else get_close_matches(name, known, n=1, cutoff=0.5)
+    advice = f"did you mean {near[0]!r}?" if near else f"expected one of {_listed(known)}"
+    raise InvalidParamError(
+        f"{where}{name}"[:200], f"unknown name {where}{name[:80]}; {advice}", code="unknown_parameter"
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def _content_type(request: Request) -> str:
+    return request.headers.get("content-type", "").split(";")[0].strip().lower()
+
+
+def _is_form(request: Request) -> bool:
+    return _content_type(request) in _FORMS
+
+
+def _is_multipart(request: Request) -> bool:
+    return _content_type(request) == _FORMS[0]

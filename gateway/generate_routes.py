@@ -1,0 +1,53 @@
+"""`POST /generate`: the native route."""
+
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+
+from gateway import generate_request
+from gateway.answer import Answer, Format
+from gateway.generate_answers import ChunkLines, Document
+from gateway.openai_routes import new_request_id
+from gateway.service import Gateway
+from gateway.submission import Asked
+from shared.ids import parse_request_id
+
+_FIELDS: Final[dict[str, Any]] = {
+    "text": {"type": "string"},
+    "files": {"type": "array", "items": {"type": "string", "format": "binary"}},
+    "input_modalities": {"type": "string"},
+    "output_modalities": {"type": "string"},
+    "streaming": {"type": "boolean", "default": True},
+    "model_kwargs": {"type": "object", "properties": {name: {} for name in generate_request.MODEL_KWARGS}},
+    "request_id": {"type": "string"},
+    "model": {"type": "string"},
+}
+_SCHEMA: Final = {"type": "object", "required": ["text"], "properties": _FIELDS}
+_BODY: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {kind: {"schema": _SCHEMA} for kind in ("multipart/form-data", "application/json")},
+    }
+}
+
+
+def generate_routes(gateway: Gateway) -> APIRouter:
+    """The routes of one gateway."""
+    router = APIRouter(tags=["generate"])
+
+    @router.post("/generate", summary="Answer one message", openapi_extra=_BODY)
+    async def generate(request: Request) -> Response:
+        parsed = await generate_request.read(request, gateway.served)
+        chosen = parsed.request_id
+        asked = Asked(
+            request_id=parse_request_id(chosen) if chosen is not None else new_request_id("gen"),
+            id_is_chosen=chosen is not None,
+            model=parsed.model or gateway.served.name,
+            inputs=parsed.inputs,
+            params=parsed.params,
+            trace=request.headers.get("traceparent"),
+        )
+        form: Format = ChunkLines() if parsed.streaming else Document(asked.request_id)
+        return Answer(gateway, asked, form)
+
+    return router

@@ -1,0 +1,113 @@
+"""Who is there, by the beats: pure; time is handed in.
+
+Beats are said twice a second and not stored. A role counts as there while its last beat is younger than
+`FRESH_S`. Ready is: the log answers, a conductor leads, and the worker of every rank is ready.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+FRESH_S: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The last word of one process."""
+
+    state: str
+    facts: dict[str, Any]
+    heard_s: float
+
+
+@dataclass(slots=True)
+class Presence:
+    """The beats heard so far.
+
+    Attributes:
+        ranks: whose workers are needed.
+        has_been_ready: ranks whose worker was ready at least once, as far as the log or the beats tell.
+    """
+
+    ranks: Sequence[int]
+    conductors: dict[str, Beat] = field(default_factory=dict)
+    workers: dict[int, Beat] = field(default_factory=dict)
+    has_been_ready: set[int] = field(default_factory=set)
+    _all_ready_once: bool = False
+
+    def hear(self, subject: str, payload: bytes, now_s: float) -> None:
+        """Take one beat; what is none is passed over."""
+        match subject.split("."):
+            case [_, "beat", "worker" | "conductor" as role, name]:
+                pass
+            case _:
+                return
+        try:
+            facts = msgspec.msgpack.decode(payload, type=dict[str, Any])
+        except msgspec.MsgspecError:
+            return
+        beat = Beat(state=str(facts.get("state", "")), facts=facts, heard_s=now_s)
+        if role == "conductor":
+            self.conductors[name] = beat
+            self._forget_old_conductors(now_s)
+        elif name.isdecimal() and int(name) in self.ranks:
+            self.workers[int(name)] = beat
+            if beat.state == "ready":
+                self.has_been_ready.add(int(name))
+
+    def saw_worker(self, rank: int) -> None:
+        """The log holds a life of this rank: its worker has been ready."""
+        if rank in self.ranks:
+            self.has_been_ready.add(rank)
+
+    @property
+    def every_worker_was_ready(self) -> bool:
+        return self.has_been_ready.issuperset(self.ranks)
+
+    def missing(self, now_s: float, *, log_answers: bool) -> list[str]:
+        """What is needed and not there, in words; nothing when all is ready."""
+        missing = [] if log_answers else ["the log does not answer"]
+        if not any(self._is_fresh(beat, now_s, "leading") for beat in self.conductors.values()):
+            missing.append("no conductor leads")
+        for rank in self.ranks:
+            beat = self.workers.get(rank)
+            if beat is None or now_s - beat.heard_s >= FRESH_S:
+                missing.append(f"the worker of rank {rank} is not heard")
+            elif beat.state != "ready":
+                missing.append(f"the worker of rank {rank} is {beat.state}{_progress(beat)}")
+        return missing
+
+    def overview(self, now_s: float, *, log_answers: bool, is_draining: bool) -> dict[str, Any]:
+        """The state as `/health` shows it."""
+        missing = self.missing(now_s, log_answers=log_answers)
+        if is_draining:
+            missing.append("this gateway is shutting down")
+        if not missing:
+            self._all_ready_once = True
+        return {
+            "status": "ready" if not missing else "degraded" if self._all_ready_once else "loading",
+            "missing": missing,
+            "log": {"connected": log_answers},
+            "conductors": {name: _shown(beat, now_s) for name, beat in sorted(self.conductors.items())},
+            "workers": {str(rank): _shown(beat, now_s) for rank, beat in sorted(self.workers.items())},
+        }
+
+    @staticmethod
+    def _is_fresh(beat: Beat, now_s: float, state: str) -> bool:
+        return beat.state == state and now_s - beat.heard_s < FRESH_S
+
+    def _forget_old_conductors(self, now_s: float) -> None:
+        """Each life of a conductor has a name of its own: a day's restarts must not pile up."""
+        for name in [name for name, beat in self.conductors.items() if now_s - beat.heard_s > 10 * FRESH_S]:
+            del self.conductors[name]
+
+
+def _shown(beat: Beat, now_s: float) -> dict[str, Any]:
+    return {**beat.facts, "silent_s": round(now_s - beat.heard_s, 1)}
+
+
+def _progress(beat: Beat) -> str:
+    progress = beat.facts.get("progress")
+    return f" ({progress:.0%})" if isinstance(progress, int | float) and beat.state == "loading" else ""

@@ -1,0 +1,93 @@
+"""`/v1/*`: OpenAI's routes, as far as one text model can serve them."""
+
+import secrets
+import time
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request, Response
+
+from gateway.answer import Answer, Format
+from gateway.bodies import read_object
+from gateway.openai_answers import ChatDocument, ChatStream, CompletionDocument, CompletionStream, Head
+from gateway.openai_requests import ChatRequest, CompletionRequest, parse
+from gateway.service import Gateway
+from gateway.submission import Asked
+from shared.ids import RequestId, parse_request_id
+
+_R = TypeVar("_R", ChatRequest, CompletionRequest)
+
+
+def openai_routes(gateway: Gateway) -> APIRouter:
+    """The routes of one gateway."""
+    router = APIRouter(prefix="/v1", tags=["OpenAI"])
+
+    @router.get("/models", summary="The model this deployment serves")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model(gateway)]}
+
+    @router.get("/models/{model:path}", summary="One model")
+    async def one_model(model: str) -> dict[str, Any]:
+        gateway.served.check_model(model)
+        return _model(gateway)
+
+    @router.post("/chat/completions", summary="Answer a chat", openapi_extra=_body(ChatRequest))
+    async def chat(request: Request) -> Response:
+        asked, body = _asked(gateway, ChatRequest, await read_object(request), request, "chatcmpl")
+        head = _head(gateway, asked)
+        form: Format = ChatStream(head, body.includes_usage) if body.stream else ChatDocument(head)
+        return Answer(gateway, asked, form)
+
+    @router.post("/completions", summary="Continue a prompt", openapi_extra=_body(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        asked, body = _asked(gateway, CompletionRequest, await read_object(request), request, "cmpl")
+        head = _head(gateway, asked)
+        form: Format = (
+            CompletionStream(head, body.includes_usage) if body.stream else CompletionDocument(head)
+        )
+        return Answer(gateway, asked, form)
+
+    return router
+
+
+def new_request_id(kind: str) -> RequestId:
+    """An id nobody else has. It is also the `id` of the answer: `dalsegno log` finds it under it."""
+    return RequestId(f"{kind}-{secrets.token_hex(12)}")
+
+
+def _asked(
+    gateway: Gateway, kind: type[_R], raw: dict[str, Any], request: Request, prefix: str
+) -> tuple[Asked, _R]:
+    body = parse(kind, raw)
+    gateway.served.check_model(body.model)
+    chosen = body.request_id is not None
+    asked = Asked(
+        request_id=parse_request_id(body.request_id)
+        if body.request_id is not None
+        else new_request_id(prefix),
+        id_is_chosen=chosen,
+        model=body.model,
+        inputs=body.inputs(),
+        params=body.params(),
+        trace=request.headers.get("traceparent"),
+    )
+    return asked, body
+
+
+def _head(gateway: Gateway, asked: Asked) -> Head:
+    return Head(request_id=asked.request_id, model=gateway.served.name, created_s=int(time.time()))
+
+
+def _model(gateway: Gateway) -> dict[str, Any]:
+    return {
+        "id": gateway.served.name,
+        "object": "model",
+        "created": gateway.started_s,
+        "owned_by": "dalsegno",
+        "max_model_len": gateway.served.max_seq_len,
+    }
+
+
+def _body(kind: type[ChatRequest] | type[CompletionRequest]) -> dict[str, Any]:
+    """The body's schema, for `/openapi.json`: the body itself is parsed by us."""
+    schema = kind.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

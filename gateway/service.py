@@ -1,0 +1,216 @@
+"""What the routes share: the log when it is there, who is working, and how many streams run.
+
+A `Gateway` exists before the log does, so that `/health/live` answers at once. `follow` is one life with
+one log; when it ends, for whatever reason, every answer that hung on it ends with a typed error.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import count
+from typing import Any, Final
+
+from gateway.errors import InvalidParamError
+from gateway.health import Presence
+from gateway.relay import Hub, decode_or_none
+from gateway.submission import Asked, Claim, Submissions
+from shared.config import DeploymentConfig
+from shared.errors import CapacityError
+from shared.events import EpochOpened, Failure
+from shared.fence import EpochFence
+from shared.log.port import Log, LogUnavailableError
+from shared.models import registry
+from shared.subjects import Subjects
+
+PROBE_S: Final = 1.0
+"""How long the log may take to answer a health check."""
+
+
+class DrainingError(CapacityError):
+    """This gateway finishes what runs and takes nothing new."""
+
+    code = "shutting_down"
+
+
+class NotReadyError(CapacityError):
+    """No worker has ever been ready to do the work."""
+
+    code = "not_ready"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What a gateway has to know of the deployment: the model's name, and what one may ask of it."""
+
+    name: str
+    family: str
+    ranks: tuple[int, ...]
+    max_seq_len: int
+    modalities: tuple[str, ...]
+
+    @classmethod
+    def of(cls, config: DeploymentConfig) -> "Served":
+        return cls(
+            name=config.name or config.model,
+            family=config.model,
+            ranks=tuple(config.ranks),
+            max_seq_len=config.max_seq_len,
+            modalities=tuple(registry.graph(config.model).modalities),
+        )
+
+    def check_model(self, asked: str | None) -> None:
+        """Refuse a model that is not served here.
+
+        Raises:
+            InvalidParamError: 404.
+        """
+        if asked is not None and asked != self.name:
+            raise InvalidParamError(
+                "model",
+                f"the model {asked[:200]!r} does not exist here; this deployment serves {self.name!r}",
+                code="model_not_found",
+                status=404,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The connection to one log, once it is followed."""
+
+    log: Log
+    submissions: Submissions
+
+
+class Gateway:
+    """One gateway's state. `origin` is its name on the log, new for every life."""
+
+    def __init__(self, served: Served, subjects: Subjects, origin: str) -> None:
+        self.served = served
+        self.subjects = subjects
+        self.origin = origin
+        self.started_s = int(time.time())
+        self.presence = Presence(served.ranks)
+        self.is_draining = False
+        self.followed = asyncio.Event()
+        self._line: _Line | None = None
+        self._numbers = count(1)
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def running(self) -> int:
+        """How many answers are being given."""
+        return self._running
+
+    # ---- one life with one log ----------------------------------------------------------------------
+    async def follow(self, log: Log) -> None:
+        """Relay from `log` until cancelled.
+
+        Raises:
+            LogRegressedError: it is another log than it was (in an exception group).
+        """
+        state = await log.state()
+        opened = await log.last(self.subjects.epoch)
+        event = decode_or_none(opened) if opened is not None else None
+        fence = EpochFence(event.epoch or 0 if isinstance(event, EpochOpened) else 0)
+        for rank in self.served.ranks:
+            if await log.last(self.subjects.worker(rank)) is not None:
+                self.presence.saw_worker(rank)
+        hub = Hub(log, self.subjects, fence)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._listen(log), name="beats")
+                submissions = Submissions(log, self.subjects, self.origin, hub, tasks, self._numbers)
+                self._line = _Line(log, submissions)
+                self.followed.set()
+                await self._relay(log, hub, state.last_seq + 1)
+        finally:
+            self._line = None
+            self.followed.clear()
+            message = "this gateway lost its log; ask again under the same request_id to get the answer"
+            hub.fail_all(Failure(code=LogUnavailableError.code, message=message, status=503))
+
+    async def _relay(self, log: Log, hub: Hub, start_seq: int) -> None:
+        async with aclosing(log.read(self.subjects.for_gateway(self.origin), start_seq)) as records:
+            async for record in records:
+                hub.take(record)
+                address = self.subjects.parse(record.subject)
+                if address is not None and address.kind == "worker" and address.rank is not None:
+                    self.presence.saw_worker(address.rank)
+
+    async def _listen(self, log: Log) -> None:
+        async with aclosing(log.listen(self.subjects.beats())) as beats:
+            async for subject, payload in beats:
+                self.presence.hear(subject, payload, time.monotonic())
+
+    # ---- requests -----------------------------------------------------------------------------------
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Count one answer while it is given, so that a shutdown waits for it."""
+        self._running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    async def submit(self, asked: Asked) -> Claim:
+        """Submit a request, or attach to it (see `gateway.submission`).
+
+        Raises:
+            CapacityError: not now: shutting down, no log, no worker yet.
+            ClientError: the request cannot be taken.
+        """
+        if self.is_draining:
+            raise DrainingError("this gateway is shutting down; another one takes new requests")
+        line = self._line
+        if line is None:
+            raise LogUnavailableError("this gateway has no connection to its log yet; try again")
+        if not self.presence.every_worker_was_ready:
+            raise NotReadyError(
+                f"the model {self.served.name!r} is not loaded yet; see /health and try again"
+            )
+        return await line.submissions.submit(asked)
+
+    # ---- health -------------------------------------------------------------------------------------
+    async def log_answers(self) -> bool:
+        """Whether the log answers now."""
+        line = self._line
+        if line is None or not line.log.connected:
+            return False
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await line.log.state()
+        except (TimeoutError, LogUnavailableError):
+            return False
+        return True
+
+    async def health(self) -> dict[str, Any]:
+        """What `/health` answers."""
+        overview = self.presence.overview(
+            time.monotonic(), log_answers=await self.log_answers(), is_draining=self.is_draining
+        )
+        return {
+            **overview,
+            "version": version("dalsegno"),
+            "model": self.served.name,
+            "family": self.served.family,
+            "gateway": {"origin": self.origin, "running": self._running, "draining": self.is_draining},
+        }
+
+    # ---- the end ------------------------------------------------------------------------------------
+    async def drain(self, deadline_s: float) -> bool:
+        """Take nothing new, and wait for what runs; whether all of it ended in time."""
+        self.is_draining = True
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True

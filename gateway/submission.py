@@ -1,0 +1,268 @@
+"""Submitting: a request becomes one event, or attaches to the request that has its id already.
+
+The event is published with expected sequence 0, so that an id is executed once. When the id is taken, the
+same model, inputs and parameters attach to the original, however long ago it was; anything else is a
+conflict. Nothing is promised before the log acked.
+
+**Who may cancel.** A request is cancelled when the last client leaves that reads it at the gateway which
+submitted it. Clients attached at another gateway neither keep it alive nor end it by leaving: that gateway
+cannot know who else reads. Nor does a deployment that shuts down cancel: only clients do.
+
+A submission outlives its client, because what was sent may be stored: if the client leaves meanwhile, the
+cancel is posted behind it once it is acked. When the log does not answer in time, the client is told 503
+and the submission is given up in the same way, unless the client chose the id: it may ask again under that
+id and will find the answer.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.relay import Hub, Item, Relay
+from shared.errors import ClientError, DalSegnoError
+from shared.events import (
+    Event,
+    Inputs,
+    MalformedEventError,
+    Params,
+    RequestCancel,
+    RequestSubmitted,
+    decode,
+    encode,
+    submission_digest,
+)
+from shared.ids import RequestId
+from shared.log.port import Log, LogUnavailableError, WrongLastSequenceError
+from shared.subjects import Subjects
+
+_LOGGER = logging.getLogger("gateway")
+ACCEPT_S: Final = 5.0
+"""How long the log may take to ack before the client is told to try again."""
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class RequestConflictError(ClientError):
+    """The id belongs to another request."""
+
+    code = "request_id_conflict"
+    status = 409
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request as it came in over HTTP, parsed.
+
+    Attributes:
+        id_is_chosen: the client named the id, so it may come back for the answer.
+    """
+
+    request_id: RequestId
+    id_is_chosen: bool
+    model: str
+    inputs: Inputs
+    params: Params
+    trace: str | None = None
+
+
+@dataclass(slots=True)
+class _Audience:
+    """The clients of one request at this gateway."""
+
+    clients: int = 0
+    publishing: int = 0
+    is_ours: bool = False
+    is_unwanted: bool = False
+
+
+class Claim:
+    """One client's hold on one request."""
+
+    def __init__(self, submissions: "Submissions", relay: Relay) -> None:
+        self._submissions = submissions
+        self._relay = relay
+        self._held = True
+
+    @property
+    def request_id(self) -> str:
+        return self._relay.request_id
+
+    def items(self) -> AsyncGenerator[Item, None]:
+        """The answer."""
+        return self._relay.items()
+
+    def leave(self, *, cancel: bool) -> None:
+        """Let go. With `cancel`, the request ends if nobody else here wants it. Twice is nothing."""
+        if self._held:
+            self._held = False
+            self._submissions.left(self._relay, cancel=cancel and not self._relay.fold.ended)
+
+
+class Submissions:
+    """Every request this gateway submitted or attached to, on one log."""
+
+    def __init__(
+        self,
+        log: Log,
+        subjects: Subjects,
+        origin: str,
+        hub: Hub,
+        tasks: asyncio.TaskGroup,
+        numbers: Iterator[int],
+    ) -> None:
+        self._log = log
+        self._subjects = subjects
+        self._origin = origin
+        self._hub = hub
+        self._tasks = tasks
+        self._numbers = numbers
+        self._audiences: dict[str, _Audience] = {}
+
+    async def submit(self, asked: Asked) -> Claim:
+        """Submit a request, or attach to it.
+
+        Raises:
+            ClientError: it cannot be an event (too large, not text), or its id is another request's.
+            LogUnavailableError: the log did not ack in time.
+        """
+        if not self._log.connected:
+            raise LogUnavailableError("the log does not answer; the request was not taken, try again")
+        number = next(self._numbers)
+        event = RequestSubmitted(
+            id=f"{self._origin}.{number}",
+            writer=self._origin,
+            number=number,
+            request_id=asked.request_id,
+            model=asked.model,
+            inputs=asked.inputs,
+            params=asked.params,
+            origin=self._origin,
+            trace=traceparent(asked.trace),
+        )
+        data = encode_or_refuse(event)
+        relay = self._hub.open(asked.request_id)
+        audience = self._audiences.setdefault(asked.request_id, _Audience())
+        audience.clients += 1
+        audience.publishing += 1
+        claim = Claim(self, relay)
+        storing = self._tasks.create_task(self._store(relay, audience, data), name=f"submit {event.id}")
+        try:
+            async with asyncio.timeout(ACCEPT_S):
+                outcome = await asyncio.shield(storing)
+                if outcome is None:
+                    return claim
+                self._hub.close(relay)
+                if isinstance(outcome, WrongLastSequenceError):
+                    await self._attach(relay, event)
+                    return claim
+                raise outcome
+        except TimeoutError as error:
+            claim.leave(cancel=not asked.id_is_chosen)
+            raise LogUnavailableError(
+                f"the log did not answer within {ACCEPT_S:g} s; the request was not taken, try again"
+            ) from error
+        except asyncio.CancelledError:
+            claim.leave(cancel=True)
+            raise
+        except DalSegnoError:
+            claim.leave(cancel=False)
+            raise
+
+    def left(self, relay: Relay, *, cancel: bool) -> None:
+        """A client let go of its relay."""
+        self._hub.close(relay)
+        audience = self._audiences[relay.request_id]
+        audience.clients -= 1
+        audience.is_unwanted |= cancel
+        self._settle(relay.request_id, audience)
+
+    async def _store(self, relay: Relay, audience: _Audience, data: bytes) -> DalSegnoError | None:
+        """Publish; return what went wrong. Goes on when the client is gone."""
+        try:
+            subject = self._subjects.request(relay.request_id)
+            seq = await self._log.publish(subject, data, expected_last_seq=0)
+        except DalSegnoError as error:
+            return error
+        else:
+            audience.is_ours = True
+            relay.submitted_at(seq)
+            return None
+        finally:
+            audience.publishing -= 1
+            self._settle(relay.request_id, audience)
+
+    def _settle(self, request_id: str, audience: _Audience) -> None:
+        """Cancel what is ours and wanted by nobody; forget what has no clients."""
+        if audience.clients or audience.publishing:
+            return
+        self._audiences.pop(request_id, None)
+        if audience.is_ours and audience.is_unwanted:
+            self._cancel(request_id)
+
+    def _cancel(self, request_id: str) -> None:
+        number = next(self._numbers)
+        event = RequestCancel(
+            id=f"{self._origin}.{number}",
+            writer=self._origin,
+            number=number,
+            request_id=request_id,
+            reason="the client disconnected",
+        )
+        try:
+            self._log.post(self._subjects.control(request_id), encode(event))
+        except DalSegnoError as error:  # the backlog is full, or the log is gone: the request runs on
+            _LOGGER.warning("request %s could not be cancelled: %s", request_id, error)
+
+    async def _attach(self, relay: Relay, event: RequestSubmitted) -> None:
+        """Point the relay at the request that has the id.
+
+        Raises:
+            RequestConflictError: that is another request.
+        """
+        seq, original = await self._original(relay.request_id)
+        if original.id != event.id and submission_digest(original) != submission_digest(event):
+            raise RequestConflictError(
+                f"request_id {relay.request_id!r} is taken by a request with another body (sequence {seq} "
+                "of the log); send the same body to attach to it, or choose another id"
+            )
+        relay.fold.submission_seq = seq
+        state = await self._log.state()
+        relay.reread(max(1, state.first_seq), epoch=0)
+
+    async def _original(self, request_id: str) -> tuple[int, RequestSubmitted]:
+        """The first submission under an id, as the conductor takes it; malformed ones are none."""
+        async with aclosing(self._log.history([self._subjects.request(request_id)])) as records:
+            async for record in records:
+                try:
+                    event = decode(record.data)
+                except MalformedEventError:
+                    continue
+                if isinstance(event, RequestSubmitted):
+                    return record.seq, event
+        raise RequestConflictError(
+            f"request_id {request_id!r} is taken by a message that is no request; choose another id"
+        )
+
+
+def encode_or_refuse(event: Event) -> bytes:
+    """The event's bytes.
+
+    Raises:
+        ClientError: it holds what cannot be on the log: half a surrogate pair, a number beyond 64 bits.
+    """
+    try:
+        return encode(event)
+    except UnicodeEncodeError as error:
+        raise ClientError(
+            "the request has text that is no Unicode (an unpaired surrogate)", code="invalid_unicode"
+        ) from error
+    except (OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise ClientError(f"the request cannot be put on the log: {error}") from error
+
+
+def traceparent(header: str | None) -> str | None:
+    """A W3C `traceparent` if it is one; others are not worth an error."""
+    return header if header is not None and _TRACEPARENT.fullmatch(header) else None

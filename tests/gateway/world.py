@@ -1,0 +1,214 @@
+"""A deployment in one process: a log in memory, a gateway, and whoever answers by script."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+
+import httpx
+import msgspec
+
+from gateway import server
+from gateway.app import create_app
+from gateway.service import Gateway, Served
+from shared.events import (
+    Event,
+    Failure,
+    MalformedEventError,
+    OutputChunk,
+    OutputTotals,
+    RequestCancel,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestRejected,
+    RequestSubmitted,
+    Usage,
+    WorkerJoined,
+    decode,
+    encode,
+)
+from shared.log.fake import FakeLog, FakeServer
+from shared.subjects import CONDUCTOR_WRITER, Subjects
+from shared.transcript import Transcript
+
+SERVED = Served(name="demo", family="decoder_lm", ranks=(0,), max_seq_len=512, modalities=("text",))
+ORIGIN = "g-test"
+MESSAGES = [{"role": "user", "content": "What does len do?"}]
+CHAT = {"model": "demo", "messages": MESSAGES}
+
+
+@dataclass
+class Performance:
+    """One submission being answered; a script calls these."""
+
+    server: FakeServer
+    subjects: Subjects
+    event: RequestSubmitted
+    seq: int
+    transcript: Transcript = field(default_factory=Transcript)
+    tokens: int = 0
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def request_id(self) -> str:
+        assert self.event.request_id is not None
+        return self.event.request_id
+
+    def chunk(self, text: str, token_ids: Sequence[int] = (1,)) -> OutputChunk:
+        index = self.transcript.next_index
+        chunk = OutputChunk(
+            id=f"{self.request_id}.{index}",
+            writer="w0",
+            request_id=self.request_id,
+            attempt=1,
+            index=index,
+            text=text,
+            token_ids=list(token_ids),
+        )
+        self.transcript.fold(chunk)
+        self.tokens += len(token_ids)
+        return chunk
+
+    def say(self, text: str, token_ids: Sequence[int] = (1,)) -> None:
+        self.output(self.chunk(text, token_ids))
+
+    def output(self, event: Event) -> None:
+        subject = self.subjects.output(self.event.origin, self.request_id, event.writer)
+        self.server.append(subject, encode(event))
+
+    def walk(self, event: Event) -> None:
+        self.server.append(self.subjects.walk(self.request_id), encode(event))
+
+    def finish(self, reason: str = "stop", totals: OutputTotals | None = None) -> None:
+        usage = Usage(prompt_tokens=7, completion_tokens=self.tokens)
+        self.walk(
+            RequestFinished(
+                writer=CONDUCTOR_WRITER,
+                epoch=1,
+                usage=usage,
+                finish_reasons=[reason],
+                output=totals or self.transcript.totals,
+                history=b"",
+            )
+        )
+
+    def fail(self, failure: Failure) -> None:
+        self.walk(RequestFailed(writer=CONDUCTOR_WRITER, epoch=1, failure=failure, history=b""))
+
+    def reject(self, failure: Failure, submission_seq: int | None = None) -> None:
+        seq = self.seq if submission_seq is None else submission_seq
+        self.walk(RequestRejected(writer=CONDUCTOR_WRITER, epoch=1, failure=failure, submission_seq=seq))
+
+
+Script = Callable[[Performance], Awaitable[None]]
+
+
+async def echo(performance: Performance) -> None:
+    """Answer with the words that were asked, one chunk each."""
+    inputs = performance.event.inputs
+    text = inputs.text if inputs.text is not None else ""
+    if inputs.messages is not None:
+        text = str(inputs.messages[-1]["content"])
+    for number, word in enumerate(text.split(" ")):
+        performance.say(word if not number else f" {word}", [number])
+        await asyncio.sleep(0)
+    performance.finish()
+
+
+@dataclass
+class World:
+    """What a test holds."""
+
+    server: FakeServer
+    subjects: Subjects
+    gateway: Gateway
+    client: httpx.AsyncClient
+    script: Script
+    performances: dict[str, Performance] = field(default_factory=dict)
+    news: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    def events(self, *kinds: str) -> list[Event]:
+        """Every event on the log on subjects of these kinds."""
+        found: list[Event] = []
+        for record in self.server.records:
+            address = self.subjects.parse(record.subject)
+            if address is not None and address.kind in kinds:
+                found.append(decode(record.data))
+        return found
+
+    async def performance(self, number: int = 0) -> Performance:
+        """The performance of the submission `number`, once it has begun."""
+        async with self.news:
+            await self.news.wait_for(lambda: len(self.performances) > number)
+        return list(self.performances.values())[number]
+
+    async def perform(self, tasks: asyncio.TaskGroup) -> None:
+        """Answer every first submission by the script, and grant every cancel."""
+        log = FakeLog(self.server)
+        watched = [self.subjects.request("*"), self.subjects.control("*")]
+        async with aclosing(log.read(watched, 1)) as records:
+            async for record in records:
+                try:
+                    event = decode(record.data)
+                except MalformedEventError:
+                    continue
+                if isinstance(event, RequestSubmitted) and event.request_id not in self.performances:
+                    performance = Performance(self.server, self.subjects, event, record.seq)
+                    async with self.news:
+                        self.performances[performance.request_id] = performance
+                        self.news.notify_all()
+                    tasks.create_task(self._play(performance))
+                elif isinstance(event, RequestCancel):
+                    cancelled = self.performances[event.request_id or ""]
+                    cancelled.walk(
+                        RequestCancelled(writer=CONDUCTOR_WRITER, epoch=1, reason=event.reason, history=b"")
+                    )
+                    cancelled.cancelled.set()
+
+    async def _play(self, performance: Performance) -> None:
+        await self.script(performance)
+
+
+def beat(world: World, role: str, name: str, state: str, **facts: object) -> None:
+    """Say a beat, as the process would."""
+    payload = msgspec.msgpack.encode({"state": state, **facts})
+    world.gateway.presence.hear(world.subjects.beat(role, name), payload, asyncio.get_running_loop().time())
+
+
+@asynccontextmanager
+async def deployment(
+    script: Script = echo,
+    *,
+    worker_joined: bool = True,
+    max_body_bytes: int = 1 << 20,
+    performing: bool = True,
+) -> AsyncIterator[World]:
+    """A gateway on a log in memory whose requests are answered by `script`."""
+    subjects = Subjects()
+    store = FakeServer(subjects)
+    if worker_joined:
+        joined = WorkerJoined(writer="w0", rank=0, model="decoder_lm", nodes=[], device="cpu")
+        store.append(subjects.worker(0), encode(joined))
+    gateway = Gateway(SERVED, subjects, ORIGIN)
+    app = create_app(gateway, max_body_bytes=max_body_bytes)
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=30) as client:
+        world = World(store, subjects, gateway, client, script)
+        async with asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(gateway.follow(FakeLog(store)))
+            performing_task = tasks.create_task(world.perform(tasks)) if performing else None
+            await gateway.followed.wait()
+            yield world
+            following.cancel()
+            if performing_task is not None:
+                performing_task.cancel()
+
+
+@asynccontextmanager
+async def listening(world: World) -> AsyncIterator[str]:
+    """The world's gateway behind a real socket; gives the URL."""
+    listener = server.bind("127.0.0.1", 0)
+    url = server.url_of(listener)
+    async with server.serving(create_app(world.gateway), listener):
+        yield url
