@@ -49,6 +49,9 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         self._disconnected = disconnected
         self._handlers: dict[int, Handler] = {}
         self._outgoing: list[bytes] = []
+        self._questions: dict[int, asyncio.Future[bytes]] = {}
+        self._asked = 0
+        self._reply_prefix = ""
         self._patient = False
         self._greeted = False
         self._trouble: Exception | None = None
@@ -78,6 +81,12 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         except TimeoutError:
             raise self._unreachable(self._trouble) from None
         self._greeted = True
+        self._reply_prefix = f"{self.new_inbox()}."
+        await self.attach(f"{self._reply_prefix}*", self._answered)
+
+    async def close(self) -> None:
+        self._drop_questions("the connection was closed")
+        await super().close()
 
     async def _on_trouble(self, trouble: Exception) -> None:
         self._trouble = trouble
@@ -102,6 +111,7 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
             await self._connected()
 
     async def _on_disconnected(self) -> None:
+        self._drop_questions("the connection was lost")
         if self._disconnected is not None and self._greeted:
             await self._disconnected()
 
@@ -149,15 +159,41 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         Raises:
             LogUnavailableError: no JetStream there, no connection, or no answer in time.
         """
+        if not self.is_connected:
+            raise LogUnavailableError(f"{self.where} is not connected")
+        self._asked += 1
+        number = self._asked
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._questions[number] = answer
+        self.send_publish(subject, f"{self._reply_prefix}{number}", request, None)
         try:
-            message = await self.request(subject, request, timeout=_REQUEST_TIMEOUT_S)
-        except nats.errors.NoRespondersError:
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                data = await answer
+        except TimeoutError:
             raise LogUnavailableError(
-                f"{self.where} has no JetStream: start it with `-js`, or a jetstream block in its config"
+                f"{self.where} did not answer {subject} in {_REQUEST_TIMEOUT_S:g} s"
             ) from None
-        except (nats.errors.Error, OSError) as error:
-            raise LogUnavailableError(f"{self.where} does not answer: {error}") from None
-        return msgspec.json.decode(message.data, type=reply_type)
+        finally:
+            del self._questions[number]
+        return msgspec.json.decode(data, type=reply_type)
+
+    def _answered(self, subject: bytes, _reply: bytes, data: bytes, header: bytes | None) -> None:
+        answer = self._questions.get(int(subject[len(self._reply_prefix) :]))
+        if answer is None or answer.done():
+            return
+        if header is not None and not data:  # NATS' own answer: nobody serves that subject
+            answer.set_exception(
+                LogUnavailableError(
+                    f"{self.where} has no JetStream: start it with `-js`, or a jetstream block in its config"
+                )
+            )
+            return
+        answer.set_result(data)
+
+    def _drop_questions(self, why: str) -> None:
+        for answer in self._questions.values():
+            if not answer.done():
+                answer.set_exception(LogUnavailableError(f"{self.where} did not answer: {why}"))
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None

@@ -158,8 +158,7 @@ class JetStreamLog:
         pause_s = _RETRY_S
         while True:
             try:
-                state = await self._state()
-                self._check(state)
+                await self._same_log()
             except LogUnavailableError as error:
                 _logger.warning("waiting for the log: %s", error)
                 await asyncio.sleep(pause_s)
@@ -180,7 +179,7 @@ class JetStreamLog:
 
     async def _disconnected(self) -> None:
         self._outbox.offline()
-        if self._online.is_set():
+        if self._online.is_set() and self._failure is None:
             self._online.clear()
             if self.on_change is not None:
                 self.on_change(False)
@@ -196,19 +195,20 @@ class JetStreamLog:
             listener.wake()
         self._online.set()  # whoever waits for the log may stop waiting
 
-    def _check(self, state: LogState) -> None:
-        """Fail for good, and everybody, when the log went backwards."""
+    async def _same_log(self) -> LogState:
+        """The log's state, once it is certain that it did not go backwards; if it did, fail for everybody."""
         for cursor in self._cursors:
             self._highest = max(self._highest, cursor.reached)
+        highest = self._highest  # known *before* the question: more may be stored than the answer tells
+        state = await self._state()
         if state.created_ns != self._created_ns:
             what = "was made anew since this process connected: what it held is gone"
-        elif state.last_seq < self._highest:
+        elif state.last_seq < highest:
             what = (
-                f"ends at {state.last_seq} but had reached {self._highest}: "
-                "it lost events, or was restored from a copy"
+                f"ends at {state.last_seq}, had reached {highest}: it lost events or was restored from a copy"
             )
         else:
-            return
+            return state
         failure = LogRegressedError(
             f"the stream {self._stream!r} at {self._connection.where} {what}; "
             "restart every role of the deployment"
@@ -359,9 +359,7 @@ class JetStreamLog:
             self._raise_failure()
             _logger.debug("reading %s from %d on: %s", self._stream, cursor.position + 1, cursor.fault)
             try:
-                state = await self._state()
-                self._check(state)
-                self._check_start(cursor.position + 1, state)
+                self._check_start(cursor.position + 1, await self._same_log())
                 await consumer.attach()
                 return
             except LogUnavailableError as error:

@@ -104,8 +104,8 @@ class Outbox:
             raise self._failure
         if len(self._entries) >= self._max_entries or self._bytes + len(data) > self._max_bytes:
             raise OutboxFullError(
-                f"{len(self._entries)} events ({self._bytes} bytes) are posted and not acked by the log, "
-                f"the bound is {self._max_entries} ({self._max_bytes} bytes): is it away, or full? Try again later"
+                f"{len(self._entries)} events ({self._bytes} bytes) are posted and not acked by the log, the "
+                f"bound is {self._max_entries} ({self._max_bytes} bytes): is it away or full? Try again later"
             )
         self._number += 1
         entry = Entry(subject, data, stored, failed, expected)

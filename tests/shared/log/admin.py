@@ -1,0 +1,11 @@
+"""What an operator does to a server behind the deployment's back, with the stock client."""
+
+import nats
+
+from shared.log.server import NatsServer
+
+
+async def delete_stream(server: NatsServer, stream: str) -> None:
+    client = await nats.connect(server.url, token=server.token)
+    await client.jetstream().delete_stream(stream)
+    await client.close()
