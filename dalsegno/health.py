@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import json
 from dataclasses import dataclass
-from typing import Any, Final
+from http import HTTPStatus
+from typing import Final
 
 _PATIENCE_SECONDS: Final = 2.0
 _MOST_BYTES: Final = 2**16
@@ -12,10 +13,10 @@ _MOST_BYTES: Final = 2**16
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a gateway said of itself."""
+    """What a gateway said: whether a request would be served, and what that still waits for."""
 
     ready: bool
-    details: dict[str, Any]
+    missing: tuple[str, ...] = ()
 
 
 async def look(host: str, port: int) -> Health | None:
@@ -30,11 +31,15 @@ async def _ask(host: str, port: int) -> Health:
     reader, writer = await asyncio.open_connection(host, port, limit=_MOST_BYTES)
     try:
         name = f"[{host}]" if ":" in host else host
-        writer.write(f"GET /health/ready HTTP/1.0\r\nHost: {name}:{port}\r\n\r\n".encode())
+        writer.write(
+            f"GET /health/ready HTTP/1.0\r\nHost: {name}:{port}\r\nConnection: close\r\n\r\n".encode()
+        )
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        body = await reader.read(_MOST_BYTES)
+        body = await reader.read()
     finally:
         writer.close()
-    status = int(head.split(maxsplit=2)[1])
-    details = json.loads(body) if body else {}
-    return Health(ready=status == 200, details=details if isinstance(details, dict) else {})
+    if head.split()[1:2] == [str(HTTPStatus.OK.value)]:
+        return Health(ready=True)
+    said = json.loads(body)
+    missing = said.get("missing", ()) if isinstance(said, dict) else ()
+    return Health(ready=False, missing=tuple(str(one) for one in missing))

@@ -35,13 +35,15 @@ from shared.config import DeploymentConfig, resolve
 from shared.errors import ClientError, DalSegnoError
 from shared.log.server import NatsServer
 
-GATEWAY_GRACE_SECONDS: Final = 30.0
-"""How long running streams may take to finish after Ctrl-C."""
+GATEWAY_GRACE_SECONDS: Final = 40.0
+"""Longer than the gateway itself gives its running streams after Ctrl-C."""
 GRACE_SECONDS: Final = 10.0
 """How long any other process may take to stop."""
 _PROVISION_SECONDS: Final = 30.0
 """For how long the private server may be away (it is being restarted) while the streams are made."""
 _LOOK_EVERY_SECONDS: Final = 0.05
+_SAY_EVERY_SECONDS: Final = 2.0
+"""How often it is said what a start still waits for: a big checkpoint loads for minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,10 +216,14 @@ class Launcher:
         if self._failure is not None:
             raise self._failure
 
+    def stop(self) -> None:
+        """Begin to drain."""
+        self._told.set()
+
     def _tell(self, number: signal.Signals) -> None:
         if not self._told.is_set():
             self.console.say(f"stopping ({number.name}): running streams finish first; once more to kill")
-            self._told.set()
+            self.stop()
             return
         self.console.say("killing everything")
         for supervisor in self._supervisors.values():
@@ -229,7 +235,7 @@ class Launcher:
             await work
         except DalSegnoError as error:
             self._failure = self._failure or error
-            self._told.set()
+            self.stop()
 
     async def _drain(self) -> None:
         self._is_ready = False
@@ -242,12 +248,13 @@ class Launcher:
                         group.create_task(supervisor.stop(grace))
 
     async def _wait_until_ready(self) -> None:
-        said = ""
+        clock = asyncio.get_running_loop().time
+        said, next_word = "", clock() + _SAY_EVERY_SECONDS
         while (seen := await health.look(self.listen.reached_at, self.listen.port)) is None or not seen.ready:
-            waits_for = str(seen.details.get("waiting_for", "")) if seen is not None else ""
-            if waits_for and waits_for != said:
-                self.console.say(waits_for)
-                said = waits_for
+            missing = "; ".join(seen.missing) if seen is not None else "the gateway does not answer"
+            if clock() >= next_word and missing != said:
+                self.console.say(f"not ready yet: {missing}")
+                said, next_word = missing, clock() + _SAY_EVERY_SECONDS
             await asyncio.sleep(_LOOK_EVERY_SECONDS)
         self._is_ready = True
         self._describe()

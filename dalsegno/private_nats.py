@@ -39,9 +39,13 @@ class PrivateNats:
         await asyncio.get_running_loop().run_in_executor(self._thread, self.server.start)
 
     async def wait(self) -> int:
-        while self.server.pid is not None:  # noqa: ASYNC110 - another process's end sets no event of ours
-            await asyncio.sleep(_LOOK_EVERY_SECONDS)
-        return self.server.poll() or 0
+        try:
+            while self.server.pid is not None:  # noqa: ASYNC110 - a process's end sets no event of ours
+                await asyncio.sleep(_LOOK_EVERY_SECONDS)
+            return self.server.poll() or 0
+        except asyncio.CancelledError:
+            self.kill()
+            raise
 
     def terminate(self) -> None:
         self._thread.submit(self.server.stop)

@@ -15,14 +15,16 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from dalsegno import environment, lifeline, logs
 from dalsegno.supervisor import EX_CONFIG
-from shared.errors import ClientError, DalSegnoError
+from shared.config import ConfigError, resolve
+from shared.errors import BugError, ClientError, DalSegnoError
 
+EX_UNAVAILABLE: Final = 1
 EX_SOFTWARE: Final = 70
 EX_TOLD_TWICE: Final = 130
 
@@ -47,44 +49,66 @@ def gateway(options: RoleOptions, model: str, host: str, port: int) -> int:
     """Run a gateway until told to stop."""
     _begin("gateway", options)
     try:
-        from gateway.app import GatewayOptions, run
-        from shared.config import resolve
+        config = resolve(model)
+        if options.parent is None:
+            asyncio.run(_reach(options))
+        from gateway import app
 
-        role = GatewayOptions(**_common(options), config=resolve(model), host=host, port=port)
-        return _run("gateway", run(role))
+        return run(app.run(app.GatewayOptions(**_common(options), config=config, host=host, port=port)))
     except DalSegnoError as error:
-        return _refuse("gateway", error)
+        return _refuse(error)
 
 
 def conductor(options: RoleOptions, model: str) -> int:
     """Run a conductor until told to stop."""
     _begin("conductor", options)
     try:
-        from conductor.process import ConductorOptions, run
-        from shared.config import resolve
+        config = resolve(model)
+        if options.parent is None:
+            asyncio.run(_reach(options))
+        from conductor import process
 
-        return _run("conductor", run(ConductorOptions(**_common(options), config=resolve(model))))
+        return run(process.run(process.ConductorOptions(**_common(options), config=config)))
     except DalSegnoError as error:
-        return _refuse("conductor", error)
+        return _refuse(error)
 
 
 def worker(options: RoleOptions, model: str, rank: int) -> int:
     """Run the worker of one rank until told to stop."""
-    name = f"worker-{rank}"
-    _begin(name, options)
+    _begin(f"worker-{rank}", options)
     try:
-        from shared.config import resolve
-        from workers.process import WorkerOptions, run
+        config = resolve(model)  # before torch: a mistake is told within a tenth of a second
+        if rank not in config.ranks:
+            raise ConfigError(f"rank {rank} is none of {config.name}'s: expected one of {config.ranks}")
+        if options.parent is None:
+            asyncio.run(_reach(options))
+        from workers import process
 
-        return _run(name, run(WorkerOptions(**_common(options), config=resolve(model), rank=rank)))
+        return run(process.run(process.WorkerOptions(**_common(options), config=config, rank=rank)))
     except DalSegnoError as error:
-        return _refuse(name, error)
+        return _refuse(error)
 
 
 def _begin(name: str, options: RoleOptions) -> None:
     if options.parent is not None:
         lifeline.die_with(options.parent)
-    logs.set_up(options.log_level, role=None if options.parent else name)
+    logs.set_up(options.log_level, role=None if options.parent is not None else name)
+
+
+async def _reach(options: RoleOptions) -> None:
+    """Raise what is wrong with the log's address, token or stream.
+
+    Later a role waits for a log that is away; at its own start that is most often a mistake, and told at
+    once. Not under the launcher, which makes the stream while the roles start.
+    """
+    from shared.log import jetstream
+    from shared.subjects import Subjects
+
+    token = environment.read().nats_token
+    log = await jetstream.connect(
+        options.nats, token=token, subjects=Subjects(options.prefix), name="dalsegno", timeout_s=0.0
+    )
+    await log.close()
 
 
 def _common(options: RoleOptions) -> dict[str, Any]:
@@ -95,7 +119,7 @@ def _common(options: RoleOptions) -> dict[str, Any]:
     }
 
 
-def _run(name: str, role: Coroutine[Any, Any, None]) -> int:
+def run(role: Coroutine[Any, Any, None]) -> int:
     """Run a role's coroutine to its end; return the exit status."""
     import uvloop
 
@@ -103,7 +127,7 @@ def _run(name: str, role: Coroutine[Any, Any, None]) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(until_told(role))
     except Exception as error:  # noqa: BLE001 - the outermost loop of a process: say it and end
-        return _judge(name, error)
+        return _judge(error)
     return 0
 
 
@@ -126,26 +150,26 @@ async def until_told(role: Coroutine[Any, Any, None]) -> None:
             loop.add_signal_handler(number, tell, number)
 
 
-def _judge(name: str, error: Exception) -> int:
+def _judge(error: Exception) -> int:
     """Say what ended a role; return its exit status."""
     leaves = list(_leaves(error))
-    for leaf in leaves:
-        if isinstance(leaf, ClientError):
-            return _refuse(name, leaf)
-    known = [leaf for leaf in leaves if isinstance(leaf, DalSegnoError)]
-    if known and len(known) == len(leaves):
-        return _refuse(name, known[0])
-    log.critical("a bug ended this process", exc_info=error)
-    return EX_SOFTWARE
+    expected = [leaf for leaf in leaves if isinstance(leaf, DalSegnoError) and not isinstance(leaf, BugError)]
+    if len(expected) < len(leaves):
+        log.critical("a bug ended this process", exc_info=error)
+        return EX_SOFTWARE
+    refusals = [leaf for leaf in expected if isinstance(leaf, ClientError)]
+    return _refuse((refusals or expected)[0])
 
 
-def _leaves(error: BaseException) -> list[BaseException]:
+def _leaves(error: BaseException) -> Iterator[BaseException]:
     """The errors in a group, however deep; of a plain error, itself."""
     if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
 
 
-def _refuse(name: str, error: DalSegnoError) -> int:
+def _refuse(error: DalSegnoError) -> int:
     print(error.message, file=sys.stderr)
-    return EX_CONFIG if isinstance(error, ClientError) else 1
+    return EX_CONFIG if isinstance(error, ClientError) else EX_UNAVAILABLE

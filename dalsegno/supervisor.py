@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -49,7 +49,7 @@ class Child(Protocol):
         ...
 
     async def wait(self) -> int:
-        """Wait for its end; the exit status, negative for a signal."""
+        """Wait for its end; the exit status, negative for a signal. Cancelled, it kills the child."""
         ...
 
     @property
@@ -84,7 +84,7 @@ class RoleProcess:
     command: Command
     console: Console
     last_line: str = ""
-    _process: Process | None = None
+    _life: "_Life | None" = None
 
     @property
     def name(self) -> str:
@@ -92,11 +92,11 @@ class RoleProcess:
 
     @property
     def pid(self) -> int | None:
-        alive = self._process is not None and self._process.returncode is None
-        return self._process.pid if self._process is not None and alive else None
+        return self._life.pid if self._life is not None and self._life.runs else None
 
     async def start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
+        _, self._life = await asyncio.get_running_loop().subprocess_exec(
+            lambda: _Life(self._line),
             *self.command.argv,
             env=dict(self.command.env),
             stdin=DEVNULL,
@@ -106,43 +106,81 @@ class RoleProcess:
         )
 
     async def wait(self) -> int:
-        assert self._process is not None
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._relay(self._process))
-            status = await self._process.wait()
-            self._signal_group(signal.SIGKILL)  # what it left behind, and would hold its output open
-        return status
+        assert self._life is not None
+        try:
+            await self._life.ended.wait()
+        except asyncio.CancelledError:
+            self.kill()
+            await self._life.ended.wait()
+            raise
+        return self._life.status
 
     def terminate(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.terminate()
+        if self._life is not None and self._life.runs:
+            self._life.transport.terminate()
 
     def kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._signal_group(signal.SIGKILL)
-
-    def _signal_group(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
-
-    async def _relay(self, process: Process) -> None:
-        assert process.stdout is not None
-        rest = b""
-        while read := await process.stdout.read(_LINE_BYTES):
-            *lines, rest = (rest + read).split(b"\n")
-            for line in lines:
-                self._line(line)
-            if len(rest) >= _LINE_BYTES:
-                self._line(rest)
-                rest = b""
-        if rest:
-            self._line(rest)
+        if self._life is not None and self._life.runs:
+            self._life.kill_group()
 
     def _line(self, line: bytes) -> None:
         self.console.role(self.name, line)
         if line.strip():
             self.last_line = line.decode(errors="replace").strip()
+
+
+class _Life(asyncio.SubprocessProtocol):
+    """One life of a role's process: its output by lines, and its end.
+
+    `ended` is set when the process is gone *and* its output is read: the last line often says why.
+    """
+
+    transport: asyncio.SubprocessTransport
+
+    def __init__(self, line: Callable[[bytes], None]) -> None:
+        self.ended = asyncio.Event()
+        self._line = line
+        self._rest = b""
+
+    @property
+    def pid(self) -> int:
+        return self.transport.get_pid()
+
+    @property
+    def runs(self) -> bool:
+        return self.transport.get_returncode() is None
+
+    @property
+    def status(self) -> int:
+        status = self.transport.get_returncode()
+        assert status is not None
+        return status
+
+    def kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    # ---- called by the event loop --------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self.transport = transport
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._line(line)
+        if len(self._rest) >= _LINE_BYTES:
+            self._line(self._rest)
+            self._rest = b""
+
+    def process_exited(self) -> None:
+        self.kill_group()  # what it left behind: it would hold the output open
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._rest:
+            self._line(self._rest)
+        self.transport.close()
+        self.ended.set()
 
 
 @dataclass(slots=True)
@@ -195,7 +233,6 @@ class Supervisor:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), delay)
         finally:
-            self.child.kill()  # on the way out of a cancellation there is no time to ask
             self._ended.set()
 
     async def stop(self, grace: float) -> None:

@@ -1,0 +1,1 @@
+"""Tests of the face: command line, launcher, roles' entry."""

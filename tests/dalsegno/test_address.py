@@ -1,0 +1,62 @@
+import socket
+
+import pytest
+
+from dalsegno import address
+from dalsegno.address import AddressError, Listen
+
+
+def test_port_zero_becomes_a_port_that_is_free() -> None:
+    listen = address.free("127.0.0.1", 0)
+    with socket.socket() as sock:
+        sock.bind((listen.host, listen.port))
+
+
+def test_a_port_somebody_listens_on_is_refused_with_the_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AddressError, match=rf"port {port}: Address already in use.*--port"):
+            address.free("127.0.0.1", port)
+
+
+def test_a_host_that_is_not_ours_is_refused() -> None:
+    with pytest.raises(AddressError, match=r"cannot listen on 192\.0\.2\.1"):
+        address.free("192.0.2.1", 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("localhost", "http://localhost:80"),
+    ],
+)
+def test_the_url_is_one_by_which_this_machine_reaches_it(host: str, url: str) -> None:
+    assert Listen(host=host, port=80).url == url
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("nats://10.0.0.1:4223", "nats://10.0.0.1:4223"),
+        ("nats://nats", "nats://nats:4222"),
+        ("nats:4222", "nats://nats:4222"),
+        ("tls://[::1]:4222/", "tls://[::1]:4222"),
+    ],
+)
+def test_a_nats_address_is_written_out(text: str, url: str) -> None:
+    assert address.nats_url(text) == url
+
+
+@pytest.mark.parametrize("text", ["http://host:4222", "nats://", "nats://host:port", "nats://host/x", ""])
+def test_what_is_no_nats_address_is_refused(text: str) -> None:
+    with pytest.raises(AddressError, match="is no address of a NATS server"):
+        address.nats_url(text)
+
+
+def test_a_secret_in_an_argument_is_refused_and_not_repeated() -> None:
+    with pytest.raises(AddressError, match="DALSEGNO_NATS_TOKEN") as caught:
+        address.nats_url("nats://sesame@host:4222")
+    assert "sesame" not in caught.value.message

@@ -1,0 +1,170 @@
+import socket
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dalsegno import environment
+from dalsegno.cli import main
+from dalsegno.datadir import DataDir
+from shared.log.server import NatsServer
+
+
+def dalsegno(*args: str) -> Result:
+    return CliRunner().invoke(main, args)
+
+
+def the_line(result: Result, status: int = 1) -> str:
+    """The one line of an error."""
+    assert result.exit_code == status, result.output
+    assert not result.stdout
+    (line,) = result.stderr.strip().splitlines()
+    return line.removeprefix("Error: ")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    """A folder that looks like a checkpoint; nobody loads it here."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        '{"architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": 64}'
+    )
+    return str(folder)
+
+
+def test_version_is_the_packages() -> None:
+    assert dalsegno("version").output == f"{version('dalsegno')}\n"
+
+
+def test_help_lists_every_command() -> None:
+    listed = dalsegno("--help").output
+    for name in ("serve", "ask", "log", "replay", "provision", "gateway", "conductor", "worker", "version"):
+        assert f"\n  {name} " in listed
+
+
+def test_a_misspelt_model_is_one_line_with_a_guess() -> None:
+    assert the_line(dalsegno("serve", "demmo")).endswith("did you mean 'demo'?")
+
+
+def test_a_misspelt_command_or_option_is_status_2() -> None:
+    for args in (
+        ["sevre"],
+        ["serve", "demo", "--prot", "1"],
+        ["serve"],
+        ["serve", "demo", "--prefix", "a.b"],
+    ):
+        result = dalsegno(*args)
+        assert result.exit_code == 2
+        assert "Traceback" not in result.output
+
+
+def test_a_port_in_use_is_said_before_anything_starts(checkpoint: str, tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        line = the_line(dalsegno("serve", checkpoint, "--port", port, "--data-dir", str(data_dir)))
+    assert line.startswith(f"cannot listen on 127.0.0.1 port {port}: Address already in use")
+    assert not data_dir.exists()
+
+
+def test_a_data_dir_in_use_is_said_and_the_other_deployment_keeps_its_files(
+    checkpoint: str, tmp_path: Path
+) -> None:
+    data = DataDir(tmp_path / "data")
+    ready_file = tmp_path / "ready.json"
+    ready_file.write_text("of the other")
+    with data.lock():
+        told = ("--port", "0", "--data-dir", str(data.path), "--ready-file", str(ready_file))
+        line = the_line(dalsegno("serve", checkpoint, *told))
+    assert line.startswith(f"the data dir {data.path} is in use by another deployment")
+    assert ready_file.read_text() == "of the other"
+
+
+def test_a_ready_file_that_cannot_be_written_is_said_before_anything_starts(
+    checkpoint: str, tmp_path: Path
+) -> None:
+    told = (
+        "--port",
+        "0",
+        "--data-dir",
+        str(tmp_path / "data"),
+        "--ready-file",
+        str(tmp_path / "no" / "ready"),
+    )
+    assert the_line(dalsegno("serve", checkpoint, *told)).endswith(f"{tmp_path / 'no'} is no folder")
+
+
+def test_joining_a_nats_that_is_not_there_is_one_line(checkpoint: str, tmp_path: Path) -> None:
+    told = ("--port", "0", "--data-dir", str(tmp_path / "data"), "--nats", "nats://127.0.0.1:1")
+    assert "127.0.0.1:1" in the_line(dalsegno("serve", checkpoint, *told))
+
+
+@pytest.mark.parametrize("role", [["provision"], ["gateway", "--port", "0"], ["conductor"], ["worker"]])
+def test_a_role_without_its_nats_is_one_line(role: list[str], checkpoint: str) -> None:
+    model = ["--config", checkpoint] if role != ["provision"] else []
+    command = [sys.executable, "-m", "dalsegno", *role, *model, "--nats", "nats://127.0.0.1:1"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert "127.0.0.1:1" in line
+
+
+def test_a_nats_without_jetstream_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = NatsServer(tmp_path / "nats", jetstream=False)
+    server.start()
+    try:
+        monkeypatch.setenv(environment.NATS_TOKEN, server.token)
+        assert "JetStream" in the_line(dalsegno("provision", "--nats", server.url))
+    finally:
+        server.stop()
+
+
+def test_a_wrong_token_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = NatsServer(tmp_path / "nats")
+    server.start()
+    try:
+        monkeypatch.setenv(environment.NATS_TOKEN, "not sesame")
+        line = the_line(dalsegno("provision", "--nats", server.url))
+        assert "not sesame" not in line
+        assert server.url.removeprefix("nats://") in line
+    finally:
+        server.stop()
+
+
+def test_provision_may_be_done_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = NatsServer(tmp_path / "nats")
+    server.start()
+    try:
+        monkeypatch.setenv(environment.NATS_TOKEN, server.token)
+        for _ in range(2):
+            assert dalsegno("provision", "--nats", server.url).exit_code == 0
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("role", ["gateway", "conductor", "worker"])
+def test_a_role_refuses_an_unknown_model_with_a_status_of_its_own(role: str) -> None:
+    command = [sys.executable, "-m", "dalsegno", role, "--config", "demmo", "--nats", "nats://127.0.0.1:1"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 78
+    assert ended.stderr.strip().endswith("did you mean 'demo'?")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_serve_imports_neither_torch_nor_an_http_server_nor_nats() -> None:
+    script = "import sys, dalsegno.cli, dalsegno.launcher; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers", "fastapi", "uvicorn", "nats"} & set(loaded.stdout.split())
+
+
+def test_a_worker_refuses_a_rank_that_hosts_nothing(checkpoint: str) -> None:
+    args = ["worker", "--config", checkpoint, "--rank", "7", "--nats", "nats://127.0.0.1:1"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "dalsegno", *args], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.returncode == 78
+    assert ended.stderr == "rank 7 is none of checkpoint's: expected one of [0]\n"

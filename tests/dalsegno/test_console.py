@@ -1,0 +1,56 @@
+from pathlib import Path
+
+import pytest
+
+from dalsegno import console
+from dalsegno.console import Console
+
+
+def test_a_roles_line_goes_to_the_terminal_behind_its_name_and_to_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = Console(tmp_path)
+    told.role("gateway", "listening, però".encode())
+    told.say("all is well")
+    told.close()
+    assert capsys.readouterr().err == "gateway   | listening, però\ndalsegno  | all is well\n"
+    assert (tmp_path / "gateway.log").read_text() == "listening, però\n"
+    assert (tmp_path / "dalsegno.log").read_text() == "all is well\n"
+
+
+def test_colours_are_of_the_name_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = Console(tmp_path, colours=True)
+    told.role("worker-0", b"ready")
+    told.close()
+    assert capsys.readouterr().err == "\x1b[33mworker-0  |\x1b[0m ready\n"
+    assert (tmp_path / "worker-0.log").read_text() == "ready\n"
+
+
+def test_bytes_that_are_no_text_do_no_harm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = Console(tmp_path)
+    told.role("gateway", b"\xff!")
+    told.close()
+    assert capsys.readouterr().err == "gateway   | \ufffd!\n"
+    assert (tmp_path / "gateway.log").read_bytes() == b"\xff!\n"
+
+
+def test_a_file_that_has_grown_is_put_aside_and_two_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "_FILE_BYTES", 10)
+    file = console.LogFile(tmp_path / "gateway.log")
+    for line in (b"one and more", b"two and more", b"three"):
+        file.write(line)
+    file.close()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "gateway.log.1": "two and more\n",
+        "gateway.log": "three\n",
+    }
+
+
+def test_a_second_start_appends(tmp_path: Path) -> None:
+    for line in (b"first life", b"second life"):
+        file = console.LogFile(tmp_path / "gateway.log")
+        file.write(line)
+        file.close()
+    assert (tmp_path / "gateway.log").read_text() == "first life\nsecond life\n"

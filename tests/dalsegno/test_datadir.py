@@ -1,0 +1,78 @@
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from dalsegno import datadir, environment
+from dalsegno.datadir import DataDir, DataDirError, Deployment, Pids
+
+DEPLOYMENT = Deployment(
+    url="http://127.0.0.1:8000",
+    nats_url="nats://127.0.0.1:4222",
+    nats_token="sesame",
+    prefix="ds",
+    pids=Pids(nats=1, gateway=[2], conductor=[3], worker={"0": 4}),
+)
+
+
+def test_the_default_is_beside_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(environment.DATA_DIR, raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert datadir.of("demo").path == tmp_path / ".dalsegno" / "demo"
+
+
+def test_the_option_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(environment.DATA_DIR, str(tmp_path / "environment"))
+    assert datadir.of("demo").path == tmp_path / "environment"
+    assert datadir.of("demo", tmp_path / "option").path == tmp_path / "option"
+
+
+def test_two_deployments_on_one_data_dir_are_refused_by_the_first_ones_process(tmp_path: Path) -> None:
+    data = DataDir(tmp_path / "data")
+    with data.lock():
+        holder = data.lock_file.read_text().strip()
+        with (
+            pytest.raises(DataDirError, match=rf"in use by another deployment \(process {holder}\)"),
+            data.lock(),
+        ):
+            pass
+    with data.lock():  # and once it is gone, it is free
+        pass
+
+
+def test_a_data_dir_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    data = DataDir(tmp_path / "file" / "data")
+    with pytest.raises(DataDirError, match=r"cannot use the data dir .*: Not a directory"), data.lock():
+        pass
+
+
+def test_only_our_user_reads_the_data_dir_and_what_is_written_there(tmp_path: Path) -> None:
+    data = DataDir(tmp_path / "data")
+    with data.lock():
+        datadir.write_private(data.deployment_file, DEPLOYMENT)
+    assert stat.S_IMODE(data.path.stat().st_mode) == 0o700
+    assert stat.S_IMODE(data.deployment_file.stat().st_mode) == 0o600
+    assert list(data.path.glob(".*")) == []  # no draft is left
+
+
+def test_the_ready_file_has_the_documented_shape(tmp_path: Path) -> None:
+    datadir.write_private(tmp_path / "ready.json", DEPLOYMENT)
+    assert json.loads((tmp_path / "ready.json").read_text()) == {
+        "url": "http://127.0.0.1:8000",
+        "nats_url": "nats://127.0.0.1:4222",
+        "nats_token": "sesame",
+        "prefix": "ds",
+        "pids": {"nats": 1, "gateway": [2], "conductor": [3], "worker": {"0": 4}},
+    }
+
+
+def test_a_deployment_is_found_while_it_runs_and_not_after(tmp_path: Path) -> None:
+    data = DataDir(tmp_path)
+    assert data.running() is None
+    with data.lock():
+        assert data.running() is None  # not ready yet
+        datadir.write_private(data.deployment_file, DEPLOYMENT)
+        assert data.running() == DEPLOYMENT
+    assert data.running() is None  # what a killed launcher left behind is of the past

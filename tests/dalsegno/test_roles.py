@@ -1,0 +1,92 @@
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from dalsegno import roles
+from dalsegno.supervisor import EX_CONFIG
+from shared.errors import BugError, CapacityError, ClientError
+
+ROLE = """
+import asyncio, sys
+from dalsegno import logs, roles
+logs.set_up("info", "test")
+
+async def role():
+    print("up", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        print("draining", flush=True)
+        if sys.argv[1:] == ["slow"]:
+            await asyncio.Event().wait()
+        print("drained", flush=True)
+
+sys.exit(roles.run(role()))
+"""
+
+
+def start(*args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", ROLE, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def line(role: subprocess.Popen[str]) -> str:
+    assert role.stdout is not None
+    return role.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_a_role_stop_in_its_own_order(number: signal.Signals) -> None:
+    with start() as role:
+        assert line(role) == "up"
+        role.send_signal(number)
+        out, err = role.communicate(timeout=60)
+    assert (out.split(), role.returncode) == (["draining", "drained"], 0)
+    assert f"test INFO  stopping: {number.name}" in err
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    with start("slow") as role:
+        assert line(role) == "up"
+        role.send_signal(signal.SIGTERM)
+        assert line(role) == "draining"
+        role.send_signal(signal.SIGTERM)
+        assert role.wait(timeout=60) == roles.EX_TOLD_TWICE
+
+
+async def failing(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ClientError("no such model"), EX_CONFIG),
+        (CapacityError("no such log"), roles.EX_UNAVAILABLE),
+        (ExceptionGroup("tasks", [ExceptionGroup("more", [ClientError("no such model")])]), EX_CONFIG),
+        (ExceptionGroup("tasks", [CapacityError("no such log")]), roles.EX_UNAVAILABLE),
+    ],
+)
+def test_an_error_of_ours_is_one_line_and_a_status(
+    error: Exception, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert roles.run(failing(error)) == status
+    written = capsys.readouterr()
+    assert written.err in {"no such model\n", "no such log\n"}
+    assert written.out == ""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ZeroDivisionError("division by zero"),
+        BugError("a promise is broken"),
+        ExceptionGroup("tasks", [CapacityError("no such log"), ZeroDivisionError("division by zero")]),
+    ],
+)
+def test_a_bug_is_a_traceback(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    assert roles.run(failing(error)) == roles.EX_SOFTWARE
+    assert type(error).__name__ in caplog.text
