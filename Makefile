@@ -1,24 +1,35 @@
-# The two commands a newcomer needs are `make serve` and `make test`.
-PYTHON ?= python3
+# The two commands a newcomer needs are `make serve` and `make test`. Each sets up `.venv` first if it must.
+# Needed: Python 3.11 or later with its venv module, and make.
+#
+#   make serve MODEL=/path/to/checkpoint PORT=9000
+#   make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu    no CUDA libraries, where there is no GPU
+
+PYTHON ?= $(firstword $(foreach python,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
+	$(python) -c 'import sys; sys.version_info >= (3, 11) and print("$(python)")' 2>/dev/null)))
 VENV   := .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
 MODEL  ?= demo
 PORT   ?= 8000
+CODE   := configs conductor dalsegno gateway shared workers
 
 .PHONY: setup serve test check fix bench soak clean
 
 setup: $(VENV)/.installed
 
-# torch goes first and pinned: see constraints.txt.
+# torch goes first and pinned: see constraints.txt. The last line spares the first start the compiling.
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all]" --group dev
-	touch $@
+	@test -n "$(PYTHON)" || { echo "Dal Segno needs Python 3.11 or later; name it: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@echo "Setting up $(VENV) with $(PYTHON): some minutes the first time, torch is large."
+	@$(PYTHON) -m venv $(VENV) || { echo "$(PYTHON) cannot make $(VENV): on Debian, apt install python3-venv" >&2; exit 1; }
+	@$(PIP) install --quiet --upgrade "pip>=25.1"
+	@$(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	@$(PIP) install --quiet --constraint constraints.txt --editable ".[all]" --group dev
+	@$(BIN)/python -m compileall -q $(CODE)
+	@touch $@
 
 serve: setup
-	$(BIN)/dalsegno serve $(MODEL) --port $(PORT)
+	@$(BIN)/dalsegno serve $(MODEL) --port $(PORT)
 
 test: setup
 	$(BIN)/python -m pytest
@@ -36,8 +47,10 @@ fix: setup
 bench: setup
 	$(BIN)/python -m benchmarks
 
+# The simulator over many seeds: hours are well spent here before a release.
 soak: setup
 	DALSEGNO_SIM_SEEDS=20000 $(BIN)/python -m pytest tests/simulation -q
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find $(CODE) tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
