@@ -1,0 +1,1 @@
+"""Tests of a whole deployment: real processes, a real log, the bundled demo model."""

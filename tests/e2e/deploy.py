@@ -1,0 +1,110 @@
+"""Start `dalsegno serve` as a user would, and wait for its ready file."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from dalsegno.datadir import Deployment, Pids
+
+START_SECONDS: Final = 100.0
+STOP_SECONDS: Final = 60.0
+
+
+@dataclass(slots=True)
+class Running:
+    """A deployment that is ready.
+
+    `pids` is read again each time: a role that was killed has a new one as soon as it runs again.
+    """
+
+    launcher: subprocess.Popen[bytes]
+    data_dir: Path
+    ready_file: Path
+    output: Path
+
+    @property
+    def now(self) -> Deployment:
+        return msgspec.json.decode(self.ready_file.read_bytes(), type=Deployment)
+
+    @property
+    def url(self) -> str:
+        return self.now.url
+
+    @property
+    def nats_url(self) -> str:
+        return self.now.nats_url
+
+    @property
+    def nats_token(self) -> str:
+        token = self.now.nats_token
+        assert token is not None
+        return token
+
+    @property
+    def prefix(self) -> str:
+        return self.now.prefix
+
+    @property
+    def pids(self) -> Pids:
+        return self.now.pids
+
+    def all_pids(self) -> list[int]:
+        """Every process of it, the launcher's too."""
+        pids = self.pids
+        roles = [*pids.gateway, *pids.conductor, *pids.worker.values()]
+        return [self.launcher.pid, *roles, *([pids.nats] if pids.nats is not None else [])]
+
+    def stop(self) -> int:
+        """Ctrl-C, and wait for its end; the exit status."""
+        self.launcher.send_signal(signal.SIGINT)
+        return self.launcher.wait(STOP_SECONDS)
+
+    def log(self) -> str:
+        """What it wrote to its terminal so far."""
+        return self.output.read_text(errors="replace")
+
+
+@contextmanager
+def serve(
+    folder: Path, *args: str, model: str = "demo", env: dict[str, str] | None = None
+) -> Iterator[Running]:
+    """`dalsegno serve MODEL ARGS` with its data dir in `folder`, ready; stopped at the end of the block.
+
+    May be started again on the same `folder`: it is the same deployment then.
+    """
+    ready_file, output, data_dir = folder / "ready.json", folder / "terminal.txt", folder / "data"
+    command = [sys.executable, "-m", "dalsegno", "serve", model, "--port", "0", *args]
+    command += ["--data-dir", str(data_dir), "--ready-file", str(ready_file)]
+    ready_file.unlink(missing_ok=True)
+    with output.open("ab") as file:
+        launcher = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, **(env or {})})
+    running = Running(launcher, data_dir, ready_file, output)
+    try:
+        _wait_until_ready(running)
+        yield running
+    finally:
+        if launcher.poll() is None:
+            try:
+                running.stop()
+            except subprocess.TimeoutExpired:
+                launcher.kill()  # its roles die with it
+                launcher.wait()
+                raise
+
+
+def _wait_until_ready(running: Running) -> None:
+    """Another process's file sets no event of ours: look often."""
+    deadline = time.monotonic() + START_SECONDS
+    while not running.ready_file.exists():
+        if running.launcher.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(f"the deployment did not become ready:\n{running.log()}")
+        time.sleep(0.02)
