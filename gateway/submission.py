@@ -82,23 +82,19 @@ class Claim:
     """One client's hold on one request."""
 
     def __init__(self, submissions: "Submissions", relay: Relay) -> None:
+        self.relay = relay
         self._submissions = submissions
-        self._relay = relay
         self._held = True
-
-    @property
-    def request_id(self) -> str:
-        return self._relay.request_id
 
     def items(self) -> AsyncGenerator[Item, None]:
         """The answer."""
-        return self._relay.items()
+        return self.relay.items()
 
     def leave(self, *, cancel: bool) -> None:
         """Let go. With `cancel`, the request ends if nobody else here wants it. Twice is nothing."""
         if self._held:
             self._held = False
-            self._submissions.left(self._relay, cancel=cancel and not self._relay.fold.ended)
+            self._submissions.left(self.relay, cancel=cancel and not self.relay.fold.ended)
 
 
 class Submissions:
@@ -156,7 +152,7 @@ class Submissions:
                     return claim
                 self._hub.close(relay)
                 if isinstance(outcome, WrongLastSequenceError):
-                    await self._attach(relay, event)
+                    claim.relay = await self._attached(event, asked.request_id)
                     return claim
                 raise outcome
         except TimeoutError as error:
@@ -216,21 +212,25 @@ class Submissions:
         except DalSegnoError as error:  # the backlog is full, or the log is gone: the request runs on
             _LOGGER.warning("request %s could not be cancelled: %s", request_id, error)
 
-    async def _attach(self, relay: Relay, event: RequestSubmitted) -> None:
-        """Point the relay at the request that has the id.
+    async def _attached(self, event: RequestSubmitted, request_id: str) -> Relay:
+        """A relay for the request that has the id, from its beginning.
+
+        It is a new one: what the hub handed on meanwhile may have begun in the middle.
 
         Raises:
             RequestConflictError: that is another request.
         """
-        seq, original = await self._original(relay.request_id)
-        if original.id != event.id and submission_digest(original) != submission_digest(event):
+        seq, original = await self._original(request_id)
+        if submission_digest(original) != submission_digest(event):
             raise RequestConflictError(
-                f"request_id {relay.request_id!r} is taken by a request with another body (sequence {seq} "
+                f"request_id {request_id!r} is taken by a request with another body (sequence {seq} "
                 "of the log); send the same body to attach to it, or choose another id"
             )
+        relay = Relay(self._log, self._subjects, request_id)
         relay.fold.submission_seq = seq
         state = await self._log.state()
         relay.reread(max(1, state.first_seq), epoch=0)
+        return relay
 
     async def _original(self, request_id: str) -> tuple[int, RequestSubmitted]:
         """The first submission under an id, as the conductor takes it; malformed ones are none."""

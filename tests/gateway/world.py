@@ -29,6 +29,7 @@ from shared.events import (
     encode,
 )
 from shared.log.fake import FakeLog, FakeServer
+from shared.log.port import LogRegressedError
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.transcript import Transcript
 
@@ -127,6 +128,7 @@ class World:
     script: Script
     performances: dict[str, Performance] = field(default_factory=dict)
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
+    regressed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def events(self, *kinds: str) -> list[Event]:
         """Every event on the log on subjects of these kinds."""
@@ -136,6 +138,12 @@ class World:
             if address is not None and address.kind in kinds:
                 found.append(decode(record.data))
         return found
+
+    async def stored(self, kind: str) -> list[Event]:
+        """The events on subjects of this kind, once there is one."""
+        async with aclosing(FakeLog(self.server).read([f"{self.subjects.prefix}.{kind}.>"], 1)) as records:
+            await anext(records)
+        return self.events(kind)
 
     async def performance(self, number: int = 0) -> Performance:
         """The performance of the submission `number`, once it has begun."""
@@ -169,6 +177,13 @@ class World:
     async def _play(self, performance: Performance) -> None:
         await self.script(performance)
 
+    async def follow(self) -> None:
+        """Follow the log until it is made anew."""
+        try:
+            await self.gateway.follow(FakeLog(self.server))
+        except* LogRegressedError:
+            self.regressed.set()
+
 
 def beat(world: World, role: str, name: str, state: str, **facts: object) -> None:
     """Say a beat, as the process would."""
@@ -196,7 +211,7 @@ async def deployment(
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=30) as client:
         world = World(store, subjects, gateway, client, script)
         async with asyncio.TaskGroup() as tasks:
-            following = tasks.create_task(gateway.follow(FakeLog(store)))
+            following = tasks.create_task(world.follow())
             performing_task = tasks.create_task(world.perform(tasks)) if performing else None
             await gateway.followed.wait()
             yield world

@@ -1,0 +1,256 @@
+import asyncio
+import json
+from base64 import b64decode
+from typing import Any
+
+import httpx
+import pytest
+
+from shared.events import Failure, RequestSubmitted
+from tests.gateway.world import Performance, deployment, echo
+
+
+def lines(response: httpx.Response) -> list[dict[str, Any]]:
+    assert response.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def text_of(chunks: list[dict[str, Any]]) -> str:
+    return b"".join(b64decode(chunk["data"]) for chunk in chunks if chunk["modality"] == "text").decode()
+
+
+async def test_a_form_streams_ndjson_by_default() -> None:
+    async with deployment() as world:
+        response = await world.client.post("/generate", files={"text": (None, "größer als 🎼 drei")})
+
+    chunks = lines(response)
+    assert text_of(chunks) == "größer als 🎼 drei"
+    assert [chunk["metadata"].get("index") for chunk in chunks] == [0, 1, 2, 3, None]
+    assert chunks[0] == {
+        "modality": "text",
+        "data": "Z3LDtsOfZXI=",
+        "metadata": {"index": 0, "token_ids": [0]},
+    }
+    assert chunks[-1]["metadata"] == {
+        "finish_reason": "stop",
+        "usage": {"prompt_tokens": 7, "completion_tokens": 4, "total_tokens": 11},
+    }
+
+
+async def test_a_json_body_is_the_same_request() -> None:
+    async with deployment() as world:
+        body = {"text": "one two", "streaming": False, "request_id": "mine", "output_modalities": "text"}
+        response = await world.client.post("/generate", json=body)
+
+    assert response.status_code == 200
+    document = response.json()
+    assert document["request_id"] == "mine"
+    [entry] = document["outputs"]["text"]
+    assert b64decode(entry["data"]) == b"one two"
+    assert entry["metadata"]["token_ids"] == [0, 1]
+    assert entry["metadata"]["finish_reason"] == "stop"
+    assert response.headers["x-request-id"] == "mine"
+
+
+async def test_an_urlencoded_form_and_bare_curl_json_work_too() -> None:
+    async with deployment() as world:
+        form = await world.client.post("/generate", data={"text": "a b", "streaming": "false"})
+        content = b'{"text": "a b", "streaming": false}'
+        kind = {"content-type": "application/x-www-form-urlencoded"}
+        bare = await world.client.post("/generate", content=content, headers=kind)
+
+    assert form.json()["outputs"] == bare.json()["outputs"]
+
+
+async def test_the_event_holds_the_request_as_one_user_message() -> None:
+    kwargs = {"temperature": 0, "top_p": 0.5, "top_k": 3, "seed": -4, "max_output_tokens": 9, "stop": "x"}
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with deployment() as world:
+        fields = {"text": "hi", "model_kwargs": json.dumps(kwargs), "model": "demo"}
+        await world.client.post("/generate", data=fields, headers={"traceparent": trace})
+        [event] = world.events("request")
+
+    assert isinstance(event, RequestSubmitted)
+    assert (event.inputs.text, event.inputs.chat) == ("hi", True)
+    assert event.params.max_tokens == 9
+    assert (event.params.temperature, event.params.top_p, event.params.top_k) == (0, 0.5, 3)
+    assert (event.params.seed, event.params.stop) == (-4, ["x"])
+    assert (event.origin, event.writer, event.number, event.trace) == ("g-test", "g-test", 1, trace)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "hint"),
+    [
+        ({"model_kwargs": '{"temprature": 1}'}, "model_kwargs.temprature", "did you mean 'temperature'"),
+        ({"model_kwargs": '{"max_tokns": 1}'}, "model_kwargs.max_tokns", "did you mean 'max_tokens'"),
+        ({"model_kwargs": '{"zzz": 1}'}, "model_kwargs.zzz", "expected one of max_tokens"),
+        ({"model_kwargs": '{"temperature": "hot"}'}, "model_kwargs.temperature", "str"),
+        ({"model_kwargs": '{"temperature": -1}'}, "model_kwargs.temperature", ">= 0"),
+        ({"model_kwargs": '{"max_tokens": 0}'}, "model_kwargs.max_tokens", ">= 1"),
+        ({"model_kwargs": '{"max_tokens": 1, "max_new_tokens": 2}'}, "model_kwargs", "different"),
+        ({"model_kwargs": '{"stop": [""]}'}, "model_kwargs.stop[0]", "length >= 1"),
+        ({"model_kwargs": "{broken"}, "model_kwargs", "not JSON"),
+        ({"model_kwargs": "[1]"}, "model_kwargs", "object"),
+        ({"streaming": "perhaps"}, "streaming", "true or false"),
+        ({"output_modalities": "text,audio"}, "output_modalities", "audio"),
+        ({"input_modalities": "image"}, "input_modalities", "image"),
+        ({"temperature": "1"}, "temperature", "model_kwargs.temperature"),
+        ({"txt": "1"}, "txt", "did you mean 'text'"),
+    ],
+)
+async def test_a_wrong_field_is_refused_by_name(fields: dict[str, str], param: str, hint: str) -> None:
+    async with deployment() as world:
+        response = await world.client.post("/generate", data={"text": "hi", **fields})
+
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert hint in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+async def test_a_missing_text_is_refused() -> None:
+    async with deployment() as world:
+        response = await world.client.post("/generate", json={})
+
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "missing_required_parameter"
+
+
+async def test_files_are_refused_by_a_text_model() -> None:
+    async with deployment() as world:
+        files = {"files": ("cat.png", b"\x89PNG", "image/png")}
+        response = await world.client.post("/generate", data={"text": "what is it?"}, files=files)
+        empty = await world.client.post("/generate", data={"text": "hi", "files": ""})
+
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == ("files", "unsupported_modality")
+    assert "cat.png" in error["message"]
+    assert empty.status_code == 200
+
+
+async def test_a_rejection_is_a_proper_status_also_for_a_stream() -> None:
+    async def too_long(performance: Performance) -> None:
+        performance.reject(Failure(code="context_length_exceeded", message="too long", status=400))
+
+    async with deployment(too_long) as world:
+        response = await world.client.post("/generate", data={"text": "hi"})
+
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_a_failure_in_the_middle_is_the_last_line() -> None:
+    async def breaks(performance: Performance) -> None:
+        performance.say("begun")
+        performance.fail(Failure(code="worker_failed", message="out of memory", status=500))
+
+    async with deployment(breaks) as world:
+        response = await world.client.post("/generate", data={"text": "hi"})
+        document = await world.client.post("/generate", data={"text": "hi", "streaming": "false"})
+
+    chunks = lines(response)
+    assert text_of(chunks) == "begun"
+    assert chunks[-1]["modality"] == "error"
+    assert chunks[-1]["metadata"] == {"status": 500, "code": "worker_failed", "message": "out of memory"}
+    assert document.status_code == 500
+    assert document.json()["error"]["code"] == "worker_failed"
+
+
+async def test_64_clients_at_once_each_get_their_own_answer() -> None:
+    async with deployment() as world:
+
+        async def ask(number: int) -> str:
+            text = " ".join(f"word-{number}-{position}" for position in range(20))
+            answer = text_of(lines(await world.client.post("/generate", data={"text": text})))
+            assert answer == text
+            return answer
+
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(ask(number)) for number in range(64)]
+
+    assert len({task.result() for task in asked}) == 64
+
+
+async def test_the_same_id_and_body_attaches_and_executes_once() -> None:
+    async with deployment() as world:
+        fields = {"text": "one two three", "request_id": "twice"}
+        first = await world.client.post("/generate", data=fields)
+        again = await world.client.post("/generate", data=fields)
+        submissions = world.events("request")
+
+    assert lines(again) == lines(first)
+    assert len(submissions) == 1
+
+
+async def test_the_same_id_while_it_runs_attaches_to_what_was_said() -> None:
+    release = asyncio.Event()
+
+    async def slowly(performance: Performance) -> None:
+        performance.say("first ")
+        await release.wait()
+        performance.say("second")
+        performance.finish()
+
+    async with deployment(slowly) as world:
+        fields = {"text": "hi", "request_id": "twice"}
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(world.client.post("/generate", data=fields))
+            second = tasks.create_task(world.client.post("/generate", data=fields))
+            await world.performance()
+            release.set()
+        submissions = world.events("request")
+
+    assert text_of(lines(first.result())) == text_of(lines(second.result())) == "first second"
+    assert len(submissions) == 1
+
+
+async def test_the_same_id_with_another_body_is_a_conflict() -> None:
+    async with deployment() as world:
+        await world.client.post("/generate", data={"text": "one", "request_id": "twice"})
+        response = await world.client.post("/generate", data={"text": "two", "request_id": "twice"})
+
+    assert response.status_code == 409
+    error = response.json()["error"]
+    assert (error["code"], error["type"]) == ("request_id_conflict", "conflict_error")
+
+
+async def test_a_request_that_was_submitted_over_nats_can_be_attached_to() -> None:
+    async with deployment() as world:
+        text = (
+            b'{"type": "request.submitted.v1", "model": "demo", "inputs": {"text": "a b"}, "request_id": "x"}'
+        )
+        world.server.append(world.subjects.request("x"), text)
+        response = await world.client.post("/generate", data={"text": "a b", "request_id": "x"})
+
+    assert text_of(lines(response)) == "a b"
+
+
+async def test_an_id_taken_by_a_malformed_message_is_a_conflict() -> None:
+    async with deployment() as world:
+        world.server.append(world.subjects.request("x"), b"nonsense")
+        response = await world.client.post("/generate", data={"text": "a", "request_id": "x"})
+
+    assert response.status_code == 409
+
+
+async def test_a_rejection_of_a_stranger_under_our_id_does_not_end_our_answer() -> None:
+    async def pestered(performance: Performance) -> None:
+        conflict = Failure(code="request_id_conflict", message="taken", status=409)
+        performance.reject(conflict, submission_seq=performance.seq + 1)
+        await echo(performance)
+
+    async with deployment(pestered) as world:
+        response = await world.client.post("/generate", data={"text": "a b", "request_id": "x"})
+
+    assert text_of(lines(response)) == "a b"
+
+
+@pytest.mark.parametrize("request_id", ["a.b", "a b", "*", "x" * 65, "ü"])
+async def test_an_id_that_is_no_token_is_refused(request_id: str) -> None:
+    async with deployment() as world:
+        response = await world.client.post("/generate", json={"text": "a", "request_id": request_id})
+
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_request_id"

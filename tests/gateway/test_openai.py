@@ -1,0 +1,317 @@
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types import Completion, CompletionUsage, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam
+
+from shared.events import Failure, RequestSubmitted
+from tests.gateway.world import CHAT, Performance, World, deployment, listening
+
+HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What does len do?"}]
+
+
+def openai_client(url: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30)
+
+
+def events(response: httpx.Response) -> list[dict[str, Any] | str]:
+    """The server-sent events' data."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    found: list[dict[str, Any] | str] = []
+    for block in response.text.split("\n\n"):
+        for line in block.splitlines():
+            if line.startswith("data: "):
+                data = line.removeprefix("data: ")
+                found.append(data if data == "[DONE]" else json.loads(data))
+    return found
+
+
+async def submitted(world: World) -> RequestSubmitted:
+    event = world.events("request")[-1]
+    assert isinstance(event, RequestSubmitted)
+    return event
+
+
+class TestThroughOpenAIsOwnClient:
+    async def test_a_chat_as_one_document(self) -> None:
+        async with deployment() as world, listening(world) as url, openai_client(url) as client:
+            answer = await client.chat.completions.create(model="demo", messages=HELLO)
+
+        ChatCompletion.model_validate(answer.model_dump(), strict=True)
+        assert answer.choices[0].message.content == "What does len do?"
+        assert answer.choices[0].finish_reason == "stop"
+        assert answer.usage == CompletionUsage(prompt_tokens=7, completion_tokens=4, total_tokens=11)
+        assert answer.object == "chat.completion"
+
+    async def test_a_chat_as_a_stream(self) -> None:
+        async with deployment() as world, listening(world) as url, openai_client(url) as client:
+            stream = await client.chat.completions.create(
+                model="demo", messages=HELLO, stream=True, stream_options={"include_usage": True}
+            )
+            chunks = [chunk async for chunk in stream]
+
+        for chunk in chunks:
+            ChatCompletionChunk.model_validate(chunk.model_dump(), strict=True)
+        assert chunks[0].choices[0].delta.role == "assistant"
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert text == "What does len do?"
+        assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * 5 + ["stop"]
+        assert chunks[-1].choices == []
+        assert chunks[-1].usage.completion_tokens == 4
+        assert [chunk.usage for chunk in chunks[:-1]] == [None] * 6
+        assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+
+    async def test_a_completion_both_ways(self) -> None:
+        async with deployment() as world, listening(world) as url, openai_client(url) as client:
+            whole = await client.completions.create(model="demo", prompt="once upon a time")
+            stream = await client.completions.create(model="demo", prompt="once upon a time", stream=True)
+            chunks = [chunk async for chunk in stream]
+
+        for completion in (whole, chunks[-1]):
+            Completion.model_validate(completion.model_dump(), strict=True)
+        assert whole.choices[0].text == "once upon a time"
+        assert "".join(chunk.choices[0].text for chunk in chunks) == "once upon a time"
+        assert chunks[-1].choices[0].finish_reason == "stop"
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == 4
+
+    async def test_the_models(self) -> None:
+        async with deployment() as world, listening(world) as url, openai_client(url) as client:
+            listed = [model async for model in client.models.list()]
+            one = await client.models.retrieve("demo")
+
+        assert [model.id for model in listed] == ["demo"]
+        Model.model_validate(one.model_dump(), strict=True)
+
+    async def test_errors_are_openais_own(self) -> None:
+        async def full(performance: Performance) -> None:
+            performance.reject(Failure(code="overloaded", message="full", status=429))
+
+        async with deployment(full) as world, listening(world) as url, openai_client(url) as client:
+            with pytest.raises(openai.NotFoundError, match="does not exist") as unknown:
+                await client.chat.completions.create(model="gpt-4", messages=HELLO)
+            with pytest.raises(openai.RateLimitError):
+                await client.chat.completions.create(model="demo", messages=HELLO)
+            with pytest.raises(openai.BadRequestError) as wrong:
+                await client.chat.completions.create(model="demo", messages=HELLO, temperature=-1)
+
+        assert unknown.value.code == "model_not_found"
+        assert wrong.value.param == "temperature"
+
+    async def test_a_stream_that_breaks_raises(self) -> None:
+        async def breaks(performance: Performance) -> None:
+            performance.say("begun")
+            performance.fail(Failure(code="worker_failed", message="out of memory", status=500))
+
+        async with deployment(breaks) as world, listening(world) as url, openai_client(url) as client:
+            stream = await client.chat.completions.create(model="demo", messages=HELLO, stream=True)
+            with pytest.raises(openai.APIError, match="out of memory"):
+                async for _ in stream:
+                    pass
+
+
+def _parts(*parts: object) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}]}
+
+
+async def test_the_role_comes_first_and_done_last() -> None:
+    async with deployment() as world:
+        response = await world.client.post("/v1/chat/completions", json=CHAT | {"stream": True})
+
+    found = events(response)
+    assert found[-1] == "[DONE]"
+    assert isinstance(found[0], dict)
+    assert found[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert all("usage" not in event for event in found if isinstance(event, dict))
+
+
+async def test_the_ids_of_events_are_chunk_indices() -> None:
+    async def held_back(performance: Performance) -> None:
+        performance.say("a")
+        performance.say("")  # tokens without text: nothing to show
+        performance.say("b")
+        performance.finish()
+
+    async with deployment(held_back) as world:
+        response = await world.client.post("/v1/chat/completions", json=CHAT | {"stream": True})
+
+    assert [line for line in response.text.splitlines() if line.startswith("id:")] == ["id: 0", "id: 2"]
+
+
+async def test_an_answer_without_text_is_still_an_answer() -> None:
+    async def nothing(performance: Performance) -> None:
+        performance.finish("length")
+
+    async with deployment(nothing) as world:
+        stream = await world.client.post("/v1/chat/completions", json=CHAT | {"stream": True})
+        whole = await world.client.post("/v1/chat/completions", json=CHAT)
+
+    found = [event for event in events(stream) if isinstance(event, dict)]
+    assert found[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert found[-1]["choices"][0]["finish_reason"] == "length"
+    assert whole.json()["choices"][0]["message"]["content"] == ""
+
+
+async def test_a_broken_stream_ends_without_done() -> None:
+    async def breaks(performance: Performance) -> None:
+        performance.say("begun")
+        performance.fail(Failure(code="worker_failed", message="out of memory", status=500))
+
+    async with deployment(breaks) as world:
+        response = await world.client.post(
+            "/v1/completions", json={"model": "demo", "prompt": "x", "stream": True}
+        )
+
+    last = events(response)[-1]
+    assert isinstance(last, dict)
+    assert last["error"]["code"] == "worker_failed"
+
+
+async def test_parameters_reach_the_event() -> None:
+    async with deployment() as world:
+        body = CHAT | {
+            "max_tokens": 5, "max_completion_tokens": 6, "temperature": 0.5, "top_p": 0.25, "top_k": 4,
+            "seed": 3, "stop": ["a", "b"], "ignore_eos": True, "user": "me", "metadata": {"a": "b"}, "n": 1,
+            "tools": None, "frequency_penalty": 0, "response_format": {"type": "text"}, "new": [1],
+        }  # fmt: skip
+        response = await world.client.post("/v1/chat/completions", json=body)
+        params = (await submitted(world)).params
+
+    assert response.status_code == 200
+    assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (6, 0.5, 0.25, 4)
+    assert (params.seed, params.stop, params.ignore_eos) == (3, ["a", "b"], True)
+
+
+async def test_a_chat_goes_on_the_log_as_it_was_written() -> None:
+    messages = [
+        {"role": "system", "content": "Be brief.", "name": "s"},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": "Again"},
+    ]
+    async with deployment() as world:
+        await world.client.post("/v1/chat/completions", json={"model": "demo", "messages": messages})
+        inputs = (await submitted(world)).inputs
+
+    assert inputs.messages == messages
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "token_ids"),
+    [
+        ("raw", "raw", None),
+        (["raw"], "raw", None),
+        ([1, 2], None, [1, 2]),
+        ([[1, 2]], None, [1, 2]),
+        ("", "", None),
+    ],
+)
+async def test_a_prompt_is_raw_text_or_token_ids(
+    prompt: object, text: str | None, token_ids: list[int] | None
+) -> None:
+    async with deployment() as world:
+        response = await world.client.post("/v1/completions", json={"model": "demo", "prompt": prompt})
+        inputs = (await submitted(world)).inputs
+
+    assert response.status_code == 200
+    assert (inputs.text, inputs.token_ids, inputs.chat) == (text, token_ids, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "code"),
+    [
+        ({"n": 2}, "n", "not_supported"),
+        ({"tools": [{"type": "function"}]}, "tools", "not_supported"),
+        ({"logprobs": True}, "logprobs", "not_supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "not_supported"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "not_supported"),
+        ({"temperature": "hot"}, "temperature", "invalid_value"),
+        ({"temperature": 1e9}, "temperature", "invalid_value"),
+        ({"top_p": 0}, "top_p", "invalid_value"),
+        ({"top_k": 1.5}, "top_k", "invalid_value"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": True}, "max_tokens", "invalid_value"),
+        ({"seed": 2**64}, "seed", "invalid_value"),
+        ({"stop": 5}, "stop", "invalid_value"),
+        ({"stop": [1]}, "stop[0]", "invalid_value"),
+        ({"stop": ["x"] * 17}, "stop", "invalid_value"),
+        ({"stream": "yes"}, "stream", "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"model": None}, "model", "invalid_value"),
+        ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": "hi"}, "messages", "invalid_value"),
+        ({"messages": ["hi"]}, "messages[0]", "invalid_value"),
+        ({"messages": [{"content": "hi"}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value"),
+        (_parts({"type": "image_url"}), "messages[0].content[0]", "unsupported_modality"),
+        (_parts({"type": "text"}), "messages[0].content[0].text", "invalid_value"),
+        (_parts("text"), "messages[0].content[0]", "invalid_value"),
+        ({"request_id": "a.b"}, None, "invalid_request_id"),
+    ],
+)  # fmt: skip
+async def test_a_wrong_chat_is_refused_by_name(change: dict[str, Any], param: str | None, code: str) -> None:
+    async with deployment() as world:
+        response = await world.client.post("/v1/chat/completions", json=CHAT | change)
+        submissions = world.events("request")
+
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == (param, code)
+    assert submissions == []
+
+
+@pytest.mark.parametrize("missing", ["model", "messages"])
+async def test_a_missing_parameter_is_refused_by_name(missing: str) -> None:
+    async with deployment() as world:
+        body = {name: value for name, value in CHAT.items() if name != missing}
+        response = await world.client.post("/v1/chat/completions", json=body)
+
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == missing
+    assert response.json()["error"]["code"] == "missing_required_parameter"
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "code"),
+    [
+        ({"prompt": ["a", "b"]}, "prompt", "not_supported"),
+        ({"prompt": [[1], [2]]}, "prompt", "not_supported"),
+        ({"prompt": []}, "prompt", "invalid_value"),
+        ({"prompt": 5}, "prompt", "invalid_value"),
+        ({"prompt": [-1]}, "prompt", "invalid_value"),
+        ({"prompt": [2**40]}, "prompt", "invalid_value"),
+        ({"prompt": [1, "x"]}, "prompt", "invalid_value"),
+        ({"echo": True}, "echo", "not_supported"),
+        ({"suffix": "x"}, "suffix", "not_supported"),
+        ({"best_of": 3}, "best_of", "not_supported"),
+        ({"logprobs": 1}, "logprobs", "not_supported"),
+    ],
+)
+async def test_a_wrong_completion_is_refused_by_name(change: dict[str, Any], param: str, code: str) -> None:
+    async with deployment() as world:
+        response = await world.client.post("/v1/completions", json={"model": "demo", "prompt": "x"} | change)
+
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == (param, code)
+
+
+async def test_the_answers_id_is_the_requests() -> None:
+    async with deployment() as world:
+        response = await world.client.post("/v1/chat/completions", json=CHAT)
+        event = await submitted(world)
+        chosen = await world.client.post("/v1/chat/completions", json=CHAT | {"request_id": "mine"})
+
+    assert response.json()["id"] == event.request_id == response.headers["x-request-id"]
+    assert response.json()["id"].startswith("chatcmpl-")
+    assert chosen.json()["id"] == "mine"
+
+
+async def test_the_schema_of_the_routes_is_published() -> None:
+    async with deployment() as world:
+        paths = (await world.client.get("/openapi.json")).json()["paths"]
+
+    assert {"/generate", "/v1/chat/completions", "/v1/completions", "/health/ready"} <= set(paths)
