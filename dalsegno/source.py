@@ -57,26 +57,21 @@ async def open_log(source: Source) -> AsyncGenerator[tuple[Log, Subjects], None]
     from shared.log import jetstream
 
     if source.nats is not None:
-        url, token, subjects = address.nats_url(source.nats), environment.read().nats_token, source.prefix
-        log = await jetstream.connect(url, token=token, subjects=Subjects(subjects), name="reader")
-        try:
-            yield log, Subjects(subjects)
-        finally:
-            await log.close()
-        return
-    data_dir = _data_dir(source.data_dir)
-    if (running := data_dir.running()) is not None:
-        subjects = Subjects(running.prefix)
-        log = await jetstream.connect(
-            running.nats_url, token=running.nats_token, subjects=subjects, name="reader"
-        )
-        try:
-            yield log, subjects
-        finally:
-            await log.close()
-        return
-    async with _at_rest(data_dir, Subjects(source.prefix)) as log:
-        yield log, Subjects(source.prefix)
+        url, token = address.nats_url(source.nats), environment.read().nats_token
+        subjects = Subjects(source.prefix)
+    else:
+        data_dir = _data_dir(source.data_dir)
+        running = data_dir.running()
+        if running is None:
+            async with _at_rest(data_dir, Subjects(source.prefix)) as log:
+                yield log, Subjects(source.prefix)
+            return
+        url, token, subjects = running.nats_url, running.nats_token, Subjects(running.prefix)
+    reader = await jetstream.connect(url, token=token, subjects=subjects, name="reader")
+    try:
+        yield reader, subjects
+    finally:
+        await reader.close()
 
 
 @asynccontextmanager

@@ -69,12 +69,14 @@ class Folded:
 
     Attributes:
         decisions: to be put into the log, in order.
+        void: the record is of a deposed conductor.
         confirmed: the record is a decision, and the same as decided here.
         divergence: the record is a decision, and not the one decided here.
         note: something an operator may want to know; None mostly.
     """
 
     decisions: tuple[Decision, ...] = ()
+    void: bool = False
     confirmed: bool = False
     divergence: Divergence | None = None
     note: str | None = None
@@ -107,7 +109,7 @@ class Cluster:
     refusals: dict[str, RequestRejected] = field(default_factory=dict)
     waiting: dict[str, Request] = field(default_factory=dict)
     _fresh: dict[str, Request] = field(default_factory=dict)
-    _lives: dict[int, str] = field(default_factory=dict)
+    _lives: set[str] = field(default_factory=set)
     _reactor: Reactor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -128,7 +130,7 @@ class Cluster:
         except MalformedEventError as error:
             return self._malformed(address, record, str(error))
         if not self.fence.admits(event):
-            return Folded(note=f"record {record.seq} is of the closed epoch {event.epoch}: void")
+            return Folded(void=True, note=f"record {record.seq} is of the closed epoch {event.epoch}: void")
         return self._apply(address, record, event)
 
     def schedule(self, deployment: Deployment) -> list[Decision]:
@@ -218,9 +220,9 @@ class Cluster:
         return Folded(decisions=folded.decisions, confirmed=confirmed)
 
     def _joined(self, event: WorkerJoined, record: StoredRecord) -> Folded:
-        if self._lives.get(event.rank) == event.id:
-            return Folded()  # a second copy of the same life's beginning
-        self._lives[event.rank] = event.id
+        if event.id in self._lives:
+            return Folded()  # a second copy of a life's beginning, perhaps of one that is over
+        self._lives.add(event.id)
         state = RankState(incarnation=record.seq, kv_tokens=event.kv_tokens, max_seq_len=event.max_seq_len)
         self.world = World(ranks=self.world.ranks | {event.rank: state})
         decisions: list[Decision] = []

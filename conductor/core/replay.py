@@ -111,7 +111,7 @@ class Replayer:
             self._unreadable(request_id, record, error)
             return
         verdict = self._verdict(request_id, event)
-        if verdict is None or not verdict.matches:
+        if verdict is None or not verdict.matches or folded.void:
             return
         verdict.events += 1
         verdict.mismatch = self._check(record, event, before, folded, verdict)

@@ -8,6 +8,7 @@ name is the family, its value the package that holds `graph`, `processing` and `
 import hashlib
 import json
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -42,6 +43,7 @@ def face(family: str, name: str) -> ModuleType:
     return import_module(f"{known[family]}.{name}")
 
 
+@cache
 def graph(family: str) -> ModelGraph:
     """A family's graph: its module's `GRAPH`."""
     found = face(family, "graph").GRAPH
@@ -49,6 +51,7 @@ def graph(family: str) -> ModelGraph:
     return found
 
 
+@cache
 def plan_digest(family: str) -> str:
     """The digest of the source of a family's `graph.py`: it changes when the plan does. Hex."""
     source = Path(str(face(family, "graph").__file__)).read_bytes()
