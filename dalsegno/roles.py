@@ -15,18 +15,21 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from dalsegno import environment, lifeline, logs
 from dalsegno.supervisor import EX_CONFIG
-from shared.config import ConfigError, resolve
+from shared.config import ConfigError, DeploymentConfig, resolve
 from shared.errors import BugError, ClientError, DalSegnoError
 
 EX_UNAVAILABLE: Final = 1
 EX_SOFTWARE: Final = 70
 EX_TOLD_TWICE: Final = 130
+
+Role: TypeAlias = Coroutine[Any, Any, None]
+"""What a plane's composition root returns: it runs until it is cancelled."""
 
 log = logging.getLogger(__name__)
 
@@ -46,69 +49,49 @@ class RoleOptions:
 
 
 def gateway(options: RoleOptions, model: str, host: str, port: int) -> int:
-    """Run a gateway until told to stop."""
-    _begin("gateway", options)
-    try:
-        config = resolve(model)
-        if options.parent is None:
-            asyncio.run(_reach(options))
+    """Run a gateway until told to stop; return the exit status."""
+
+    def compose(config: DeploymentConfig) -> Role:
+        _reach(options)
         from gateway import app
 
-        return run(app.run(app.GatewayOptions(**_common(options), config=config, host=host, port=port)))
-    except DalSegnoError as error:
-        return _refuse(error)
+        return app.run(app.GatewayOptions(**_common(options), config=config, host=host, port=port))
+
+    return _enter("gateway", options, model, compose)
 
 
 def conductor(options: RoleOptions, model: str) -> int:
-    """Run a conductor until told to stop."""
-    _begin("conductor", options)
-    try:
-        config = resolve(model)
-        if options.parent is None:
-            asyncio.run(_reach(options))
+    """Run a conductor until told to stop; return the exit status."""
+
+    def compose(config: DeploymentConfig) -> Role:
+        _reach(options)
         from conductor import process
 
-        return run(process.run(process.ConductorOptions(**_common(options), config=config)))
-    except DalSegnoError as error:
-        return _refuse(error)
+        return process.run(process.ConductorOptions(**_common(options), config=config))
+
+    return _enter("conductor", options, model, compose)
 
 
 def worker(options: RoleOptions, model: str, rank: int) -> int:
-    """Run the worker of one rank until told to stop."""
-    _begin(f"worker-{rank}", options)
-    try:
-        config = resolve(model)  # before torch: a mistake is told within a tenth of a second
+    """Run the worker of one rank until told to stop; return the exit status."""
+
+    def compose(config: DeploymentConfig) -> Role:
         if rank not in config.ranks:
             raise ConfigError(f"rank {rank} is none of {config.name}'s: expected one of {config.ranks}")
-        if options.parent is None:
-            asyncio.run(_reach(options))
+        _reach(options)
         from workers import process
 
-        return run(process.run(process.WorkerOptions(**_common(options), config=config, rank=rank)))
-    except DalSegnoError as error:
-        return _refuse(error)
+        return process.run(process.WorkerOptions(**_common(options), config=config, rank=rank))
+
+    return _enter(f"worker-{rank}", options, model, compose)
 
 
-def _begin(name: str, options: RoleOptions) -> None:
+def _enter(name: str, options: RoleOptions, model: str, compose: Callable[[DeploymentConfig], Role]) -> int:
     if options.parent is not None:
         lifeline.die_with(options.parent)
     logs.set_up(options.log_level, role=None if options.parent is not None else name)
 
-
-async def _reach(options: RoleOptions) -> None:
-    """Raise what is wrong with the log's address, token or stream.
-
-    Later a role waits for a log that is away; at its own start that is most often a mistake, and told at
-    once. Not under the launcher, which makes the stream while the roles start.
-    """
-    from shared.log import jetstream
-    from shared.subjects import Subjects
-
-    token = environment.read().nats_token
-    log = await jetstream.connect(
-        options.nats, token=token, subjects=Subjects(options.prefix), name="dalsegno", timeout_s=0.0
-    )
-    await log.close()
+    return run(lambda: compose(resolve(model)))
 
 
 def _common(options: RoleOptions) -> dict[str, Any]:
@@ -119,11 +102,33 @@ def _common(options: RoleOptions) -> dict[str, Any]:
     }
 
 
-def run(role: Coroutine[Any, Any, None]) -> int:
-    """Run a role's coroutine to its end; return the exit status."""
-    import uvloop
+def _reach(options: RoleOptions) -> None:
+    """Raise what is wrong with the log's address, token or stream.
 
+    Later a role waits for a log that is away; at its own start that is most often a mistake, and told at
+    once. Not under the launcher, which makes the stream while the roles start.
+    """
+    if options.parent is not None:
+        return
+    from shared.log import jetstream
+    from shared.subjects import Subjects
+
+    async def come_and_go() -> None:
+        token = environment.read().nats_token
+        log = await jetstream.connect(
+            options.nats, token=token, subjects=Subjects(options.prefix), name="dalsegno"
+        )
+        await log.close()
+
+    asyncio.run(come_and_go())
+
+
+def run(compose: Callable[[], Role]) -> int:
+    """Make a role and run it to its end; return the exit status."""
     try:
+        role = compose()
+        import uvloop
+
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(until_told(role))
     except Exception as error:  # noqa: BLE001 - the outermost loop of a process: say it and end
@@ -131,7 +136,7 @@ def run(role: Coroutine[Any, Any, None]) -> int:
     return 0
 
 
-async def until_told(role: Coroutine[Any, Any, None]) -> None:
+async def until_told(role: Role) -> None:
     """Run `role` until it ends, or until SIGTERM or SIGINT cancels it."""
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as group:

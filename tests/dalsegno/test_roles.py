@@ -23,7 +23,7 @@ async def role():
             await asyncio.Event().wait()
         print("drained", flush=True)
 
-sys.exit(roles.run(role()))
+sys.exit(roles.run(role))
 """
 
 
@@ -73,7 +73,7 @@ async def failing(error: Exception) -> None:
 def test_an_error_of_ours_is_one_line_and_a_status(
     error: Exception, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert roles.run(failing(error)) == status
+    assert roles.run(lambda: failing(error)) == status
     written = capsys.readouterr()
     assert written.err in {"no such model\n", "no such log\n"}
     assert written.out == ""
@@ -88,5 +88,5 @@ def test_an_error_of_ours_is_one_line_and_a_status(
     ],
 )
 def test_a_bug_is_a_traceback(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    assert roles.run(failing(error)) == roles.EX_SOFTWARE
+    assert roles.run(lambda: failing(error)) == roles.EX_SOFTWARE
     assert type(error).__name__ in caplog.text
