@@ -9,3 +9,10 @@ async def delete_stream(server: NatsServer, stream: str) -> None:
     client = await nats.connect(server.url, token=server.token)
     await client.jetstream().delete_stream(stream)
     await client.close()
+
+
+async def consumers_of(server: NatsServer, stream: str) -> int:
+    client = await nats.connect(server.url, token=server.token)
+    info = await client.jetstream().stream_info(stream)
+    await client.close()
+    return int(info.state.consumer_count)
