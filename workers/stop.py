@@ -41,10 +41,10 @@ class StopMatcher:
             return text
         self._held += text
         for character in text:
-            self._read(character, self._table)
-            if self.matched:
-                assert self._candidate is not None
-                return self._release(self._candidate)
+            begin = self._read(character, self._table)
+            if begin is not None:
+                self.matched = True
+                return self._release(begin)
         return self._release(self._position - self._table.depth[self._state])
 
     def flush(self) -> str:
@@ -54,15 +54,17 @@ class StopMatcher:
         self.matched = self._candidate is not None
         return self._release(self._position if self._candidate is None else self._candidate)
 
-    def _read(self, character: str, table: "_Automaton") -> None:
+    def _read(self, character: str, table: "_Automaton") -> int | None:
+        """Read one character; where the earliest match begins, once that is sure."""
         self._state = state = table.next(self._state, character)
         self._position += 1
         if length := table.longest[state]:
             begin = self._position - length
             self._candidate = begin if self._candidate is None else min(self._candidate, begin)
         # Something that began earlier may still become a stop string; until then nothing is decided.
-        if self._candidate is not None:
-            self.matched = self._position - table.depth[state] >= self._candidate
+        if self._candidate is not None and self._position - table.depth[state] >= self._candidate:
+            return self._candidate
+        return None
 
     def _release(self, end: int) -> str:
         size = end - self._held_at

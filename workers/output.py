@@ -1,0 +1,200 @@
+"""One request's output: tokens and text in, chunks out.
+
+    token ids ──> Answer (decoder, stop strings) ──> Chunker (offsets, ids, totals) ──> the log
+                                                        ▲
+                                        when: at once for the first text, then every 20 ms
+
+`Chunker` is pure and is handed the time; `OutputStream` is the thin shell: it arms a timer on the event
+loop, posts, and waits for acks. A chunk counts only when the log has taken it over: while the log's
+backlog is full, what comes stays with the chunker and goes out later in larger pieces.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from shared.errors import CapacityError, DalSegnoError
+from shared.events import OutputChunk, OutputTotals
+from shared.transcript import Transcript
+
+COALESCE_S: Final = 0.02
+MAX_CHUNK_TOKENS: Final = 1024
+"""Far below the log's largest payload, also when a long backlog is cut."""
+RETRY_S: Final = 0.25
+
+
+@dataclass(slots=True)
+class OutputState:
+    """Where an output stands: the chunks that count, and how much text and how many tokens they hold."""
+
+    transcript: Transcript = field(default_factory=Transcript)
+    text_offset: int = 0
+    token_offset: int = 0
+
+    def fold(self, chunk: OutputChunk) -> None:
+        """Take a chunk that counts."""
+        self.text_offset += len(chunk.text)
+        self.token_offset += len(chunk.token_ids)
+
+
+class Chunker:
+    """Cuts an output into chunks. Pure: `peek` says what the next chunk is, `take` makes it so."""
+
+    def __init__(self, state: OutputState, *, request_id: str, attempt: int) -> None:
+        self._state = state
+        self._request_id = request_id
+        self._attempt = attempt
+        self._tokens: list[int] = []
+        self._texts: list[str] = []
+        self._begun_s: float | None = None  # when the first token came
+        self._cut_s: float | None = None  # when a chunk was cut last
+        self._has_shown_text = False
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._tokens)
+
+    @property
+    def totals(self) -> OutputTotals:
+        return self._state.transcript.totals
+
+    def add(self, token_id: int, text: str, now_s: float) -> None:
+        """A token, and the text that became sure by it."""
+        self._tokens.append(token_id)
+        self._texts.append(text)
+        if self._begun_s is None:
+            self._begun_s = now_s
+
+    def due_s(self) -> float | None:
+        """When the next chunk is due; None while nothing waits. The first text is due at once."""
+        if not self._tokens:
+            return None
+        if not self._has_shown_text and any(self._texts):
+            return 0.0
+        since = self._cut_s if self._cut_s is not None else self._begun_s
+        assert since is not None
+        return since + COALESCE_S
+
+    def peek(self) -> OutputChunk:
+        """The chunk of what waits."""
+        return self._chunk(
+            text="".join(self._texts[:MAX_CHUNK_TOKENS]), token_ids=self._tokens[:MAX_CHUNK_TOKENS]
+        )
+
+    def peek_content(self, content: Mapping[str, Any]) -> OutputChunk:
+        """A chunk of its own: fields of `OutputChunk`, no tokens."""
+        return self._chunk(**content)
+
+    def take(self, chunk: OutputChunk, now_s: float) -> None:
+        """The log has taken the chunk over: it counts."""
+        [valid] = self._state.transcript.fold(chunk)
+        self._state.fold(valid)
+        del self._tokens[: len(chunk.token_ids)], self._texts[: len(chunk.token_ids)]
+        self._cut_s = now_s
+        self._has_shown_text = self._has_shown_text or bool(chunk.text)
+
+    def _chunk(self, **content: Any) -> OutputChunk:
+        index = self._state.transcript.next_index
+        return OutputChunk(
+            id=f"{self._request_id}.out.{self._attempt}.{index}",
+            request_id=self._request_id,
+            attempt=self._attempt,
+            index=index,
+            text_offset=self._state.text_offset,
+            token_offset=self._state.token_offset,
+            **content,
+        )
+
+
+class OutputStream:
+    """A chunker on the event loop.
+
+    Args:
+        post: puts a chunk into the log's outbox, and calls back once it is stored; a `CapacityError`
+            means not now.
+    """
+
+    def __init__(self, chunker: Chunker, post: Callable[[OutputChunk, Callable[[int], None]], None]) -> None:
+        self._chunker = chunker
+        self._post = post
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._unacked = 0
+        self._settled: asyncio.Future[None] | None = None
+        self._failure: DalSegnoError | None = None
+        self._closed = False
+
+    @property
+    def totals(self) -> OutputTotals:
+        return self._chunker.totals
+
+    def add(self, token_id: int, text: str, *, last: bool = False) -> None:
+        """A token and its text; everything goes out with the last one."""
+        self._chunker.add(token_id, text, self._loop.time())
+        self._cut(everything=last)
+
+    def add_content(self, content: Mapping[str, Any]) -> None:
+        """A chunk of its own, at once: fields of `OutputChunk`, no tokens.
+
+        Raises:
+            PayloadTooLargeError: more than an event can hold.
+            CapacityError: the log's backlog is full.
+        """
+        self._put(self._chunker.peek_content(content))
+
+    async def stored(self) -> OutputTotals:
+        """Wait until every chunk is stored; what the output then amounts to.
+
+        Raises:
+            DalSegnoError: a chunk could not be posted, ever.
+        """
+        self._cut(everything=True)
+        while self._unacked or self._chunker.pending:
+            if self._failure is not None:
+                raise self._failure
+            self._settled = self._loop.create_future()
+            await self._settled
+        return self._chunker.totals
+
+    def close(self) -> None:
+        """Put nothing out any more."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _cut(self, *, everything: bool = False) -> None:
+        while not self._closed and self._failure is None and (due_s := self._chunker.due_s()) is not None:
+            if not everything and due_s > self._loop.time():
+                self._arm(due_s)
+                return
+            try:
+                self._put(self._chunker.peek())
+            except CapacityError:
+                self._arm(self._loop.time() + RETRY_S, everything=everything)
+                return
+            except DalSegnoError as error:
+                self._failure = error
+                self._settle()
+                return
+
+    def _put(self, chunk: OutputChunk) -> None:
+        self._post(chunk, self._acked)
+        self._unacked += 1
+        self._chunker.take(chunk, self._loop.time())
+
+    def _arm(self, at_s: float, *, everything: bool = False) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_at(at_s, self._on_timer, everything)
+
+    def _on_timer(self, everything: bool) -> None:
+        self._timer = None
+        self._cut(everything=everything)
+
+    def _acked(self, _seq: int) -> None:
+        self._unacked -= 1
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._settled is not None and not self._settled.done():
+            self._settled.set_result(None)

@@ -1,0 +1,410 @@
+"""A worker's process: it loads what its rank hosts, joins, and runs the orders it reads.
+
+    log ──records──> Inbox ──actions──> Executor ──> engine's thread, CPU threads
+                                            └──events──> EventWriter ──> log
+
+Thin: the decisions are in `workers.inbox`, the work in `workers.executor`. While the log is away, what
+runs goes on and its events wait in the log's outbox. Cancelled, it takes no more orders, finishes what
+runs within a deadline, and leaves; what is unfinished then, the rank's next life does again.
+
+One process may live several lives: one the conductor has given up (`worker.lost`) ends, and the next
+begins at once with the model that is loaded. One that a newer process has superseded ends for good.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import platform
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+from shared.config import DeploymentConfig
+from shared.errors import ClientError
+from shared.events import EpochOpened, MalformedEventError, WorkerJoined, WorkerLeaving, decode
+from shared.ids import Rank
+from shared.log import jetstream
+from shared.log.port import Log
+from shared.models import registry
+from shared.models.base import EngineKind, ModelGraph, Processing
+from shared.subjects import Subjects
+from workers import settings
+from workers.chain import Hosted
+from workers.executor import Executor
+from workers.inbox import Inbox, Joined, Lost, Start, Stop, Superseded, Unreadable
+from workers.rows import EnginePort, Rows
+from workers.writer import EventWriter
+
+if TYPE_CHECKING:
+    from workers.engine.kv_engine import KVEngine
+    from workers.engine.thread import EngineThread
+
+_log: Final = logging.getLogger(__name__)
+
+BEAT_S: Final = 0.5
+DRAIN_S: Final = 5.0
+"""What runs may finish for so long; the launcher kills after twice that."""
+LAST_WORDS_S: Final = 2.0
+CPU_THREADS: Final = 4
+
+
+class SupersededError(ClientError):
+    """Another process has taken this rank."""
+
+    code = "superseded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """Where the log is, what is served, and which rank of it this is."""
+
+    config: DeploymentConfig
+    rank: int
+    nats_url: str
+    nats_token: str | None = None
+    prefix: str = "ds"
+
+
+async def run(options: WorkerOptions) -> None:
+    """Load, join and work until cancelled; then finish what runs, and leave.
+
+    Raises:
+        ConfigError, CheckpointError: what is to be served cannot be.
+        LogUnavailableError: the log cannot be reached.
+        SupersededError: another process has taken this rank.
+    """
+    engine_settings = settings.parse(options.config.model_kwargs)
+    subjects = Subjects(options.prefix)
+    log = await jetstream.connect(
+        options.nats_url,
+        token=options.nats_token,
+        subjects=subjects,
+        name=f"worker {options.rank}",
+        on_change=_say_connection,
+    )
+    try:
+        model = LocalModel(options.config, engine_settings, options.rank)
+        await Worker(log, subjects, options.config, Rank(options.rank), model).run()
+    finally:
+        await log.close()
+
+
+class EngineCounters(Protocol):
+    """What a beat tells of the engine."""
+
+    @property
+    def forwards(self) -> int: ...
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def kv_used(self) -> int: ...
+    @property
+    def kv_total(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A model that can serve."""
+
+    graph: ModelGraph
+    processing: Processing
+    engine: EnginePort | None
+    kv_tokens: int = 0
+    device: str = "cpu"
+
+
+class Model(Protocol):
+    """What a worker hosts (`LocalModel`)."""
+
+    @property
+    def progress(self) -> float:
+        """How much of it is loaded, from 0 to 1."""
+        ...
+
+    def counters(self) -> EngineCounters | None: ...
+
+    async def load(self, rows: Rows) -> Loaded:
+        """Load it; tokens go to `rows`."""
+        ...
+
+    async def wait(self) -> None:
+        """Wait until the engine has died, and raise what of."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Worker:
+    """One process; `model` is what it hosts, `log` the only thing it talks to."""
+
+    def __init__(
+        self, log: Log, subjects: Subjects, config: DeploymentConfig, rank: Rank, model: Model
+    ) -> None:
+        self._log = log
+        self._subjects = subjects
+        self._config = config
+        self._rank = rank
+        self._model = model
+        self._state = "loading"
+        self._incarnation: int | None = None
+
+    async def run(self) -> None:
+        """Work until cancelled, then leave in order."""
+        stopping = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            beats = tasks.create_task(self._beat(), name="beats")
+            work = tasks.create_task(self._work(stopping), name="work")
+            try:
+                await asyncio.wait([work])
+            except asyncio.CancelledError:
+                if not work.done():
+                    stopping.set()
+                    await asyncio.wait([work])
+                raise
+            finally:
+                beats.cancel()
+
+    # ---- from loading to leaving -------------------------------------------------------------------
+    async def _work(self, stopping: asyncio.Event) -> None:
+        rows = Rows()
+        async with asyncio.TaskGroup() as tasks:
+            stop = tasks.create_task(stopping.wait(), name="stopping")
+            loading = tasks.create_task(self._model.load(rows), name="load")
+            await asyncio.wait([stop, loading], return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done():
+                loading.cancel()
+                return
+            stop.cancel()
+        loaded = loading.result()
+        rows.engine = loaded.engine
+        pool = ThreadPoolExecutor(CPU_THREADS, thread_name_prefix="cpu-node")
+        hosted = Hosted(graph=loaded.graph, processing=loaded.processing, rows=rows, pool=pool)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                engine = tasks.create_task(self._model.wait(), name="engine")
+                while not stopping.is_set():
+                    await self._live(hosted, loaded, stopping)
+                engine.cancel()
+        finally:
+            await self._model.close()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    # ---- one life ----------------------------------------------------------------------------------
+    async def _live(self, hosted: Hosted, loaded: Loaded, stopping: asyncio.Event) -> None:
+        """Join, work until told to stop or given up, leave."""
+        self._state, self._incarnation = "loading", None
+        start_seq = (await self._log.state()).last_seq + 1
+        writer = EventWriter(self._log, self._rank)
+        joined = WorkerJoined(
+            id=f"{writer.name}.joined.{secrets.token_hex(8)}",
+            rank=self._rank,
+            model=self._config.name,
+            nodes=self._config.nodes_of(self._rank),
+            device=loaded.device,
+            kv_tokens=loaded.kv_tokens,
+            max_seq_len=self._config.max_seq_len,
+            host=platform.node(),
+            pid=os.getpid(),
+        )
+        inbox = Inbox(
+            self._subjects,
+            self._rank,
+            joined.id,
+            earlier_lives=await self._earlier_lives(start_seq - 1),
+            epoch=await self._epoch(),
+        )
+        await writer.post_when_possible(self._subjects.worker(self._rank), joined)
+        async with asyncio.TaskGroup() as tasks:
+            executor = Executor(hosted, log=self._log, subjects=self._subjects, writer=writer, tasks=tasks)
+            reading = tasks.create_task(self._read(inbox, writer, executor, start_seq), name="read")
+            stop = tasks.create_task(stopping.wait(), name="stopping")
+            await asyncio.wait([reading, stop], return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                await self._leave(executor, writer)
+            else:
+                await executor.abandon()
+            reading.cancel()
+            stop.cancel()
+
+    async def _read(self, inbox: Inbox, writer: EventWriter, executor: Executor, start_seq: int) -> None:
+        """Obey the log; return when this life is over."""
+        async with aclosing(self._log.read(self._subjects.for_worker(self._rank), start_seq)) as records:
+            async for record in records:
+                match inbox.fold(record):
+                    case Start() as start if self._state == "ready":
+                        executor.start(start)
+                    case Stop() as stop:
+                        executor.stop(stop)
+                    case Joined(incarnation):
+                        self._incarnation = writer.incarnation = incarnation
+                        if self._state == "loading":
+                            self._state = "ready"
+                        _log.info("rank %d joined as incarnation %d", self._rank, incarnation)
+                    case Superseded(incarnation):
+                        raise SupersededError(
+                            f"rank {self._rank} has joined again as incarnation {incarnation}, in another "
+                            f"process; this one ({self._incarnation}) ends"
+                        )
+                    case Lost(reason):
+                        _log.warning("given up by the conductor (%s): joining again", reason)
+                        return
+                    case Unreadable(note):
+                        _log.warning(note)
+                    case Start() | None:
+                        pass  # nothing new, or too late: the next life is given it again
+
+    async def _leave(self, executor: Executor, writer: EventWriter) -> None:
+        """Finish what runs, say good-bye, and see that it is stored."""
+        self._state = "draining"
+        if executor.running:
+            _log.info("finishing %d steps, for at most %g s", executor.running, DRAIN_S)
+        if not await executor.finish(DRAIN_S):
+            _log.warning("%d steps are left to the rank's next life", executor.running)
+        await executor.abandon()
+        if self._incarnation is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                leaving = WorkerLeaving(id=f"{writer.name}.leaving.{self._incarnation}", rank=self._rank)
+                await writer.post_when_possible(self._subjects.worker(self._rank), leaving)
+                await self._log.drain()
+
+    async def _earlier_lives(self, end_seq: int) -> list[str]:
+        """The ids under which this rank has joined so far."""
+        lives: list[str] = []
+        async with aclosing(self._log.history([self._subjects.worker(self._rank)], 1, end_seq)) as records:
+            async for record in records:
+                with contextlib.suppress(MalformedEventError):
+                    event = decode(record.data)
+                    lives += [event.id] if isinstance(event, WorkerJoined) else []
+        return lives
+
+    async def _epoch(self) -> int:
+        """The highest epoch opened before this life; a later one is read."""
+        last = await self._log.last(self._subjects.epoch)
+        if last is None:
+            return 0
+        with contextlib.suppress(MalformedEventError):
+            event = decode(last.data)
+            return event.epoch or 0 if isinstance(event, EpochOpened) else 0
+        return 0
+
+    # ---- beats -------------------------------------------------------------------------------------
+    async def _beat(self) -> None:
+        subject = self._subjects.beat("worker", str(self._rank))
+        while True:
+            await self._log.beat(subject, msgspec.msgpack.encode(self._vital_signs()))
+            await asyncio.sleep(BEAT_S)
+
+    def _vital_signs(self) -> dict[str, Any]:
+        counters = self._model.counters()
+        signs: dict[str, Any] = {
+            "state": self._state,
+            "progress": self._model.progress,
+            "rank": self._rank,
+            "incarnation": self._incarnation,
+            "model": self._config.name,
+            "pid": os.getpid(),
+        }
+        return signs | {
+            "steps": counters.forwards if counters else 0,
+            "running": counters.running if counters else 0,
+            "waiting": counters.waiting if counters else 0,
+            "kv_used": counters.kv_used if counters else 0,
+            "kv_total": counters.kv_total if counters else 0,
+        }
+
+
+@dataclass(slots=True)
+class LocalModel:
+    """The model of a deployment on this machine: processing in this thread's reach, engine in its own."""
+
+    config: DeploymentConfig
+    settings: settings.EngineSettings
+    rank: int
+    progress: float = 0.0
+    _thread: "EngineThread | None" = field(default=None, init=False)
+    _device: str = field(default="cpu", init=False)
+    _said_tenths: int = field(default=0, init=False)
+
+    def counters(self) -> EngineCounters | None:
+        return self._thread.stats() if self._thread is not None else None
+
+    async def load(self, rows: Rows) -> Loaded:
+        begun_s = time.monotonic()
+        graph = registry.graph(self.config.model)
+        kv_tokens = 0
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(asyncio.to_thread(self._load_processing), name="processing")
+            if EngineKind.KV in (graph.nodes[node] for node in self.config.nodes_of(self.rank)):
+                kv_tokens = await self._start_engine(rows)
+        self.progress = 1.0
+        _log.info("loaded %s in %.1f s", self.config.name, time.monotonic() - begun_s)
+        return Loaded(
+            graph=graph,
+            processing=reading.result(),
+            engine=self._thread,
+            kv_tokens=kv_tokens,
+            device=self._device,
+        )
+
+    async def wait(self) -> None:
+        if self._thread is not None:
+            await self._thread.wait()
+
+    async def close(self) -> None:
+        if self._thread is not None:
+            await self._thread.close()
+
+    def _load_processing(self) -> Processing:
+        face = registry.face(self.config.model, "processing")
+        loaded: Processing = face.load(Path(self.config.checkpoint), max_seq_len=self.config.max_seq_len)
+        return loaded
+
+    async def _start_engine(self, rows: Rows) -> int:
+        """Start the engine's thread; how many tokens its pool holds."""
+        thread_type = await asyncio.to_thread(_import_engine_thread)
+        thread = thread_type(
+            self._make_engine, rows.on_outputs, rows.on_error, on_cancelled=rows.on_cancelled
+        )
+        engine = await thread.start()
+        self._thread = thread
+        return engine.stats().kv_total
+
+    def _make_engine(self) -> "KVEngine":
+        """Called in the engine's thread."""
+        from workers.hosting import make_engine  # noqa: PLC0415 - torch: see `workers.hosting`
+
+        engine = make_engine(self.config, self.settings, self.rank, self._on_progress)
+        self._device = str(engine.node.device)
+        return engine
+
+    def _on_progress(self, done: int, total: int, name: str) -> None:
+        """Called from the loader's threads."""
+        self.progress = done / max(total, 1)
+        tenth = int(self.progress * 10)
+        if tenth > self._said_tenths:
+            self._said_tenths = tenth
+            _log.info("loading %s: %d %% of %.2f GB", self.config.name, tenth * 10, total / 1e9)
+
+
+def _import_engine_thread() -> "type[EngineThread]":
+    from workers.engine.thread import EngineThread  # noqa: PLC0415 - torch: seconds, and not on the loop
+
+    return EngineThread
+
+
+def _say_connection(connected: bool) -> None:
+    if connected:
+        _log.info("the log answers again")
+    else:
+        _log.warning("the log does not answer: what runs goes on, its events wait")

@@ -1,0 +1,136 @@
+"""Rows: the event loop's side of the sequences in the engine.
+
+The engine hands over the tokens of a step; each goes to its row, which folds it into text and chunks,
+beside the engine's next step. A row ends when its answer does, when the engine gives it up, or when it is
+dropped. A stop string ends the answer before the engine knows: the row is then cancelled there, and
+tokens that were under way are of no account.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from shared.errors import BugError, DalSegnoError
+from workers.answer import Answer
+from workers.engine.sequence import SequenceSpec, TokenOutput
+from workers.output import OutputStream
+
+_log: Final = logging.getLogger(__name__)
+
+
+class EnginePort(Protocol):
+    """What rows ask of the engine's thread (`workers.engine.thread.EngineThread`)."""
+
+    def submit(self, spec: SequenceSpec) -> None: ...
+    def cancel(self, key: str) -> None: ...
+
+
+class Row:
+    """One sequence, from its submission to its end.
+
+    Attributes:
+        began: its first token is there (or was there before: an earlier attempt's).
+        ended: its answer has ended; raises what the engine, or the text, failed of.
+    """
+
+    def __init__(self, key: str, answer: Answer, output: OutputStream | None) -> None:
+        loop = asyncio.get_running_loop()
+        self.key = key
+        self.answer = answer
+        self.output = output
+        self.last_token: int | None = None
+        self.began: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+
+    def push(self, token_id: int) -> None:
+        """Take one token."""
+        text = self.answer.push(token_id)
+        self.last_token = token_id
+        has_ended = self.answer.finish_reason is not None
+        if self.output is not None:
+            self.output.add(token_id, text, last=has_ended)
+        if not self.began.done():
+            self.began.set_result(None)
+        if has_ended:
+            self.ended.set_result(None)
+
+    def resume(self, last_token: int) -> None:
+        """Its answer was folded over the tokens of earlier attempts, the last of which is `last_token`."""
+        self.last_token = last_token
+        self.began.set_result(None)
+        if self.answer.finish_reason is not None:
+            self.ended.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """It ends without an answer."""
+        for future in (self.began, self.ended):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # whoever waits is told; if nobody does, that is no error
+
+
+class Rows:
+    """All rows by key, and the callbacks the engine's thread needs. `engine` is set once it is made."""
+
+    def __init__(self) -> None:
+        self.engine: EnginePort | None = None
+        self._rows: dict[str, Row] = {}
+        self._drops: dict[str, asyncio.Future[int]] = {}
+
+    def submit(self, spec: SequenceSpec, row: Row) -> None:
+        """Hand a sequence to the engine.
+
+        Raises:
+            CapacityError: the engine has too many.
+        """
+        assert self.engine is not None
+        self.engine.submit(spec)
+        self._rows[row.key] = row
+
+    async def drop(self, key: str) -> int:
+        """Take a row out of the engine; how many more steps held it. 0 when it is not there any more."""
+        if self._rows.pop(key, None) is None:
+            return 0
+        assert self.engine is not None
+        dropped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._drops[key] = dropped
+        self.engine.cancel(key)
+        return await dropped
+
+    # ---- called by the engine's thread, on the loop ------------------------------------------------
+    def on_outputs(self, outputs: Sequence[TokenOutput]) -> None:
+        """The tokens of a step."""
+        for output in outputs:
+            row = self._rows.get(output.key)
+            if row is None:
+                continue  # its answer has ended, or it was dropped
+            try:
+                row.push(output.token_id)
+            except Exception as error:  # noqa: BLE001 - one row's text must not hold up the others
+                _log.exception("the text of %s failed", output.key)
+                row.fail(error)
+            self._settle(row, in_engine=output.finish is None)
+
+    def on_error(self, keys: Sequence[str], error: DalSegnoError) -> None:
+        """The engine gave these up."""
+        for key in keys:
+            if (row := self._rows.pop(key, None)) is not None:
+                row.fail(error)
+
+    def on_cancelled(self, key: str, steps_after: int) -> None:
+        """The engine has forgotten a sequence."""
+        dropped = self._drops.pop(key, None)
+        if dropped is not None and not dropped.done():
+            dropped.set_result(steps_after)
+
+    def _settle(self, row: Row, *, in_engine: bool) -> None:
+        """Take the row out where its text, or the engine, has come to an end."""
+        if not row.ended.done() and not in_engine:
+            row.fail(BugError(f"the engine ended {row.key} before its answer ended"))
+        if not row.ended.done():
+            return
+        del self._rows[row.key]
+        if in_engine:
+            assert self.engine is not None
+            self.engine.cancel(row.key)
