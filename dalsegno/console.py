@@ -3,9 +3,11 @@
     gateway   | 2026-11-20 09:13:38.123 INFO  listening on http://127.0.0.1:8000
     dalsegno  | worker-0 was killed by SIGKILL; it starts again in 0.2 s
 
-The lines of a role go to the terminal behind its name, and as they are to `<logs>/<role>.log`.
+The lines of a role go to the terminal behind its name, and as they are to `<logs>/<role>.log`. A terminal
+that is gone or a disk that is full loses lines, and stops nothing.
 """
 
+import contextlib
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,13 +50,19 @@ class Console:
 
     def role(self, name: str, line: bytes) -> None:
         """One line of output of a role."""
-        self._file(name).write(line)
-        self._print(name, line.decode(errors="replace"))
+        with contextlib.suppress(OSError):
+            self._file(name).write(line)
+        with contextlib.suppress(OSError):
+            print(self._label(name), line.decode(errors="replace"), file=sys.stderr, flush=True)
 
     def say(self, line: str) -> None:
         """One line of the launcher's own."""
-        self._file("dalsegno").write(line.encode())
-        self._print("dalsegno", line)
+        self.role("dalsegno", line.encode())
+
+    def show(self, text: str) -> None:
+        """What was asked for: to stdout, as it is."""
+        with contextlib.suppress(OSError):
+            print(text, flush=True)
 
     def close(self) -> None:
         for file in self._files.values():
@@ -63,8 +71,7 @@ class Console:
     def _file(self, name: str) -> LogFile:
         return self._files.setdefault(name, LogFile(self.logs / f"{name}.log"))
 
-    def _print(self, name: str, line: str) -> None:
+    def _label(self, name: str) -> str:
         label = f"{name:<{_WIDTH}} |"
-        if self.colours:
-            label = f"\x1b[{_COLOURS.get(name.partition('-')[0], '0')}m{label}\x1b[0m"
-        print(label, line, file=sys.stderr, flush=True)
+        colour = _COLOURS.get(name.partition("-")[0], "0")
+        return f"\x1b[{colour}m{label}\x1b[0m" if self.colours else label

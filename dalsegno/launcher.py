@@ -105,9 +105,7 @@ async def _serve(
             console=console,
             files=described_in(options, data),
             prepare=lambda: provision(url, token, options.prefix, patience=_PROVISION_SECONDS),
-            ready=lambda: print(
-                welcome(config.name, listen, data.path, time.monotonic() - began), flush=True
-            ),
+            ready=lambda: console.show(welcome(config.name, listen, data.path, time.monotonic() - began)),
         )
         await launcher.run()
     finally:
@@ -199,6 +197,8 @@ class Launcher:
             self._supervisors[child.name] = Supervisor(child, self.console, self._describe)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup: it shall outlive its terminal
             loop.add_signal_handler(number, self._tell, number)
         try:
             async with asyncio.TaskGroup() as group:

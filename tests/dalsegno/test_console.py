@@ -1,3 +1,6 @@
+import errno
+import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,3 +57,17 @@ def test_a_second_start_appends(tmp_path: Path) -> None:
         file.write(line)
         file.close()
     assert (tmp_path / "gateway.log").read_text() == "first life\nsecond life\n"
+
+
+def test_a_terminal_that_is_gone_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    monkeypatch.setattr(sys, "stdout", Gone())
+    told = Console(tmp_path)
+    told.role("gateway", b"listening")
+    told.show("welcome")
+    told.close()
+    assert (tmp_path / "gateway.log").read_text() == "listening\n"

@@ -1,0 +1,151 @@
+"""One command serves, stops without a trace, and goes on where it was."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dalsegno import environment
+from shared.log.server import NatsServer
+from tests.dalsegno.fakes import gone
+from tests.e2e import deploy
+from tests.e2e.deploy import Running
+
+
+def chat(running: Running, text: str = "What does len do?") -> str:
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": text}],
+        "temperature": 0,
+        "max_tokens": 24,
+    }
+    request = urllib.request.Request(
+        f"{running.url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        answer: dict[str, Any] = json.load(response)
+    content = answer["choices"][0]["message"]["content"]
+    assert isinstance(content, str)
+    return content
+
+
+def dalsegno(*args: str, env: dict[str, str] | None = None) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-m", "dalsegno", *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, **(env or {})},
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_ask_prints_the_answer_that_chat_gives(deployment: Running) -> None:
+    answer = chat(deployment)
+    assert answer.strip()
+    asked = dalsegno(
+        "ask", "What does len do?", "--url", deployment.url, "--temperature", "0", "--max-tokens", "24"
+    )
+    assert asked == f"{answer}\n"
+
+
+def test_the_terminal_says_how_to_talk_to_it(deployment: Running) -> None:
+    said = deployment.log()
+    assert f"Dal Segno serves demo at {deployment.url}" in said
+    assert f"--url {deployment.url}" in said
+
+
+def test_nobody_reads_the_token_in_a_process_list(deployment: Running) -> None:
+    for pid in deployment.all_pids():
+        assert deployment.nats_token not in Path(f"/proc/{pid}/cmdline").read_text()
+
+
+async def test_ctrl_c_leaves_nothing_and_the_next_start_goes_on(tmp_path: Path) -> None:
+    with deploy.serve(tmp_path) as running:
+        before = chat(running)
+        pids = running.all_pids()
+        assert running.stop() == 0
+        await gone(*pids)
+        assert not running.ready_file.exists()
+    with deploy.serve(tmp_path) as running:
+        assert chat(running) == before
+        requests = [
+            line for line in dalsegno("log", "--data-dir", str(running.data_dir)).splitlines() if line
+        ]
+        pids = running.all_pids()
+        running.launcher.kill()
+        running.launcher.wait()
+        await gone(*pids)  # a launcher killed with -9 takes all with it
+    assert sum("finished" in line for line in requests) == 2  # one of each life
+
+
+def kill(running: Running, role: str) -> None:
+    """Kill a role with -9 and wait until another process has its place."""
+    before = pid_of(running, role)
+    os.kill(before, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while pid_of(running, role) in {before, 0}:
+        assert time.monotonic() < deadline, running.log()
+        time.sleep(0.01)
+
+
+def pid_of(running: Running, role: str) -> int:
+    pids = running.pids
+    found = {
+        "nats": pids.nats,
+        "gateway": next(iter(pids.gateway), None),
+        "conductor": next(iter(pids.conductor), None),
+        "worker": pids.worker.get("0"),
+    }[role]
+    return found or 0
+
+
+def wait_until_ready(running: Running) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(f"{running.url}/health/ready", timeout=10):
+                return
+        except OSError:
+            assert time.monotonic() < deadline, running.log()
+            time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_whoever_is_killed_is_back_and_serves(tmp_path: Path) -> None:
+    with deploy.serve(tmp_path) as running:
+        before = chat(running)
+        for role in ("gateway", "conductor", "worker", "nats"):
+            kill(running, role)
+            wait_until_ready(running)
+            assert chat(running) == before, role
+
+
+def test_it_joins_a_nats_that_runs_already(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path / "nats")
+    server.start()
+    try:
+        told = {environment.NATS_TOKEN: server.token}
+        with deploy.serve(tmp_path, "--nats", server.url, "--prefix", "mine", env=told) as running:
+            assert (running.nats_url, running.nats_token, running.prefix) == (
+                server.url,
+                server.token,
+                "mine",
+            )
+            assert running.pids.nats is None
+            assert chat(running).strip()
+            assert running.stop() == 0
+        assert server.pid is not None  # it was there before, and stays
+    finally:
+        server.stop()
