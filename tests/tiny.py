@@ -30,7 +30,7 @@ _LAYERS: Final = 2
 _HEADS: Final = 4
 _KV_HEADS: Final = 2
 _HEAD_DIM: Final = 16
-_SCALE: Final = 0.1
+_SCALE: Final = 0.2
 """The weights' standard deviation. The usual 0.02 collapses to one token, whatever the prompt."""
 
 _CORPUS: Final = """

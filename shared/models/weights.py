@@ -6,7 +6,6 @@ download that was cut short is one clear line and not a crash in the middle of l
 """
 
 import hashlib
-import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +29,12 @@ class CheckpointError(DalSegnoError):
     """A checkpoint folder cannot be served: something in it is missing, damaged or unsupported."""
 
     code = "invalid_checkpoint"
+
+
+class UnsupportedArchitectureError(CheckpointError):
+    """A whole checkpoint of a model that cannot be served exactly."""
+
+    code = "unsupported_architecture"
 
 
 class _Tensor(msgspec.Struct, frozen=True):
@@ -119,10 +124,10 @@ def read_shard(path: Path) -> Shard:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}; download it again") from error
     try:
-        entries: dict[str, Any] = json.loads(header)
+        entries = msgspec.json.decode(header, type=dict[str, Any])
         entries.pop("__metadata__", None)
         tensors = msgspec.convert(entries, dict[str, _Tensor])
-    except (ValueError, AttributeError) as error:
+    except msgspec.MsgspecError as error:
         raise CheckpointError(f"{path} is damaged: its header cannot be read: {error}") from error
     expected = 8 + length + max((t.data_offsets[1] for t in tensors.values()), default=0)
     if size != expected:

@@ -15,6 +15,7 @@ from workers.engine.blocks import BlockManager
 from workers.engine.node import Node
 from workers.engine.sampler import NOT_A_TOKEN, node_key, sample
 from workers.engine.scheduler import Chunk, Scheduler
+from workers.engine.selfcheck import check_node
 from workers.engine.sequence import Sequence, SequenceSpec, TokenOutput
 from workers.engine.step import StepBuilder
 
@@ -48,6 +49,8 @@ class StepFailedError(WorkerError):
 
 class KVEngine:
     """Continuous batching of `node` over a pool of `num_blocks` blocks of `block_size` tokens.
+
+    Making one proves on a short text that pool and stock model agree (`selfcheck.check_node`).
 
     Args:
         max_step_tokens: the token budget of a step.
@@ -86,6 +89,7 @@ class KVEngine:
         )
         self._node_key = node_key(node.name)
         node.use_attention(ATTENTION)
+        check_node(node)
 
     @property
     def has_work(self) -> bool:

@@ -38,12 +38,15 @@ class Node(Protocol):
 
     Attributes:
         name: its name in the graph; a part of the key of its randomness.
+        architecture: its name in the checkpoint.
         layout: the shape of its keys and values.
         max_positions: the longest sequence it was made for.
     """
 
     @property
     def name(self) -> str: ...
+    @property
+    def architecture(self) -> str: ...
     @property
     def layout(self) -> KVLayout: ...
     @property

@@ -11,6 +11,7 @@ This knows no pool and no requests: the engine says which attention function the
 
 import re
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +24,13 @@ from safetensors import safe_open
 from transformers import AttentionInterface
 from transformers.utils import logging as transformers_logging
 
-from shared.models.weights import CheckpointError, Shard, read_shards, weights_digest
+from shared.models.weights import (
+    CheckpointError,
+    Shard,
+    UnsupportedArchitectureError,
+    read_shards,
+    weights_digest,
+)
 
 NODE: Final = "llm"
 """The node's name in the graph."""
@@ -39,12 +46,6 @@ _HARMLESS: Final = frozenset({"position_ids", "use_cache", "output_attentions", 
 
 Progress = Callable[[int, int, str], None]
 """Called while weights load with bytes read, bytes in all, and the tensor's name; from several threads."""
-
-
-class UnsupportedArchitectureError(CheckpointError):
-    """A model this family cannot serve exactly."""
-
-    code = "unsupported_architecture"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +180,7 @@ def load(
             f"{checkpoint}: quantised checkpoints are not supported; expected float weights"
         )
     model_class = _model_class(raw, checkpoint)
-    config = model_class.config_class.from_dict({k: v for k, v in raw.items() if k not in _NOT_THE_MODELS})
+    config = _config(model_class, raw, checkpoint)
     shards = read_shards(checkpoint)
     layout = _probe(model_class, config)
     chosen = _choose_dtype(dtype, on, shards)
@@ -272,6 +273,15 @@ def _model_class(raw: Mapping[str, Any], checkpoint: Path) -> Any:
     return model_class
 
 
+def _config(model_class: Any, raw: Mapping[str, Any], checkpoint: Path) -> Any:
+    try:
+        return model_class.config_class.from_dict({k: v for k, v in raw.items() if k not in _NOT_THE_MODELS})
+    except Exception as error:
+        raise CheckpointError(
+            f"{checkpoint / 'config.json'} makes no {model_class.__name__}: {type(error).__name__}: {error}"
+        ) from error
+
+
 def _choose_dtype(name: str, device: torch.device, shards: list[Shard]) -> torch.dtype:
     if name != "auto":
         if name not in _DTYPES:
@@ -351,7 +361,8 @@ def _run_on_meta(model_class: Any, config: Any) -> None:
     torch.set_default_dtype(torch.bfloat16)  # grouped expert kernels accept nothing else
     try:
         with torch.device("meta"), torch.inference_mode():
-            model = model_class(config).eval()
+            # A copy, for the model writes its attention into it.
+            model = model_class(deepcopy(config)).eval()
             model.set_attn_implementation(_PROBE)
             ids = torch.zeros(1, 2, dtype=torch.int32)
             no_mask = torch.zeros(1, 1, 1, 1)
@@ -361,6 +372,10 @@ def _run_on_meta(model_class: Any, config: Any) -> None:
 
 
 # ---- weights ---------------------------------------------------------------------------------------
+
+
+_RECOMPUTED: Final = "rotary_emb.inv_freq"
+"""Stored by old checkpoints although it follows from `config.json`."""
 
 
 class _Counter:
@@ -425,11 +440,13 @@ def _load_weights(
         raise CheckpointError(
             f"the weights in {shards[0].path.parent} do not fit {model_class.__name__}: {error}"
         ) from error
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])
-        raise CheckpointError(
-            f"the weights in {shards[0].path.parent} lack {len(missing)} tensors of {model_class.__name__}: "
-            f"{', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}"
-        )
+    spare = {name for name in info["unexpected_keys"] if not name.endswith(_RECOMPUTED)}
+    for names, what in ((info["missing_keys"], "lack"), (spare, "hold what has no place in")):
+        if names:
+            listed = ", ".join(sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
+            raise CheckpointError(
+                f"the weights in {shards[0].path.parent} {what} {model_class.__name__}: "
+                f"{len(names)} tensors, {listed}; are config.json and the weights of one checkpoint?"
+            )
     # To the device afterwards: transformers places tensors by itself only with `accelerate` installed.
     return model.to(device).requires_grad_(requires_grad=False)

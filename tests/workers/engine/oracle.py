@@ -1,0 +1,69 @@
+"""The oracle: what transformers' own `generate` answers, and how sure it is of every token."""
+
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.tiny import Family, tiny_checkpoint
+from workers.engine.kv_engine import KVEngine
+from workers.engine.sequence import SequenceSpec, TokenOutput
+
+_CLASSES = {
+    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "llama": ("llama", "LlamaForCausalLM"),
+    "llama3_rope": ("llama", "LlamaForCausalLM"),
+}
+
+
+@cache
+def _stock_model(family: Family) -> Any:
+    module, name = _CLASSES[family]
+    model_class = getattr(import_module(f"transformers.models.{module}.modeling_{module}"), name)
+    return model_class.from_pretrained(tiny_checkpoint(family), dtype=torch.float32).eval()
+
+
+def generate(family: Family, prompt: list[int], max_tokens: int) -> list[int]:
+    """The greedy answer; its every token must be a clear choice, or equality would be luck."""
+    result = _stock_model(family).generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    for step in result.logits:
+        best, second = step[0].topk(2).values.tolist()
+        assert best - second > 1e-4, "the prompt leads to a tie: choose another"
+    return [int(token) for token in result.sequences[0, len(prompt) :]]
+
+
+def prompts(count: int, *, seed: int, shortest: int = 1, longest: int = 40) -> list[list[int]]:
+    """Random prompts of mixed lengths."""
+    random = np.random.default_rng(seed)
+    return [random.integers(0, 500, random.integers(shortest, longest + 1)).tolist() for _ in range(count)]
+
+
+def run(engine: KVEngine, specs: list[SequenceSpec], *, every: int = 0) -> dict[str, list[TokenOutput]]:
+    """All outputs by key; the sequences arrive one by one, `every` so many steps."""
+    outputs: dict[str, list[TokenOutput]] = {spec.key: [] for spec in specs}
+    waiting = list(specs)
+    steps = 0
+    while waiting or engine.has_work:
+        while waiting and (not every or steps % every == 0):
+            engine.add(waiting.pop(0))
+            if every:
+                break
+        for output in engine.step():
+            outputs[output.key].append(output)
+        steps += 1
+    return outputs
+
+
+def ids(outputs: list[TokenOutput]) -> list[int]:
+    return [output.token_id for output in outputs]

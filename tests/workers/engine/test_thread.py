@@ -1,0 +1,280 @@
+"""The engine's thread, driven by a scripted engine whose steps the test lets through one by one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from threading import Event, Semaphore, current_thread
+
+import pytest
+
+from shared.errors import CapacityError, ClientError, DalSegnoError, WorkerError
+from shared.models.decoder_lm.nodes import DecoderLM
+from tests.workers.engine.oracle import ids, run
+from workers.engine import thread as thread_module
+from workers.engine.kv_engine import EngineStats, KVEngine, StepFailedError
+from workers.engine.sequence import SequenceSpec, TokenOutput
+from workers.engine.thread import Engine, EngineThread
+
+
+class ScriptedEngine:
+    """Every sequence gets one token a step. A step begins when the test says so."""
+
+    def __init__(self) -> None:
+        self.live: list[str] = []
+        self.forwards = 0
+        self.step_keys: tuple[str, ...] = ()
+        self.threads: set[str] = set()
+        self.begun = Semaphore(0)
+        self.permits = Semaphore(0)
+        self.broken: Exception | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.live)
+
+    def add(self, spec: SequenceSpec) -> None:
+        self.threads.add(current_thread().name)
+        if spec.max_tokens > 100:
+            raise ClientError("too long", code="context_length_exceeded")
+        self.live.append(spec.key)
+
+    def cancel(self, key: str) -> bool:
+        if key not in self.live:
+            return False
+        self.live.remove(key)
+        return True
+
+    def step(self) -> list[TokenOutput]:
+        self.step_keys = tuple(self.live)
+        self.begun.release()
+        self.permits.acquire()
+        self.forwards += 1
+        if self.broken is not None:
+            error, self.broken = self.broken, None
+            raise error
+        return [TokenOutput(key=k, token_id=1, index=0, finish=None, step=self.forwards) for k in self.live]
+
+    def stats(self) -> EngineStats:
+        return EngineStats(forwards=self.forwards, running=len(self.live), waiting=0, kv_used=0, kv_total=0)
+
+
+class Reports:
+    """What the thread reported, in order, on the loop."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
+
+    def outputs(self, outputs: list[TokenOutput]) -> None:
+        self.queue.put_nowait(("tokens", *(o.key for o in outputs)))
+
+    def error(self, keys: tuple[str, ...], error: DalSegnoError) -> None:
+        self.queue.put_nowait(("error", keys, type(error), error.failure_code))
+
+    def cancelled(self, key: str, steps_after: int) -> None:
+        self.queue.put_nowait(("cancelled", key, steps_after))
+
+    async def next(self) -> tuple[object, ...]:
+        async with asyncio.timeout(20):
+            return await self.queue.get()
+
+
+@asynccontextmanager
+async def running(engine: Engine) -> AsyncIterator[tuple[EngineThread, Reports]]:
+    reports = Reports()
+    thread = EngineThread(lambda: engine, reports.outputs, reports.error, on_cancelled=reports.cancelled)
+    await thread.start()
+    try:
+        yield thread, reports
+    finally:
+        if isinstance(engine, ScriptedEngine):
+            engine.permits.release(1000)
+        await thread.close()
+
+
+def spec(key: str, max_tokens: int = 5) -> SequenceSpec:
+    return SequenceSpec(key=key, prompt_ids=[1], max_tokens=max_tokens)
+
+
+async def begun(engine: ScriptedEngine) -> None:
+    """The engine is in the middle of a step."""
+    await asyncio.to_thread(engine.begun.acquire)
+
+
+async def test_sequences_join_at_step_boundaries_and_a_step_is_delivered_at_once() -> None:
+    engine = ScriptedEngine()
+    async with running(engine) as (thread, reports):
+        thread.submit(spec("a"))
+        await begun(engine)
+        thread.submit(spec("b"))
+        thread.submit(spec("c"))
+        engine.permits.release(2)
+
+        assert await reports.next() == ("tokens", "a")
+        assert await reports.next() == ("tokens", "a", "b", "c")
+        assert engine.threads == {"engine"}
+
+
+async def test_a_cancel_in_the_middle_of_a_step_is_effective_at_its_end_and_counted() -> None:
+    engine = ScriptedEngine()
+    async with running(engine) as (thread, reports):
+        thread.submit(spec("a"))
+        await begun(engine)
+        thread.cancel("a")
+        engine.permits.release()
+
+        assert await reports.next() == ("tokens", "a")
+        assert await reports.next() == ("cancelled", "a", 1)
+        assert engine.forwards == 1
+
+
+async def test_the_count_is_of_steps_that_held_the_sequence() -> None:
+    engine = ScriptedEngine()
+    async with running(engine) as (thread, reports):
+        thread.submit(spec("a"))
+        await begun(engine)
+        thread.submit(spec("b"))
+        thread.cancel("b")
+        engine.permits.release()
+
+        assert await reports.next() == ("tokens", "a")
+        assert await reports.next() == ("cancelled", "b", 0)
+
+
+async def test_cancelling_what_is_not_there_is_reported_too() -> None:
+    async with running(ScriptedEngine()) as (thread, reports):
+        thread.cancel("nobody")
+
+        assert await reports.next() == ("cancelled", "nobody", 0)
+
+
+async def test_a_refused_sequence_is_its_own_error() -> None:
+    engine = ScriptedEngine()
+    async with running(engine) as (thread, reports):
+        thread.submit(spec("long", max_tokens=101))
+        thread.submit(spec("a"))
+        engine.permits.release()
+
+        assert await reports.next() == ("error", ("long",), ClientError, "context_length_exceeded")
+        assert await reports.next() == ("tokens", "a")
+
+
+async def test_a_failing_step_fails_its_sequences_and_the_engine_goes_on() -> None:
+    engine = ScriptedEngine()
+    survivor = TokenOutput(key="a", token_id=1, index=0, finish=None, step=1)
+    engine.broken = StepFailedError("broken", keys=["b"], outputs=[survivor])
+    async with running(engine) as (thread, reports):
+        thread.submit(spec("a"))
+        engine.permits.release(2)
+
+        assert await reports.next() == ("tokens", "a")
+        assert await reports.next() == ("error", ("b",), WorkerError, "step_failed")
+        assert await reports.next() == ("tokens", "a")
+
+
+async def test_a_factory_that_fails_fails_the_start() -> None:
+    def factory() -> Engine:
+        raise ClientError("no such model")
+
+    reports = Reports()
+    thread = EngineThread(factory, reports.outputs, reports.error, on_cancelled=reports.cancelled)
+
+    with pytest.raises(ClientError, match="no such model"):
+        await thread.start()
+    assert thread.steps == 0
+    assert thread.stats() is None
+    await thread.close()
+
+
+async def test_a_thread_that_dies_says_why_and_takes_no_more() -> None:
+    engine = ScriptedEngine()
+    engine.broken = ZeroDivisionError("a bug")
+    async with running(engine) as (thread, _):
+        thread.submit(spec("a"))
+        engine.permits.release()
+
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            await thread.wait()
+        with pytest.raises(CapacityError, match="is closed"):
+            thread.submit(spec("b"))
+
+
+async def test_a_full_inbox_refuses_sequences_but_never_a_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_module, "INBOX_CAPACITY", 2)
+    engine = ScriptedEngine()
+    async with running(engine) as (thread, reports):
+        thread.submit(spec("a"))
+        await begun(engine)
+        thread.submit(spec("b"))
+        thread.submit(spec("c"))
+
+        with pytest.raises(CapacityError, match="has 2 requests queued"):
+            thread.submit(spec("d"))
+        thread.cancel("a")
+        engine.permits.release()
+        assert await reports.next() == ("tokens", "a")
+        assert await reports.next() == ("cancelled", "a", 1)
+
+
+async def test_the_engine_waits_for_a_loop_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_module, "OUTBOX_CAPACITY", 2)
+    engine = ScriptedEngine()
+    async with running(engine) as (thread, reports):
+        thread.submit(spec("a"))
+        engine.permits.release(50)
+        blocked = Event()
+        for _ in range(3):
+            engine.begun.acquire()  # the loop is held up here, in three steps
+        # Two reports are in the box; the third step's waits, and no fourth begins.
+        assert not await_nothing(engine, blocked)
+
+        assert [await reports.next() for _ in range(3)] == [("tokens", "a")] * 3
+
+
+def await_nothing(engine: ScriptedEngine, blocked: Event) -> bool:
+    """Whether another step begins while the loop stands still."""
+    blocked.wait(0.05)
+    return engine.begun.acquire(blocking=False)
+
+
+async def test_closing_ends_the_thread_in_order() -> None:
+    engine = ScriptedEngine()
+    async with running(engine) as (thread, _):
+        thread.submit(spec("a"))
+        await begun(engine)
+        engine.permits.release()
+        closing = asyncio.ensure_future(thread.close())
+        engine.permits.release(1000)
+        await closing
+
+        await thread.wait()
+        assert not thread._thread.is_alive()
+
+
+async def test_a_real_engine_answers_through_the_thread_as_without_it(qwen3: DecoderLM) -> None:
+    def factory() -> KVEngine:
+        return KVEngine(qwen3, num_blocks=32, block_size=8, max_step_tokens=16, max_rows=4)
+
+    requests = [SequenceSpec(key=str(i), prompt_ids=[i + 1] * (i + 3), max_tokens=8) for i in range(6)]
+    expected = {key: ids(outputs) for key, outputs in run(factory(), requests).items()}
+    found: dict[str, list[int]] = {request.key: [] for request in requests}
+    everyone = asyncio.Event()
+
+    def on_outputs(outputs: list[TokenOutput]) -> None:
+        for output in outputs:
+            found[output.key].append(output.token_id)
+        if all(len(answer) == 8 for answer in found.values()):
+            everyone.set()
+
+    def unexpected(*what: object) -> None:
+        raise AssertionError(what)
+
+    thread = EngineThread(factory, on_outputs, unexpected, on_cancelled=unexpected)
+    await thread.start()
+    for request in requests:
+        thread.submit(request)
+    async with asyncio.timeout(30):
+        await everyone.wait()
+    await thread.close()
+
+    assert found == expected
+    assert thread.steps > 0

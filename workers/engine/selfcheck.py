@@ -1,0 +1,78 @@
+"""The proof, at load, that the paged pool gives what the stock model gives.
+
+A short text is run twice: by transformers as it is, in one go; and through the pool, cut into chunks,
+over scattered blocks, with a stranger beside it in the batch. If the logits differ by more than
+rounding, the model has something the engine does not serve (a scaled head, positions of its own, a
+window), and it is refused by name instead of answering slightly wrong for ever.
+"""
+
+from itertools import pairwise
+from typing import Final
+
+import torch
+
+from shared.models.weights import UnsupportedArchitectureError
+from workers.engine.attention import PagedPool, attending
+from workers.engine.node import Node
+from workers.engine.scheduler import Chunk
+from workers.engine.sequence import Sequence, SequenceSpec
+from workers.engine.step import StepBuilder
+
+_BLOCK_SIZE: Final = 4
+_TEXT_BLOCKS: Final = (3, 0, 4)
+_STRANGER_BLOCKS: Final = (2, 1)
+_CUTS: Final = (0, 6, 11, 12)
+"""Two chunks of a prompt, and a decode."""
+
+_TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
+"""In standard deviations of the logits. A wrong position or mask costs one and more."""
+
+
+@torch.inference_mode()
+def check_node(node: Node) -> None:
+    """Compare pool and stock model on one short text; the node must use the pool's attention.
+
+    Raises:
+        UnsupportedArchitectureError: they differ.
+    """
+    # Any ids do, as long as they vary: a fixed stride through the vocabulary.
+    ids = [(7919 * (index + 1)) % node.vocab_size for index in range(_CUTS[-1])]
+    expected = node.reference(torch.tensor(ids, device=node.device))
+    found = _paged_logits(node, ids)
+    error = float((found - expected).abs().max() / expected.std())
+    if not error <= _TOLERANCE[node.dtype]:
+        raise UnsupportedArchitectureError(
+            f"{node.architecture} is not served: over the paged pool its logits differ from its own by "
+            f"{error:.2g} standard deviations, expected at most {_TOLERANCE[node.dtype]:.2g} in "
+            f"{node.dtype}; something in the model goes past attention and positions as the engine knows them"
+        )
+
+
+def _paged_logits(node: Node, ids: list[int]) -> torch.Tensor:
+    text = _seated("text", ids, _TEXT_BLOCKS, row=1)
+    stranger = _seated("stranger", ids[::-1][:7], _STRANGER_BLOCKS, row=0)
+    builder = StepBuilder(
+        max_rows=2, max_step_tokens=32, max_blocks=3, block_size=_BLOCK_SIZE, device=node.device
+    )
+    pool = PagedPool(
+        layers=node.layout.layers,
+        kv_heads=node.layout.kv_heads,
+        head_dim=node.layout.head_dim,
+        slots=_BLOCK_SIZE * (len(_TEXT_BLOCKS) + len(_STRANGER_BLOCKS)),
+        device=node.device,
+        dtype=node.dtype,
+    )
+    logits = []
+    for start, end in pairwise(_CUTS):
+        chunks = [Chunk(text, start, end - start), Chunk(stranger, 0, len(stranger.ids))]
+        step = builder.build(chunks)
+        with attending(pool, step):
+            hidden = node.forward(node.embed(step.token_ids), step)
+        logits.append(node.head(hidden, torch.arange(end - start, device=node.device)))
+    return torch.cat(logits)
+
+
+def _seated(key: str, ids: list[int], blocks: tuple[int, ...], row: int) -> Sequence:
+    sequence = Sequence(SequenceSpec(key=key, prompt_ids=ids, max_tokens=1))
+    sequence.blocks, sequence.row = list(blocks), row
+    return sequence
