@@ -10,7 +10,7 @@ generator a cache rebuilt by feeding them back (`Journey`).
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -20,13 +20,12 @@ from shared.events import Inputs, Limits, OutputTotals, Params, Usage, WalkCall,
 from shared.tensors import Handle
 
 
-@dataclass(frozen=True, slots=True)
-class Walk:
+class Walk(msgspec.Struct, frozen=True):
     """An order to run one graph walk with these tensors (`inputs`) and plain values (`args`)."""
 
     name: str
-    inputs: Mapping[str, Handle] = field(default_factory=dict)
-    args: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Handle] = {}
+    args: Mapping[str, Any] = {}
 
     def call(self) -> WalkCall:
         """The order as it stands in an event: `args` become what the wire will make of them."""
@@ -49,12 +48,11 @@ class Chain:
 Step: TypeAlias = Walk | Chain
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True):
     """What one step came to: the results of its walks, by name, and what was put out so far."""
 
     walks: tuple[WalkResult, ...]
-    output: OutputTotals = field(default_factory=OutputTotals)
+    output: OutputTotals = OutputTotals()
 
     def fact(self, name: str) -> Any:
         """The fact `name`, of the last walk that has it."""

@@ -17,6 +17,8 @@ Model names live in payloads: they contain dots. `Subjects(prefix)` both builds 
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from shared.ids import Rank, RequestId
 
 CONDUCTOR_WRITER: Final = "conductor"
@@ -24,8 +26,7 @@ DEFAULT_ORIGIN: Final = "nats"
 """The `origin` of a request whose submitter named none: read `<prefix>.output.nats.<request_id>.*`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class Address(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A parsed subject: `kind` is its second token; the rest is None where the kind has none."""
 
     kind: str
@@ -131,18 +132,27 @@ class Subjects:
     def parse(self, subject: str) -> Address | None:
         """The address behind a subject; None when it is none of ours."""
         match subject.split("."):
-            case [self.prefix, "request" | "control" | "walk" as kind, request_id]:
-                return Address(kind=kind, request_id=RequestId(request_id))
-            case [self.prefix, "ready" | "done" as kind, rank, request_id] if rank.isdecimal():
-                return Address(kind=kind, rank=Rank(int(rank)), request_id=RequestId(request_id))
-            case [self.prefix, "output", origin, request_id, writer]:
-                return Address(kind="output", origin=origin, request_id=RequestId(request_id), writer=writer)
-            case [self.prefix, "worker", rank] if rank.isdecimal():
-                return Address(kind="worker", rank=Rank(int(rank)))
-            case [self.prefix, "conductor", name]:
-                return Address(kind="conductor", name=name)
+            case [self.prefix, kind, *rest]:
+                return _address(kind, rest)
             case _:
                 return None
+
+
+def _address(kind: str, rest: list[str]) -> Address | None:
+    """The address of a subject whose first tokens are ours; by number of tokens, the busiest first."""
+    match len(rest):
+        case 2 if kind in {"ready", "done"} and rest[0].isdecimal():
+            return Address(kind=kind, rank=Rank(int(rest[0])), request_id=RequestId(rest[1]))
+        case 1 if kind in {"request", "control", "walk"}:
+            return Address(kind=kind, request_id=RequestId(rest[0]))
+        case 3 if kind == "output":
+            return Address(kind=kind, origin=rest[0], request_id=RequestId(rest[1]), writer=rest[2])
+        case 1 if kind == "worker" and rest[0].isdecimal():
+            return Address(kind=kind, rank=Rank(int(rest[0])))
+        case 1 if kind == "conductor":
+            return Address(kind=kind, name=rest[0])
+        case _:
+            return None
 
 
 def worker_writer(rank: int) -> str:

@@ -63,8 +63,15 @@ FORGET_AFTER_NS: Final = 3 * 24 * 3600 * 1_000_000_000
 """Digests of ended requests are kept this long (log time): a later copy is a new request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Folded:
+class Entry(msgspec.Struct, frozen=True):
+    """A record that could be read: where it is addressed to, and what it says."""
+
+    record: StoredRecord
+    address: Address
+    event: AnyEvent
+
+
+class Folded(msgspec.Struct, frozen=True):
     """What came of one record.
 
     Attributes:
@@ -118,6 +125,11 @@ class Cluster:
     # ---- the three verbs ---------------------------------------------------------------------------
     def fold(self, record: StoredRecord) -> Folded:
         """Take one record of the log, in order."""
+        entry = self.read(record)
+        return self.apply(entry) if isinstance(entry, Entry) else entry
+
+    def read(self, record: StoredRecord) -> Entry | Folded:
+        """The first half of `fold`: what a record says; or what came of it, if it says nothing to us."""
         if record.seq <= self.seq:
             return Folded()
         self.seq, self.now_ns = record.seq, max(self.now_ns, record.time_ns)
@@ -129,9 +141,14 @@ class Cluster:
             check_address(address, event)
         except MalformedEventError as error:
             return self._malformed(address, record, str(error))
+        return Entry(record, address, event)
+
+    def apply(self, entry: Entry) -> Folded:
+        """The second half of `fold`."""
+        record, event = entry.record, entry.event
         if not self.fence.admits(event):
             return Folded(void=True, note=f"record {record.seq} is of the closed epoch {event.epoch}: void")
-        return self._apply(address, record, event)
+        return self._apply(entry.address, record, event)
 
     def schedule(self, deployment: Deployment) -> list[Decision]:
         """What the world allows now. A decision is returned once; it counts when the log shows it."""

@@ -12,7 +12,6 @@ too): so whoever folds the same log decides the same. Three kinds of event come 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import assert_never
 
 import msgspec
@@ -41,16 +40,14 @@ from shared.plans import Chain, Finish, Journey, PlanRequest, StepResult, Walk
 Fact = RequestCancel | WalkCompleted | WalkFailed | WorkerJoined
 
 
-@dataclass(frozen=True, slots=True)
-class Reaction:
+class Reaction(msgspec.Struct, frozen=True):
     """The state after an event, and the decisions to put into the log because of it, in order."""
 
     request: Request
     decisions: tuple[Decision, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(msgspec.Struct, frozen=True):
     """One step of a plan, and the rank that hosts its walks."""
 
     walks: tuple[Walk, ...]

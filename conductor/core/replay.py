@@ -14,13 +14,12 @@ from typing import Any
 
 import msgspec
 
-from conductor.core.cluster import Cluster, Folded, check_address
+from conductor.core.cluster import Cluster, Folded
 from conductor.core.lifecycle import Phase
 from conductor.core.request import Request
 from shared.events import (
     AnyEvent,
     Event,
-    MalformedEventError,
     OutputChunk,
     OutputFence,
     Pins,
@@ -28,7 +27,6 @@ from shared.events import (
     RequestFinished,
     RequestSubmitted,
     WalkCompleted,
-    decode,
 )
 from shared.log.port import StoredRecord
 from shared.models.base import ModelGraph
@@ -98,17 +96,14 @@ class Replayer:
 
     def take(self, record: StoredRecord) -> None:
         """Replay one record."""
-        address = self.subjects.parse(record.subject)
-        request_id = address.request_id if address else None
-        before = self._cluster.request(request_id) if request_id else None
-        folded = self._cluster.fold(record)
-        if address is None or request_id is None:
+        entry = self._cluster.read(record)
+        if isinstance(entry, Folded):
+            self._unreadable(record, entry)
             return
-        try:
-            event = decode(record.data, address.kind)
-            check_address(address, event)
-        except MalformedEventError as error:
-            self._unreadable(request_id, record, error)
+        request_id, event = entry.address.request_id, entry.event
+        before = self._cluster.request(request_id) if request_id else None
+        folded = self._cluster.apply(entry)
+        if request_id is None:
             return
         verdict = self._verdict(request_id, event)
         if verdict is None or not verdict.matches or folded.void:
@@ -123,12 +118,12 @@ class Replayer:
             self._transcripts[request_id] = Transcript()
         return self.verdicts.get(request_id)
 
-    def _unreadable(self, request_id: str, record: StoredRecord, error: MalformedEventError) -> None:
-        verdict = self.verdicts.get(request_id)
+    def _unreadable(self, record: StoredRecord, folded: Folded) -> None:
         address = self.subjects.parse(record.subject)
-        if verdict is None or not verdict.matches or address is None or address.kind == "request":
-            return  # a submission that was refused is no part of the request
-        verdict.mismatch = Mismatch(seq=record.seq, what=f"record {record.seq} cannot be read: {error}")
+        verdict = self.verdicts.get(str(address.request_id)) if address else None
+        if address is None or address.kind == "request" or verdict is None or not verdict.matches:
+            return  # nothing of a request; a submission that cannot be read is refused, and no part of it
+        verdict.mismatch = Mismatch(seq=record.seq, what=folded.note or f"record {record.seq} is unreadable")
 
     def _check(
         self, record: StoredRecord, event: AnyEvent, before: Request | None, folded: Folded, verdict: Verdict
