@@ -339,7 +339,7 @@ def check_address(address: Address, event: AnyEvent) -> None:
     request_id = address.request_id
     if request_id is None:
         return
-    if not is_token(request_id):
+    if address.kind == "request" and not is_token(request_id):
         raise MalformedEventError(
             f"request_id {request_id[:80]!r}: expected 1 to 64 letters, digits, '_' or '-'"
         )

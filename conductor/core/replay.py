@@ -144,7 +144,7 @@ class Replayer:
             )
         if folded.confirmed:
             verdict.decided += 1
-        elif before is not None and after is not None and event.id in after.recorded - before.recorded:
+        elif before and after and event.id in after.recorded and event.id not in before.recorded:
             verdict.adopted += 1
         if isinstance(event, RequestAdmitted) and self.pins is not None:
             verdict.pins = _differing(event.pins, self.pins(event.family))
