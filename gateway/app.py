@@ -69,7 +69,8 @@ async def run(options: GatewayOptions, listening: Callable[[str], None] | None =
                 await asyncio.Event().wait()  # until cancelled
             finally:
                 await _drain(gateway, options.drain_s)
-        following.cancel()
+                following.cancel()  # what still runs ends with a typed error, and then the server
+                await asyncio.wait({following})
 
 
 def create_app(gateway: Gateway, *, max_body_bytes: int = MAX_BODY_BYTES) -> fastapi.FastAPI:

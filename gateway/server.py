@@ -76,8 +76,10 @@ async def serving(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
     )
     server = _Server(config)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(server.serve([listener]), name="http")
+        http = tasks.create_task(server.serve([listener]), name="http")
         try:
             yield
         finally:
             server.should_exit = True
+            await asyncio.wait({http})  # in order, also when the block failed
+            listener.close()

@@ -60,7 +60,7 @@ class TestThroughOpenAIsOwnClient:
         assert text == "What does len do?"
         assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * 5 + ["stop"]
         assert chunks[-1].choices == []
-        assert chunks[-1].usage.completion_tokens == 4
+        assert chunks[-1].usage == CompletionUsage(prompt_tokens=7, completion_tokens=4, total_tokens=11)
         assert [chunk.usage for chunk in chunks[:-1]] == [None] * 6
         assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
 

@@ -139,6 +139,11 @@ class World:
                 found.append(decode(record.data))
         return found
 
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Let everybody else go on until `condition` holds."""
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
+            await asyncio.sleep(0)
+
     async def stored(self, kind: str) -> list[Event]:
         """The events on subjects of this kind, once there is one."""
         async with aclosing(FakeLog(self.server).read([f"{self.subjects.prefix}.{kind}.>"], 1)) as records:
@@ -151,11 +156,10 @@ class World:
             await self.news.wait_for(lambda: len(self.performances) > number)
         return list(self.performances.values())[number]
 
-    async def perform(self, tasks: asyncio.TaskGroup) -> None:
+    async def perform(self) -> None:
         """Answer every first submission by the script, and grant every cancel."""
-        log = FakeLog(self.server)
         watched = [self.subjects.request("*"), self.subjects.control("*")]
-        async with aclosing(log.read(watched, 1)) as records:
+        async with asyncio.TaskGroup() as tasks, aclosing(FakeLog(self.server).read(watched, 1)) as records:
             async for record in records:
                 try:
                     event = decode(record.data)
@@ -212,7 +216,7 @@ async def deployment(
         world = World(store, subjects, gateway, client, script)
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(world.follow())
-            performing_task = tasks.create_task(world.perform(tasks)) if performing else None
+            performing_task = tasks.create_task(world.perform()) if performing else None
             await gateway.followed.wait()
             yield world
             following.cancel()
