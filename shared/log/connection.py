@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 import nats.errors
 from nats.aio.client import Client
+from nats.aio.subscription import Subscription
 
 from shared.log.jetstream_api import ConsumerInfo, MessageReply, StreamInfo
 from shared.log.port import LogUnavailableError
@@ -30,8 +31,8 @@ _REQUEST_TIMEOUT_S: Final = 2.0
 class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read: it is not strict
     """nats-py's client, with a direct way in and out for the messages of the log.
 
-    Of nats-py's insides it relies on `_process_msg`, `_process_err`, `_process_op_err`, `_remove_sub`,
-    `_transport` and a subscription's `_id`; the contract suite fails at once should a version change one.
+    Of nats-py's insides it relies on `_process_msg`, `_process_err`, `_process_op_err`, `_transport`, `_sid`
+    and `_subs`; the contract suite fails at once should a version change one of them.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
             raise self._unreachable(self._trouble) from None
         self._greeted = True
         self._reply_prefix = f"{self.new_inbox()}."
-        await self.attach(f"{self._reply_prefix}*", self._answered)
+        self.attach(f"{self._reply_prefix}*", self._answered)
 
     async def close(self) -> None:
         self._drop_questions("the connection was closed")
@@ -115,19 +116,23 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         if self._disconnected is not None and self._greeted:
             await self._disconnected()
 
-    async def attach(self, subject: str, handler: Handler) -> int:
-        """Subscribe; `handler` is called by the parser itself, so it must be quick. Survives reconnects."""
-        try:
-            subscription = await self.subscribe(subject)
-        except nats.errors.Error as error:
-            raise LogUnavailableError(f"{self.where} is not connected: {error}") from None
-        sid = int(subscription._id)  # noqa: SLF001 - no public name for it
-        self._handlers[sid] = handler
-        return sid
+    def attach(self, subject: str, handler: Handler) -> int:
+        """Subscribe; `handler` is called by the parser itself, so it must be quick. Survives reconnects.
+
+        Not nats-py's `subscribe`: its SUB goes another way to the socket than our requests do, and
+        can come after the request whose answer it is for.
+        """
+        if self.is_closed:
+            raise LogUnavailableError(f"{self.where}: the connection is closed")
+        self._sid += 1
+        self._handlers[self._sid] = handler
+        self._subs[self._sid] = Subscription(self, self._sid, subject)  # for nats-py to renew
+        self._send(b"SUB %s %d\r\n" % (subject.encode(), self._sid))
+        return int(self._sid)
 
     def detach(self, sid: int) -> None:
         self._handlers.pop(sid, None)
-        self._remove_sub(sid)
+        self._subs.pop(sid, None)
         self._send(b"UNSUB %d\r\n" % sid)
 
     def send_publish(self, subject: str, reply: str, data: bytes, expected_last_seq: int | None) -> None:

@@ -147,7 +147,7 @@ class JetStreamLog:
             self._highest = state.last_seq
             inbox = self._connection.new_inbox()
             self._ack_prefix = f"{inbox}."
-            await self._connection.attach(f"{inbox}.*", self._acknowledged)
+            self._connection.attach(f"{inbox}.*", self._acknowledged)
         except BaseException:
             await self._connection.close()
             raise
@@ -412,7 +412,7 @@ class JetStreamLog:
     async def listen(self, subject: str) -> AsyncGenerator[tuple[str, bytes], None]:
         listener = _Listener()
         self._raise_failure()
-        sid = await self._connection.attach(subject, listener.heard)
+        sid = self._connection.attach(subject, listener.heard)
         self._listeners.add(listener)
         try:
             while True:
@@ -461,7 +461,7 @@ class _Consumer:
         inbox = self._connection.new_inbox()
         # The consumer is named by us, so that it can be deleted even if the answer to this gets lost.
         self._name = inbox.rpartition(".")[2]
-        self._sid = await self._connection.attach(inbox, self._delivered)
+        self._sid = self._connection.attach(inbox, self._delivered)
         self._cursor.attaching()
         request = api.consumer_request(
             self._stream, self._name, inbox, self._subjects, self._cursor.position + 1
