@@ -41,6 +41,8 @@ from shared.subjects import CONDUCTOR_WRITER, Subjects
 _LOGGER = logging.getLogger("conductor")
 BEAT_S: Final = 0.5
 LEADER_SILENT_S: Final = 2.0
+CONNECT_S: Final = 30.0
+"""The launcher makes the stream while the roles start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,11 @@ async def run(options: ConductorOptions) -> None:
     deployment = deployment_of(options.config)
     cluster = Cluster(registry.graph, subjects)
     log = await jetstream.connect(
-        options.nats_url, token=options.nats_token, subjects=subjects, name=f"conductor {name}"
+        options.nats_url,
+        token=options.nats_token,
+        subjects=subjects,
+        name=f"conductor {name}",
+        timeout_s=CONNECT_S,
     )
     try:
         await Conductor(log, cluster, deployment, subjects, name).run()
