@@ -34,3 +34,10 @@ def test_a_child_inherits_all_but_another_servers_token(monkeypatch: pytest.Monk
     without = environment.for_child(nats_token=None)
     assert environment.NATS_TOKEN not in without
     assert without["LANGUAGE"] == "it"
+
+
+def test_a_childs_openmp_threads_wait_without_spinning_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert environment.for_child(nats_token=None)["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert environment.for_child(nats_token=None)["OMP_WAIT_POLICY"] == "ACTIVE"

@@ -9,6 +9,8 @@ sampler.py     logits to tokens, by counted randomness
 node.py        what the engine asks of a model
 kv_engine.py   schedule, run, sample: the step itself
 selfcheck.py   the proof, at load, that pool and stock model agree
-mailbox.py     the bounded queue between two threads
-thread.py      the thread that owns engine and device
+cpu_threads.py how many threads torch gets on a CPU
+outcomes.py    counters, and steps that failed               no torch
+mailbox.py     the bounded queue between two threads          no torch
+thread.py      the thread that owns engine and device        no torch
 """

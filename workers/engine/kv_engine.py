@@ -4,15 +4,16 @@ Synchronous, and owned by one thread. It knows sequences and tokens; not request
 """
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from shared.errors import BugError, ClientError, WorkerError
+from shared.errors import BugError, ClientError
 from workers.engine.attention import ATTENTION, PagedPool, attending
 from workers.engine.blocks import BlockManager
+from workers.engine.cpu_threads import use_cpu_threads
 from workers.engine.node import Node
+from workers.engine.outcomes import EngineStats, StepFailedError
 from workers.engine.sampler import NOT_A_TOKEN, node_key, sample
 from workers.engine.scheduler import Chunk, Scheduler
 from workers.engine.selfcheck import check_node
@@ -20,37 +21,11 @@ from workers.engine.sequence import Sequence, SequenceSpec, TokenOutput
 from workers.engine.step import StepBuilder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """The engine as it is now. `kv_used` and `kv_total` count tokens, reserved ones included."""
-
-    forwards: int
-    running: int
-    waiting: int
-    kv_used: int
-    kv_total: int
-
-
-class StepFailedError(WorkerError):
-    """A step failed for some sequences. They are gone from the engine, which goes on with the rest.
-
-    Attributes:
-        keys: the sequences that failed.
-        outputs: the tokens of those in the same step that did not.
-    """
-
-    code = "step_failed"
-
-    def __init__(self, message: str, *, keys: Items[str], outputs: Items[TokenOutput] = ()) -> None:
-        super().__init__(message)
-        self.keys: Final = tuple(keys)
-        self.outputs: Final = list(outputs)
-
-
 class KVEngine:
     """Continuous batching of `node` over a pool of `num_blocks` blocks of `block_size` tokens.
 
-    Making one proves on a short text that pool and stock model agree (`selfcheck.check_node`).
+    Making one proves on a short text that pool and stock model agree (`selfcheck.check_node`). On a CPU
+    it sets how many threads torch uses, so make it in the thread that steps it.
 
     Args:
         max_step_tokens: the token budget of a step.
@@ -64,6 +39,8 @@ class KVEngine:
     def __init__(
         self, node: Node, *, num_blocks: int, block_size: int, max_step_tokens: int, max_rows: int
     ) -> None:
+        if node.device.type == "cpu":
+            use_cpu_threads(node.parameters)
         self.node: Final = node
         self.forwards = 0
         self.step_keys: tuple[str, ...] = ()

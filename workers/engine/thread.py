@@ -5,7 +5,7 @@ cancellations, read at every step boundary; when it is full, `submit` refuses. T
 step led to, one wake-up per step; when that is full, the engine waits. An idle engine blocks on its
 mailbox.
 
-The engine is made in the thread too, for it loads the model there.
+The engine is made in the thread too, for it loads the model there. No torch is imported here.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from threading import Thread
 from typing import Final, Protocol, TypeAlias
 
 from shared.errors import BugError, CapacityError, ClientError, DalSegnoError, WorkerError
-from workers.engine.kv_engine import EngineStats, StepFailedError
 from workers.engine.mailbox import Mailbox
+from workers.engine.outcomes import EngineStats, StepFailedError
 from workers.engine.sequence import SequenceSpec, TokenOutput
 
 _log: Final = logging.getLogger(__name__)

@@ -57,15 +57,6 @@ class KVLayout:
     head_dim: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DefaultSampling:
-    """What `generation_config.json` says of sampling; neutral values where it says nothing."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-
-
 class TokenStep(Protocol):
     """What of a step this node reads."""
 
@@ -77,8 +68,6 @@ class DecoderLM:
     """A decoder-only language model as the engine's node: embed, forward, head.
 
     Attributes:
-        eos_ids: tokens that end an answer, as the checkpoint says.
-        default_sampling: the checkpoint's own.
         weights_digest: tells checkpoints apart (hex).
     """
 
@@ -90,14 +79,10 @@ class DecoderLM:
         *,
         layout: KVLayout,
         max_positions: int,
-        eos_ids: frozenset[int],
-        default_sampling: DefaultSampling,
         weights_digest: str,
     ) -> None:
         self.layout: Final = layout
         self.max_positions: Final = max_positions
-        self.eos_ids: Final = eos_ids
-        self.default_sampling: Final = default_sampling
         self.weights_digest: Final = weights_digest
         self.architecture: Final = type(model).__name__
         self._model = model
@@ -185,13 +170,10 @@ def load(
     layout = _probe(model_class, config)
     chosen = _choose_dtype(dtype, on, shards)
     model = _load_weights(model_class, config, shards, on, chosen, progress)
-    generation = _generation_config(checkpoint)
     return DecoderLM(
         model,
         layout=layout,
         max_positions=int(config.max_position_embeddings),
-        eos_ids=_ids(generation.get("eos_token_id", raw.get("eos_token_id"))),
-        default_sampling=_default_sampling(generation),
         weights_digest=weights_digest(shards),
     )
 
@@ -221,29 +203,6 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-
-
-def _generation_config(checkpoint: Path) -> dict[str, Any]:
-    path = checkpoint / "generation_config.json"
-    return _read_json(path) if path.is_file() else {}
-
-
-def _ids(value: Any) -> frozenset[int]:
-    """`eos_token_id` is one id, a list of them, or null."""
-    if value is None:
-        return frozenset()
-    return frozenset(int(one) for one in (value if isinstance(value, list) else [value]))
-
-
-def _default_sampling(generation: Mapping[str, Any]) -> DefaultSampling:
-    if generation.get("do_sample") is False:
-        return DefaultSampling(temperature=0.0)
-    neutral = DefaultSampling()
-    return DefaultSampling(
-        temperature=float(generation.get("temperature") or neutral.temperature),
-        top_p=float(generation.get("top_p") or neutral.top_p),
-        top_k=int(generation.get("top_k") or neutral.top_k),
-    )
 
 
 def _model_class(raw: Mapping[str, Any], checkpoint: Path) -> Any:

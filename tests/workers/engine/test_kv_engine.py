@@ -9,7 +9,8 @@ import torch
 from shared.errors import BugError, ClientError
 from shared.models.decoder_lm.nodes import DecoderLM
 from tests.workers.engine.oracle import ids, prompts, run
-from workers.engine.kv_engine import KVEngine, StepFailedError
+from workers.engine.kv_engine import KVEngine
+from workers.engine.outcomes import StepFailedError
 from workers.engine.sequence import FinishReason, Sampling, SequenceSpec
 
 SAMPLED = Sampling(temperature=1.2, top_k=50, top_p=0.95, seed=11)

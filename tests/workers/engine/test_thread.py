@@ -1,6 +1,8 @@
 """The engine's thread, driven by a scripted engine whose steps the test lets through one by one."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from threading import Event, Semaphore, current_thread
@@ -11,7 +13,8 @@ from shared.errors import CapacityError, ClientError, DalSegnoError, WorkerError
 from shared.models.decoder_lm.nodes import DecoderLM
 from tests.workers.engine.oracle import ids, run
 from workers.engine import thread as thread_module
-from workers.engine.kv_engine import EngineStats, KVEngine, StepFailedError
+from workers.engine.kv_engine import KVEngine
+from workers.engine.outcomes import EngineStats, StepFailedError
 from workers.engine.sequence import SequenceSpec, TokenOutput
 from workers.engine.thread import Engine, EngineThread
 
@@ -278,3 +281,10 @@ async def test_a_real_engine_answers_through_the_thread_as_without_it(qwen3: Dec
 
     assert found == expected
     assert thread.steps > 0
+
+
+def test_the_thread_is_imported_without_torch() -> None:
+    script = "import sys, workers.engine.thread; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "False"

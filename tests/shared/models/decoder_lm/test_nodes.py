@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shared.models.decoder_lm import nodes
-from shared.models.decoder_lm.nodes import DecoderLM, DefaultSampling, KVLayout, load
+from shared.models.decoder_lm.nodes import DecoderLM, KVLayout, load
 from shared.models.weights import CheckpointError, UnsupportedArchitectureError
 from tests.tiny import FAMILIES, Family, tiny_checkpoint, write_checkpoint
 
@@ -33,8 +33,6 @@ def test_a_checkpoint_in_hub_format_becomes_a_node(family: Family, dtype: Any, s
     assert node.layout == KVLayout(layers=2, kv_heads=2, head_dim=16)
     assert (node.vocab_size, node.max_positions) == (512, 512)
     assert node.dtype is torch.float32
-    assert len(node.eos_ids) == 1
-    assert node.default_sampling == DefaultSampling(temperature=0.0)
     assert node.architecture == ("Qwen3ForCausalLM" if family == "qwen3" else "LlamaForCausalLM")
 
 
@@ -47,20 +45,20 @@ def test_rope_scaling_is_read_from_the_checkpoint() -> None:
     assert scaled.reference(ids).shape == (199, 512)
 
 
+class One:
+    """A step of one token, which needs no mask under any attention."""
+
+    positions = torch.zeros(1, dtype=torch.int32)
+
+
 def test_embed_forward_head_are_the_stock_model() -> None:
     node = load(tiny_checkpoint("qwen3"))
-    ids = torch.arange(9, dtype=torch.int32)
-
-    class Step:
-        positions = torch.arange(9, dtype=torch.int32)
+    ids = torch.tensor([7], dtype=torch.int32)
 
     with torch.inference_mode():
-        # The stock attention takes the mask that stands for none as a mask of zeros: not causal.
-        # So only the last token's own layers are comparable: one token.
-        one = type("One", (), {"positions": Step.positions[:1]})()
-        logits = node.head(node.forward(node.embed(ids[:1]), one), torch.tensor([0]))
+        logits = node.head(node.forward(node.embed(ids), One()), torch.tensor([0]))
 
-    assert torch.allclose(logits, node.reference(ids[:1]), atol=1e-5)
+    assert torch.allclose(logits, node.reference(ids), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -97,26 +95,6 @@ def test_progress_counts_every_byte_of_every_tensor() -> None:
     assert done == sorted(done)
     assert {total for _, total, _ in seen} == {done[-1]}
     assert len({name for _, _, name in seen}) == len(seen) == 25
-
-
-def test_lists_of_eos_ids_and_default_sampling_are_read(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path)
-    content = {"do_sample": True, "eos_token_id": [7, 9], "temperature": 0.6, "top_k": 20, "top_p": 0.95}
-    (tmp_path / "generation_config.json").write_text(json.dumps(content))
-
-    node = load(tmp_path)
-
-    assert node.eos_ids == frozenset({7, 9})
-    assert node.default_sampling == DefaultSampling(temperature=0.6, top_k=20, top_p=0.95)
-
-
-def test_without_a_generation_config_the_config_says_what_ends_an_answer(tmp_path: Path) -> None:
-    (edited(tmp_path, eos_token_id=5) / "generation_config.json").unlink()
-
-    node = load(tmp_path)
-
-    assert node.eos_ids == frozenset({5})
-    assert node.default_sampling == DefaultSampling()
 
 
 @pytest.mark.parametrize(
@@ -246,7 +224,6 @@ def test_a_node_takes_embeddings_in_the_place_of_ids() -> None:
     node: DecoderLM = load(tiny_checkpoint("qwen3"))
     ids = torch.tensor([5], dtype=torch.int32)
     embeddings = node._model.get_input_embeddings()(ids)
-    one = type("One", (), {"positions": torch.zeros(1, dtype=torch.int32)})()
 
     with torch.inference_mode():
-        assert torch.equal(node.forward(embeddings, one), node.forward(ids, one))
+        assert torch.equal(node.forward(embeddings, One()), node.forward(ids, One()))
