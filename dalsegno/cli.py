@@ -142,11 +142,14 @@ def ask(**told: Any) -> None:
 
     if told["text"] == "-":
         told["text"] = sys.stdin.read()
+    began = False
     try:
         for piece in ask(Question(**told)):
             click.echo(piece, nl=False)
+            began = True
     finally:
-        click.echo()
+        if began:
+            click.echo()
 
 
 @main.command()

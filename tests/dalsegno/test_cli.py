@@ -46,6 +46,11 @@ def test_help_lists_every_command() -> None:
         assert f"\n  {name} " in listed
 
 
+def test_ask_without_a_server_is_one_line() -> None:
+    line = the_line(dalsegno("ask", "What does len do?", "--url", "http://127.0.0.1:1"))
+    assert line.startswith("no server answers at http://127.0.0.1:1")
+
+
 def test_a_misspelt_model_is_one_line_with_a_guess() -> None:
     assert the_line(dalsegno("serve", "demmo")).endswith("did you mean 'demo'?")
 
