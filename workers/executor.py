@@ -57,6 +57,7 @@ class _Order:
 
     key: StepKey
     ready: NodeReady
+    is_too_many: bool = False
     chain: Chain | None = None
     task: asyncio.Task[None] | None = None
 
@@ -95,7 +96,7 @@ class Executor:
             return
         for other in [k for k in self._orders if k.request_id == key.request_id and k.attempt < key.attempt]:
             self._tasks.create_task(self._drop(self._orders[other]), name=f"drop {other}")
-        order = self._orders[key] = _Order(key, start.order)
+        order = self._orders[key] = _Order(key, start.order, is_too_many=len(self._orders) >= MAX_ORDERS)
         self._idle.clear()
         order.task = self._tasks.create_task(self._run(order), name=f"run {key}")
 
@@ -133,7 +134,7 @@ class Executor:
         self._forget(order.key)
 
     async def _answer(self, order: _Order) -> WalkCompleted:
-        if len(self._orders) > MAX_ORDERS:
+        if order.is_too_many:
             raise CapacityError(f"this worker runs {MAX_ORDERS} steps already; try again later")
         key, ready = order.key, order.ready
         recalled = await self._recall(key)

@@ -52,7 +52,11 @@ BEAT_S: Final = 0.5
 DRAIN_S: Final = 5.0
 """What runs may finish for so long; the launcher kills after twice that."""
 LAST_WORDS_S: Final = 2.0
+SAY_EVERY_S: Final = 2.0
+"""How often the log is told how far a big checkpoint is; the beats tell it all the time."""
 CPU_THREADS: Final = 4
+CONNECT_S: Final = 30.0
+"""The launcher makes the stream while the roles start."""
 
 
 class SupersededError(ClientError):
@@ -87,6 +91,7 @@ async def run(options: WorkerOptions) -> None:
         token=options.nats_token,
         subjects=subjects,
         name=f"worker {options.rank}",
+        timeout_s=CONNECT_S,
         on_change=_say_connection,
     )
     try:
@@ -334,7 +339,7 @@ class LocalModel:
     progress: float = 0.0
     _thread: "EngineThread | None" = field(default=None, init=False)
     _device: str = field(default="cpu", init=False)
-    _said_tenths: int = field(default=0, init=False)
+    _said_s: float = field(default_factory=time.monotonic, init=False)
 
     def counters(self) -> EngineCounters | None:
         return self._thread.stats() if self._thread is not None else None
@@ -391,10 +396,10 @@ class LocalModel:
     def _on_progress(self, done: int, total: int, name: str) -> None:
         """Called from the loader's threads."""
         self.progress = done / max(total, 1)
-        tenth = int(self.progress * 10)
-        if tenth > self._said_tenths:
-            self._said_tenths = tenth
-            _log.info("loading %s: %d %% of %.2f GB", self.config.name, tenth * 10, total / 1e9)
+        now_s = time.monotonic()
+        if now_s - self._said_s >= SAY_EVERY_S:
+            self._said_s = now_s
+            _log.info("loading %s: %.0f %% of %.2f GB", self.config.name, self.progress * 100, total / 1e9)
 
 
 def _import_engine_thread() -> "type[EngineThread]":

@@ -1,0 +1,356 @@
+"""A worker's surroundings, pretended: a log in memory, an engine driven by hand, a conductor's orders.
+
+The toy family has three kinds of walk: CPU nodes (a nested loop, a Parallel), and `prefill` and `decode`
+over a KV node, as a language model has them. Its tokens are bytes: token 65 is `A`.
+"""
+
+import asyncio
+import codecs
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from shared.errors import ClientError
+from shared.events import (
+    AnyEvent,
+    Event,
+    NodeReady,
+    OutputChunk,
+    OutputFence,
+    Usage,
+    WalkCall,
+    WalkStop,
+    decode,
+    encode,
+)
+from shared.ids import Incarnation, Rank
+from shared.log.fake import FakeLog, FakeServer
+from shared.models.base import CpuResult, EngineKind, ModelGraph, TextDecoder
+from shared.plans import Finish, Plan, PlanRequest, Walk
+from shared.subjects import Subjects
+from shared.tensors import Handle, inline_ids, read_ids
+from shared.walks import CLIENT, KEEP, Edge, Loop, Node, Parallel, Sequential, compile_walk
+from workers.chain import Hosted
+from workers.engine.sequence import SequenceSpec, TokenOutput
+from workers.executor import Executor
+from workers.inbox import Start, StepKey, Stop
+from workers.rows import Rows
+from workers.writer import EventWriter
+
+SUBJECTS: Final = Subjects()
+RANK: Final = Rank(0)
+LIFE: Final = Incarnation(7)
+EOS: Final = 0
+E = TypeVar("E", bound=Event)
+
+GREET: Final = Node(
+    "greet", inputs=("name",), outputs=(Edge("greeting", to=CLIENT("text")), Edge("greeting", to=KEEP))
+)
+TRAP: Final = Node("trap", inputs=("name",), outputs=(Edge("nothing", to=KEEP),))
+COUNT: Final = Loop(
+    "outer",
+    Sequential(
+        Loop(
+            "inner",
+            Node("add", inputs=("sum",), outputs=(Edge("sum", to="add"), Edge("sum", to="show"))),
+            max_iters=3,
+            outputs=("sum",),
+        ),
+        Node("show", inputs=("sum",), outputs=(Edge("shown", to=KEEP), Edge("sum_again", to="merge"))),
+        Parallel(
+            Node("merge", inputs=("sum_again",), outputs=(Edge("left", to="join"), Edge("side", to="twin"))),
+            Node("twin", inputs=("side",), outputs=(Edge("right", to="join"),)),
+        ),
+        Node("join", inputs=("left", "right"), outputs=(Edge("joined", to=KEEP),)),
+    ),
+    max_iters="rounds",
+    outputs=("joined",),
+    accumulated=("shown",),
+)
+PREFILL: Final = Node("llm", inputs=("token_ids",), outputs=(Edge("token", to=CLIENT("text")),))
+DECODE: Final = Loop(
+    "decode",
+    Node("llm", inputs=("token",), outputs=(Edge("token", to="llm"), Edge("token", to=CLIENT("text")))),
+    max_iters="max_tokens",
+)
+SECRET: Final = Node("llm", inputs=("token_ids",), outputs=(Edge("token", to=KEEP),))
+
+
+def _plan(request: PlanRequest) -> Plan:
+    yield Walk("greet")
+    return Finish(usage=Usage(), finish_reasons=())
+
+
+TOY: Final = ModelGraph(
+    family="toy",
+    nodes={
+        **dict.fromkeys(("greet", "trap", "add", "show", "merge", "twin", "join"), EngineKind.CPU),
+        "llm": EngineKind.KV,
+        "painter": EngineKind.STATELESS,
+    },
+    walks={
+        "greet": compile_walk("greet", GREET),
+        "trap": compile_walk("trap", TRAP),
+        "count": compile_walk("count", COUNT),
+        "prefill": compile_walk("prefill", PREFILL),
+        "decode": compile_walk("decode", DECODE),
+        "secret": compile_walk("secret", SECRET),
+        "paint": compile_walk("paint", Node("painter", inputs=(), outputs=(Edge("x", to=KEEP),))),
+    },
+    plan=_plan,
+)
+
+
+def text(value: str, key: str = "t") -> Handle:
+    """A tensor of text."""
+    raw = value.encode()
+    return Handle(key=key, dtype="uint8", shape=(len(raw),), data=raw)
+
+
+class ToyProcessing:
+    """The toy's CPU face. `gate` holds the node `greet` back until it is set."""
+
+    eos_ids = (EOS,)
+
+    def __init__(self) -> None:
+        self.greets_as = "hello"
+        self.calls: list[tuple[str, str]] = []
+
+    def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
+        self.calls.append((node, key))
+        values = {name: handle.data for name, handle in inputs.items()}
+        match node:
+            case "greet":
+                greeting = f"{self.greets_as} {(values['name'] or b'').decode()}"
+                return CpuResult(
+                    facts={"length": len(greeting)}, outputs={"greeting": text(greeting, f"{key}/greeting")}
+                )
+            case "trap":
+                error = args["error"]
+                raise error if isinstance(error, Exception) else ClientError(error, code="trapped")
+            case "add":
+                [total] = read_ids(inputs["sum"])
+                return CpuResult(outputs={"sum": inline_ids(f"{key}/sum", [total + 1])})
+            case "show":
+                return CpuResult(outputs={"shown": inputs["sum"], "sum_again": inputs["sum"]})
+            case "merge":
+                return CpuResult(outputs={"left": inputs["sum_again"], "side": inputs["sum_again"]})
+            case "twin":
+                return CpuResult(outputs={"right": inputs["side"]})
+            case "join":
+                [left], [right] = read_ids(inputs["left"]), read_ids(inputs["right"])
+                return CpuResult(facts={"last": left}, outputs={"joined": inline_ids(key, [left + right])})
+            case _:
+                raise AssertionError(node)
+
+    def text_decoder(self) -> TextDecoder:
+        return ByteDecoder()
+
+
+class ByteDecoder:
+    """A token is a byte. Token 255 is one it stumbles over."""
+
+    def __init__(self) -> None:
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        if token_id == 255:
+            raise ZeroDivisionError("a decoder's bug")
+        return self._utf8.decode(bytes([token_id]))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+@dataclass(slots=True)
+class FakeEngine:
+    """An engine of which every step is made by the test.
+
+    Attributes:
+        says: what each sequence generates, by request; the rest of it follows a prefix.
+        steps: how many steps were made.
+    """
+
+    rows: Rows
+    says: dict[str, Sequence[int]] = field(default_factory=dict)
+    specs: dict[str, SequenceSpec] = field(default_factory=dict)
+    submitted: list[SequenceSpec] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    refuses: Exception | None = None
+    steps: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def submit(self, spec: SequenceSpec) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.specs[spec.key] = spec
+        self.submitted.append(spec)
+        self._changed.set()
+
+    def cancel(self, key: str) -> None:
+        """As the engine's thread: one more step may be under way."""
+        self.cancelled.append(key)
+        self.specs.pop(key, None)
+        asyncio.get_running_loop().call_soon(self.rows.on_cancelled, key, 1)
+        self._changed.set()
+
+    async def until(self, condition: Callable[["FakeEngine"], bool]) -> None:
+        """Wait for something submitted or cancelled."""
+        while not condition(self):
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def has(self, count: int = 1) -> None:
+        await self.until(lambda engine: len(engine.specs) >= count)
+
+    def step(self) -> None:
+        """One token for every sequence."""
+        self.steps += 1
+        outputs = [self._next(spec) for spec in self.specs.values()]
+        for output in outputs:
+            if output.finish is not None:
+                del self.specs[output.key]
+        self.rows.on_outputs(outputs)
+
+    def run_out(self) -> None:
+        """Step until nothing is left."""
+        while self.specs:
+            self.step()
+
+    def _next(self, spec: SequenceSpec) -> TokenOutput:
+        token = self.says[spec.key.split(".")[0]][len(spec.prefix_ids)]
+        spec.prefix_ids.append(token)  # counts what was generated
+        finish = spec.finish_reason(token, len(spec.prefix_ids))
+        return TokenOutput(
+            key=spec.key, token_id=token, index=len(spec.prefix_ids) - 1, finish=finish, step=self.steps
+        )
+
+
+def ready(request_id: str, *walks: WalkCall, attempt: int = 1, step: int = 0, seed: int = 0) -> NodeReady:
+    return NodeReady(
+        id=f"{request_id}.ready.{attempt}.{step}.0",
+        writer="conductor",
+        request_id=request_id,
+        attempt=attempt,
+        index=step,
+        incarnation=LIFE,
+        epoch=1,
+        trace="00-trace",
+        rank=RANK,
+        model="toy",
+        walks=list(walks),
+        placement={},
+        origin="g-1",
+        seed=seed,
+        reason="",
+        history=b"",
+    )
+
+
+def chat(prompt: Sequence[int] = (1, 2), *, max_tokens: int = 100, **args: Any) -> tuple[WalkCall, WalkCall]:
+    """The two walks of an answer."""
+    sampling = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
+    args = {"max_tokens": max_tokens, "sampling": sampling, "stop": [], "ignore_eos": False} | args
+    prefill = WalkCall(name="prefill", inputs={"token_ids": inline_ids("p", list(prompt))}, args=args)
+    return prefill, WalkCall(name="decode", args=args)
+
+
+def start(order: NodeReady) -> Start:
+    return Start(StepKey(str(order.request_id), order.attempt, order.index), order)
+
+
+def stop(order: NodeReady, *, started: bool = True) -> Stop:
+    event = WalkStop(
+        id=f"{order.request_id}.stop",
+        writer="conductor",
+        request_id=order.request_id,
+        attempt=order.attempt,
+        index=order.index,
+        incarnation=order.incarnation,
+        epoch=1,
+        rank=order.rank,
+        reason="cancelled",
+        history=b"",
+    )
+    return Stop(StepKey(str(order.request_id), order.attempt, order.index), event, started=started)
+
+
+def fence(request_id: str, attempt: int, epoch: int = 1) -> OutputFence:
+    return OutputFence(
+        id=f"{request_id}.fence.{attempt}",
+        writer="conductor",
+        request_id=request_id,
+        attempt=attempt,
+        epoch=epoch,
+        reason="",
+        history=b"",
+    )
+
+
+@dataclass(slots=True)
+class Rig:
+    """An executor and all around it."""
+
+    server: FakeServer
+    log: FakeLog
+    engine: FakeEngine
+    processing: ToyProcessing
+    executor: Executor
+
+    def start(self, order: NodeReady) -> None:
+        self.executor.start(start(order))
+
+    async def event(self, kind: type[E], request_id: str = "r", attempt: int = 1) -> E:
+        """The first such event of a request and attempt, once it is stored."""
+        async with aclosing(self.log.read(SUBJECTS.all_of(request_id), 1)) as records:
+            async for record in records:
+                found = decode(record.data)
+                if isinstance(found, kind) and found.attempt == attempt:
+                    return found
+        raise AssertionError
+
+    def events(self, kind: type[E]) -> list[E]:
+        """All such events stored so far."""
+        return [event for event in self.all() if isinstance(event, kind)]
+
+    def all(self) -> list[AnyEvent]:
+        return [decode(record.data) for record in self.server.records]
+
+    def put_fence(self, event: OutputFence) -> None:
+        subject = SUBJECTS.output("g-1", str(event.request_id), "conductor")
+        self.server.append(subject, encode(event))
+
+    def released(self, request_id: str = "r") -> str:
+        return "".join(c.text for c in self.events(OutputChunk) if c.request_id == request_id)
+
+
+@asynccontextmanager
+async def rigged(server: FakeServer | None = None, *, max_posted: int = 1000) -> AsyncIterator[Rig]:
+    """A rig; what runs at the end is dropped."""
+    server = server or FakeServer(SUBJECTS)
+    log = FakeLog(server, max_posted=max_posted)
+    rows = Rows()
+    engine = FakeEngine(rows)
+    rows.engine = engine
+    processing = ToyProcessing()
+    writer = EventWriter(log, RANK)
+    writer.incarnation = LIFE
+    with ThreadPoolExecutor(2) as pool:
+        hosted = Hosted(graph=TOY, processing=processing, rows=rows, pool=pool)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                executor = Executor(hosted, log=log, subjects=SUBJECTS, writer=writer, tasks=tasks)
+                yield Rig(server, log, engine, processing, executor)
+                await executor.abandon()
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None  # a failed test says what failed, and no more
+        finally:
+            await log.close()
+
+
+async def turns(count: int = 20) -> None:
+    """Let the loop go round: whatever can happen without anybody's doing has happened."""
+    for _ in range(count):
+        await asyncio.sleep(0)

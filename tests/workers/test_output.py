@@ -1,0 +1,86 @@
+"""The pure half of an output; the shell is tested with the executor."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.events import OutputChunk
+from shared.transcript import Transcript
+from workers.output import COALESCE_S, MAX_CHUNK_TOKENS, Chunker, OutputState
+
+
+def chunker(state: OutputState | None = None) -> Chunker:
+    return Chunker(state or OutputState(), request_id="r", attempt=1)
+
+
+def cut(from_: Chunker, now_s: float) -> OutputChunk:
+    chunk = from_.peek()
+    from_.take(chunk, now_s)
+    return chunk
+
+
+def test_nothing_is_due_while_nothing_waits() -> None:
+    empty = chunker()
+
+    assert empty.due_s() is None
+    empty.add(1, "a", 5.0)
+    cut(empty, 5.0)
+    assert empty.due_s() is None
+
+
+def test_the_first_text_is_due_at_once_and_later_text_is_coalesced() -> None:
+    chunks = chunker()
+    chunks.add(1, "a", 5.0)
+    assert chunks.due_s() == 0.0
+    cut(chunks, 5.0)
+    chunks.add(2, "b", 5.001)
+    assert chunks.due_s() == 5.0 + COALESCE_S
+
+
+def test_tokens_without_text_wait_and_the_first_text_does_not_wait_for_them() -> None:
+    chunks = chunker()
+    chunks.add(1, "", 5.0)
+    assert chunks.due_s() == 5.0 + COALESCE_S
+    cut(chunks, 5.02)
+    chunks.add(2, "a", 5.021)
+    assert chunks.due_s() == 0.0
+
+
+@given(
+    pieces=st.lists(st.tuples(st.integers(0, 9), st.text(max_size=3), st.booleans()), max_size=30),
+)
+def test_however_it_is_cut_chunks_follow_on_one_another(pieces: list[tuple[int, str, bool]]) -> None:
+    state = OutputState()
+    chunks, cuts = chunker(state), []
+    for token, text, cuts_here in pieces:
+        chunks.add(token, text, 1.0)
+        if cuts_here:
+            cuts.append(cut(chunks, 1.0))
+    while chunks.pending:
+        cuts.append(cut(chunks, 1.0))
+
+    text, tokens = "", list[int]()
+    transcript = Transcript()
+    for place, chunk in enumerate(cuts):
+        assert (chunk.index, chunk.text_offset, chunk.token_offset) == (place, len(text), len(tokens))
+        text, tokens = text + chunk.text, tokens + chunk.token_ids
+        transcript.fold(chunk)
+    assert text == "".join(piece[1] for piece in pieces)
+    assert tokens == [piece[0] for piece in pieces]
+    assert len({chunk.id for chunk in cuts}) == len(cuts)
+    assert chunks.totals == transcript.totals
+
+
+def test_what_is_only_looked_at_changes_nothing() -> None:
+    chunks = chunker()
+    chunks.add(1, "a", 0.0)
+
+    assert chunks.peek() == chunks.peek()
+    assert chunks.totals.chunks == 0
+
+
+def test_a_long_backlog_is_cut_to_size() -> None:
+    chunks = chunker()
+    for token in range(MAX_CHUNK_TOKENS + 1):
+        chunks.add(token, "x", 0.0)
+
+    assert [len(cut(chunks, 0.0).text), len(cut(chunks, 0.0).text)] == [MAX_CHUNK_TOKENS, 1]

@@ -1,0 +1,320 @@
+"""A worker's life on a log in memory, with an engine driven by hand."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+import pytest
+
+from shared.config import DeploymentConfig, NodeGroup
+from shared.errors import WorkerError
+from shared.events import (
+    AnyEvent,
+    EpochOpened,
+    Event,
+    NodeReady,
+    OutputChunk,
+    WalkCompleted,
+    WalkStopped,
+    WorkerJoined,
+    WorkerLeaving,
+    WorkerLost,
+    decode,
+    encode,
+)
+from shared.log.fake import FakeLog, FakeServer
+from tests.workers import harness
+from tests.workers.harness import EOS, RANK, SUBJECTS, FakeEngine, ToyProcessing, chat
+from workers import process
+from workers.process import Loaded, SupersededError, Worker
+from workers.rows import Rows
+
+E = TypeVar("E", bound=Event)
+CONFIG = DeploymentConfig(
+    model="toy",
+    name="toy-1",
+    checkpoint="/nowhere",
+    max_seq_len=128,
+    node_groups=[NodeGroup(node_names=["greet", "llm"], ranks=[0])],
+)
+
+
+@dataclass(slots=True)
+class FakeModel:
+    """A model of which the test says when it is loaded, and when it dies."""
+
+    progress: float = 0.25
+    engine: FakeEngine | None = None
+    may_load: asyncio.Event = field(default_factory=asyncio.Event)
+    death: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    is_closed: bool = False
+
+    def counters(self) -> None:
+        return None
+
+    async def load(self, rows: Rows) -> Loaded:
+        await self.may_load.wait()
+        self.engine = FakeEngine(rows)
+        return Loaded(graph=harness.TOY, processing=ToyProcessing(), engine=self.engine, kv_tokens=512)
+
+    async def wait(self) -> None:
+        await self.death
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass(slots=True)
+class Life:
+    """One worker under test, and the log it lives on."""
+
+    server: FakeServer
+    log: FakeLog
+    model: FakeModel
+    task: "asyncio.Task[None]"
+    epoch: int = 1
+
+    async def event(self, kind: type[E], count: int = 1) -> E:
+        """The `count`-th event of a kind, once it is stored."""
+        async with aclosing(self.log.read([f"{SUBJECTS.prefix}.>"], 1)) as records:
+            async for record in records:
+                found = decode(record.data)
+                if isinstance(found, kind):
+                    count -= 1
+                    if count == 0:
+                        return found
+        raise AssertionError
+
+    async def incarnation(self, count: int = 1) -> int:
+        joined = await self.event(WorkerJoined, count)
+        return next(record.seq for record in self.server.records if decode(record.data).id == joined.id)
+
+    async def beat(self, state: str) -> dict[str, object]:
+        """The next beat that says so."""
+        async with aclosing(self.log.listen(SUBJECTS.beat("worker", "0"))) as beats:
+            async for _, data in beats:
+                signs = msgspec.msgpack.decode(data, type=dict[str, object])
+                if signs["state"] == state:
+                    return signs
+        raise AssertionError
+
+    def order(self, request_id: str, *, incarnation: int) -> NodeReady:
+        ready = msgspec.structs.replace(
+            harness.ready(request_id, *chat()), incarnation=incarnation, epoch=self.epoch
+        )
+        self.server.append(SUBJECTS.ready(RANK, request_id), encode(ready))
+        return ready
+
+    def put(self, subject: str, event: Event) -> None:
+        self.server.append(subject, encode(event))
+
+    def events(self) -> list[AnyEvent]:
+        return [decode(record.data) for record in self.server.records]
+
+    @property
+    def engine(self) -> FakeEngine:
+        assert self.model.engine is not None
+        return self.model.engine
+
+
+@asynccontextmanager
+async def living(server: FakeServer | None = None, *, loaded: bool = True) -> AsyncIterator[Life]:
+    """A worker that runs, and is cancelled at the end unless it has ended."""
+    server = server or FakeServer(SUBJECTS)
+    log, model = FakeLog(server), FakeModel()
+    if loaded:
+        model.may_load.set()
+    task = asyncio.create_task(Worker(log, SUBJECTS, CONFIG, RANK, model).run())
+    try:
+        yield Life(server, log, model, task)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+        await log.close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "BEAT_S", 0.01)
+    monkeypatch.setattr(process, "DRAIN_S", 0.0)
+
+
+async def test_it_joins_and_says_what_it_hosts() -> None:
+    async with living() as life:
+        joined = await life.event(WorkerJoined)
+
+        assert (joined.rank, joined.model, joined.nodes) == (0, "toy-1", ["greet", "llm"])
+        assert (joined.kv_tokens, joined.max_seq_len, joined.number) == (512, 128, 1)
+        assert joined.pid > 0
+
+
+async def test_it_answers_orders_of_its_own_life_and_no_others() -> None:
+    async with living() as life:
+        at = await life.incarnation()
+        await life.beat("ready")
+        life.order("old", incarnation=at - 1)
+        life.order("r", incarnation=at)
+        await life.engine.has()
+        life.engine.says["r"] = [65, EOS]
+        life.engine.run_out()
+        done = await life.event(WalkCompleted)
+
+        assert (done.request_id, done.incarnation, done.writer) == ("r", at, "w0")
+        assert [spec.key for spec in life.engine.submitted] == ["r.1.0.llm"]
+        numbers = [event.number for event in life.events() if event.writer == "w0"]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+async def test_a_stop_read_from_the_log_stops() -> None:
+    async with living() as life:
+        order = life.order("r", incarnation=await life.incarnation())
+        await life.engine.has()
+        life.put(SUBJECTS.ready(RANK, "r"), harness.stop(order).order)
+
+        assert (await life.event(WalkStopped)).steps_after == 1
+
+
+async def test_beats_tell_how_it_is() -> None:
+    async with living(loaded=False) as life:
+        loading = await life.beat("loading")
+        assert (loading["progress"], loading["incarnation"]) == (0.25, None)
+        life.model.may_load.set()
+        ready = await life.beat("ready")
+
+        assert ready["incarnation"] == await life.incarnation()
+        assert {"rank", "steps", "running", "waiting", "kv_used", "kv_total", "model", "pid"} <= set(ready)
+
+
+async def test_told_to_stop_it_finishes_what_runs_takes_nothing_new_and_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "DRAIN_S", 30.0)
+    async with living() as life:
+        at = await life.incarnation()
+        life.order("r", incarnation=at)
+        await life.engine.has()
+        life.task.cancel()
+        await life.beat("draining")
+        life.order("late", incarnation=at)
+        life.engine.says["r"] = [65, EOS]
+        life.engine.run_out()
+        leaving = await life.event(WorkerLeaving)
+        await asyncio.wait([life.task])
+
+        assert leaving.incarnation == at
+        kinds = [type(event) for event in life.events() if event.writer == "w0"]
+        assert kinds == [WorkerJoined, OutputChunk, OutputChunk, WalkCompleted, WorkerLeaving]
+        assert life.task.cancelled()
+        assert life.model.is_closed
+
+
+async def test_what_is_unfinished_at_the_deadline_is_left_without_a_word() -> None:
+    async with living() as life:
+        life.order("r", incarnation=await life.incarnation())
+        await life.engine.has()
+        life.task.cancel()
+        await asyncio.wait([life.task])
+
+        kinds = [type(event) for event in life.events() if event.writer == "w0"]
+        assert kinds == [WorkerJoined, WorkerLeaving]
+        assert life.engine.cancelled == ["r.1.0.llm"]
+
+
+async def test_told_to_stop_while_it_loads_it_stops_at_once() -> None:
+    async with living(loaded=False) as life:
+        await life.beat("loading")
+        life.task.cancel()
+        await asyncio.wait([life.task])
+
+        assert life.task.cancelled()
+        assert not life.server.records
+
+
+async def test_a_newer_life_of_its_rank_ends_it() -> None:
+    async with living() as life:
+        await life.incarnation()
+        newer = WorkerJoined(id="w0.joined.newer", rank=0, model="toy-1", nodes=[], device="cpu")
+        life.put(SUBJECTS.worker(RANK), newer)
+        await asyncio.wait([life.task])
+
+        [error] = leaves(life.task.exception())
+        assert isinstance(error, SupersededError)
+        assert "as incarnation 2" in error.message
+
+
+async def test_a_late_copy_of_an_earlier_life_does_not_end_it() -> None:
+    server = FakeServer(SUBJECTS)
+    earlier = WorkerJoined(id="w0.joined.earlier", rank=0, model="toy-1", nodes=[], device="cpu")
+    server.append(SUBJECTS.worker(RANK), encode(earlier))
+    async with living(server) as life:
+        at = await life.incarnation(2)
+        life.put(SUBJECTS.worker(RANK), earlier)
+        life.order("r", incarnation=at)
+        await life.engine.has()
+
+        assert not life.task.done()
+
+
+async def test_given_up_by_the_conductor_it_joins_again_with_the_model_it_has() -> None:
+    async with living() as life:
+        at = await life.incarnation()
+        life.order("r", incarnation=at)
+        await life.engine.has()
+        lost = WorkerLost(id="l", writer="conductor", epoch=1, rank=0, incarnation=at, reason="silent")
+        life.put(SUBJECTS.conductor("lost"), lost)
+        again = await life.incarnation(2)
+        life.order("q", incarnation=again)
+        await life.engine.until(lambda engine: list(engine.specs) == ["q.1.0.llm"])
+
+        assert again > at
+        assert life.engine.cancelled == ["r.1.0.llm"]
+        assert not [event for event in life.events() if isinstance(event, WalkStopped)]
+
+
+async def test_orders_of_a_conductor_deposed_before_it_joined_are_void() -> None:
+    server = FakeServer(SUBJECTS)
+    server.append(
+        SUBJECTS.epoch, encode(EpochOpened(id="e", writer="conductor", epoch=4, conductor="c", core=""))
+    )
+    async with living(server) as life:
+        at = await life.incarnation()
+        life.order("void", incarnation=at)
+        life.epoch = 4
+        life.order("r", incarnation=at)
+        await life.engine.has()
+
+        assert list(life.engine.specs) == ["r.1.0.llm"]
+
+
+async def test_while_the_log_is_away_what_runs_goes_on() -> None:
+    async with living() as life:
+        life.order("r", incarnation=await life.incarnation())
+        await life.engine.has()
+        life.server.stop()
+        life.engine.says["r"] = [65, 66, EOS]
+        life.engine.run_out()
+        life.server.start()
+        done = await life.event(WalkCompleted)
+
+        assert done.results[-1].facts == {"completion_tokens": 3, "finish_reason": "stop"}
+
+
+async def test_an_engine_that_dies_ends_the_process() -> None:
+    async with living() as life:
+        await life.incarnation()
+        life.model.death.set_exception(WorkerError("the device fell off"))
+        await asyncio.wait([life.task])
+
+        [error] = leaves(life.task.exception())
+        assert isinstance(error, WorkerError)
+
+
+def leaves(error: BaseException | None) -> list[BaseException]:
+    """The errors in a group, however deep."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in leaves(inner)]
+    return [] if error is None else [error]

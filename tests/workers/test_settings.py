@@ -1,0 +1,48 @@
+from typing import Any
+
+import pytest
+
+from shared.config import ConfigError
+from workers import settings
+
+
+def test_without_model_kwargs_everything_suits_the_device() -> None:
+    found = settings.parse({})
+
+    assert (found.dtype, found.device, found.block_size) == ("auto", "auto", 16)
+    assert (found.rows_on("cpu"), found.step_tokens_on("cpu")) == (64, 512)
+    assert (found.rows_on("cuda"), found.step_tokens_on("cuda")) == (256, 4096)
+
+
+def test_what_is_set_is_taken() -> None:
+    given = {"dtype": "bfloat16", "device": "cuda:1", "block_size": 4, "max_step_tokens": 32, "max_rows": 8}
+
+    found = settings.parse(given)
+
+    assert (found.dtype, found.device, found.block_size) == ("bfloat16", "cuda:1", 4)
+    assert (found.rows_on("cuda"), found.step_tokens_on("cuda")) == (8, 32)
+
+
+def test_many_rows_raise_the_budget_of_a_step() -> None:
+    assert settings.parse({"max_rows": 1000}).step_tokens_on("cpu") == 1000
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"dtyp": "auto"}, "unknown key model_kwargs.dtyp; did you mean 'dtype'"),
+        ({"zzz": 1}, "unknown key model_kwargs.zzz; expected one of"),
+        ({"dtype": "int8"}, r"Invalid enum value 'int8' - at `\$.dtype`"),
+        ({"device": "tpu"}, "device"),
+        ({"max_rows": 0}, "max_rows"),
+        ({"block_size": "16"}, "block_size"),
+    ],
+)
+def test_a_wrong_setting_is_told_by_name(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings.parse(kwargs)
+
+
+def test_a_step_must_have_a_token_for_every_row() -> None:
+    with pytest.raises(ConfigError, match="max_step_tokens is 4: expected at least max_rows, which is 64"):
+        settings.parse({"max_step_tokens": 4}).step_tokens_on("cpu")
