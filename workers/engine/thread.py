@@ -113,10 +113,14 @@ class EngineThread:
         await asyncio.shield(asyncio.wrap_future(self._ended))
 
     async def close(self) -> None:
-        """Stop after the step that is running; what is unfinished is forgotten."""
+        """Stop after the step that is running; what is unfinished is forgotten.
+
+        A model that is still loading is not waited for: the thread ends by itself when it is there, or
+        with the process.
+        """
         self._inbox.close()
         self._outbox.close()
-        if self._thread.is_alive():
+        if self._ready.done() and self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
 
     def submit(self, spec: SequenceSpec) -> None:

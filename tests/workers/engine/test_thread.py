@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from threading import Event, Semaphore, current_thread
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from shared.models.decoder_lm.nodes import DecoderLM
 from tests.workers.engine.oracle import ids, run
 from workers.engine import thread as thread_module
 from workers.engine.kv_engine import KVEngine
+from workers.engine.mailbox import Mailbox
 from workers.engine.outcomes import EngineStats, StepFailedError
 from workers.engine.sequence import SequenceSpec, TokenOutput
 from workers.engine.thread import Engine, EngineThread
@@ -218,25 +220,46 @@ async def test_a_full_inbox_refuses_sequences_but_never_a_cancel(monkeypatch: py
         assert await reports.next() == ("cancelled", "a", 1)
 
 
-async def test_the_engine_waits_for_a_loop_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_module, "OUTBOX_CAPACITY", 2)
+class Watched(Mailbox[Any]):
+    """Remembers the most it ever held."""
+
+    most = 0
+
+    def put(self, item: Any) -> bool:
+        is_in = super().put(item)
+        self.most = max(self.most, len(self._items))
+        return is_in
+
+
+async def test_the_engine_waits_for_a_loop_that_does_not_read() -> None:
     engine = ScriptedEngine()
     async with running(engine) as (thread, reports):
+        thread._outbox = box = Watched(2)
         thread.submit(spec("a"))
         engine.permits.release(50)
-        blocked = Event()
         for _ in range(3):
-            engine.begun.acquire()  # the loop is held up here, in three steps
-        # Two reports are in the box; the third step's waits, and no fourth begins.
-        assert not await_nothing(engine, blocked)
+            engine.begun.acquire()  # the loop stands still here while three steps begin
 
-        assert [await reports.next() for _ in range(3)] == [("tokens", "a")] * 3
+        assert [await reports.next() for _ in range(50)] == [("tokens", "a")] * 50
+        assert box.most <= 2
 
 
-def await_nothing(engine: ScriptedEngine, blocked: Event) -> bool:
-    """Whether another step begins while the loop stands still."""
-    blocked.wait(0.05)
-    return engine.begun.acquire(blocking=False)
+async def test_closing_does_not_wait_for_a_model_that_loads() -> None:
+    may_end = Event()
+
+    def factory() -> Engine:
+        may_end.wait()
+        return ScriptedEngine()
+
+    reports = Reports()
+    thread = EngineThread(factory, reports.outputs, reports.error, on_cancelled=reports.cancelled)
+    async with asyncio.TaskGroup() as tasks:
+        starting = tasks.create_task(thread.start())
+        await asyncio.sleep(0)  # one turn of the loop: the thread is started
+        await thread.close()
+        assert not starting.done()
+        may_end.set()
+    await thread.wait()
 
 
 async def test_closing_ends_the_thread_in_order() -> None:
@@ -245,9 +268,8 @@ async def test_closing_ends_the_thread_in_order() -> None:
         thread.submit(spec("a"))
         await begun(engine)
         engine.permits.release()
-        closing = asyncio.ensure_future(thread.close())
         engine.permits.release(1000)
-        await closing
+        await thread.close()
 
         await thread.wait()
         assert not thread._thread.is_alive()
