@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from shared.config import DeploymentConfig
+from shared.config import ConfigError, DeploymentConfig
 from shared.errors import ClientError
 from shared.events import EpochOpened, MalformedEventError, WorkerJoined, WorkerLeaving, decode
 from shared.ids import Rank
@@ -37,6 +37,8 @@ from shared.models.base import EngineKind, ModelGraph, Processing
 from shared.subjects import Subjects
 from workers import settings
 from workers.chain import Hosted
+from workers.engine.outcomes import EngineStats
+from workers.engine.thread import EngineThread
 from workers.executor import Executor
 from workers.inbox import Inbox, Joined, Lost, Start, Stop, Superseded, Unreadable
 from workers.rows import EnginePort, Rows
@@ -44,7 +46,6 @@ from workers.writer import EventWriter
 
 if TYPE_CHECKING:
     from workers.engine.kv_engine import KVEngine
-    from workers.engine.thread import EngineThread
 
 _log: Final = logging.getLogger(__name__)
 
@@ -101,21 +102,6 @@ async def run(options: WorkerOptions) -> None:
         await log.close()
 
 
-class EngineCounters(Protocol):
-    """What a beat tells of the engine."""
-
-    @property
-    def forwards(self) -> int: ...
-    @property
-    def running(self) -> int: ...
-    @property
-    def waiting(self) -> int: ...
-    @property
-    def kv_used(self) -> int: ...
-    @property
-    def kv_total(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
     """A model that can serve."""
@@ -135,7 +121,7 @@ class Model(Protocol):
         """How much of it is loaded, from 0 to 1."""
         ...
 
-    def counters(self) -> EngineCounters | None: ...
+    def counters(self) -> EngineStats | None: ...
 
     async def load(self, rows: Rows) -> Loaded:
         """Load it; tokens go to `rows`."""
@@ -337,20 +323,23 @@ class LocalModel:
     settings: settings.EngineSettings
     rank: int
     progress: float = 0.0
-    _thread: "EngineThread | None" = field(default=None, init=False)
+    _thread: EngineThread | None = field(default=None, init=False)
     _device: str = field(default="cpu", init=False)
     _said_s: float = field(default_factory=time.monotonic, init=False)
 
-    def counters(self) -> EngineCounters | None:
+    def counters(self) -> EngineStats | None:
         return self._thread.stats() if self._thread is not None else None
 
     async def load(self, rows: Rows) -> Loaded:
         begun_s = time.monotonic()
         graph = registry.graph(self.config.model)
+        kinds = {graph.nodes[node] for node in self.config.nodes_of(self.rank)}
+        if EngineKind.STATELESS in kinds:
+            raise ConfigError(f"{self.config.model} needs the stateless engine, which is not there yet")
         kv_tokens = 0
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(asyncio.to_thread(self._load_processing), name="processing")
-            if EngineKind.KV in (graph.nodes[node] for node in self.config.nodes_of(self.rank)):
+            if EngineKind.KV in kinds:
                 kv_tokens = await self._start_engine(rows)
         self.progress = 1.0
         _log.info("loaded %s in %.1f s", self.config.name, time.monotonic() - begun_s)
@@ -377,8 +366,7 @@ class LocalModel:
 
     async def _start_engine(self, rows: Rows) -> int:
         """Start the engine's thread; how many tokens its pool holds."""
-        thread_type = await asyncio.to_thread(_import_engine_thread)
-        thread = thread_type(
+        thread = EngineThread(
             self._make_engine, rows.on_outputs, rows.on_error, on_cancelled=rows.on_cancelled
         )
         engine = await thread.start()
@@ -400,12 +388,6 @@ class LocalModel:
         if now_s - self._said_s >= SAY_EVERY_S:
             self._said_s = now_s
             _log.info("loading %s: %.0f %% of %.2f GB", self.config.name, self.progress * 100, total / 1e9)
-
-
-def _import_engine_thread() -> "type[EngineThread]":
-    from workers.engine.thread import EngineThread  # noqa: PLC0415 - torch: seconds, and not on the loop
-
-    return EngineThread
 
 
 def _say_connection(connected: bool) -> None:

@@ -1,0 +1,244 @@
+"""A worker with the real engine and a tiny checkpoint: orders in, events out, against `generate`."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+from tokenizers import Tokenizer
+
+from shared.config import ConfigError, DeploymentConfig, of_checkpoint
+from shared.events import (
+    Event,
+    Inputs,
+    NodeReady,
+    OutputChunk,
+    OutputFence,
+    Params,
+    WalkCall,
+    WalkCompleted,
+    WalkFailed,
+    WalkStopped,
+    WorkerJoined,
+    decode,
+    encode,
+)
+from shared.log.fake import FakeLog, FakeServer
+from shared.tensors import inline_ids, read_ids
+from tests.tiny import tiny_checkpoint
+from tests.workers import harness
+from tests.workers.engine.oracle import generate, prompts
+from tests.workers.harness import RANK, SUBJECTS
+from workers import settings
+from workers.process import LocalModel, Worker
+
+E = TypeVar("E", bound=Event)
+GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
+TOKENS = 24
+
+
+def config(**kwargs: Any) -> DeploymentConfig:
+    return msgspec.structs.replace(
+        of_checkpoint(tiny_checkpoint("qwen3")), model_kwargs={"device": "cpu", "max_rows": 16} | kwargs
+    )
+
+
+@dataclass(slots=True)
+class Life:
+    server: FakeServer
+    log: FakeLog
+    model: LocalModel
+    incarnation: int = 0
+
+    async def event(self, kind: type[E], request_id: str, *, attempt: int = 1, step: int = 1) -> E:
+        async with aclosing(self.log.read(SUBJECTS.all_of(request_id), 1)) as records:
+            async for record in records:
+                found = decode(record.data)
+                assert isinstance(found, kind) or not isinstance(found, WalkFailed), found
+                if isinstance(found, kind) and (found.attempt, found.index) == (attempt, step):
+                    return found
+        raise AssertionError
+
+    def order(self, ready: NodeReady) -> None:
+        ready = msgspec.structs.replace(ready, incarnation=self.incarnation)
+        self.server.append(SUBJECTS.ready(RANK, str(ready.request_id)), encode(ready))
+
+    def answer(self, request_id: str, prompt: list[int], attempt: int = 1, **args: Any) -> NodeReady:
+        """Order an answer."""
+        args = {"max_tokens": TOKENS, "sampling": GREEDY, "stop": [], "ignore_eos": True} | args
+        prefill = WalkCall(name="prefill", inputs={"token_ids": inline_ids("p", prompt)}, args=args)
+        decode_ = WalkCall(name="decode", args=args)
+        ready = harness.ready(request_id, prefill, decode_, step=1, attempt=attempt, seed=3)
+        self.order(ready)
+        return ready
+
+    def chunks(self, request_id: str) -> list[OutputChunk]:
+        events = [decode(record.data) for record in self.server.records]
+        return [e for e in events if isinstance(e, OutputChunk) and e.request_id == request_id]
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [id for chunk in self.chunks(request_id) for id in chunk.token_ids]
+
+    def text(self, request_id: str) -> str:
+        return "".join(chunk.text for chunk in self.chunks(request_id))
+
+
+@asynccontextmanager
+async def living(**kwargs: Any) -> AsyncIterator[Life]:
+    server = FakeServer(SUBJECTS)
+    log, used = FakeLog(server), config(**kwargs)
+    model = LocalModel(used, settings.parse(used.model_kwargs), RANK)
+    life = Life(server, log, model)
+    task = asyncio.create_task(Worker(log, SUBJECTS, used, RANK, model).run())
+    try:
+        async with aclosing(log.read([SUBJECTS.worker(RANK)], 1)) as records:
+            async for record in records:
+                joined = decode(record.data)
+                assert isinstance(joined, WorkerJoined)
+                life.incarnation = record.seq
+                assert joined.kv_tokens == 16 * 512
+                break
+        yield life
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await log.close()
+        assert task.cancelled()
+
+
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(tiny_checkpoint("qwen3") / "tokenizer.json"))
+
+
+async def test_messages_become_the_tokens_and_text_that_generate_gives() -> None:
+    async with living() as life:
+        inputs = Inputs(messages=[{"role": "user", "content": "What does len do?"}])
+        args = msgspec.to_builtins({"inputs": inputs, "params": Params(max_tokens=TOKENS)})
+        life.order(harness.ready("r", WalkCall(name="prepare", args=args)))
+        prepared = (await life.event(WalkCompleted, "r", step=0)).results[0]
+        prompt = read_ids(prepared.outputs["token_ids"])
+        assert prepared.facts == {"prompt_tokens": len(prompt), "sampling": GREEDY}
+        life.answer("r", prompt)
+        done = await life.event(WalkCompleted, "r")
+
+        expected = generate("qwen3", prompt, TOKENS)
+        assert life.tokens("r") == expected
+        assert life.text("r") == tokenizer().decode(expected)
+        assert done.results[-1].facts == {"completion_tokens": TOKENS, "finish_reason": "length"}
+        assert len(set(expected)) > 5  # or equality would say little
+
+
+async def test_many_at_once_each_get_what_they_get_alone() -> None:
+    async with living(max_step_tokens=32) as life:
+        asked = {f"r{n}": prompt for n, prompt in enumerate(prompts(24, seed=1))}
+        for name, prompt in asked.items():
+            life.answer(name, prompt)
+        for name, prompt in asked.items():
+            await life.event(WalkCompleted, name)
+            assert life.tokens(name) == generate("qwen3", prompt, TOKENS)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, {"temperature": 1.0, "top_p": 0.9, "top_k": 50}])
+async def test_a_second_attempt_goes_on_exactly_behind_what_was_released(sampling: dict[str, float]) -> None:
+    [prompt] = prompts(1, seed=2)
+    async with living() as life:
+        life.answer("whole", prompt, sampling=sampling)
+        whole = await life.event(WalkCompleted, "whole")
+        expected, text = life.tokens("whole"), life.text("whole")
+        assert len(expected) == TOKENS
+        for kept in (2, 7, TOKENS - 1, TOKENS):
+            name = f"r{kept}"
+            halves = expected[: kept // 2], expected[kept // 2 : kept]
+            released = partial_text(expected, kept)
+            at = len(partial_text(expected, kept // 2))
+            put(life, name, 0, released[:at], halves[0], 0, 0)
+            put(life, name, 1, released[at:], halves[1], at, len(halves[0]))
+            fence = OutputFence(
+                id="f", writer="conductor", request_id=name, attempt=2, epoch=1, reason="", history=b""
+            )
+            life.server.append(SUBJECTS.output("g-1", name, "conductor"), encode(fence))
+            life.answer(name, prompt, attempt=2, sampling=sampling)
+            done = await life.event(WalkCompleted, name, attempt=2)
+
+            assert life.tokens(name) == expected
+            assert life.text(name) == text
+            assert done.results[-1].facts == whole.results[-1].facts
+
+
+def partial_text(tokens: list[int], count: int) -> str:
+    """The text an answer of `tokens` has shown after `count` of them."""
+    shown = tokenizer().decode(tokens[:count])
+    return shown if count == len(tokens) else shown.rstrip("\ufffd")
+
+
+def put(life: Life, name: str, index: int, text: str, tokens: list[int], text_at: int, token_at: int) -> None:
+    chunk = OutputChunk(
+        id=f"{name}.out.1.{index}",
+        writer="w0",
+        request_id=name,
+        attempt=1,
+        index=index,
+        text=text,
+        token_ids=tokens,
+        text_offset=text_at,
+        token_offset=token_at,
+    )
+    life.server.append(SUBJECTS.output("g-1", name, "w0"), encode(chunk))
+
+
+async def test_a_stop_frees_the_row_within_two_steps() -> None:
+    async with living() as life:
+        [prompt] = prompts(1, seed=3)
+        order = life.answer("r", prompt, max_tokens=400)
+        async with aclosing(life.log.read([SUBJECTS.outputs_of("r")], 1)) as records:
+            async for _ in records:
+                break
+        stop = msgspec.structs.replace(harness.stop(order).order, incarnation=life.incarnation)
+        life.server.append(SUBJECTS.ready(RANK, "r"), encode(stop))
+        stopped = await life.event(WalkStopped, "r")
+
+        assert stopped.steps_after <= 2
+        assert 1 <= stopped.tokens < 400
+        counters = life.model.counters()
+        assert counters is not None
+        assert (counters.running, counters.waiting, counters.kv_used) == (0, 0, 0)
+
+
+async def test_a_stop_string_ends_an_answer_where_generate_would_have_gone_on() -> None:
+    async with living() as life:
+        [prompt] = prompts(1, seed=4)
+        whole = tokenizer().decode(generate("qwen3", prompt, TOKENS))
+        stop = whole[len(whole) // 2 :][:3]
+        life.answer("r", prompt, stop=[stop])
+        done = await life.event(WalkCompleted, "r")
+
+        assert life.text("r") == whole[: whole.find(stop)]
+        assert done.results[-1].facts["finish_reason"] == "stop"
+        assert done.results[-1].facts["completion_tokens"] == len(life.tokens("r")) < TOKENS
+
+
+async def test_an_answer_too_long_for_the_model_is_a_typed_failure() -> None:
+    async with living() as life:
+        life.answer("r", [1, 2, 3], max_tokens=600)
+        failed = await life.event(WalkFailed, "r")
+
+        assert (failed.failure.code, failed.failure.status) == ("context_length_exceeded", 400)
+
+
+async def test_a_context_longer_than_the_models_is_refused_at_load() -> None:
+    log = FakeLog(FakeServer(SUBJECTS))
+    long = msgspec.structs.replace(config(), max_seq_len=100_000)
+    model = LocalModel(long, settings.EngineSettings(device="cpu"), RANK)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await Worker(log, SUBJECTS, long, RANK, model).run()
+    assert caught.group_contains(ConfigError, match="made for 512 tokens")
+    await log.close()
+
+
+async def test_progress_reaches_its_end() -> None:
+    async with living() as life:
+        assert life.model.progress == 1.0
