@@ -86,6 +86,7 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         self.attach(f"{self._reply_prefix}*", self._answered)
 
     async def close(self) -> None:
+        self._flush_outgoing()
         self._drop_questions("the connection was closed")
         await super().close()
 

@@ -10,14 +10,15 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from shared.errors import BugError, DalSegnoError
+from shared.errors import DalSegnoError
+from shared.log.acceptance import Acceptance
 from shared.log.port import (
     LogRegressedError,
     LogState,
     LogUnavailableError,
     OutboxFullError,
-    PayloadTooLargeError,
     StoredRecord,
     WrongLastSequenceError,
 )
@@ -122,7 +123,7 @@ class FakeLog:
     ) -> None:
         self.on_change = on_change
         self._server = server
-        self._kinds = tuple(subject.removesuffix(">") for subject in server.subjects.logged())
+        self._acceptance = Acceptance(server.subjects)
         self._max_posted = max_posted
         self._created_ns = server.created_ns
         self._highest = len(server.records)
@@ -165,10 +166,7 @@ class FakeLog:
         self._post(_Post(subject, data, None, stored, None))
 
     def _post(self, post: _Post) -> None:
-        if len(post.data) > self.max_payload:
-            raise PayloadTooLargeError(f"an event of {len(post.data)} bytes, the bound is {self.max_payload}")
-        if not post.subject.startswith(self._kinds) or " " in post.subject:
-            raise BugError(f"{post.subject!r} is not a subject of the log: {self._kinds}")
+        self._acceptance.check(post.subject, post.data, self.max_payload)
         self._raise_failure()
         if len(self._posts) >= self._max_posted:
             raise OutboxFullError(f"{len(self._posts)} events are posted and not acked: try again later")
@@ -194,16 +192,8 @@ class FakeLog:
             seq = self._server.append(post.subject, post.data).seq
             self._highest = max(self._highest, seq)
             if post.stored is not None:
-                self._call(post.stored, seq)
+                _call(post.stored, seq)
         self.wake()
-
-    @staticmethod
-    def _call(stored: Callable[[int], None], seq: int) -> None:
-        try:
-            stored(seq)
-        except Exception as error:  # noqa: BLE001 - the caller's bug must not stop the others' posts
-            context = {"message": "a publisher's callback failed", "exception": error}
-            asyncio.get_running_loop().call_exception_handler(context)
 
     async def read(self, subjects: Sequence[str], start_seq: int) -> AsyncGenerator[StoredRecord, None]:
         position = max(start_seq, 1) - 1
@@ -297,8 +287,8 @@ class FakeLog:
             self._fail(LogRegressedError(f"the log ends at {len(server.records)}, not at {self._highest}"))
         if self._connected != server.running:
             self._connected = server.running
-            if self.on_change is not None and self._failure is None:
-                self.on_change(self._connected)
+            if self._failure is None:
+                self._tell(connected=self._connected)
         if self._posts:
             self._schedule()
         self.wake()
@@ -306,13 +296,19 @@ class FakeLog:
     def _fail(self, failure: DalSegnoError) -> None:
         if self._failure is not None:
             return
-        self._failure = failure
+        was_connected, self._failure = self.connected, failure
         posts = list(self._posts)
         self._posts.clear()
         for post in posts:
             if post.failed is not None:
                 post.failed(failure)
         self.wake()
+        if was_connected:
+            self._tell(connected=False)
+
+    def _tell(self, *, connected: bool) -> None:
+        if self.on_change is not None:
+            _call(self.on_change, connected)
 
     def _require(self) -> None:
         self._raise_failure()
@@ -337,6 +333,14 @@ class FakeLog:
             await changed.wait()
             if changed is self._changed:  # the first to wake makes the next event for all
                 self._changed = asyncio.Event()
+
+
+def _call(callback: Callable[[Any], None], argument: object) -> None:
+    try:
+        callback(argument)
+    except Exception as error:  # noqa: BLE001 - the caller's bug must not stop the others
+        context = {"message": "a callback failed", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)
 
 
 def matches(pattern: str, subject: str) -> bool:

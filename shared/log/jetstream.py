@@ -14,8 +14,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from shared.errors import BugError, DalSegnoError
+from shared.errors import DalSegnoError
 from shared.log import jetstream_api as api
+from shared.log.acceptance import Acceptance
 from shared.log.connection import Connection
 from shared.log.cursor import Cursor
 from shared.log.outbox import Entry, Outbox, Refused
@@ -23,7 +24,6 @@ from shared.log.port import (
     LogRegressedError,
     LogState,
     LogUnavailableError,
-    PayloadTooLargeError,
     StoredRecord,
     WrongLastSequenceError,
 )
@@ -115,8 +115,7 @@ class JetStreamLog:
         self, url: str, subjects: Subjects, *, max_pending: int, on_change: Callable[[bool], None] | None
     ) -> None:
         self.on_change = on_change
-        self._subjects = subjects
-        self._kinds = tuple(subject.removesuffix(">") for subject in subjects.logged())
+        self._acceptance = Acceptance(subjects)
         self._stream = subjects.stream
         self._max_pending = max_pending
         self._connection = Connection(url, connected=self._connected, disconnected=self._disconnected)
@@ -167,6 +166,7 @@ class JetStreamLog:
                 return  # and everybody is told
             else:
                 self._go_online()
+                self._tell(connected=True)
                 return
 
     def _go_online(self) -> None:
@@ -174,26 +174,34 @@ class JetStreamLog:
         self._outbox.online()
         for cursor in self._cursors:
             cursor.fail("the connection is new")
-        if self.on_change is not None:
-            self.on_change(True)
 
     async def _disconnected(self) -> None:
         self._outbox.offline()
         if self._online.is_set() and self._failure is None:
             self._online.clear()
-            if self.on_change is not None:
-                self.on_change(False)
+            self._tell(connected=False)
+
+    def _tell(self, *, connected: bool) -> None:
+        if self.on_change is None:
+            return
+        try:
+            self.on_change(connected)
+        except Exception as error:  # noqa: BLE001 - the owner's bug must not stop the reconnecting
+            context = {"message": "an on_change callback failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
 
     def _fail(self, failure: DalSegnoError) -> None:
         if self._failure is not None:
             return
-        self._failure = failure
+        was_connected, self._failure = self.connected, failure
         self._outbox.fail(failure)
         for cursor in self._cursors:
             cursor.fail(failure.message)
         for listener in self._listeners:
             listener.wake()
         self._online.set()  # whoever waits for the log may stop waiting
+        if was_connected:
+            self._tell(connected=False)
 
     async def _same_log(self) -> LogState:
         """The log's state, once it is certain that it did not go backwards; if it did, fail for everybody."""
@@ -229,7 +237,7 @@ class JetStreamLog:
 
     # ---- writing --------------------------------------------------------------------------------------
     async def publish(self, subject: str, data: bytes, *, expected_last_seq: int | None = None) -> int:
-        self._accept(subject, data)
+        self._acceptance.check(subject, data, self.max_payload)
         loop = asyncio.get_running_loop()
         ambiguous = False
         pause_s = _RETRY_S
@@ -262,20 +270,11 @@ class JetStreamLog:
             pause_s = min(2 * pause_s, _RETRY_AT_MOST_S)
 
     def post(self, subject: str, data: bytes, stored: Callable[[int], None] | None = None) -> None:
-        self._accept(subject, data)
+        self._acceptance.check(subject, data, self.max_payload)
         self._outbox.post(subject, data, stored)
 
     async def drain(self) -> None:
         await self._outbox.drain()
-
-    def _accept(self, subject: str, data: bytes) -> None:
-        if len(data) > self.max_payload:
-            raise PayloadTooLargeError(
-                f"an event of {len(data)} bytes on {subject!r} is too large for the log: the bound is "
-                f"{self.max_payload} bytes; send media by reference, or raise the server's max_payload"
-            )
-        if not subject.startswith(self._kinds) or not subject.isprintable() or " " in subject:
-            raise BugError(f"{subject!r} is not a subject of the stream {self._stream!r}: {self._kinds}")
 
     def _transmit(self, number: int, entry: Entry) -> None:
         self._connection.send_publish(
