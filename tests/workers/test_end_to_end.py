@@ -16,7 +16,6 @@ from shared.events import (
     Inputs,
     NodeReady,
     OutputChunk,
-    OutputFence,
     Params,
     WalkCall,
     WalkCompleted,
@@ -142,51 +141,29 @@ async def test_many_at_once_each_get_what_they_get_alone() -> None:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, {"temperature": 1.0, "top_p": 0.9, "top_k": 50}])
-async def test_a_second_attempt_goes_on_exactly_behind_what_was_released(sampling: dict[str, float]) -> None:
+async def test_a_second_attempt_goes_on_exactly_behind_what_was_released(
+    sampling: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.output.COALESCE_S", 0.0)  # a chunk for every token
     [prompt] = prompts(1, seed=2)
     async with living() as life:
         life.answer("whole", prompt, sampling=sampling)
         whole = await life.event(WalkCompleted, "whole")
-        expected, text = life.tokens("whole"), life.text("whole")
-        assert len(expected) == TOKENS
-        for kept in (2, 7, TOKENS - 1, TOKENS):
+        released = life.chunks("whole")
+        assert len(released) == TOKENS
+        for kept in (0, 1, 2, 7, TOKENS - 1, TOKENS):
             name = f"r{kept}"
-            halves = expected[: kept // 2], expected[kept // 2 : kept]
-            released = partial_text(expected, kept)
-            at = len(partial_text(expected, kept // 2))
-            put(life, name, 0, released[:at], halves[0], 0, 0)
-            put(life, name, 1, released[at:], halves[1], at, len(halves[0]))
-            fence = OutputFence(
-                id="f", writer="conductor", request_id=name, attempt=2, epoch=1, reason="", history=b""
-            )
+            for chunk in released[:kept]:
+                copy = msgspec.structs.replace(chunk, request_id=name, id=f"{name}.out.1.{chunk.index}")
+                life.server.append(SUBJECTS.output("g-1", name, "w0"), encode(copy))
+            fence = harness.fence(name, 2)
             life.server.append(SUBJECTS.output("g-1", name, "conductor"), encode(fence))
             life.answer(name, prompt, attempt=2, sampling=sampling)
             done = await life.event(WalkCompleted, name, attempt=2)
 
-            assert life.tokens(name) == expected
-            assert life.text(name) == text
-            assert done.results[-1].facts == whole.results[-1].facts
-
-
-def partial_text(tokens: list[int], count: int) -> str:
-    """The text an answer of `tokens` has shown after `count` of them."""
-    shown = tokenizer().decode(tokens[:count])
-    return shown if count == len(tokens) else shown.rstrip("\ufffd")
-
-
-def put(life: Life, name: str, index: int, text: str, tokens: list[int], text_at: int, token_at: int) -> None:
-    chunk = OutputChunk(
-        id=f"{name}.out.1.{index}",
-        writer="w0",
-        request_id=name,
-        attempt=1,
-        index=index,
-        text=text,
-        token_ids=tokens,
-        text_offset=text_at,
-        token_offset=token_at,
-    )
-    life.server.append(SUBJECTS.output("g-1", name, "w0"), encode(chunk))
+            assert life.tokens(name) == life.tokens("whole")
+            assert life.text(name) == life.text("whole")
+            assert (done.results[-1].facts, done.output) == (whole.results[-1].facts, whole.output)
 
 
 async def test_a_stop_frees_the_row_within_two_steps() -> None:
