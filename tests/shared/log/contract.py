@@ -300,6 +300,9 @@ class LogContract:
             f"{prefix}.beat.worker.0",
             f"{prefix}.walk.a b",
             f"{prefix}.walk",
+            f"{prefix}.walk.",
+            f"{prefix}.walk.*",
+            f"{prefix}.walk.a..b",
         ):
             with pytest.raises(BugError):
                 log.post(subject, b"")
@@ -366,7 +369,23 @@ class LogContract:
         assert datas(read) == [b"%d" % number for number in range(1, 100)]
         assert [record.seq for record in read] == list(range(1, 100))
         assert log.connected
-        assert watch.changes[-2:] == [False, True]
+        assert watch.changes == [False, True]
+
+    async def test_a_failing_on_change_harms_nobody(self, deployment: Deployment) -> None:
+        told: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        failed = asyncio.Event()
+
+        def fail(_: bool) -> None:
+            failed.set()
+            raise RuntimeError("the owner's own bug")
+
+        log = await deployment.open(fail)
+        await deployment.stop()
+        await failed.wait()
+        await deployment.start()
+        assert await log.publish(deployment.subjects.walk("r"), b"1") == 1
+        assert {str(context["exception"]) for context in told} == {"the owner's own bug"}
 
     async def test_a_publish_waits_for_a_log_that_is_away(self, deployment: Deployment) -> None:
         watch = Watch()
@@ -438,6 +457,7 @@ class LogContract:
         with pytest.raises(LogRegressedError, match="anew"):
             await log.publish(subject, b"more")
         assert not log.connected
+        assert watch.changes == [False]
         fresh = await deployment.open()
         assert await collect(fresh.history([subject])) == []
 

@@ -111,6 +111,19 @@ async def test_a_stopped_server_is_as_good_as_a_killed_one(server: NatsServer, s
     await log.close()
 
 
+async def test_an_error_line_of_the_server_does_not_end_the_connection_for_good(
+    server: NatsServer, subjects: Subjects
+) -> None:
+    log = await _open(server, subjects)
+    watch = Watch()
+    log.on_change = watch
+    await log._connection._process_err("'maximum connections exceeded'")
+    await watch.until(connected=True)
+    assert watch.changes == [False, True]
+    assert await log.publish(subjects.walk("r"), b"1") == 1
+    await log.close()
+
+
 async def test_a_refused_condition_after_a_resend_is_no_error_when_the_first_copy_was_ours(
     server: NatsServer, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
