@@ -98,6 +98,7 @@ def _role(command: _F) -> _F:
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="dalsegno", message="%(version)s")
 def main() -> None:
     """Dal Segno: an event-sourced, replayable server for composite models."""
 

@@ -37,7 +37,7 @@ def checkpoint(tmp_path: Path) -> str:
 
 
 def test_version_is_the_packages() -> None:
-    assert dalsegno("version").output == f"{version('dalsegno')}\n"
+    assert dalsegno("version").output == dalsegno("--version").output == f"{version('dalsegno')}\n"
 
 
 def test_help_lists_every_command() -> None:
