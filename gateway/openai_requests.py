@@ -145,7 +145,12 @@ class CompletionRequest(_Request):
                 ids = self.prompt[0] if isinstance(self.prompt[0], list) else self.prompt
                 return _token_prompt(ids)
             case [_, _, *_]:
-                raise NotSupportedError("prompt", f"a list of {len(self.prompt)} prompts", "one at a time")
+                raise InvalidParamError(
+                    "prompt",
+                    f"prompt is a list of {len(self.prompt)} prompts, which is not supported yet; "
+                    "send them one at a time",
+                    code="not_supported",
+                )
             case _:
                 raise InvalidParamError(
                     "prompt",

@@ -147,7 +147,10 @@ class Submissions:
         storing = self._tasks.create_task(self._store(relay, audience, data), name=f"submit {event.id}")
         try:
             async with asyncio.timeout(ACCEPT_S):
-                outcome = await asyncio.shield(storing)
+                await asyncio.wait({storing})  # which it survives, whatever ends the waiting
+                if storing.cancelled():
+                    raise LogUnavailableError("this gateway lost its log; try again")
+                outcome = storing.result()
                 if outcome is None:
                     return claim
                 self._hub.close(relay)
