@@ -239,7 +239,7 @@ class JetStreamLog:
     async def publish(self, subject: str, data: bytes, *, expected_last_seq: int | None = None) -> int:
         self._acceptance.check(subject, data, self.max_payload)
         loop = asyncio.get_running_loop()
-        ambiguous = False
+        resent = False
         pause_s = _RETRY_S
         while True:
             stored: asyncio.Future[int] = loop.create_future()
@@ -249,25 +249,25 @@ class JetStreamLog:
             try:
                 return await stored
             except Refused as refused:
-                assert expected_last_seq is not None
-                if (
-                    refused.code == api.WRONG_LAST_SEQUENCE_IN_FLIGHT
-                ):  # another's is under way: it may yet fail
-                    ambiguous = True
-                if refused.sent == 1 and refused.code == api.WRONG_LAST_SEQUENCE and not ambiguous:
-                    raise self._wrong_last(subject, expected_last_seq) from None
-                ambiguous = ambiguous or refused.sent > 1
+                in_flight = refused.code == api.WRONG_LAST_SEQUENCE_IN_FLIGHT
+                resent = resent or refused.sent > 1
             finally:
                 self._outbox.discard(number)
-            # It was sent more than once: the copy that was refused may have found the one that was stored.
-            # Whatever took the place behind the expectation tells.
-            successor = await self._successor(subject, expected_last_seq)
-            if successor is not None and successor.data == data:
-                return successor.seq
-            if successor is not None:
-                raise self._wrong_last(subject, expected_last_seq)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _RETRY_AT_MOST_S)
+            assert expected_last_seq is not None
+            if resent or in_flight:
+                # The copy that was refused may have met the one that was stored, and somebody else may
+                # have written since: what took the place right behind the expectation tells.
+                successor = await self._successor(subject, expected_last_seq)
+                if successor is not None and successor.data == data:
+                    return successor.seq
+                if successor is None and in_flight:  # another's publish was under way, and came to nothing
+                    resent = True
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, _RETRY_AT_MOST_S)
+                    continue
+            raise WrongLastSequenceError(
+                f"expected {expected_last_seq} to be the last sequence of {subject!r}: it is not"
+            )
 
     def post(self, subject: str, data: bytes, stored: Callable[[int], None] | None = None) -> None:
         self._acceptance.check(subject, data, self.max_payload)
@@ -301,12 +301,6 @@ class JetStreamLog:
             await self._online.wait()
             self._raise_failure()
             await asyncio.sleep(_RETRY_S)
-
-    @staticmethod
-    def _wrong_last(subject: str, expected: int) -> WrongLastSequenceError:
-        return WrongLastSequenceError(
-            f"expected {expected} to be the last sequence of {subject!r}: it is not"
-        )
 
     # ---- reading --------------------------------------------------------------------------------------
     def read(self, subjects: Sequence[str], start_seq: int) -> AsyncGenerator[StoredRecord, None]:

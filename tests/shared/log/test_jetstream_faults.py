@@ -10,7 +10,7 @@ import pytest
 
 from shared.log.connection import Connection
 from shared.log.jetstream import JetStreamLog, connect, provision
-from shared.log.port import LogRegressedError, LogUnavailableError
+from shared.log.port import LogRegressedError, LogUnavailableError, WrongLastSequenceError
 from shared.log.server import NatsServer
 from shared.subjects import Subjects
 from tests.shared.log.admin import consumers_of, delete_stream
@@ -141,6 +141,7 @@ async def test_a_refused_condition_after_a_resend_is_no_error_when_the_first_cop
         theirs = asyncio.ensure_future(
             log.publish(subjects.conductor("other"), b"theirs", expected_last_seq=0)
         )
+        wrong = asyncio.ensure_future(log.publish(subjects.conductor("third"), b"wrong", expected_last_seq=7))
         async with aclosing(log.read([subjects.conductor("*")], 1)) as records:
             await take(records, 2)  # stored, and nobody told
     # Meanwhile somebody else writes on one of the two subjects: the answer is still right.
@@ -149,9 +150,28 @@ async def test_a_refused_condition_after_a_resend_is_no_error_when_the_first_cop
     server.kill()
     server.start()
     assert (await ours, await theirs) == (1, 2)
+    with pytest.raises(WrongLastSequenceError):
+        await wrong
     assert (await log.state()).last_seq == 3
     await log.close()
     await other.close()
+
+
+async def test_a_condition_refused_for_a_publish_under_way_is_tried_again_when_that_comes_to_nothing(
+    server: NatsServer, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await _open(server, subjects)
+    with monkeypatch.context() as patch:  # the answer a replicated stream can give, and a single one never
+        patch.setattr(Connection, "send_publish", lambda *_: None)
+        publishing = asyncio.ensure_future(log.publish(subjects.epoch, b"1", expected_last_seq=0))
+        await asyncio.sleep(0)
+        (number,) = log._outbox._entries
+    subject = f"{log._ack_prefix}{number}".encode()
+    log._acknowledged(
+        subject, b"", b'{"error":{"code":400,"err_code":10164,"description":"in flight"}}', None
+    )
+    assert await publishing == 1
+    await log.close()
 
 
 # ---- a log that is another --------------------------------------------------------------------------
