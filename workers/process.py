@@ -99,6 +99,7 @@ async def run(options: WorkerOptions) -> None:
         model = LocalModel(options.config, engine_settings, options.rank)
         await Worker(log, subjects, options.config, Rank(options.rank), model).run()
     finally:
+        log.on_change = None
         await log.close()
 
 
@@ -325,7 +326,7 @@ class LocalModel:
     progress: float = 0.0
     _thread: EngineThread | None = field(default=None, init=False)
     _device: str = field(default="cpu", init=False)
-    _said_s: float = field(default_factory=time.monotonic, init=False)
+    _said_s: float | None = field(default=None, init=False)
 
     def counters(self) -> EngineStats | None:
         return self._thread.stats() if self._thread is not None else None
@@ -385,7 +386,9 @@ class LocalModel:
         """Called from the loader's threads."""
         self.progress = done / max(total, 1)
         now_s = time.monotonic()
-        if now_s - self._said_s >= SAY_EVERY_S:
+        if self._said_s is None:
+            self._said_s = now_s  # what loads at once needs no word
+        elif now_s - self._said_s >= SAY_EVERY_S:
             self._said_s = now_s
             _log.info("loading %s: %.0f %% of %.2f GB", self.config.name, self.progress * 100, total / 1e9)
 
