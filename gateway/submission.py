@@ -240,7 +240,7 @@ class Submissions:
         async with aclosing(self._log.history([self._subjects.request(request_id)])) as records:
             async for record in records:
                 try:
-                    event = decode(record.data)
+                    event = decode(record.data, "request")  # a plain service may leave the tag out
                 except MalformedEventError:
                     continue
                 if isinstance(event, RequestSubmitted):
