@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from shared.errors import DalSegnoError
+from shared.errors import ClientError
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -25,8 +25,11 @@ _DIGESTED_PAGES: Final = 16
 _PAGE_BYTES: Final = 4096
 
 
-class CheckpointError(DalSegnoError):
-    """A checkpoint folder cannot be served: something in it is missing, damaged or unsupported."""
+class CheckpointError(ClientError):
+    """A checkpoint folder cannot be served: something in it is missing, damaged or unsupported.
+
+    Trying again is of no use: a worker that meets one is not started again.
+    """
 
     code = "invalid_checkpoint"
 

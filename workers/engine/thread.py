@@ -106,7 +106,7 @@ class EngineThread:
         """
         self._loop = asyncio.get_running_loop()
         self._thread.start()
-        return await asyncio.wrap_future(self._ready)
+        return await asyncio.shield(asyncio.wrap_future(self._ready))
 
     async def wait(self) -> None:
         """Wait until the thread has ended; raise what it died of."""

@@ -19,6 +19,7 @@ from shared.events import Inputs, Params
 from shared.models.base import CpuResult, TextDecoder
 from shared.models.chat_template import ChatTemplate, find_template
 from shared.models.text_decoder import TextDecoders
+from shared.models.weights import CheckpointError
 from shared.tensors import Handle, inline_ids
 
 _log: Final = logging.getLogger(__name__)
@@ -40,12 +41,6 @@ _IGNORED_DEFAULTS: Final = {
     "num_beams": 1,
 }
 """Settings of `generation_config.json` that would change the answer and are not applied; with what is off."""
-
-
-class CheckpointError(ClientError):
-    """A checkpoint folder that cannot be served; says which file, what was expected and found."""
-
-    code = "invalid_checkpoint"
 
 
 def load(checkpoint: Path, *, max_seq_len: int) -> "DecoderLmProcessing":

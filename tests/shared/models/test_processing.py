@@ -11,7 +11,8 @@ from shared.errors import BugError, ClientError
 from shared.events import Inputs, Media, Params
 from shared.models.chat_template import ChatTemplate, ChatTemplateError
 from shared.models.decoder_lm import processing
-from shared.models.decoder_lm.processing import CheckpointError, DecoderLmProcessing
+from shared.models.decoder_lm.processing import DecoderLmProcessing
+from shared.models.weights import CheckpointError
 from shared.tensors import read_ids
 from tests.shared.models import checkpoints
 
