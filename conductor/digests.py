@@ -1,14 +1,16 @@
 """The digest of the core itself: what a request pins, and a replay names first when it differs."""
 
 import hashlib
+from functools import cache
 from importlib.resources import files
 from typing import Final
 
 _PACKAGES: Final = ("conductor.core",)
 
 
+@cache
 def core_digest() -> str:
-    """The digest of the sources that decide. Hex, 32 characters."""
+    """The digest of the sources that decide, as they were when first asked for. Hex, 32 characters."""
     total = hashlib.blake2b(digest_size=16)
     for package in _PACKAGES:
         sources = (entry for entry in files(package).iterdir() if entry.name.endswith(".py"))

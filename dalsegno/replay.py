@@ -8,6 +8,7 @@ import asyncio
 import json
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import click
 
 from conductor.core.replay import Mismatch, Replayer, Verdict, differences
 from conductor.digests import core_digest
-from dalsegno import source
+from dalsegno import garbage, source
 from dalsegno.source import Source
 from shared.errors import ClientError
 from shared.ids import parse_request_id
@@ -41,7 +42,8 @@ def replay(
         raise click.UsageError("name one REQUEST_ID, or say --all")
     told = Source(nats=nats, data_dir=data_dir, prefix=prefix)
     started = time.perf_counter()
-    verdicts, events = asyncio.run(_replay(told, request_id))
+    with garbage.collected_seldom():
+        verdicts, events = asyncio.run(_replay(told, request_id))
     if not verdicts:
         asked = f"no submission of request {request_id!r} that can be read" if request_id else "no request"
         raise ClientError(f"the log holds {asked}; `dalsegno log` lists what it has")
@@ -71,6 +73,7 @@ def _wanted(subjects: Subjects, request_id: str | None) -> list[str]:
     return subjects.replayed(parse_request_id(request_id)) if request_id is not None else subjects.logged()
 
 
+@cache
 def pins(family: str) -> dict[str, str]:
     """The digests in force here, named as `shared.events.Pins` names them."""
     return {

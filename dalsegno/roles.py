@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from dalsegno import environment, lifeline, logs
+from dalsegno import environment, garbage, lifeline, logs
 from dalsegno.supervisor import EX_CONFIG
 from shared.config import ConfigError, DeploymentConfig, resolve
 from shared.errors import BugError, ClientError, DalSegnoError
@@ -91,7 +91,8 @@ def _enter(name: str, options: RoleOptions, model: str, compose: Callable[[Deplo
         lifeline.die_with(options.parent)
     logs.set_up(options.log_level, role=None if options.parent is not None else name)
 
-    return run(lambda: compose(resolve(model)))
+    with garbage.collected_seldom():
+        return run(lambda: compose(resolve(model)))
 
 
 def _common(options: RoleOptions) -> dict[str, Any]:

@@ -424,7 +424,16 @@ Terminal: TypeAlias = RequestRejected | RequestFinished | RequestFailed | Reques
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _PACKED: Final[msgspec.msgpack.Decoder[AnyEvent]] = msgspec.msgpack.Decoder(AnyEvent)
 _JSON: Final[msgspec.json.Decoder[AnyEvent]] = msgspec.json.Decoder(AnyEvent)
-_PUBLIC: Final[dict[str, type[PublicEvent]]] = {"request": RequestSubmitted, "control": RequestCancel}
+_PACKED_AT: Final[dict[str, msgspec.msgpack.Decoder[PublicEvent]]] = {
+    "request": msgspec.msgpack.Decoder(RequestSubmitted),
+    "control": msgspec.msgpack.Decoder(RequestCancel),
+}
+_JSON_AT: Final[dict[str, msgspec.json.Decoder[PublicEvent]]] = {
+    "request": msgspec.json.Decoder(RequestSubmitted),
+    "control": msgspec.json.Decoder(RequestCancel),
+}
+_JSON_BEGINS: Final = (b"{", b" ", b"\n", b"\t", b"\r")
+"""`{` and white space are small integers in MessagePack, so no map begins with them."""
 
 
 class MalformedEventError(ValueError):
@@ -445,16 +454,10 @@ def decode(data: bytes, kind: str | None = None) -> AnyEvent:
     Raises:
         MalformedEventError: it is neither, or not an event this version knows.
     """
-    # `{` and white space are small integers in MessagePack, so no map begins with them.
-    is_json = data[:1] in (b"{", b" ", b"\n", b"\t", b"\r")
     try:
-        if (public := _PUBLIC.get(kind or "")) is not None:
-            return (
-                msgspec.json.decode(data, type=public)
-                if is_json
-                else msgspec.msgpack.decode(data, type=public)
-            )
-        return _JSON.decode(data) if is_json else _PACKED.decode(data)
+        if data.startswith(_JSON_BEGINS):
+            return _JSON_AT.get(kind or "", _JSON).decode(data)
+        return _PACKED_AT.get(kind or "", _PACKED).decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise MalformedEventError(f"not an event of this version: {error}") from error
 

@@ -11,13 +11,16 @@ generator a cache rebuilt by feeding them back (`Journey`).
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
 from shared.errors import BugError
 from shared.events import Inputs, Limits, OutputTotals, Params, Usage, WalkCall, WalkResult
 from shared.tensors import Handle
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final[msgspec.msgpack.Decoder[dict[str, Any]]] = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 class Walk(msgspec.Struct, frozen=True):
@@ -29,7 +32,7 @@ class Walk(msgspec.Struct, frozen=True):
 
     def call(self) -> WalkCall:
         """The order as it stands in an event: `args` become what the wire will make of them."""
-        args = msgspec.msgpack.decode(msgspec.msgpack.encode(dict(self.args)))
+        args = _DECODER.decode(_ENCODER.encode(dict(self.args)))
         return WalkCall(name=self.name, inputs=dict(self.inputs), args=args)
 
 
@@ -71,16 +74,14 @@ class StepResult(msgspec.Struct, frozen=True):
         raise BugError(f"no walk of this step put out {name!r}; put out were {known}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True, kw_only=True):
     """The plan's return: what the request used, and how each choice ended."""
 
     usage: Usage
     finish_reasons: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
+class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan knows of its request."""
 
     request_id: str

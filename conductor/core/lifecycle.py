@@ -40,7 +40,7 @@ class Phase(StrEnum):
 
     @property
     def ended(self) -> bool:
-        return self not in {Phase.WAITING, Phase.RUNNING}
+        return self is not Phase.WAITING and self is not Phase.RUNNING
 
 
 FACTS: Final[dict[Phase, frozenset[type[Event]]]] = {

@@ -8,12 +8,13 @@ lock, for conductors of different versions, and is tested in `tests.conductor.co
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from conductor.core import react
-from conductor.core.cluster import Cluster
-from shared.events import OutputChunk, OutputFence
+from conductor.core.cluster import Cluster, Folded
+from shared.events import Event, OutputChunk, OutputFence, WorkerJoined
 from shared.fence import EpochFence
 from shared.transcript import Transcript
 from tests.simulation.invariants import check
@@ -89,13 +90,14 @@ def no_memory_of_orders(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_memory_of_lives(patch: pytest.MonkeyPatch) -> None:
-    joined = Cluster._joined
+    kind: type[Event] = WorkerJoined
+    joined = Cluster.HANDLERS[kind]
 
-    def forgetful(self: Cluster, *args: object) -> object:
+    def forgetful(self: Cluster, *args: Any) -> Folded:
         self._lives.clear()
-        return joined(self, *args)  # type: ignore[arg-type]
+        return joined(self, *args)
 
-    patch.setattr(Cluster, "_joined", forgetful)
+    patch.setitem(Cluster.HANDLERS, kind, forgetful)
 
 
 def no_sending_again(patch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,14 @@
 """The conductor's fold, told as histories."""
 
+from typing import get_args
+
 import msgspec
 import pytest
 
+from conductor.core.cluster import Cluster
 from conductor.core.lifecycle import Phase
 from shared.events import (
+    AnyEvent,
     Failure,
     Inputs,
     NodeReady,
@@ -28,6 +32,10 @@ def script() -> Script:
     script.open_epoch()
     script.join()
     return script
+
+
+def test_every_kind_of_event_has_its_handler() -> None:
+    assert set(Cluster.HANDLERS) == set(get_args(AnyEvent))
 
 
 def test_a_request_walks_from_submission_to_its_end(script: Script) -> None:
