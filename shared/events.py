@@ -12,12 +12,20 @@ This module knows no transport: no NATS, no clock. An event's time and position 
 """
 
 import hashlib
+import math
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
+from shared.ids import ID_PATTERN
+from shared.subjects import CONDUCTOR_WRITER
 from shared.tensors import Handle
+
+MAX_DEPTH: Final = 32
+"""How deep what clients write may be nested."""
+MAX_MESSAGE_CHARS: Final = 2000
+"""How long the message of an error may be."""
 
 # Every struct repeats its options: mypy does not inherit `frozen`, msgspec does not inherit `kw_only`.
 
@@ -45,7 +53,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt: int = 0
     incarnation: int | None = None
     index: int = 0
-    trace: str | None = None
+    trace: Annotated[str, Meta(max_length=256)] | None = None
 
 
 # ---- what a request is ---------------------------------------------------------------------------
@@ -112,10 +120,10 @@ class RequestSubmitted(
 ):
     """A service wants an answer. Outputs appear under `<prefix>.output.<origin>.<request_id>.*`."""
 
-    model: str
+    model: Annotated[str, Meta(max_length=256)]
     inputs: Inputs
     params: Params = Params()
-    origin: str = "nats"
+    origin: Annotated[str, Meta(pattern=ID_PATTERN)] = "nats"
 
 
 class RequestCancel(
@@ -123,7 +131,7 @@ class RequestCancel(
 ):
     """Somebody no longer wants the answer. Whether it came in time is decided by log order."""
 
-    reason: str = "cancelled"
+    reason: Annotated[str, Meta(max_length=1024)] = "cancelled"
 
 
 # ---- what the conductor decides ------------------------------------------------------------------
@@ -135,6 +143,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: str
     message: str
     status: int = 500
+
+    def __post_init__(self) -> None:
+        # Messages quote what clients wrote; no quotation may make an event that the log cannot take.
+        if len(self.message) > MAX_MESSAGE_CHARS:
+            msgspec.structs.force_setattr(self, "message", f"{self.message[: MAX_MESSAGE_CHARS - 1]}…")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -454,12 +467,50 @@ def decode(data: bytes, kind: str | None = None) -> AnyEvent:
     Raises:
         MalformedEventError: it is neither, or not an event this version knows.
     """
+    is_json = data.startswith(_JSON_BEGINS)
     try:
-        if data.startswith(_JSON_BEGINS):
-            return _JSON_AT.get(kind or "", _JSON).decode(data)
-        return _PACKED_AT.get(kind or "", _PACKED).decode(data)
+        if kind not in _PACKED_AT:
+            return _JSON.decode(data) if is_json else _PACKED.decode(data)
+        event = _JSON_AT[kind].decode(data) if is_json else _PACKED_AT[kind].decode(data)
+        _check_public(event)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise MalformedEventError(f"not an event of this version: {error}") from error
+        message = f"not an event of this version: {error}"
+        raise MalformedEventError(message[:MAX_MESSAGE_CHARS]) from error
+    return event
+
+
+def _check_public(event: PublicEvent) -> None:
+    """What the types cannot say of events that anybody may write."""
+    if event.writer == CONDUCTOR_WRITER:  # whose epochs are fenced: it would be void, and nobody be told
+        raise ValueError(f"{CONDUCTOR_WRITER!r} is the conductor's own name - at `$.writer`")
+    if isinstance(event, RequestSubmitted):
+        _check_messages(event.inputs.messages or [])
+
+
+def _check_messages(messages: list[dict[str, Any]]) -> None:
+    """Only what JSON can say, in 64 bits, and not too deep: it is written again, and by others."""
+    level: list[Any] = list(messages)
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _parts(outer)]
+        if not level:
+            return
+    raise ValueError(f"nested deeper than {MAX_DEPTH} levels - at `$.inputs.messages`")
+
+
+def _parts(value: object) -> list[Any]:
+    match value:
+        case dict() if all(isinstance(name, str) for name in value):
+            return list(value.values())
+        case list():
+            return value
+        case None | str() | bool():
+            return []
+        case int() if -(2**63) <= value < 2**64:
+            return []
+        case float() if math.isfinite(value):
+            return []
+    found = "a map with keys that are no strings" if isinstance(value, dict) else f"{value!r:.80}"
+    raise ValueError(f"expected what JSON can say, in 64 bits; found {found} - at `$.inputs.messages`")
 
 
 def submission_digest(event: RequestSubmitted) -> str:

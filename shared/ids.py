@@ -1,7 +1,7 @@
 """Distinct identities are distinct types, and only what can be a subject token is an id."""
 
 import re
-from typing import NewType
+from typing import Final, NewType
 
 from shared.errors import ClientError
 
@@ -16,7 +16,8 @@ Epoch = NewType("Epoch", int)
 Seq = NewType("Seq", int)
 """A position in the log, counted from 1."""
 
-_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+ID_PATTERN: Final = r"\A[A-Za-z0-9_-]{1,64}\Z"
+_TOKEN: Final = re.compile(ID_PATTERN)
 
 
 def is_token(text: str) -> bool:

@@ -349,6 +349,8 @@ def check_address(address: Address, event: AnyEvent) -> None:
             f"request_id {request_id[:80]!r}: expected 1 to 64 letters, digits, '_' or '-'"
         )
     if event.request_id not in (None, request_id):
-        raise MalformedEventError(f"the subject is of request {request_id}, the event of {event.request_id}")
+        raise MalformedEventError(
+            f"the subject is of request {request_id}, the event of {str(event.request_id)[:80]!r}"
+        )
     if address.rank is not None and getattr(event, "rank", address.rank) != address.rank:
         raise MalformedEventError(f"the subject is of rank {address.rank}, the event of another")

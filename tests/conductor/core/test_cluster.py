@@ -331,6 +331,16 @@ def test_a_recorded_decision_that_is_not_ours_fails_the_request_with_a_divergenc
         b'{"model": "demo", "inputs": {"text": "a"}, "params": {"max_tokens": 0}}',
         b'{"model": "demo", "inputs": {"text": "a"}, "request_id": "another"}',
         b"[" * 100_000,
+        b'{"model": "demo", "inputs": {"text": "a"}, "writer": "conductor"}',
+        b'{"model": "demo", "inputs": {"text": "a"}, "origin": ""}',
+        b'{"model": "demo", "inputs": {"messages": [{"role": "user", "content": '
+        + b"[" * 950
+        + b"]" * 950
+        + b"}]}}",
+        b'{"model": "demo", "inputs": {"messages": [{"role": "user", "content": "a", "n": '
+        + b"9" * 30
+        + b"}]}}",
+        msgspec.msgpack.encode({"model": "demo", "inputs": {"messages": [{"role": {1: 2}}]}}),
         encode(
             completion(
                 NodeReady(

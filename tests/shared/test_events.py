@@ -1,0 +1,103 @@
+"""What anybody may write at the public subjects, and what is refused there."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from shared.events import (
+    MAX_MESSAGE_CHARS,
+    Failure,
+    MalformedEventError,
+    RequestCancel,
+    RequestSubmitted,
+    decode,
+    encode,
+    submission_digest,
+)
+
+GOOD: dict[str, Any] = {"model": "demo", "inputs": {"text": "hi"}}
+
+
+def nested(levels: int) -> Any:
+    value: Any = "deep"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def saying(**fields: Any) -> dict[str, Any]:
+    return GOOD | {"inputs": {"messages": [{"role": "user", "content": "hi"} | fields]}}
+
+
+def test_a_submission_may_leave_out_all_but_model_and_input() -> None:
+    event = decode(msgspec.msgpack.encode(GOOD), "request")
+    assert isinstance(event, RequestSubmitted)
+    assert (event.origin, event.writer) == ("nats", "")
+    assert decode(msgspec.json.encode(GOOD), "request") == event
+
+
+@pytest.mark.parametrize("origin", ["", "a.b", "a b", "*", ">", "a\n", "a\r\nPUB x 0\r\n", "x" * 65, "é"])
+def test_an_origin_that_is_no_subject_token_is_refused(origin: str) -> None:
+    with pytest.raises(MalformedEventError, match=r"\$\.origin"):
+        decode(msgspec.msgpack.encode(GOOD | {"origin": origin}), "request")
+
+
+@pytest.mark.parametrize("kind", ["request", "control"])
+def test_nobody_else_writes_as_the_conductor(kind: str) -> None:
+    body = msgspec.msgpack.encode((GOOD if kind == "request" else {}) | {"writer": "conductor"})
+    with pytest.raises(MalformedEventError, match=r"\$\.writer"):
+        decode(body, kind)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {1: "a key that is no string"},
+        b"bytes",
+        msgspec.msgpack.Ext(5, b"x"),
+        float("nan"),
+        float("inf"),
+        nested(40),
+        nested(900),
+    ],
+)
+def test_messages_say_only_what_json_can_say(content: Any) -> None:
+    with pytest.raises(MalformedEventError, match="messages"):
+        decode(msgspec.msgpack.encode(saying(content=content)), "request")
+
+
+def test_a_number_beyond_64_bits_is_refused() -> None:
+    body = b'{"model":"demo","inputs":{"messages":[{"role":"user","content":"hi","n":' + b"9" * 30 + b"}]}}"
+    with pytest.raises(MalformedEventError, match="64 bits"):
+        decode(body, "request")
+
+
+@pytest.mark.parametrize(
+    "content", ["hi", None, [{"type": "text", "text": "hi"}], nested(28), 2**64 - 1, 1.5]
+)
+def test_what_json_can_say_is_taken_and_can_be_written_again(content: Any) -> None:
+    event = decode(msgspec.msgpack.encode(saying(content=content)), "request")
+    assert isinstance(event, RequestSubmitted)
+    assert decode(encode(event), "request") == event
+    assert submission_digest(event)
+
+
+def test_an_error_quotes_no_more_of_a_client_than_the_log_can_take() -> None:
+    body = msgspec.msgpack.encode(GOOD | {"params": {"x" * 1_000_000: 1}})
+    with pytest.raises(MalformedEventError, match="unknown field") as refused:
+        decode(body, "request")
+    assert len(str(refused.value)) <= MAX_MESSAGE_CHARS
+    assert len(Failure(code="c", message="é" * 1_000_000).message) == MAX_MESSAGE_CHARS
+
+
+@pytest.mark.parametrize("field", ["model", "trace"])
+def test_what_every_later_event_repeats_is_short(field: str) -> None:
+    with pytest.raises(MalformedEventError, match=field):
+        decode(msgspec.msgpack.encode(GOOD | {field: "x" * 10_000}), "request")
+
+
+def test_a_cancel_has_a_short_reason() -> None:
+    assert decode(b"{}", "control") == RequestCancel()
+    with pytest.raises(MalformedEventError, match="reason"):
+        decode(msgspec.msgpack.encode({"reason": "x" * 10_000}), "control")
