@@ -7,8 +7,11 @@ from shared.events import Limits
 from shared.models import registry
 
 
-def deployment_of(config: DeploymentConfig) -> Deployment:
-    """The core's view of a configuration, with the digests requests will pin."""
+def deployment_of(config: DeploymentConfig, *, max_event_bytes: int) -> Deployment:
+    """The core's view of a configuration, with the digests requests will pin.
+
+    `max_event_bytes` is what the log takes of one event: an order larger than that fails its request.
+    """
     graph = registry.graph(config.model)
     return Deployment(
         model=config.name,
@@ -19,6 +22,7 @@ def deployment_of(config: DeploymentConfig) -> Deployment:
             kv_tokens=config.kv_tokens or config.max_seq_len,
             default_max_tokens=config.default_max_tokens,
             max_attempts=config.max_attempts,
+            max_event_bytes=max_event_bytes,
         ),
         max_concurrent_requests=config.max_concurrent_requests,
         graph_digest=graph.digest,

@@ -59,7 +59,6 @@ async def run(options: ConductorOptions) -> None:
     """Follow and lead until cancelled."""
     subjects = Subjects(options.prefix)
     name = f"c-{secrets.token_hex(4)}"
-    deployment = deployment_of(options.config)
     cluster = Cluster(registry.graph, subjects)
     log = await jetstream.connect(
         options.nats_url,
@@ -69,6 +68,7 @@ async def run(options: ConductorOptions) -> None:
         timeout_s=CONNECT_S,
     )
     try:
+        deployment = deployment_of(options.config, max_event_bytes=log.max_payload)
         await Conductor(log, cluster, deployment, subjects, name).run()
     finally:
         await log.close()

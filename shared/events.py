@@ -154,12 +154,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a request may use, pinned at admission.
 
     `max_seq_len` and `kv_tokens` count tokens, prompt included; `default_max_tokens` new ones alone.
+    `max_event_bytes` is what the log takes of one event; 0 where that was not recorded.
     """
 
     max_seq_len: int
     kv_tokens: int
     default_max_tokens: int
     max_attempts: int = 3
+    max_event_bytes: int = 0
 
 
 class Pins(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -12,7 +12,7 @@ too): so whoever folds the same log decides the same. Three kinds of event come 
 """
 
 from collections.abc import Callable
-from typing import assert_never
+from typing import Final, assert_never
 
 import msgspec
 
@@ -33,9 +33,13 @@ from shared.events import (
     WalkFailed,
     WalkStop,
     WorkerJoined,
+    encode,
 )
 from shared.models.base import ModelGraph
 from shared.plans import Chain, Finish, Journey, PlanRequest, StepResult, Walk
+
+_STAMP_BYTES: Final = 64
+"""What writer, number and epoch add when a decision is published."""
 
 Fact = RequestCancel | WalkCompleted | WalkFailed | WorkerJoined
 
@@ -185,6 +189,8 @@ class Reactor:
             history=request.history,
             trace=request.submission.trace,
         )
+        if failure := _too_large(ready, request.limits.max_event_bytes):
+            return self._end(request, _failed(request, failure))
         return Reaction(decided(request, ready), (ready,))
 
     def _journey(self, request: Request) -> Journey:
@@ -250,6 +256,18 @@ class Reactor:
             return Reaction(request)  # it refuses another submission under this id
         request = msgspec.structs.replace(request, history=chained(request.history, data))
         return Reaction(confirmed(decided(request, event), event.id))
+
+
+def _too_large(ready: NodeReady, max_event_bytes: int) -> Failure | None:
+    """Why an order cannot be stored. It repeats what the client wrote, so it may outgrow the submission."""
+    size = len(encode(ready)) + _STAMP_BYTES
+    if not max_event_bytes or size <= max_event_bytes:
+        return None
+    message = (
+        f"step {ready.index} of this request needs an event of {size} bytes, but the log takes "
+        f"{max_event_bytes}; send less, or raise the server's max_payload"
+    )
+    return Failure(code="payload_too_large", message=message, status=413)
 
 
 def _concerns(request: Request, event: Fact) -> bool:

@@ -23,7 +23,7 @@ from shared.events import (
     WorkerLeaving,
     encode,
 )
-from tests.conductor.script import SUBJECTS, Script, completion, deployment
+from tests.conductor.script import LIMITS, SUBJECTS, Script, completion, deployment
 
 
 @pytest.fixture
@@ -116,6 +116,21 @@ def test_a_prompt_that_does_not_fit_fails_with_a_typed_400(script: Script) -> No
     failed = script.last(RequestFailed)
     assert (failed.failure.code, failed.failure.status) == ("context_length_exceeded", 400)
     assert "128" in failed.failure.message
+
+
+def test_an_order_larger_than_the_log_takes_fails_its_request_with_a_typed_413() -> None:
+    limits = msgspec.structs.replace(LIMITS, max_event_bytes=4096)
+    script = Script(serve=deployment(limits=limits))
+    script.open_epoch()
+    script.join()
+    script.submit("large", inputs=Inputs(text="x" * 3900))
+    failed = script.last(RequestFailed, "large")
+    assert failed is not None
+    assert (failed.failure.code, failed.failure.status) == ("payload_too_large", 413)
+    script.submit("small", inputs=Inputs(text="x" * 3000))
+    script.run_to_the_end("small")
+    assert script.request("small").phase is Phase.FINISHED
+    assert max(len(record.data) for record in script.records) <= 4096
 
 
 def test_without_max_tokens_the_default_is_cut_to_what_fits(script: Script) -> None:
