@@ -121,6 +121,11 @@ class DecoderLmProcessing:
         if request.files or set(request.input_modalities) - {"text"}:
             found = [medium.modality for medium in request.files] or request.input_modalities
             raise ClientError(f"this model reads text only; found {found}", code="unsupported_modality")
+        if set(request.output_modalities) - {"text"}:
+            raise ClientError(
+                f"this model writes text only; asked for {request.output_modalities}",
+                code="unsupported_modality",
+            )
         if request.token_ids is not None:
             ids = request.token_ids
         elif request.messages is not None:

@@ -181,6 +181,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
         "unsupported_modality",
         "audio",
     ),
+    "an output modality": ({"text": "x", "output_modalities": ["video"]}, "unsupported_modality", "video"),
     "a role the template refuses": (
         {"messages": [{"role": "wizard", "content": "x"}]},
         "chat_template_error",
