@@ -113,17 +113,15 @@ class Conductor:
                 _LOGGER.info(folded.note)
             if folded.divergence:
                 _LOGGER.error("record %d: %s", record.seq, folded.divergence.message)
-            if self.leading and not self._led:
+            leads, led, self._led = self.leading, self._led, self.leading
+            if leads:
+                decisions = folded.decisions if led else self._cluster.outstanding()
+                await self._publish((*decisions, *self._cluster.schedule(self._deployment)))
+            if leads and not led:
                 elapsed_s = time.monotonic() - started_s
                 _LOGGER.info("leading in epoch %d, %.2f s after start", self._cluster.fence.epoch, elapsed_s)
-                await self._publish(self._cluster.outstanding())
-            elif self.leading:
-                await self._publish(folded.decisions)
-            elif self._led:
+            elif led and not leads:
                 _LOGGER.warning("deposed by %s: following", self._cluster.leader)
-            self._led = self.leading
-            if self.leading:
-                await self._publish(self._cluster.schedule(self._deployment))
 
     async def _publish(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:

@@ -153,6 +153,8 @@ class Cluster:
 
     def schedule(self, deployment: Deployment) -> list[Decision]:
         """What the world allows now. A decision is returned once; it counts when the log shows it."""
+        if not self.waiting:
+            return []
         refused = [d for r in self._fresh.values() if (d := refuse(r, deployment))]
         self._fresh.clear()
         for refusal in refused:
