@@ -162,7 +162,8 @@ class World:
         async with asyncio.TaskGroup() as tasks, aclosing(FakeLog(self.server).read(watched, 1)) as records:
             async for record in records:
                 try:
-                    event = decode(record.data)
+                    address = self.subjects.parse(record.subject)
+                    event = decode(record.data, address.kind if address else None)
                 except MalformedEventError:
                     continue
                 if isinstance(event, RequestSubmitted) and event.request_id not in self.performances:
