@@ -97,9 +97,9 @@ class Lessons:
     def single(self) -> Conversation:
         """One question and its answer."""
         chance = self._random()
-        if chance < 0.08:
+        if chance < 0.18:
             return self._raw()
-        if chance < 0.28:
+        if chance < 0.36:
             return Conversation(turns=(self._other_turn(),), system=self._system())
         return Conversation(turns=(self._turn(QUESTIONS),), system=self._system())
 
@@ -109,7 +109,7 @@ class Lessons:
         length = 2 + int(self._random() * self._random() * (MAX_TURNS - 1))
         while len(turns) < length:
             chance = self._random()
-            if turns and chance < 0.18:
+            if turns and chance < 0.2:
                 turns.append(Turn(self._vary(self._choose(AGAIN)), turns[-1].answer))
             elif turns and chance < 0.40:
                 turns.append(self._turn(FOLLOW_UPS))

@@ -145,6 +145,11 @@ def main() -> None:
     sets: dict[str, Iterable[Conversation]] = {
         "taught questions": taught(corpus),
         "bare method names": in_forms(bare, CORE_QUESTIONS),
+        "plain text, no template": (
+            Conversation((Turn(form.replace("{}", name), text),), raw=True)
+            for form in ("{}:", "What does {} do?")
+            for name, text in corpus.items()
+        ),
         "lessons of another seed": fresh(corpus, 4000),
         "unseen forms of question": in_forms(corpus, UNSEEN_QUESTIONS),
         "3 turns": dialogues(corpus, 3, 300),

@@ -19,7 +19,7 @@ def digest(lessons: Lessons, count: int) -> str:
 
 
 def test_the_lessons_of_a_seed_never_change() -> None:
-    assert digest(Lessons(CORPUS, seed=1), count=500) == "2c4352c29a361c9a"
+    assert digest(Lessons(CORPUS, seed=1), count=500) == "69486e8a294bbf97"
 
 
 def test_another_seed_gives_other_lessons() -> None:
