@@ -21,7 +21,7 @@ import msgspec
 
 from conductor.core.lifecycle import Phase
 from conductor.core.react import Fact, Reaction, Reactor
-from conductor.core.request import Decision, RankState, Request, World, decided, submitted
+from conductor.core.request import Decision, RankState, Request, World, archived, decided, submitted
 from conductor.core.schedule import Deployment, refuse, schedule
 from shared.errors import Divergence
 from shared.events import (
@@ -60,8 +60,8 @@ RequestEvent: TypeAlias = Decision | WalkCompleted | WalkFailed | RequestCancel
 
 KEEP_ENDED: Final = 10_000
 """Ended requests whose whole state is kept; of older ones only the digest, to know a second copy."""
-FORGET_AFTER_NS: Final = 3 * 24 * 3600 * 1_000_000_000
-"""Digests of ended requests are kept this long (log time): a later copy is a new request."""
+FORGET_AFTER_NS: Final = 8 * 24 * 3600 * 1_000_000_000
+"""Digests of ended requests are kept this long, by the log's time: a day longer than the log keeps events."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -273,7 +273,7 @@ class Cluster:
             self.open[request.id] = request
             return Folded(reaction.decisions)
         self.open.pop(request.id, None)
-        self.ended[request.id] = request
+        self.ended[request.id] = archived(request)
         self.digests[request.id] = (self.now_ns, request.digest)
         self._forget()
         return Folded(reaction.decisions)

@@ -12,6 +12,7 @@ from conductor.core.lifecycle import DECISIONS, Phase
 from shared.errors import BugError
 from shared.events import (
     Event,
+    Inputs,
     Limits,
     NodeReady,
     OutputFence,
@@ -122,6 +123,18 @@ def confirmed(request: Request, decision_id: str) -> Request:
     """The request with one expected decision seen in the log."""
     expected = {key: event for key, event in request.expected.items() if key != decision_id}
     return msgspec.structs.replace(request, expected=expected, recorded=request.recorded | {decision_id})
+
+
+def archived(request: Request) -> Request:
+    """An ended request without what its client wrote and its walks put out: prompts can be large.
+
+    What is left recognises every event that may still come: duplicates, late facts, a second submission.
+    """
+    submission = msgspec.structs.replace(request.submission, inputs=_FORGOTTEN)
+    return msgspec.structs.replace(request, submission=submission, results=())
+
+
+_FORGOTTEN: Final = Inputs(token_ids=[])
 
 
 def chained(history: bytes, data: bytes) -> bytes:

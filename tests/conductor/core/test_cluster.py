@@ -398,3 +398,12 @@ def test_a_json_submission_is_the_same_request_as_its_msgpack_twin(script: Scrip
     twin = b'{"model":"demo","inputs":{"text":"hi"},"params":{"max_tokens":4,"temperature":0}}'
     script.say(SUBJECTS.request("r1"), twin)
     assert script.last(RequestRejected) is None
+
+
+def test_an_ended_request_keeps_neither_prompt_nor_tokens_in_memory(script: Script) -> None:
+    script.submit(inputs=Inputs(text="a secret " * 1000))
+    script.run_to_the_end()
+    assert len(encode(script.request().submission)) < 400
+    assert script.request().results == ()
+    script.submit(inputs=Inputs(text="a secret " * 1000))
+    assert script.last(RequestRejected) is None
