@@ -1,10 +1,11 @@
-"""One real deployment of the demo model for all tests that do not harm it."""
+"""Real deployments for all tests that do not harm them: of the demo, and of random weights."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from tests.e2e import deploy
+from tests.tiny import tiny_checkpoint
 
 
 @pytest.fixture(scope="session")
@@ -15,4 +16,12 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[deploy.Runn
     `tests.e2e.deploy.serve`.
     """
     with deploy.serve(tmp_path_factory.mktemp("deployment")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def random_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[deploy.Running]:
+    """The same of a checkpoint folder with random weights: answers vary, and are as long as one likes."""
+    folder = tmp_path_factory.mktemp("random")
+    with deploy.serve(folder, model=str(tiny_checkpoint("qwen3"))) as running:
         yield running

@@ -1,0 +1,38 @@
+"""The shortest way in: one JSON message, and what comes back on plain subscriptions.
+
+    python ask_in_json.py ready.json demo "What does len do?"
+
+Good for trying things. It misses what is published while its connection is away; see ask_over_nats.py.
+"""
+
+import asyncio
+import json
+import sys
+import uuid
+
+import msgpack
+import nats
+
+
+async def ask(server, model, question):
+    client = await nats.connect(server["nats_url"], token=server["nats_token"])
+    prefix, request_id = server["prefix"], uuid.uuid4().hex
+    outputs = await client.subscribe(f"{prefix}.output.nats.{request_id}.*")
+    ends = await client.subscribe(f"{prefix}.walk.{request_id}")
+
+    request = {"model": model, "inputs": {"text": question}, "params": {"temperature": 0, "max_tokens": 64}}
+    await client.jetstream().publish(f"{prefix}.request.{request_id}", json.dumps(request).encode())
+
+    async for message in ends.messages:
+        event = msgpack.unpackb(message.data)
+        if event["type"] != "request.admitted.v1":
+            break
+    chunks = [msgpack.unpackb((await outputs.next_msg()).data) for _ in range(outputs.pending_msgs)]
+    print("".join(chunk.get("text", "") for chunk in chunks))
+    print(event["type"], event.get("failure", event.get("usage")), file=sys.stderr)
+    await client.close()
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1]) as file:
+        asyncio.run(ask(json.load(file), *sys.argv[2:4]))

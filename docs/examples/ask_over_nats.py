@@ -1,0 +1,81 @@
+"""Ask Dal Segno a question over NATS, with nothing of Dal Segno's: pip install nats-py msgpack.
+
+dalsegno serve demo --ready-file ready.json
+python ask_over_nats.py ready.json demo "What does len do?"
+"""
+
+import asyncio
+import json
+import sys
+import uuid
+
+import msgpack
+import nats
+from nats.js.api import ConsumerConfig
+
+
+async def ask(server, model, question):
+    client = await nats.connect(server["nats_url"], token=server["nats_token"])
+    log, prefix = client.jetstream(), server["prefix"]
+
+    request_id = uuid.uuid4().hex
+    request = {
+        "model": model,
+        "inputs": {"messages": [{"role": "user", "content": question}]},
+        "params": {"temperature": 0, "max_tokens": 64},
+    }
+    # Stored once it is acked. No ack? Publish the same again: the same id executes once.
+    ack = await log.publish(f"{prefix}.request.{request_id}", msgpack.packb(request))
+
+    # One consumer for everything, so that all of it comes in the order of the log, from its beginning.
+    wanted = [
+        f"{prefix}.conductor.epoch",
+        f"{prefix}.walk.{request_id}",
+        f"{prefix}.output.nats.{request_id}.*",
+    ]
+    config = ConsumerConfig(filter_subjects=wanted, idle_heartbeat=0.5)
+    stream = f"{prefix.upper()}_LOG"
+    events = await log.subscribe("", stream=stream, ordered_consumer=True, config=config)
+    try:
+        await read_answer(events, ack.seq)
+    finally:
+        await client.close()
+
+
+async def read_answer(events, submission_seq):
+    """Print the answer as it comes; return when it is complete."""
+    epoch = attempt = next_index = 0
+    chunks = {}  # by index: valid, but perhaps earlier than their predecessor
+    async for message in events.messages:
+        event = msgpack.unpackb(message.data)
+        kind = event["type"]
+        if kind == "epoch.opened.v1":
+            epoch = max(epoch, event["epoch"])
+        elif event["writer"] == "conductor" and event["epoch"] < epoch:
+            continue  # from a conductor that has a successor, and did not know it yet
+
+        elif kind == "output.fence.v1" and event["attempt"] > attempt:
+            attempt, chunks = event["attempt"], {}  # what is not printed yet is computed again
+        elif kind == "output.chunk.v1":
+            index = event.get("index", 0)  # fields that have their default are left out
+            if event["attempt"] >= attempt and index >= next_index:
+                chunks.setdefault(index, event)  # of two copies the first counts
+            while next_index in chunks:
+                print(chunks.pop(next_index).get("text", ""), end="", flush=True)
+                next_index += 1
+
+        elif kind == "request.finished.v1":
+            print()
+            print(event["finish_reasons"], event["usage"], file=sys.stderr)
+            return
+        elif kind == "request.rejected.v1" and event["submission_seq"] == submission_seq:
+            raise SystemExit(f"rejected: {event['failure']}")
+        elif kind == "request.failed.v1":
+            raise SystemExit(f"failed: {event['failure']}")
+        elif kind == "request.cancelled.v1":
+            raise SystemExit(f"cancelled: {event['reason']}")
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1]) as file:
+        asyncio.run(ask(json.load(file), *sys.argv[2:4]))

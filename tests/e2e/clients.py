@@ -1,0 +1,230 @@
+"""What clients of a deployment do: ask over HTTP, publish to NATS, read the log, use the command line."""
+
+import asyncio
+import base64
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import httpx
+import msgspec
+import nats
+import nats.js.client
+
+from dalsegno import environment
+from shared.events import AnyEvent, Event, MalformedEventError, OutputChunk, OutputFence, decode
+from shared.log import jetstream
+from shared.log.port import Log
+from shared.subjects import Subjects
+from shared.transcript import Transcript
+from tests.e2e.deploy import Running
+
+E = TypeVar("E", bound=Event)
+ROOT: Final = Path(__file__).parents[2]
+PATIENCE_S: Final = 60.0
+
+
+# ---- over HTTP ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer of `/generate`, piece by piece.
+
+    Attributes:
+        awaited_tokens: once it has so many, `under_way` is set.
+        arrivals_s: when each piece came.
+    """
+
+    request_id: str
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
+    end: dict[str, Any] = field(default_factory=dict)
+    arrivals_s: list[float] = field(default_factory=list)
+    awaited_tokens: int = 1
+    under_way: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def told(self) -> tuple[str, list[int], dict[str, Any]]:
+        """All a client can compare with another answer."""
+        return self.text, self.token_ids, self.end
+
+    @property
+    def longest_stall_s(self) -> float:
+        pairs = zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
+        return max((later - earlier for earlier, later in pairs), default=0.0)
+
+    def take(self, line: dict[str, Any]) -> None:
+        assert line["modality"] == "text", line
+        self.arrivals_s.append(time.monotonic())
+        self.text += base64.b64decode(line["data"]).decode()
+        metadata = line["metadata"]
+        if "finish_reason" in metadata:
+            self.end = metadata
+            return
+        self.indices.append(metadata["index"])
+        self.token_ids += metadata["token_ids"]
+        if len(self.token_ids) >= self.awaited_tokens:
+            self.under_way.set()
+
+
+@asynccontextmanager
+async def http(running: Running) -> AsyncGenerator[httpx.AsyncClient, None]:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S, limits=limits) as client:
+        yield client
+
+
+def body(text: str, request_id: str, **params: Any) -> dict[str, Any]:
+    return {"text": text, "request_id": request_id, "model_kwargs": params}
+
+
+async def generate(client: httpx.AsyncClient, answer: Answer, text: str, **params: Any) -> Answer:
+    """Stream the answer to `text`, in full."""
+    async with client.stream("POST", "/generate", json=body(text, answer.request_id, **params)) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            answer.take(json.loads(line))
+    return answer
+
+
+async def answers(
+    client: httpx.AsyncClient, texts: list[str], prefix: str, *, at_once: int, **params: Any
+) -> list[Answer]:
+    """The answers to many questions, so many of them asked at the same time."""
+    places = asyncio.Semaphore(at_once)
+
+    async def one(number: int, text: str) -> Answer:
+        async with places:
+            return await generate(client, Answer(f"{prefix}-{number}"), text, **params)
+
+    async with asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(one(number, text)) for number, text in enumerate(texts)]
+    return [task.result() for task in asked]
+
+
+async def wait_until_ready(running: Running) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    async with http(running) as client:
+        while True:
+            try:
+                if (await client.get("/health/ready")).status_code == 200:
+                    return
+            except httpx.HTTPError:
+                pass
+            assert time.monotonic() < deadline, running.log()
+            await asyncio.sleep(0.05)  # health is asked, it does not tell
+
+
+# ---- over NATS, as any service does: the stock client, and nothing of ours -----------------------------
+
+
+@asynccontextmanager
+async def service(running: Running) -> AsyncGenerator[nats.js.client.JetStreamContext, None]:
+    client = await nats.connect(running.nats_url, token=running.nats_token)
+    try:
+        yield client.jetstream()
+    finally:
+        await client.close()
+
+
+# ---- the log -------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def reader(running: Running) -> AsyncGenerator["Reader", None]:
+    subjects = Subjects(running.prefix)
+    log = await jetstream.connect(
+        running.nats_url, token=running.nats_token, subjects=subjects, name="an e2e test"
+    )
+    try:
+        yield Reader(log, subjects)
+    finally:
+        await log.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads what a deployment wrote."""
+
+    log: Log
+    subjects: Subjects
+
+    async def until(
+        self, subject: str, kind: type[E], which: Callable[[E], bool] = lambda _: True
+    ) -> tuple[int, E]:
+        """The first such event on a subject, waited for; with its sequence."""
+        async with asyncio.timeout(PATIENCE_S), aclosing(self.log.read([subject], 1)) as records:
+            async for record in records:
+                event = decode(record.data)
+                if isinstance(event, kind) and which(event):
+                    return record.seq, event
+        raise AssertionError("the log ended")
+
+    async def events(self, request_id: str) -> list[AnyEvent]:
+        """All that the log holds of a request now; what cannot be read is left out."""
+        found: list[AnyEvent] = []
+        async with aclosing(self.log.history(self.subjects.all_of(request_id))) as records:
+            async for record in records:
+                address = self.subjects.parse(record.subject)
+                try:
+                    found.append(decode(record.data, address.kind if address else None))
+                except MalformedEventError:
+                    continue
+        return found
+
+    async def answer(self, request_id: str) -> tuple[str, list[int]]:
+        """Text and tokens of a request's output, as the log has them."""
+        transcript, chunks = Transcript(), list[OutputChunk]()
+        for event in await self.events(request_id):
+            if isinstance(event, OutputChunk | OutputFence):
+                chunks += transcript.fold(event)
+        return "".join(chunk.text for chunk in chunks), [id for chunk in chunks for id in chunk.token_ids]
+
+    async def said(self, subject: str, which: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The first such beat from now on."""
+        async with asyncio.timeout(PATIENCE_S), aclosing(self.log.listen(subject)) as beats:
+            async for _, data in beats:
+                beat: dict[str, Any] = msgspec.msgpack.decode(data)
+                if which(beat):
+                    return beat
+        raise AssertionError("no beats any more")
+
+
+# ---- the command line ------------------------------------------------------------------------------------
+
+
+def run(*args: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    """`dalsegno ARGS`, whatever its status."""
+    return subprocess.run(
+        [sys.executable, "-m", "dalsegno", *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+        env={**os.environ, **(env or {})},
+    )
+
+
+def run_on(running: Running, *args: str) -> "subprocess.CompletedProcess[str]":
+    """`dalsegno ARGS` on the log of a running deployment."""
+    told = {environment.NATS_TOKEN: running.nats_token}
+    return run(*args, "--nats", running.nats_url, "--prefix", running.prefix, env=told)
+
+
+def verdicts(ended: "subprocess.CompletedProcess[str]") -> dict[str, dict[str, Any]]:
+    """What `dalsegno replay --json` found, by request."""
+    found = [json.loads(line) for line in ended.stdout.splitlines()]
+    return {verdict["request_id"]: verdict for verdict in found}
+
+
+def example(name: str) -> Path:
+    return ROOT / "docs" / "examples" / name
