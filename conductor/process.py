@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -193,7 +193,7 @@ class Conductor:
     async def _hear_beats(self) -> None:
         own = self._subjects.beat("conductor", self._name)
         async for subject, data in self._log.listen(self._subjects.beat("conductor", "*")):
-            if subject != own and msgspec.msgpack.decode(data).get("state") == "leading":
+            if subject != own and _leads(data):
                 self._leader_heard_s = time.monotonic()
 
     async def _beat(self) -> None:
@@ -208,6 +208,15 @@ class Conductor:
             }
             await self._log.beat(self._subjects.beat("conductor", self._name), msgspec.msgpack.encode(beat))
             await asyncio.sleep(BEAT_S)
+
+
+def _leads(beat: bytes) -> bool:
+    """Whether a beat is a leader's; what is no beat is nobody's."""
+    try:
+        signs = msgspec.msgpack.decode(beat, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return False
+    return signs.get("state") == "leading"
 
 
 def _epoch_after(last: StoredRecord | None) -> int:

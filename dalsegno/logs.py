@@ -10,8 +10,6 @@ import logging
 import sys
 from typing import Final
 
-LEVELS: Final = ("debug", "info", "warning", "error")
-
 _CHATTY: Final = ("asyncio", "httpx", "nats", "transformers", "urllib3", "uvicorn")
 """What these say at INFO is no news to an operator; `--log-level debug` lets them speak."""
 

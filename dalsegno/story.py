@@ -23,13 +23,14 @@ from shared.events import (
     WorkerLeaving,
     WorkerLost,
 )
+from shared.subjects import CONDUCTOR_WRITER
 
 _LONGEST = 96
 
 
 def who(event: AnyEvent) -> str:
     """The writer, with its term or its life where it has one."""
-    if event.writer == "conductor":
+    if event.writer == CONDUCTOR_WRITER:
         return f"conductor/{event.epoch}"
     if event.writer.startswith("w") and event.incarnation is not None:
         return f"{event.writer}/{event.incarnation}"

@@ -49,7 +49,7 @@ class WorkerError(DalSegnoError):
     status = 500
 
 
-class TensorGone(WorkerError):  # noqa: N818 - a fact about a tensor, named as the design names it
+class TensorGone(WorkerError):  # noqa: N818 - a fact about a tensor, not an error of anybody's
     """The bytes behind a handle are gone."""
 
     code = "tensor_gone"
@@ -61,7 +61,7 @@ class BugError(DalSegnoError):
     code = "internal_error"
 
 
-class Divergence(BugError):  # noqa: N818 - the design's word
+class Divergence(BugError):  # noqa: N818 - the field's word
     """A recorded decision differs from the decision made again from the same facts."""
 
     code = "divergence"

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.ids import ID_PATTERN
-from shared.subjects import CONDUCTOR_WRITER
+from shared.subjects import CONDUCTOR_WRITER, DEFAULT_ORIGIN
 from shared.tensors import Handle
 
 MAX_DEPTH: Final = 32
@@ -31,7 +31,7 @@ MAX_MESSAGE_CHARS: Final = 2000
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What every event carries from the first version on (design, section 4).
+    """What every event carries from the first version on.
 
     Attributes:
         id: the same for every copy of the same event; readers keep the first they see.
@@ -123,7 +123,7 @@ class RequestSubmitted(
     model: Annotated[str, Meta(max_length=256)]
     inputs: Inputs
     params: Params = Params()
-    origin: Annotated[str, Meta(pattern=ID_PATTERN)] = "nats"
+    origin: Annotated[str, Meta(pattern=ID_PATTERN)] = DEFAULT_ORIGIN
 
 
 class RequestCancel(
@@ -434,7 +434,6 @@ ConductorEvent: TypeAlias = (
 WorkerEvent: TypeAlias = WorkerJoined | WorkerLeaving | WalkCompleted | WalkFailed | WalkStopped | OutputChunk
 PublicEvent: TypeAlias = RequestSubmitted | RequestCancel
 AnyEvent: TypeAlias = ConductorEvent | WorkerEvent | PublicEvent
-Terminal: TypeAlias = RequestRejected | RequestFinished | RequestFailed | RequestCancelled
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _PACKED: Final[msgspec.msgpack.Decoder[AnyEvent]] = msgspec.msgpack.Decoder(AnyEvent)

@@ -1,4 +1,4 @@
-"""The epoch fence: which conductor's events count (design rule 4).
+"""The epoch fence: which conductor's events count.
 
 Every reader folds the log through one of these, in log order. A conductor's event of a lower epoch
 stored behind a higher `epoch.opened` is void: its writer was deposed and did not know it.

@@ -11,18 +11,25 @@ Rank = NewType("Rank", int)
 """One worker position: a GPU, or a CPU process."""
 Incarnation = NewType("Incarnation", int)
 """One life of a rank's process: the log sequence of its `worker.joined`."""
-Epoch = NewType("Epoch", int)
-"""One conductor's term of office, counted from 1."""
-Seq = NewType("Seq", int)
-"""A position in the log, counted from 1."""
 
 ID_PATTERN: Final = r"\A[A-Za-z0-9_-]{1,64}\Z"
+MOST_TOKEN_BYTES: Final = 256
 _TOKEN: Final = re.compile(ID_PATTERN)
 
 
 def is_token(text: str) -> bool:
     """Whether `text` may be one token of a subject: letters, digits, `_`, `-`; 1 to 64 of them."""
     return _TOKEN.fullmatch(text) is not None
+
+
+def is_addressable(text: str) -> bool:
+    """Whether something can be stored under `text` at all, though it may be no id of ours.
+
+    Any client can store a message under a subject that no client may publish on twice: one that reads as
+    a wildcard, or that leaves no room for a reply in a line of the protocol (4 KiB).
+    """
+    plain = text.isprintable() and not set(" .*>") & set(text)
+    return plain and 1 <= len(text.encode()) <= MOST_TOKEN_BYTES
 
 
 def parse_request_id(text: str) -> RequestId:

@@ -1,4 +1,4 @@
-"""Every subject of the system, in one place (design, section 4).
+"""Every subject of the system, in one place.
 
 The **writer is a token of the subject**, so that NATS permissions can hold each role to its own.
 Model names live in payloads: they contain dots. `Subjects(prefix)` both builds and parses.

@@ -1,4 +1,4 @@
-"""Tensors are named, handles are hints (design rule 7).
+"""Tensors are named, handles are hints.
 
 A tensor's *key* is logical and stable: request / attempt / index / walk / edge. A `Handle` says where
 its bytes were last seen. Small values ride inline in the event and so are as durable as the log; the

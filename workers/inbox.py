@@ -28,7 +28,7 @@ from shared.events import (
 )
 from shared.fence import EpochFence
 from shared.ids import Incarnation, Rank
-from shared.log.port import Record
+from shared.log.port import StoredRecord
 from shared.subjects import Subjects
 
 REMEMBERED_REQUESTS: Final = 16_384
@@ -141,12 +141,7 @@ class Inbox:
         self._remembered = remembered
         self._requests: OrderedDict[str, _Steps] = OrderedDict()
 
-    @property
-    def epoch(self) -> int:
-        """The highest epoch opened so far."""
-        return self._fence.epoch
-
-    def fold(self, record: Record) -> Action | None:
+    def fold(self, record: StoredRecord) -> Action | None:
         """Take one record, in log order; what is to be done because of it."""
         address = self._subjects.parse(record.subject)
         if address is None or address.kind not in _KINDS:

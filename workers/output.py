@@ -125,10 +125,6 @@ class OutputStream:
         self._failure: DalSegnoError | None = None
         self._closed = False
 
-    @property
-    def totals(self) -> OutputTotals:
-        return self._chunker.totals
-
     def add(self, token_id: int, text: str, *, last: bool = False) -> None:
         """A token and its text; everything goes out with the last one."""
         self._chunker.add(token_id, text, self._loop.time())

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from shared.errors import Divergence
 from shared.events import MalformedEventError, OutputChunk, OutputFence, WalkCompleted, decode
 from shared.fence import EpochFence
-from shared.log.port import Record
+from shared.log.port import StoredRecord
 from shared.subjects import Subjects
 from workers.answer import Answer
 from workers.inbox import StepKey
@@ -78,7 +78,7 @@ class Recall:
         """What is to be read."""
         return [*self._subjects.all_of(self._key.request_id), self._subjects.epoch]
 
-    def fold(self, record: Record) -> None:
+    def fold(self, record: StoredRecord) -> None:
         """Take one record, in log order."""
         try:
             event = decode(record.data)

@@ -51,7 +51,7 @@ from shared.events import (
     submission_digest,
 )
 from shared.fence import EpochFence
-from shared.ids import is_token
+from shared.ids import is_addressable, is_token
 from shared.log.port import StoredRecord
 from shared.models.base import ModelGraph
 from shared.subjects import Address, Subjects
@@ -136,7 +136,7 @@ class Cluster:
         self.seq, self.now_ns = record.seq, max(self.now_ns, record.time_ns)
         address = self.subjects.parse(record.subject)
         if address is None:
-            return Folded(note=f"record {record.seq} is on {record.subject}, which is no subject of ours")
+            return Folded(note=f"record {record.seq} is on {record.subject[:200]}, which is no subject of ours")
         try:
             event = decode(record.data, address.kind)
             check_address(address, event)
@@ -308,8 +308,8 @@ class Cluster:
 
     # ---- what cannot be read -----------------------------------------------------------------------
     def _malformed(self, address: Address, record: StoredRecord, error: str) -> Folded:
-        if address.kind != "request":
-            return Folded(note=f"record {record.seq} on {record.subject} is ignored: {error}")
+        if address.kind != "request" or not is_addressable(str(address.request_id)):
+            return Folded(note=f"record {record.seq} on {record.subject[:200]} is ignored: {error}")
         failure = Failure(code="malformed_request", message=error, status=400)
         return self._refuse(str(address.request_id), record, failure)
 

@@ -81,7 +81,9 @@ class Cursor:
         self._delivered += 1
         self.position = self.reached = seq
         self._queued_bytes += len(data)
-        self._queue.append(StoredRecord(seq, subject.decode(), data, int(tokens[at + 2])))
+        # Whoever may publish at all may do so on a subject that is no text: readers are to see that one too.
+        name = subject.decode(errors="replace")
+        self._queue.append(StoredRecord(seq, name, data, int(tokens[at + 2])))
         if self.end_seq is not None and (seq == self.end_seq or tokens[at + 3] == b"0"):
             self.finished = True
         self._wake()

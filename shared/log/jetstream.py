@@ -426,7 +426,7 @@ class _Listener:
         self._change = asyncio.Event()
 
     def heard(self, subject: bytes, _reply: bytes, data: bytes, _header: bytes | None) -> None:
-        self.beats.append((subject.decode(), data))
+        self.beats.append((subject.decode(errors="replace"), data))
         self._change.set()
 
     def wake(self) -> None:
@@ -485,10 +485,11 @@ class _Consumer:
         self._sid = None
 
     def _delivered(self, subject: bytes, reply: bytes, data: bytes, header: bytes | None) -> None:
-        if header is not None and header.startswith(b"NATS/1.0 1"):
-            self._cursor.control(reply, header)
-        elif reply.startswith(b"$JS.ACK."):
+        # By the reply first: the header of a record is its publisher's, who may have written anything in it.
+        if reply.startswith(b"$JS.ACK."):
             self._cursor.deliver(subject, reply, data)
+        elif header is not None and header.startswith(b"NATS/1.0 1"):
+            self._cursor.control(reply, header)
         else:
             self._cursor.fail(f"an unexpected message: {header!r}")
 

@@ -14,19 +14,6 @@ import msgspec
 from shared.errors import CapacityError, ClientError, DalSegnoError
 
 
-class Record(Protocol):
-    """One stored event (see `StoredRecord`)."""
-
-    @property
-    def seq(self) -> int: ...
-    @property
-    def subject(self) -> str: ...
-    @property
-    def data(self) -> bytes: ...
-    @property
-    def time_ns(self) -> int: ...
-
-
 class StoredRecord(msgspec.Struct, frozen=True, gc=False):
     """One event as the log holds it: its position, its subject, its bytes, and when it was stored.
 

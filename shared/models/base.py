@@ -1,4 +1,4 @@
-"""A model's three faces, as the planes see them (design, section 5).
+"""A model's three faces, as the planes see them.
 
     graph.py        pure: nodes, walks, plan                      read by the conductor (and by workers)
     processing.py   CPU nodes: chat template, tokenizer, media    run by workers, no torch

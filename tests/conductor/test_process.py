@@ -178,3 +178,16 @@ async def test_a_malformed_submission_is_rejected_and_the_next_is_served() -> No
         await answer(log, watcher)
         await watcher.until(RequestFinished)
     assert (rejected.submission_seq, rejected.failure.code) == (seq, "malformed_request")
+
+
+@pytest.mark.parametrize("beat", [b"", b"junk", b"\xc1", b"\x93\x01\x02\x03", b"\x81\x01\x02"])
+async def test_a_beat_that_is_none_stops_nobody(beat: bytes) -> None:
+    server = FakeServer(SUBJECTS)
+    log, watcher = FakeLog(server), Watcher(server)
+    async with conducting(FakeLog(server)):
+        await watcher.until(EpochOpened)
+        await log.beat(SUBJECTS.beat("conductor", "other"), beat)
+        await join(log)
+        await submit(log)
+        await answer(log, watcher)
+        await watcher.until(RequestFinished)

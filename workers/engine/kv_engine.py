@@ -72,11 +72,6 @@ class KVEngine:
     def has_work(self) -> bool:
         return self._scheduler.has_work
 
-    @property
-    def max_tokens(self) -> int:
-        """The longest sequence that can be added, prompt and answer together."""
-        return min(self._scheduler.blocks.capacity_tokens, self.node.max_positions)
-
     def stats(self) -> EngineStats:
         blocks = self._scheduler.blocks
         return EngineStats(

@@ -33,8 +33,6 @@ class Engine(Protocol):
     @property
     def has_work(self) -> bool: ...
     @property
-    def forwards(self) -> int: ...
-    @property
     def step_keys(self) -> tuple[str, ...]: ...
     def add(self, spec: SequenceSpec) -> None: ...
     def cancel(self, key: str) -> bool: ...
@@ -142,11 +140,6 @@ class EngineThread:
     def stats(self) -> EngineStats | None:
         """The engine's counters, read without waiting for it; None while it is being made."""
         return self._ready.result().stats() if self._ready.done() and not self._ready.exception() else None
-
-    @property
-    def steps(self) -> int:
-        """How many forwards the engine has run: it goes up while the engine is alive and busy."""
-        return self._ready.result().forwards if self._ready.done() and not self._ready.exception() else 0
 
     def _deliver(self) -> None:
         for report in self._outbox.take(wait=False):

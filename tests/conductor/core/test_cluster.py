@@ -407,3 +407,22 @@ def test_an_ended_request_keeps_neither_prompt_nor_tokens_in_memory(script: Scri
     assert script.request().results == ()
     script.submit(inputs=Inputs(text="a secret " * 1000))
     assert script.last(RequestRejected) is None
+
+
+@pytest.mark.parametrize("name", ["*", ">", "a*b", "L" * 4000, "\x1b[2J", "a\N{NO-BREAK SPACE}b", "\x01", "a\u2028b"])
+def test_a_submission_nobody_could_be_told_about_is_noted_and_harms_nobody(script: Script, name: str) -> None:
+    script.say(SUBJECTS.request(name), b'{"model":"demo","inputs":{"text":"hi"}}')
+    assert script.last(RequestRejected) is None
+    note = script.folded[-1].note
+    assert note is not None
+    assert len(note) < 1000
+    script.submit("good")
+    script.run_to_the_end("good")
+    assert script.request("good").phase is Phase.FINISHED
+
+
+def test_a_submission_under_an_odd_id_is_told_so(script: Script) -> None:
+    seq = script.say(SUBJECTS.request("a/b"), b'{"model":"demo","inputs":{"text":"hi"}}')
+    rejected = script.last(RequestRejected, "a/b")
+    assert rejected is not None
+    assert (rejected.failure.code, rejected.submission_seq) == ("malformed_request", seq)

@@ -168,3 +168,11 @@ async def test_waiting_ends_with_a_record_a_fault_or_the_end() -> None:
         change(cursor)
         await waiting
         await cursor.wait()  # and it does not wait again
+
+
+def test_a_record_on_a_subject_that_is_no_text_is_a_record() -> None:
+    cursor, _ = _cursor()
+    cursor.deliver(b"ds.request.\xff", b"$JS.ACK.DS_LOG.name.1.4.1.77.1", b"x")
+    record = cursor.take()
+    assert record is not None
+    assert (record.seq, record.subject) == (4, "ds.request.\N{REPLACEMENT CHARACTER}")

@@ -186,7 +186,6 @@ def test_what_cannot_be_answered_is_refused_and_changes_nothing(
 
 def test_one_larger_than_the_pool_is_refused_one_that_fits_exactly_is_not(qwen3: DecoderLM) -> None:
     small = engine(qwen3, num_blocks=2)
-    assert small.max_tokens == 16
 
     with pytest.raises(ClientError, match="KV cache is 16 tokens, but 17 were requested"):
         small.add(spec(max_tokens=13))
