@@ -409,7 +409,9 @@ def test_an_ended_request_keeps_neither_prompt_nor_tokens_in_memory(script: Scri
     assert script.last(RequestRejected) is None
 
 
-@pytest.mark.parametrize("name", ["*", ">", "a*b", "L" * 4000, "\x1b[2J", "a\N{NO-BREAK SPACE}b", "\x01", "a\u2028b"])
+@pytest.mark.parametrize(
+    "name", ["*", ">", "a*b", "L" * 4000, "\x1b[2J", "a\N{NO-BREAK SPACE}b", "\x01", "a\u2028b"]
+)
 def test_a_submission_nobody_could_be_told_about_is_noted_and_harms_nobody(script: Script, name: str) -> None:
     script.say(SUBJECTS.request(name), b'{"model":"demo","inputs":{"text":"hi"}}')
     assert script.last(RequestRejected) is None

@@ -16,3 +16,11 @@ async def consumers_of(server: NatsServer, stream: str) -> int:
     info = await client.jetstream().stream_info(stream)
     await client.close()
     return int(info.state.consumer_count)
+
+
+async def say(server: NatsServer, command: bytes) -> None:
+    """Send a command of the protocol as it is: what no well-behaved client would."""
+    client = await nats.connect(server.url, token=server.token)
+    client._transport.write(command)
+    await client.flush()
+    await client.close()

@@ -13,7 +13,7 @@ from shared.log.jetstream import JetStreamLog, connect, provision
 from shared.log.port import LogRegressedError, LogUnavailableError, WrongLastSequenceError
 from shared.log.server import NatsServer
 from shared.subjects import Subjects
-from tests.shared.log.admin import consumers_of, delete_stream
+from tests.shared.log.admin import consumers_of, delete_stream, say
 from tests.shared.log.contract import Watch, collect, datas, take
 
 
@@ -121,6 +121,29 @@ async def test_an_error_line_of_the_server_does_not_end_the_connection_for_good(
     await watch.until(connected=True)
     assert watch.changes == [False, True]
     assert await log.publish(subjects.walk("r"), b"1") == 1
+    await log.close()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 77\r\n\r\n",
+        b"NATS/1.0 100 FlowControl Request\r\n\r\n",
+        b"NATS/1.0 503\r\n\r\n",
+        b"NATS/1.0\r\nContent-Type: application/json\r\n\r\n",
+        b"\r\n\r\n",
+    ],
+)
+async def test_a_record_is_read_whatever_its_publisher_wrote_in_its_header(
+    server: NatsServer, subjects: Subjects, header: bytes
+) -> None:
+    log = await _open(server, subjects)
+    size = (len(header), len(header) + 4)
+    await say(server, b"HPUB %s %d %d\r\n%sdata\r\n" % (subjects.request("r").encode(), *size, header))
+    await log.publish(subjects.walk("r"), b"next")
+    wanted = [subjects.request("*"), subjects.walk("*")]
+    assert datas(await collect(log.history(wanted))) == [b"data", b"next"]
+    assert datas(await take(log.read(wanted, 1), 2)) == [b"data", b"next"]
     await log.close()
 
 
