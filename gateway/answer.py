@@ -18,7 +18,6 @@ from gateway.errors import HttpError
 from gateway.relay import Answered, Failed, Item
 from gateway.service import Gateway
 from gateway.submission import Asked, Claim
-from shared.errors import DalSegnoError
 from shared.events import OutputChunk
 
 _LOGGER = logging.getLogger("gateway")
@@ -44,7 +43,7 @@ class Answer(Response):
     """The response: it submits, relays, and lets go."""
 
     def __init__(self, gateway: Gateway, asked: Asked, form: Format) -> None:
-        self.background = None
+        self.background = None  # FastAPI looks for it
         self.status_code = 200
         self._gateway = gateway
         self._asked = asked
@@ -68,12 +67,12 @@ class Answer(Response):
     async def _listen(self, receive: Receive) -> None:
         while True:
             message = await receive()
-            # A server also says so when the response is complete.
-            if message["type"] == "http.disconnect" and not self._complete:
-                self._gone = True
-                raise ClientGoneError
-            if message["type"] == "http.disconnect":
-                return
+            if message["type"] != "http.disconnect":
+                continue
+            if self._complete:
+                return  # a server also says so once the response is complete
+            self._gone = True
+            raise ClientGoneError
 
     async def _answer(self) -> None:
         claim: Claim | None = None
@@ -84,8 +83,6 @@ class Answer(Response):
                     await self._write_item(item)
         except ClientGoneError:
             raise
-        except DalSegnoError as error:
-            await self._fail(errors.of_exception(error))
         except Exception as error:  # noqa: BLE001 - the outermost loop of one request
             await self._fail(errors.of_exception(error))
         finally:

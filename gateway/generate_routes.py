@@ -7,10 +7,8 @@ from fastapi import APIRouter, Request, Response
 from gateway import generate_request
 from gateway.answer import Answer, Format
 from gateway.generate_answers import ChunkLines, Document
-from gateway.openai_routes import new_request_id
 from gateway.service import Gateway
-from gateway.submission import Asked
-from shared.ids import parse_request_id
+from gateway.submission import Asked, request_id_of
 
 _FIELDS: Final[dict[str, Any]] = {
     "text": {"type": "string"},
@@ -38,10 +36,9 @@ def generate_routes(gateway: Gateway) -> APIRouter:
     @router.post("/generate", summary="Answer one message", openapi_extra=_BODY)
     async def generate(request: Request) -> Response:
         parsed = await generate_request.read(request, gateway.served)
-        chosen = parsed.request_id
         asked = Asked(
-            request_id=parse_request_id(chosen) if chosen is not None else new_request_id("gen"),
-            id_is_chosen=chosen is not None,
+            request_id=request_id_of(parsed.request_id, "gen"),
+            id_is_chosen=parsed.request_id is not None,
             model=parsed.model or gateway.served.name,
             inputs=parsed.inputs,
             params=parsed.params,

@@ -6,7 +6,7 @@ ends with an `error` event and without `[DONE]`.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -15,7 +15,6 @@ from gateway.relay import Answered
 from shared.events import OutputChunk, Usage
 
 _DONE: Final = b"data: [DONE]\n\n"
-EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,76 +35,71 @@ class Head:
 
 
 @dataclass(slots=True)
-class ChatStream:
-    """A chat as events: the role first, then the text as it comes, then why it ended."""
+class _Stream:
+    """An answer as events: the text as it comes, then why it ended."""
+
+    object_name: ClassVar[str]
 
     head: Head
     includes_usage: bool
-    media_type: str = EVENT_STREAM
+    media_type: str = "text/event-stream; charset=utf-8"
+
+    def failed(self, error: HttpError) -> bytes:
+        return _event(error.body)
+
+    def _said(self, said: dict[str, Any], reason: str | None = None, index: int | None = None) -> bytes:
+        body = self.head.of(self.object_name) | {"choices": [_choice(said, reason)]}
+        if self.includes_usage:
+            body["usage"] = None
+        return _event(body, index)
+
+    def _ended(self, said: dict[str, Any], end: Answered) -> bytes:
+        last = self._said(said, end.finish_reason)
+        if self.includes_usage:
+            last += _event(self.head.of(self.object_name) | {"choices": [], "usage": usage_of(end.usage)})
+        return last + _DONE
+
+
+@dataclass(slots=True)
+class ChatStream(_Stream):
+    """A chat: the role comes first."""
+
+    object_name: ClassVar = "chat.completion.chunk"
+
     _begun: bool = False
 
     def chunk(self, chunk: OutputChunk) -> bytes:
         begin = self._role()
         if not chunk.text:
             return begin
-        return begin + self._event({"content": chunk.text}, None, chunk.index)
+        return begin + self._said({"delta": {"content": chunk.text}}, index=chunk.index)
 
     def answered(self, end: Answered) -> bytes:
-        last = self._role() + self._event({}, end.finish_reason)
-        if self.includes_usage:
-            last += _event(
-                self.head.of("chat.completion.chunk") | {"choices": [], "usage": usage_of(end.usage)}
-            )
-        return last + _DONE
-
-    def failed(self, error: HttpError) -> bytes:
-        return _event(error.body)
+        return self._role() + self._ended({"delta": {}}, end)
 
     def _role(self) -> bytes:
         if self._begun:
             return b""
         self._begun = True
-        return self._event({"role": "assistant", "content": ""}, None)
-
-    def _event(self, delta: dict[str, Any], reason: str | None, index: int | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-        body = self.head.of("chat.completion.chunk") | {"choices": [choice]}
-        if self.includes_usage:
-            body["usage"] = None
-        return _event(body, index)
+        return self._said({"delta": {"role": "assistant", "content": ""}})
 
 
 @dataclass(slots=True)
-class CompletionStream:
-    """A completion as events: the text as it comes, then why it ended."""
+class CompletionStream(_Stream):
+    """A completion."""
 
-    head: Head
-    includes_usage: bool
-    media_type: str = EVENT_STREAM
+    object_name: ClassVar = "text_completion"
 
     def chunk(self, chunk: OutputChunk) -> bytes:
-        return self._event(chunk.text, None, chunk.index) if chunk.text else b""
+        return self._said({"text": chunk.text}, index=chunk.index) if chunk.text else b""
 
     def answered(self, end: Answered) -> bytes:
-        last = self._event("", end.finish_reason)
-        if self.includes_usage:
-            last += _event(self.head.of("text_completion") | {"choices": [], "usage": usage_of(end.usage)})
-        return last + _DONE
-
-    def failed(self, error: HttpError) -> bytes:
-        return _event(error.body)
-
-    def _event(self, text: str, reason: str | None, index: int | None = None) -> bytes:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
-        body = self.head.of("text_completion") | {"choices": [choice]}
-        if self.includes_usage:
-            body["usage"] = None
-        return _event(body, index)
+        return self._ended({"text": ""}, end)
 
 
 @dataclass(slots=True)
 class _Document:
-    """One JSON document, once the answer is complete."""
+    """An answer as one JSON document, once it is complete."""
 
     head: Head
     media_type: str = "application/json"
@@ -119,29 +113,29 @@ class _Document:
         raise AssertionError("a document has not begun before it is complete")
 
     @property
-    def text(self) -> str:
+    def _text(self) -> str:
         return "".join(self._texts)
+
+    def _whole(self, object_name: str, said: dict[str, Any], end: Answered) -> bytes:
+        choices = [_choice(said, end.finish_reason)]
+        return msgspec.json.encode(
+            self.head.of(object_name) | {"choices": choices, "usage": usage_of(end.usage)}
+        )
 
 
 class ChatDocument(_Document):
     """A chat completion."""
 
     def answered(self, end: Answered) -> bytes:
-        message = {"role": "assistant", "content": self.text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": end.finish_reason}
-        return msgspec.json.encode(
-            self.head.of("chat.completion") | {"choices": [choice], "usage": usage_of(end.usage)}
-        )
+        message = {"role": "assistant", "content": self._text, "refusal": None}
+        return self._whole("chat.completion", {"message": message}, end)
 
 
 class CompletionDocument(_Document):
     """A completion."""
 
     def answered(self, end: Answered) -> bytes:
-        choice = {"index": 0, "text": self.text, "logprobs": None, "finish_reason": end.finish_reason}
-        return msgspec.json.encode(
-            self.head.of("text_completion") | {"choices": [choice], "usage": usage_of(end.usage)}
-        )
+        return self._whole("text_completion", {"text": self._text}, end)
 
 
 def usage_of(usage: Usage) -> dict[str, int]:
@@ -151,6 +145,10 @@ def usage_of(usage: Usage) -> dict[str, int]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
+
+
+def _choice(said: dict[str, Any], reason: str | None) -> dict[str, Any]:
+    return {"index": 0, **said, "logprobs": None, "finish_reason": reason}
 
 
 def _event(body: dict[str, Any], index: int | None = None) -> bytes:

@@ -1,6 +1,5 @@
 """`/v1/*`: OpenAI's routes, as far as one text model can serve them."""
 
-import secrets
 import time
 from typing import Any, TypeVar
 
@@ -11,8 +10,7 @@ from gateway.bodies import read_object
 from gateway.openai_answers import ChatDocument, ChatStream, CompletionDocument, CompletionStream, Head
 from gateway.openai_requests import ChatRequest, CompletionRequest, parse
 from gateway.service import Gateway
-from gateway.submission import Asked
-from shared.ids import RequestId, parse_request_id
+from gateway.submission import Asked, request_id_of
 
 _R = TypeVar("_R", ChatRequest, CompletionRequest)
 
@@ -49,22 +47,14 @@ def openai_routes(gateway: Gateway) -> APIRouter:
     return router
 
 
-def new_request_id(kind: str) -> RequestId:
-    """An id nobody else has. It is also the `id` of the answer: `dalsegno log` finds it under it."""
-    return RequestId(f"{kind}-{secrets.token_hex(12)}")
-
-
 def _asked(
     gateway: Gateway, kind: type[_R], raw: dict[str, Any], request: Request, prefix: str
 ) -> tuple[Asked, _R]:
     body = parse(kind, raw)
     gateway.served.check_model(body.model)
-    chosen = body.request_id is not None
     asked = Asked(
-        request_id=parse_request_id(body.request_id)
-        if body.request_id is not None
-        else new_request_id(prefix),
-        id_is_chosen=chosen,
+        request_id=request_id_of(body.request_id, prefix),
+        id_is_chosen=body.request_id is not None,
         model=body.model,
         inputs=body.inputs(),
         params=body.params(),

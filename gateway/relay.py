@@ -130,16 +130,12 @@ class Relay:
     def __init__(self, log: Log, subjects: Subjects, request_id: str) -> None:
         self.request_id = request_id
         self.fold = OutputFold()
+        self.buffered_bytes = 0
         self._log = log
         self._subjects = subjects
         self._buffer: deque[tuple[Item, int]] = deque()
-        self._buffered_bytes = 0
         self._wake = asyncio.Event()
         self._rest: tuple[int, EpochFence] | None = None
-
-    @property
-    def buffered_bytes(self) -> int:
-        return self._buffered_bytes
 
     @property
     def is_behind(self) -> bool:
@@ -151,7 +147,7 @@ class Relay:
         """Take one record, or let go when the buffer is full."""
         if self.is_behind:
             return
-        if self._buffered_bytes >= BUFFER_BYTES:
+        if self.buffered_bytes >= BUFFER_BYTES:
             self.reread(seq, epoch)
             return
         self._put(self.fold.fold(seq, event))
@@ -175,7 +171,7 @@ class Relay:
         for item in items:
             size = _size_of(item)
             self._buffer.append((item, size))
-            self._buffered_bytes += size
+            self.buffered_bytes += size
         if items:
             self._wake.set()
 
@@ -185,7 +181,7 @@ class Relay:
         while True:
             while self._buffer:
                 item, size = self._buffer.popleft()
-                self._buffered_bytes -= size
+                self.buffered_bytes -= size
                 yield item
                 if not isinstance(item, OutputChunk):
                     return

@@ -17,6 +17,7 @@ id and will find the answer.
 import asyncio
 import logging
 import re
+import secrets
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from shared.events import (
     encode,
     submission_digest,
 )
-from shared.ids import RequestId
+from shared.ids import RequestId, parse_request_id
 from shared.log.port import Log, LogUnavailableError, WrongLastSequenceError
 from shared.subjects import Subjects
 
@@ -66,6 +67,15 @@ class Asked:
     inputs: Inputs
     params: Params
     trace: str | None = None
+
+
+def request_id_of(chosen: str | None, prefix: str) -> RequestId:
+    """The id the client chose, or one nobody else has; the answer's `id`, and what `dalsegno log` takes.
+
+    Raises:
+        ClientError: it cannot be an id.
+    """
+    return RequestId(f"{prefix}-{secrets.token_hex(12)}") if chosen is None else parse_request_id(chosen)
 
 
 @dataclass(slots=True)
