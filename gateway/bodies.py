@@ -12,8 +12,6 @@ from gateway import errors
 from shared.errors import ClientError
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
-MAX_DEPTH: Final = 32
-"""How deep JSON may nest: readers of the log must decode it too."""
 
 
 class BodyTooLargeError(ClientError):
@@ -90,25 +88,9 @@ def parse_object(data: bytes | str, what: str = "the body") -> dict[str, Any]:
     return found
 
 
-def check_depth(value: object, what: str) -> None:
-    """Refuse what is nested deeper than `MAX_DEPTH`."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in _children(outer)]
-        if not level:
-            return
-    raise ClientError(f"{what} is nested deeper than {MAX_DEPTH} levels", code="nested_too_deep")
-
-
 def json_type(value: object) -> str:
     """A value's type in JSON's words."""
     if value is None:
         return "null"
     names: Mapping[type, str] = {bool: "a boolean", int: "an integer", float: "a number", str: "a string"}
     return names.get(type(value), "an array" if isinstance(value, list) else "an object")
-
-
-def _children(value: object) -> list[object]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []

@@ -12,7 +12,7 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gateway import errors
-from gateway.bodies import check_depth, json_type
+from gateway.bodies import json_type
 from gateway.errors import InvalidParamError, NotSupportedError
 from shared.events import Inputs, Params
 
@@ -113,7 +113,6 @@ class ChatRequest(_Request):
         Raises:
             ClientError: a message is none, or not text.
         """
-        check_depth(self.messages, "messages")
         for number, message in enumerate(self.messages):
             _check_message(f"messages[{number}]", message)
         return Inputs(messages=self.messages)

@@ -26,12 +26,12 @@ from typing import Final
 from gateway.relay import Hub, Item, Relay
 from shared.errors import ClientError, DalSegnoError
 from shared.events import (
-    Event,
     Inputs,
     MalformedEventError,
     Params,
     RequestCancel,
     RequestSubmitted,
+    check_public,
     decode,
     encode,
     submission_digest,
@@ -260,13 +260,15 @@ class Submissions:
         )
 
 
-def encode_or_refuse(event: Event) -> bytes:
+def encode_or_refuse(event: RequestSubmitted) -> bytes:
     """The event's bytes.
 
     Raises:
-        ClientError: it holds what cannot be on the log: half a surrogate pair, a number beyond 64 bits.
+        ClientError: it holds what cannot be on the log: half a surrogate pair, a number beyond 64 bits,
+            something nested too deep.
     """
     try:
+        check_public(event)
         return encode(event)
     except UnicodeEncodeError as error:
         raise ClientError(

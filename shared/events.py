@@ -473,15 +473,19 @@ def decode(data: bytes, kind: str | None = None) -> AnyEvent:
         if kind not in _PACKED_AT:
             return _JSON.decode(data) if is_json else _PACKED.decode(data)
         event = _JSON_AT[kind].decode(data) if is_json else _PACKED_AT[kind].decode(data)
-        _check_public(event)
+        check_public(event)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         message = f"not an event of this version: {error}"
         raise MalformedEventError(message[:MAX_MESSAGE_CHARS]) from error
     return event
 
 
-def _check_public(event: PublicEvent) -> None:
-    """What the types cannot say of events that anybody may write."""
+def check_public(event: PublicEvent) -> None:
+    """What the types cannot say of events that anybody may write.
+
+    Raises:
+        ValueError: every reader of the log would refuse the event.
+    """
     if event.writer == CONDUCTOR_WRITER:  # whose epochs are fenced: it would be void, and nobody be told
         raise ValueError(f"{CONDUCTOR_WRITER!r} is the conductor's own name - at `$.writer`")
     if isinstance(event, RequestSubmitted):
