@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from gateway.errors import InvalidParamError
 from gateway.health import Presence
-from gateway.relay import Hub, decode_or_none
+from gateway.relay import Hub
 from gateway.submission import Asked, Claim, Submissions
 from shared.config import DeploymentConfig
 from shared.errors import CapacityError
-from shared.events import EpochOpened, Failure
+from shared.events import Failure
 from shared.fence import EpochFence
 from shared.log.port import Log, LogUnavailableError
 from shared.models import registry
@@ -114,9 +114,7 @@ class Gateway:
             LogRegressedError: it is another log than it was (in an exception group).
         """
         state = await log.state()
-        opened = await log.last(self.subjects.epoch)
-        event = decode_or_none(opened) if opened is not None else None
-        fence = EpochFence(event.epoch or 0 if isinstance(event, EpochOpened) else 0)
+        fence = EpochFence.behind(await log.last(self.subjects.epoch))
         for rank in self.served.ranks:
             if await log.last(self.subjects.worker(rank)) is not None:
                 self.presence.saw_worker(rank)

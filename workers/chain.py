@@ -188,7 +188,7 @@ class Chain:
                 f"walk {call.name!r}: node {firing.node!r} fires again outside of a resident loop; "
                 "a chain begins a row once"
             )
-        goes_on = not is_resident and self._loops_of(firing.node)
+        goes_on = not is_resident and self._loop_limits(firing.node)
         await (row.began if goes_on else row.ended)
         if not goes_on:
             facts |= {"completion_tokens": row.answer.tokens, "finish_reason": row.answer.finish_reason}
@@ -207,7 +207,7 @@ class Chain:
             key=f"{self._key}.{node}",
             prompt_ids=read_ids(firing.inputs[PROMPT]),
             prefix_ids=list(self._recalled.prefix_ids) if self._speaks(node) else [],
-            max_tokens=max((limit for limit in self._loops_of(node)), default=1),
+            max_tokens=max(self._loop_limits(node), default=1),
             eos_ids=frozenset(processing.eos_ids),
             ignore_eos=bool(call.args.get("ignore_eos", False)),
             sampling=Sampling(**call.args.get("sampling", {}), seed=self._ready.seed),
@@ -227,7 +227,7 @@ class Chain:
             self._hosted.rows.submit(spec, row)
         return row
 
-    def _loops_of(self, node: str) -> list[int]:
+    def _loop_limits(self, node: str) -> list[int]:
         """The most iterations of each resident loop over `node` in this chain."""
         limits: list[int] = []
         for call in self._ready.walks:

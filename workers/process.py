@@ -28,7 +28,8 @@ import msgspec
 
 from shared.config import ConfigError, DeploymentConfig
 from shared.errors import ClientError
-from shared.events import EpochOpened, MalformedEventError, WorkerJoined, WorkerLeaving, decode
+from shared.events import MalformedEventError, WorkerJoined, WorkerLeaving, decode
+from shared.fence import EpochFence
 from shared.ids import Rank
 from shared.log import jetstream
 from shared.log.port import Log
@@ -212,7 +213,7 @@ class Worker:
             self._rank,
             joined.id,
             earlier_lives=await self._earlier_lives(start_seq - 1),
-            epoch=await self._epoch(),
+            epoch=EpochFence.behind(await self._log.last(self._subjects.epoch)).epoch,
         )
         await writer.post_when_possible(self._subjects.worker(self._rank), joined)
         async with asyncio.TaskGroup() as tasks:
@@ -280,16 +281,6 @@ class Worker:
                     lives += [event.id] if isinstance(event, WorkerJoined) else []
         return lives
 
-    async def _epoch(self) -> int:
-        """The highest epoch opened before this life; a later one is read."""
-        last = await self._log.last(self._subjects.epoch)
-        if last is None:
-            return 0
-        with contextlib.suppress(MalformedEventError):
-            event = decode(last.data)
-            return event.epoch or 0 if isinstance(event, EpochOpened) else 0
-        return 0
-
     # ---- beats -------------------------------------------------------------------------------------
     async def _beat(self) -> None:
         subject = self._subjects.beat("worker", str(self._rank))
@@ -298,21 +289,19 @@ class Worker:
             await asyncio.sleep(BEAT_S)
 
     def _vital_signs(self) -> dict[str, Any]:
-        counters = self._model.counters()
-        signs: dict[str, Any] = {
+        counters = self._model.counters() or EngineStats()
+        return {
             "state": self._state,
             "progress": self._model.progress,
             "rank": self._rank,
             "incarnation": self._incarnation,
             "model": self._config.name,
             "pid": os.getpid(),
-        }
-        return signs | {
-            "steps": counters.forwards if counters else 0,
-            "running": counters.running if counters else 0,
-            "waiting": counters.waiting if counters else 0,
-            "kv_used": counters.kv_used if counters else 0,
-            "kv_total": counters.kv_total if counters else 0,
+            "steps": counters.forwards,
+            "running": counters.running,
+            "waiting": counters.waiting,
+            "kv_used": counters.kv_used,
+            "kv_total": counters.kv_total,
         }
 
 

@@ -48,10 +48,8 @@ class Recalled:
                 )
             text += answer.push(token_id)
         if text != self.prefix_text:
-            at = next(
-                (i for i, (a, b) in enumerate(zip(text, self.prefix_text, strict=False)) if a != b), None
-            )
-            at = min(len(text), len(self.prefix_text)) if at is None else at
+            pairs = enumerate(zip(text, self.prefix_text, strict=False))
+            at = next((i for i, (a, b) in pairs if a != b), min(len(text), len(self.prefix_text)))
             raise Divergence(
                 f"{len(self.prefix_ids)} tokens give another text than was released: they differ from "
                 f"character {at} on (released {self.prefix_text[at : at + 20]!r}, now {text[at : at + 20]!r})"

@@ -12,11 +12,11 @@ from workers.engine.sequence import TokenOutput
 class EngineStats:
     """The engine as it is now. `kv_used` and `kv_total` count tokens, reserved ones included."""
 
-    forwards: int
-    running: int
-    waiting: int
-    kv_used: int
-    kv_total: int
+    forwards: int = 0
+    running: int = 0
+    waiting: int = 0
+    kv_used: int = 0
+    kv_total: int = 0
 
 
 class StepFailedError(WorkerError):
