@@ -229,7 +229,8 @@ def _state(request: Request | None) -> dict[str, Any] | None:
         "phase": str(request.phase),
         "attempt": request.attempt,
         "running": _hex(msgspec.to_builtins(request.running)) if request.running else None,
-        "steps_done": len(request.results),
+        # An ended request keeps no results: to say 0 then would be wrong.
+        "steps_done": None if request.phase.ended else len(request.results),
         "expected": sorted(request.expected),
         "recorded": sorted(request.recorded),
         "history": request.history.hex(),
