@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import httpx
 import msgspec
@@ -27,6 +27,7 @@ from shared.transcript import Transcript
 from tests.e2e.deploy import Running
 
 E = TypeVar("E", bound=Event)
+Ended: TypeAlias = "subprocess.CompletedProcess[str]"
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE_S: Final = 60.0
 
@@ -202,7 +203,7 @@ class Reader:
 # ---- the command line ------------------------------------------------------------------------------------
 
 
-def run(*args: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+def run(*args: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> Ended:
     """`dalsegno ARGS`, whatever its status."""
     return subprocess.run(
         [sys.executable, "-m", "dalsegno", *args],
@@ -211,16 +212,17 @@ def run(*args: str, env: dict[str, str] | None = None) -> "subprocess.CompletedP
         check=False,
         timeout=PATIENCE_S,
         env={**os.environ, **(env or {})},
+        cwd=cwd,
     )
 
 
-def run_on(running: Running, *args: str) -> "subprocess.CompletedProcess[str]":
+def run_on(running: Running, *args: str) -> Ended:
     """`dalsegno ARGS` on the log of a running deployment."""
     told = {environment.NATS_TOKEN: running.nats_token}
     return run(*args, "--nats", running.nats_url, "--prefix", running.prefix, env=told)
 
 
-def verdicts(ended: "subprocess.CompletedProcess[str]") -> dict[str, dict[str, Any]]:
+def verdicts(ended: Ended) -> dict[str, dict[str, Any]]:
     """What `dalsegno replay --json` found, by request."""
     found = [json.loads(line) for line in ended.stdout.splitlines()]
     return {verdict["request_id"]: verdict for verdict in found}
