@@ -1,20 +1,21 @@
 """Workers: one process per rank; each runs the nodes placed on it.
 
-process     the process: loads, joins, beats, leaves
-inbox       which orders in the log are for this life, each once     pure
+process     the process: joins, beats, leaves
+model       what it hosts, loaded beside the event loop
+inbox       which orders in the log are for this life, each once       pure
 executor    runs orders, and reports how they ended
 chain       one order: the dataflow of its walks
-recall      where a request's output stands, by the log              pure
+recall      where a request's output stands, by the log                pure
 rows        the event loop's side of the engine's sequences
-answer      tokens to text, and when it ends                         pure
-stop        stop strings                                             pure
-output      text and tokens to chunks, coalesced                     pure, but for a timer
+answer      tokens to text, and when it ends                           pure
+stop        stop strings                                               pure
+output      text and tokens to chunks, coalesced                       pure, but for a timer
 writer      signs and numbers what is written
-settings    `model_kwargs`, checked                                  pure
-pool_size   how large the KV pool is                                 pure
+settings    `model_kwargs`, checked                                    pure
+pool_size   how large the KV pool is                                   pure
 memory      how much memory there is
-hosting     the model on its device, and its engine                  torch
-engine/     the KV-cache engine and its thread                       torch
+hosting     the half of it that computes: model and engine, on a device torch
+engine/     the KV-cache engine and its thread                         torch
 
 No torch on the event loop's side: the engine's thread imports it while the process already beats.
 """

@@ -34,7 +34,8 @@ from tests.workers import harness
 from tests.workers.engine.oracle import generate, prompts
 from tests.workers.harness import RANK, SUBJECTS
 from workers import settings
-from workers.process import LocalModel, Worker
+from workers.model import LocalModel
+from workers.process import Worker
 
 E = TypeVar("E", bound=Event)
 GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}

@@ -29,7 +29,8 @@ from shared.log.fake import FakeLog, FakeServer
 from tests.workers import harness
 from tests.workers.harness import EOS, RANK, SUBJECTS, FakeEngine, ToyProcessing, chat
 from workers import process
-from workers.process import Loaded, SupersededError, Worker
+from workers.model import Loaded
+from workers.process import SupersededError, Worker
 from workers.rows import Rows
 
 E = TypeVar("E", bound=Event)
