@@ -14,7 +14,7 @@ writer      signs and numbers what is written
 settings    `model_kwargs`, checked                                    pure
 pool_size   how large the KV pool is                                   pure
 memory      how much memory there is
-hosting     the half of it that computes: model and engine, on a device torch
+hosting     the model on its device, and its engine                        torch
 engine/     the KV-cache engine and its thread                         torch
 
 No torch on the event loop's side: the engine's thread imports it while the process already beats.

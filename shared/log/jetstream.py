@@ -1,8 +1,8 @@
 """The log on NATS JetStream: `connect` to it, `provision` its stream.
 
 It brings together a connection (`shared.log.connection`), an outbox tracked to its acks
-(`shared.log.outbox`) and for each reader a cursor (`shared.log.cursor`), and watches that the log under
-them stays the same log.
+(`shared.log.outbox`) and for each reader a cursor (`shared.log.cursor`) with a consumer that feeds it
+(`shared.log.consumer`), and watches that the log under them stays the same log.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from shared.errors import DalSegnoError
 from shared.log import jetstream_api as api
 from shared.log.acceptance import Acceptance
 from shared.log.connection import Connection
+from shared.log.consumer import Consumer
 from shared.log.cursor import Cursor
 from shared.log.outbox import Entry, Outbox, Refused
 from shared.log.port import (
@@ -40,7 +41,6 @@ _MARGIN_BYTES: Final = 4096
 """Below `max_payload`: headers count too, and an event is refused *near* the limit, not at it."""
 _BEATS_KEPT: Final = 1024
 _NO_RESPONDERS: Final = 503
-_TICK_S: Final = 1.0
 _DECODE_ACK: Final = msgspec.json.Decoder(api.PubAck).decode
 
 
@@ -154,14 +154,13 @@ class JetStreamLog:
 
     async def _connected(self) -> None:
         """After a reconnect: is it still our log? Only then go on writing and reading."""
-        pause_s = _RETRY_S
+        pause = _Pause()
         while True:
             try:
                 await self._same_log()
             except LogUnavailableError as error:
                 _logger.warning("waiting for the log: %s", error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _RETRY_AT_MOST_S)
+                await pause.wait()
             except LogRegressedError:
                 return  # and everybody is told
             else:
@@ -238,21 +237,14 @@ class JetStreamLog:
     # ---- writing --------------------------------------------------------------------------------------
     async def publish(self, subject: str, data: bytes, *, expected_last_seq: int | None = None) -> int:
         self._acceptance.check(subject, data, self.max_payload)
-        loop = asyncio.get_running_loop()
         resent = False
-        pause_s = _RETRY_S
+        pause = _Pause()
         while True:
-            stored: asyncio.Future[int] = loop.create_future()
-            number = self._outbox.post(
-                subject, data, _setter(stored), _exception_setter(stored), expected_last_seq
-            )
             try:
-                return await stored
+                return await self._publish_once(subject, data, expected_last_seq)
             except Refused as refused:
                 in_flight = refused.code == api.WRONG_LAST_SEQUENCE_IN_FLIGHT
                 resent = resent or refused.sent > 1
-            finally:
-                self._outbox.discard(number)
             assert expected_last_seq is not None
             if resent or in_flight:
                 # The copy that was refused may have met the one that was stored, and somebody else may
@@ -262,12 +254,22 @@ class JetStreamLog:
                     return successor.seq
                 if successor is None and in_flight:  # another's publish was under way, and came to nothing
                     resent = True
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, _RETRY_AT_MOST_S)
+                    await pause.wait()
                     continue
             raise WrongLastSequenceError(
                 f"expected {expected_last_seq} to be the last sequence of {subject!r}: it is not"
             )
+
+    async def _publish_once(self, subject: str, data: bytes, expected_last_seq: int | None) -> int:
+        """Wait for the ack; an expectation that does not hold is `Refused`."""
+        stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        number = self._outbox.post(
+            subject, data, _setter(stored), _exception_setter(stored), expected_last_seq
+        )
+        try:
+            return await stored
+        finally:
+            self._outbox.discard(number)
 
     def post(self, subject: str, data: bytes, stored: Callable[[int], None] | None = None) -> None:
         self._acceptance.check(subject, data, self.max_payload)
@@ -327,7 +329,7 @@ class JetStreamLog:
         )
 
     async def _records(self, subjects: Sequence[str], cursor: Cursor) -> AsyncGenerator[StoredRecord, None]:
-        consumer = _Consumer(self._connection, self._stream, list(subjects), cursor)
+        consumer = Consumer(self._connection, self._stream, list(subjects), cursor)
         self._cursors.add(cursor)
         try:
             while True:
@@ -343,9 +345,9 @@ class JetStreamLog:
             self._cursors.discard(cursor)
             self._highest = max(self._highest, cursor.reached)
 
-    async def _reattach(self, consumer: "_Consumer", cursor: Cursor) -> None:
+    async def _reattach(self, consumer: Consumer, cursor: Cursor) -> None:
         """Have the cursor delivered to again, from its own position; tried until it works."""
-        pause_s = _RETRY_S
+        pause = _Pause()
         while True:
             consumer.detach()
             await self._online.wait()
@@ -357,8 +359,7 @@ class JetStreamLog:
                 return
             except LogUnavailableError as error:
                 _logger.warning("reading %s waits: %s", self._stream, error)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _RETRY_AT_MOST_S)
+            await pause.wait()
 
     async def last(self, subject: str) -> StoredRecord | None:
         return await self._patiently(lambda: self._message({"last_by_subj": subject}))
@@ -418,6 +419,17 @@ class JetStreamLog:
             self._connection.detach(sid)
 
 
+class _Pause:
+    """What lies between two tries: twice as long each time, up to a bound."""
+
+    def __init__(self) -> None:
+        self.next_s = _RETRY_S
+
+    async def wait(self) -> None:
+        await asyncio.sleep(self.next_s)
+        self.next_s = min(2 * self.next_s, _RETRY_AT_MOST_S)
+
+
 class _Listener:
     """The beats one listener has not taken yet; of too many, the oldest are dropped."""
 
@@ -437,79 +449,17 @@ class _Listener:
         self._change.clear()
 
 
-class _Consumer:
-    """The consumer on the server that feeds a cursor now, and its watchdog."""
-
-    def __init__(self, connection: Connection, stream: str, subjects: list[str], cursor: Cursor) -> None:
-        self._connection = connection
-        self._stream = stream
-        self._subjects = subjects
-        self._cursor = cursor
-        self._sid: int | None = None
-        self._name = ""
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def attach(self) -> None:
-        """Make a consumer that delivers from the cursor's position on."""
-        inbox = self._connection.new_inbox()
-        # The consumer is named by us, so that it can be deleted even if the answer to this gets lost.
-        self._name = inbox.rpartition(".")[2]
-        self._sid = self._connection.attach(inbox, self._delivered)
-        self._cursor.attaching()
-        request = api.consumer_request(
-            self._stream, self._name, inbox, self._subjects, self._cursor.position + 1
-        )
-        subject = f"$JS.API.CONSUMER.CREATE.{self._stream}.{self._name}"
-        try:
-            info = await self._connection.ask(subject, request, api.ConsumerInfo)
-            if info.error is not None:
-                raise LogUnavailableError(
-                    f"{self._connection.where} made no reader of {self._subjects}: {info.error.description} "
-                    f"(code {info.error.err_code})"
-                )
-        except BaseException:
-            self._cursor.fail("no consumer yet")
-            raise
-        self._cursor.attached(info.num_pending)
-        self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
-
-    def detach(self) -> None:
-        """Let go of the consumer; nobody waits for the server's answer."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._sid is None:
-            return
-        self._connection.detach(self._sid)
-        self._connection.send_empty(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._name}")
-        self._sid = None
-
-    def _delivered(self, subject: bytes, reply: bytes, data: bytes, header: bytes | None) -> None:
-        # By the reply first: the header of a record is its publisher's, who may have written anything in it.
-        if reply.startswith(b"$JS.ACK."):
-            self._cursor.deliver(subject, reply, data)
-        elif header is not None and header.startswith(b"NATS/1.0 1"):
-            self._cursor.control(reply, header)
-        else:
-            self._cursor.fail(f"an unexpected message: {header!r}")
-
-    def _tick(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
-        self._cursor.tick()
-
-
 async def _until(deadline: float, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
     """Ask until there is an answer, or until the deadline; then the last reason is raised."""
     loop = asyncio.get_running_loop()
-    pause_s = _RETRY_S
+    pause = _Pause()
     while True:
         try:
             return await question()
         except LogUnavailableError:
-            if loop.time() + pause_s > deadline:
+            if loop.time() + pause.next_s > deadline:
                 raise
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, _RETRY_AT_MOST_S)
+        await pause.wait()
 
 
 def _setter(future: asyncio.Future[int]) -> Callable[[int], None]:
