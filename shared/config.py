@@ -5,7 +5,6 @@ a home: each is a clear error at start. `resolve` also takes a name in `configs/
 Hugging Face checkpoint.
 """
 
-import json
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -20,6 +19,7 @@ from shared.events import digest_of
 from shared.ids import Rank
 from shared.models import registry
 from shared.models.base import ModelGraph
+from shared.models.checkpoint import read_json
 
 
 class ConfigError(ClientError):
@@ -146,8 +146,7 @@ def of_checkpoint(folder: Path) -> DeploymentConfig:
     """A configuration for a bare checkpoint folder: everything on rank 0."""
     folder = folder.resolve()
     family = registry.family_of(folder)
-    settings = json.loads((folder / "config.json").read_text())
-    length = settings.get("max_position_embeddings")
+    length = read_json(folder / "config.json").get("max_position_embeddings")
     if not isinstance(length, int):
         raise ConfigError(
             f"{folder}/config.json: expected an integer max_position_embeddings, found {length!r}; "

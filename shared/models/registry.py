@@ -6,7 +6,6 @@ name is the family, its value the package that holds `graph`, `processing` and `
 """
 
 import hashlib
-import json
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -17,6 +16,7 @@ from typing import Final
 
 from shared.errors import ClientError
 from shared.models.base import ModelGraph
+from shared.models.checkpoint import CheckpointError, read_json
 
 _BUILT_IN: Final = {"decoder_lm": "shared.models.decoder_lm"}
 ENTRY_POINT_GROUP: Final = "dalsegno.models"
@@ -66,10 +66,9 @@ def family_of(checkpoint: Path) -> str:
     """
     path = checkpoint / "config.json"
     try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UnknownFamilyError(f"{checkpoint} is no checkpoint: cannot read {path}: {error}") from error
-    architectures = config.get("architectures") if isinstance(config, dict) else None
+        architectures = read_json(path).get("architectures")
+    except CheckpointError as error:
+        raise UnknownFamilyError(f"{checkpoint} is no checkpoint: {error}") from error
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     if isinstance(name, str) and name.endswith("ForCausalLM"):
         return "decoder_lm"

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from shared.errors import ClientError
+from shared.models.checkpoint import CheckpointError
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -23,21 +23,6 @@ INDEX: Final = "model.safetensors.index.json"
 _MAX_HEADER_BYTES: Final = 100_000_000
 _DIGESTED_PAGES: Final = 16
 _PAGE_BYTES: Final = 4096
-
-
-class CheckpointError(ClientError):
-    """A checkpoint folder cannot be served: something in it is missing, damaged or unsupported.
-
-    Trying again is of no use: a worker that meets one is not started again.
-    """
-
-    code = "invalid_checkpoint"
-
-
-class UnsupportedArchitectureError(CheckpointError):
-    """A whole checkpoint of a model that cannot be served exactly."""
-
-    code = "unsupported_architecture"
 
 
 class _Tensor(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from shared.models.weights import UnsupportedArchitectureError
+from shared.models.checkpoint import UnsupportedArchitectureError
 from workers.engine.attention import PagedPool, attending
 from workers.engine.node import Node
 from workers.engine.scheduler import Chunk

@@ -18,19 +18,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final, Protocol
 
-import msgspec
 import torch
 from safetensors import safe_open
 from transformers import AttentionInterface
 from transformers.utils import logging as transformers_logging
 
-from shared.models.weights import (
-    CheckpointError,
-    Shard,
-    UnsupportedArchitectureError,
-    read_shards,
-    weights_digest,
-)
+from shared.models.checkpoint import CheckpointError, UnsupportedArchitectureError, read_json
+from shared.models.weights import Shard, read_shards, weights_digest
 
 NODE: Final = "llm"
 """The node's name in the graph."""
@@ -159,7 +153,7 @@ def load(
         UnsupportedArchitectureError: the model has layers that cannot be served over a paged pool.
     """
     on = torch.device(device)
-    raw = _read_json(checkpoint / "config.json")
+    raw = read_json(checkpoint / "config.json")
     if "quantization_config" in raw:
         raise UnsupportedArchitectureError(
             f"{checkpoint}: quantised checkpoints are not supported; expected float weights"
@@ -194,15 +188,6 @@ _NOT_THE_MODELS: Final = frozenset(
         "dtype",
     }
 )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def _model_class(raw: Mapping[str, Any], checkpoint: Path) -> Any:

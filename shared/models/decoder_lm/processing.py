@@ -5,7 +5,6 @@ parameters into effective ones: the request's over the checkpoint's `generation_
 defaults. It reads the checkpoint's tokenizer files with `tokenizers` and `jinja2` alone: no torch.
 """
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +17,8 @@ from shared.errors import BugError, ClientError
 from shared.events import Inputs, Params
 from shared.models.base import CpuResult, TextDecoder
 from shared.models.chat_template import ChatTemplate, find_template
+from shared.models.checkpoint import CheckpointError, read_json
 from shared.models.text_decoder import TextDecoders
-from shared.models.weights import CheckpointError
 from shared.tensors import Handle, inline_ids
 
 _log: Final = logging.getLogger(__name__)
@@ -50,9 +49,9 @@ def load(checkpoint: Path, *, max_seq_len: int) -> "DecoderLmProcessing":
         CheckpointError: a file is missing or malformed.
         ChatTemplateError: the chat template is no valid Jinja.
     """
-    config = _read_json(checkpoint / "tokenizer_config.json")
+    config = _read_json_if_there(checkpoint / "tokenizer_config.json")
     tokenizer = _load_tokenizer(checkpoint)
-    names = _special_tokens(_read_json(checkpoint / "special_tokens_map.json") | config)
+    names = _special_tokens(_read_json_if_there(checkpoint / "special_tokens_map.json") | config)
     tokenizer.add_special_tokens(
         [AddedToken(text, special=True, normalized=False) for text in names.values()]
     )
@@ -226,7 +225,7 @@ def _load_tokenizer(checkpoint: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises plain Exception
-        raise CheckpointError(f"cannot read {path}: {error}") from error
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
@@ -244,7 +243,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 def _generation_defaults(checkpoint: Path) -> Params:
     """What `generation_config.json` says of sampling."""
     path = checkpoint / "generation_config.json"
-    config = _read_json(path)
+    config = _read_json_if_there(path)
     for name, off in _IGNORED_DEFAULTS.items():
         if config.get(name, off) not in (off, None):
             _log.warning("%s asks for %s=%r, which is not applied", path, name, config[name])
@@ -262,7 +261,7 @@ def _generation_defaults(checkpoint: Path) -> Params:
 def _eos_ids(checkpoint: Path, tokenizer: Tokenizer, eos_token: str | None) -> tuple[int, ...]:
     """The tokens that end an answer: of the generation config, else the model's, else the tokenizer's."""
     for name in ("generation_config.json", "config.json"):
-        found = _read_json(checkpoint / name).get("eos_token_id")
+        found = _read_json_if_there(checkpoint / name).get("eos_token_id")
         ids = found if isinstance(found, list) else [found]
         if found is not None:
             if not all(isinstance(id, int) for id in ids):
@@ -276,18 +275,9 @@ def _eos_ids(checkpoint: Path, tokenizer: Tokenizer, eos_token: str | None) -> t
 
 def _vocab_size(checkpoint: Path, tokenizer: Tokenizer) -> int:
     """How many rows the embedding has: the model's `vocab_size`, which may exceed the tokenizer's."""
-    found = _read_json(checkpoint / "config.json").get("vocab_size")
+    found = _read_json_if_there(checkpoint / "config.json").get("vocab_size")
     return found if isinstance(found, int) else int(tokenizer.get_vocab_size(with_added_tokens=True))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """The map in a JSON file; empty when there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(found).__name__}")
-    return found
+def _read_json_if_there(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}

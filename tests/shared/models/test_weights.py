@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.models.weights import CheckpointError, read_shard, read_shards, weights_digest
+from shared.models.checkpoint import CheckpointError
+from shared.models.weights import read_shard, read_shards, weights_digest
 from tests.tiny import tiny_checkpoint, write_checkpoint
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from shared.models.checkpoint import UnsupportedArchitectureError
 from shared.models.decoder_lm import nodes
 from shared.models.decoder_lm.nodes import DecoderLM, load
-from shared.models.weights import UnsupportedArchitectureError
 from tests.tiny import FAMILIES, Family, tiny_checkpoint
 from workers.engine.attention import ATTENTION
 from workers.engine.selfcheck import check_node
