@@ -68,6 +68,9 @@ def what_clients_read_is_right(sim: Simulation) -> None:
     for request_id in sim.clients.submitted:
         (end,) = sim.clients.ends[request_id]
         text = sim.clients.text.get(request_id, "")
+        assert text.startswith(sim.released.get(request_id, "")), (
+            f"{request_id}: what was read is contradicted"
+        )
         if isinstance(end, RequestFinished):
             assert text == text_of(request_id), f"{request_id}: {text}"
             assert end.output == sim.clients.transcripts[request_id].totals

@@ -409,6 +409,7 @@ class Simulation:
         self.generation = 0
         self.started: Counter[StepKey] = Counter()
         self.cancelled: set[str] = set()
+        self.released: dict[str, str] = {}
         self.story: list[str] = []
         limits = msgspec.structs.replace(LIMITS, max_attempts=self.plan.max_attempts)
         self.deployment: Deployment = deployment(limits=limits, max_concurrent_requests=self.plan.places)
@@ -480,9 +481,22 @@ class Simulation:
                 return True
         return False
 
+    def lose_gateway(self) -> None:
+        """The gateway dies with all it had not sent; clients ask again, under the same ids, at a new one."""
+        for request_id, text in self.clients.text.items():
+            told = self.released.get(request_id, "")
+            assert text.startswith(told) or told.startswith(text), "a second gateway told another story"
+            self.released[request_id] = max(text, told, key=len)
+        stored = {str(event.request_id) for event in self.events(RequestSubmitted)}
+        self.clients = Clients(self, [f"r{n}" for n in range(self.plan.requests)], stored)
+        self.story.append(f"{self.steps}: gateway dies")
+
     def crash(self) -> None:
-        """One conductor or worker dies, or is only taken for dead; another takes its place."""
-        kind = self.random.choice(["conductor", "worker"])
+        """The gateway dies, or a conductor or worker does, or is only taken for dead; another takes over."""
+        kind = self.random.choice(["conductor", "worker", "gateway"])
+        if kind == "gateway":
+            self.lose_gateway()
+            return
         zombie = self.random.random() < self.plan.p_zombie
         group: list[Process] = list(self.conductors if kind == "conductor" else self.workers)
         for process in group:
