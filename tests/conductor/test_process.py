@@ -185,9 +185,11 @@ async def test_a_beat_that_is_none_stops_nobody(beat: bytes) -> None:
     server = FakeServer(SUBJECTS)
     log, watcher = FakeLog(server), Watcher(server)
     async with conducting(FakeLog(server)):
-        await watcher.until(EpochOpened)
-        await log.beat(SUBJECTS.beat("conductor", "other"), beat)
         await join(log)
-        await submit(log)
-        await answer(log, watcher)
-        await watcher.until(RequestFinished)
+        await submit(log, "r1")
+        await watcher.until(NodeReady)  # so by now it listens
+        await log.beat(SUBJECTS.beat("conductor", "other"), beat)
+        await submit(log, "r2")
+        await watcher.until(NodeReady, lambda event: event.request_id == "r2")
+        await submit(log, "r3")
+        await watcher.until(NodeReady, lambda event: event.request_id == "r3")

@@ -147,6 +147,24 @@ async def test_a_record_is_read_whatever_its_publisher_wrote_in_its_header(
     await log.close()
 
 
+@pytest.mark.parametrize(
+    "token", [b"a\x0bb", b"a\x0cb", b"\x00", b"\xff", b"\xc2\xa0", b"*", b">", b"n" * 4000]
+)
+async def test_a_record_is_read_whatever_subject_its_publisher_chose(
+    server: NatsServer, subjects: Subjects, token: bytes
+) -> None:
+    log = await _open(server, subjects)
+    prefix = subjects.request("").encode()
+    await say(server, b"PUB %s%s 4\r\ndata\r\n" % (prefix, token))
+    header = b"NATS/1.0\r\nA: b\r\n\r\n"
+    size = (len(header), len(header) + 4)
+    await say(server, b"HPUB %s%s %d %d\r\n%sdata\r\n" % (prefix, token, *size, header))
+    await log.publish(subjects.walk("r"), b"next")
+    wanted = [subjects.request("*"), subjects.walk("*")]
+    assert datas(await take(log.read(wanted, 1), 3)) == [b"data", b"data", b"next"]
+    await log.close()
+
+
 async def test_a_refused_condition_after_a_resend_is_no_error_when_the_first_copy_was_ours(
     server: NatsServer, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
