@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from shared.events import NodeReady, OutputChunk, OutputFence, RequestFinished
+from shared.events import NodeReady, OutputChunk, OutputFence, RequestAdmitted, RequestFinished
 from tests.e2e import clients, deploy
 from tests.e2e.clients import Answer
 from tests.e2e.deploy import Running
@@ -54,15 +54,15 @@ async def in_the_middle(running: Running, name: str) -> AsyncGenerator[list[Answ
         yield answers
 
 
-@pytest.mark.parametrize("role", ["conductor", "worker", "nats"])
+@pytest.mark.parametrize("killed", ["conductor", "worker", "nats", "conductor-and-worker"])
 async def test_every_stream_survives_a_kill_complete_and_unchanged(
-    role: str, running: Running, undisturbed: list[Answer]
+    killed: str, running: Running, undisturbed: list[Answer]
 ) -> None:
-    pids = running.pids
-    pid = {"conductor": pids.conductor[0], "worker": pids.worker["0"], "nats": pids.nats}[role]
-    assert pid is not None
-    async with in_the_middle(running, role) as answers:
-        os.kill(pid, signal.SIGKILL)
+    roles = killed.split("-and-")
+    pids = {role: pid_of(running, role) for role in roles}
+    async with in_the_middle(running, killed) as answers:
+        for pid in pids.values():
+            os.kill(pid, signal.SIGKILL)
         so_far = [len(answer.token_ids) for answer in answers]
     assert max(so_far) < TOKENS, "the kill came too late to disturb anybody"
     for answer, expected in zip(answers, undisturbed, strict=True):
@@ -71,13 +71,24 @@ async def test_every_stream_survives_a_kill_complete_and_unchanged(
         assert answer.indices == list(range(len(answer.indices)))  # no chunk twice, none missing
     stall_s = max(answer.longest_stall_s for answer in answers)
     print(
-        f"{role}: killed after {min(so_far)} to {max(so_far)} tokens; the longest stall was {stall_s:.2f} s"
+        f"{killed}: killed after {min(so_far)} to {max(so_far)} tokens; the longest stall was {stall_s:.2f} s"
     )
     await clients.wait_until_ready(running)
     replayed = clients.run_on(running, "replay", "--all")
     assert replayed.returncode == 0, replayed.stdout
-    if role == "worker":
-        await assert_resumed(running, [answer.request_id for answer in answers])
+    assert all(pid_of(running, role) != pid for role, pid in pids.items())
+    requests = [answer.request_id for answer in answers]
+    if "worker" in roles:
+        await assert_resumed(running, requests)
+    if "conductor" in roles:
+        await assert_succeeded(running, requests)
+
+
+def pid_of(running: Running, role: str) -> int:
+    pids = running.pids
+    pid = {"conductor": pids.conductor[0], "worker": pids.worker["0"], "nats": pids.nats}[role]
+    assert pid is not None
+    return pid
 
 
 async def assert_resumed(running: Running, requests: list[str]) -> None:
@@ -91,6 +102,18 @@ async def assert_resumed(running: Running, requests: list[str]) -> None:
             assert sum(len(chunk.token_ids) for chunk in before) > 0
             assert behind[0].attempt == 2
             assert behind[0].token_offset == sum(len(chunk.token_ids) for chunk in before)
+
+
+async def assert_succeeded(running: Running, requests: list[str]) -> None:
+    """Another conductor, in an epoch of its own, brought to an end what the first had admitted."""
+    async with clients.reader(running) as reader:
+        for request_id in requests:
+            events = await reader.events(request_id)
+            [admitted] = [event.epoch for event in events if isinstance(event, RequestAdmitted)]
+            finished = next(event.epoch for event in events if isinstance(event, RequestFinished))
+            assert admitted is not None
+            assert finished is not None
+            assert finished > admitted
 
 
 async def test_the_conductors_events_do_not_grow_with_the_tokens(running: Running) -> None:
