@@ -5,6 +5,7 @@ a home: each is a clear error at start. `resolve` also takes a name in `configs/
 Hugging Face checkpoint.
 """
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -129,7 +130,11 @@ def load(path: Path) -> DeploymentConfig:
 
 def check(raw: dict[str, Any], *, source: str, folder: Path, name: str) -> DeploymentConfig:
     """The configuration in `raw`, with its checkpoint's path made absolute and its placement checked."""
-    _refuse_unknown_keys(raw, source)
+    refuse_unknown(raw, DeploymentConfig, source)
+    groups = raw.get("node_groups")
+    for number, group in enumerate(groups if isinstance(groups, list) else ()):
+        if isinstance(group, dict):
+            refuse_unknown(group, NodeGroup, f"{source}: node_groups[{number}]")
     try:
         config = msgspec.convert(raw, DeploymentConfig)
     except msgspec.ValidationError as error:
@@ -140,6 +145,20 @@ def check(raw: dict[str, Any], *, source: str, folder: Path, name: str) -> Deplo
     config = msgspec.structs.replace(config, checkpoint=str(checkpoint), name=config.name or name)
     _check_placement(config, registry.graph(config.model), source)
     return config
+
+
+def refuse_unknown(found: Mapping[str, Any], known_by: type[msgspec.Struct], where: str) -> None:
+    """Refuse a key that the struct does not have; msgspec would not say which one is near.
+
+    Raises:
+        ConfigError: names the key, and the nearest that is known.
+    """
+    known = [field.name for field in msgspec.structs.fields(known_by)]
+    for key in found:
+        if key not in known:
+            near = get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {known}"
+            raise ConfigError(f"{where}: unknown key {key}; {hint}")
 
 
 def of_checkpoint(folder: Path) -> DeploymentConfig:
@@ -159,21 +178,6 @@ def of_checkpoint(folder: Path) -> DeploymentConfig:
         "node_groups": [{"node_names": list(registry.graph(family).nodes), "ranks": [0]}],
     }
     return check(raw, source=str(folder), folder=folder, name=folder.name)
-
-
-def _refuse_unknown_keys(raw: dict[str, Any], source: str) -> None:
-    groups = raw.get("node_groups")
-    places: list[tuple[str, object, type[msgspec.Struct]]] = [("", raw, DeploymentConfig)]
-    if isinstance(groups, list):
-        places += [(f"node_groups[{i}].", group, NodeGroup) for i, group in enumerate(groups)]
-    for where, found, struct in places:
-        known = [field.name for field in msgspec.structs.fields(struct)]
-        for key in found if isinstance(found, dict) else ():
-            if key in known:
-                continue
-            near = get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {known}"
-            raise ConfigError(f"{source}: unknown key {where}{key}; {hint}")
 
 
 def _check_placement(config: DeploymentConfig, graph: ModelGraph, source: str) -> None:

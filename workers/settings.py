@@ -4,13 +4,12 @@ Knows no torch: a misspelt key is told before anything is loaded.
 """
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from shared.config import ConfigError
+from shared.config import ConfigError, refuse_unknown
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,12 +54,7 @@ def parse(kwargs: Mapping[str, Any]) -> EngineSettings:
     Raises:
         ConfigError: an unknown key, or a value that cannot be; names it, and what would be right.
     """
-    known = [field.name for field in msgspec.structs.fields(EngineSettings)]
-    for key in kwargs:
-        if key not in known:
-            near = get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {known}"
-            raise ConfigError(f"unknown key model_kwargs.{key}; {hint}")
+    refuse_unknown(kwargs, EngineSettings, "model_kwargs")
     try:
         return msgspec.convert(dict(kwargs), EngineSettings)
     except msgspec.ValidationError as error:

@@ -30,8 +30,8 @@ def test_many_rows_raise_the_budget_of_a_step() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"dtyp": "auto"}, "unknown key model_kwargs.dtyp; did you mean 'dtype'"),
-        ({"zzz": 1}, "unknown key model_kwargs.zzz; expected one of"),
+        ({"dtyp": "auto"}, "model_kwargs: unknown key dtyp; did you mean 'dtype'"),
+        ({"zzz": 1}, "model_kwargs: unknown key zzz; expected one of"),
         ({"dtype": "int8"}, r"Invalid enum value 'int8' - at `\$.dtype`"),
         ({"device": "tpu"}, "device"),
         ({"max_rows": 0}, "max_rows"),

@@ -1,0 +1,48 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared import config
+from shared.config import ConfigError
+from tests.tiny import tiny_checkpoint
+
+GROUP = {"node_names": ["prepare", "llm"], "ranks": [0]}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"max_seq_length": 9}, r"x\.yaml: unknown key max_seq_length; did you mean 'max_seq_len'\?"),
+        ({"zzz": 9}, r"x\.yaml: unknown key zzz; expected one of \['model', "),
+        ({"node_groups": [GROUP | {"rank": 0}]}, r"node_groups\[0\]: unknown key rank; did you mean 'ranks'"),
+        ({"node_groups": [{"node_names": ["llm"], "ranks": [0]}]}, r"no node_group places \['prepare'\]"),
+        ({"node_groups": [GROUP, GROUP]}, r"\[1\]: node 'prepare' is placed already by node_groups\[0\]"),
+        ({"node_groups": [GROUP | {"ranks": [0, 1]}]}, "one rank per node"),
+        ({"node_groups": "none"}, r"Expected `array`, got `str` - at `\$\.node_groups`"),
+        ({"max_seq_len": 1}, r"x\.yaml: Expected `int` >= 2 - at `\$\.max_seq_len`"),
+        ({"checkpoint": "nowhere"}, r"nowhere has no config\.json"),
+    ],
+)
+def test_what_cannot_be_served_is_named(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    right: dict[str, Any] = {
+        "model": "decoder_lm",
+        "checkpoint": str(tiny_checkpoint()),
+        "max_seq_len": 64,
+        "node_groups": [GROUP],
+    }
+    assert config.check(right, source="x.yaml", folder=tmp_path, name="x").nodes_of(0) == ["prepare", "llm"]
+
+    with pytest.raises(ConfigError, match=message):
+        config.check(right | changed, source="x.yaml", folder=tmp_path, name="x")
+
+
+def test_a_checkpoint_folder_is_a_configuration() -> None:
+    found = config.resolve(str(tiny_checkpoint()))
+
+    assert (found.model, found.ranks, found.placement) == ("decoder_lm", [0], {"prepare": 0, "llm": 0})
+
+
+def test_an_unknown_name_says_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"'dmeo' is no model to serve: .*did you mean 'demo'\?"):
+        config.resolve("dmeo")
