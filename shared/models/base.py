@@ -60,6 +60,15 @@ class CpuResult:
     outputs: Mapping[str, Handle] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLayout:
+    """The shape of a KV node's keys and values."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
 class TextDecoder(Protocol):
     """Token ids to text, one at a time."""
 

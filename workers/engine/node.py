@@ -12,16 +12,7 @@ from typing import Protocol
 
 import torch
 
-
-class KVLayout(Protocol):
-    """The shape of a node's keys and values."""
-
-    @property
-    def layers(self) -> int: ...
-    @property
-    def kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
+from shared.models.base import KVLayout
 
 
 class TokenStep(Protocol):

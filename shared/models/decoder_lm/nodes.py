@@ -23,6 +23,7 @@ from safetensors import safe_open
 from transformers import AttentionInterface
 from transformers.utils import logging as transformers_logging
 
+from shared.models.base import KVLayout
 from shared.models.checkpoint import CheckpointError, UnsupportedArchitectureError, read_json
 from shared.models.weights import Shard, read_shards, weights_digest
 
@@ -40,15 +41,6 @@ _HARMLESS: Final = frozenset({"position_ids", "use_cache", "output_attentions", 
 
 Progress = Callable[[int, int, str], None]
 """Called while weights load with bytes read, bytes in all, and the tensor's name; from several threads."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVLayout:
-    """The shape of a model's keys and values."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
 
 
 class TokenStep(Protocol):

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from shared.models.base import KVLayout
 from shared.models.checkpoint import CheckpointError, UnsupportedArchitectureError
 from shared.models.decoder_lm import nodes
-from shared.models.decoder_lm.nodes import DecoderLM, KVLayout, load
+from shared.models.decoder_lm.nodes import DecoderLM, load
 from tests.tiny import FAMILIES, Family, tiny_checkpoint, write_checkpoint
 
 
