@@ -11,6 +11,7 @@ from shared.log import jetstream_api as api
 from shared.log.connection import Connection
 from shared.log.cursor import Cursor
 from shared.log.port import LogUnavailableError
+from shared.log.sieve import cover, pays, sieve
 
 _TICK_S: Final = 1.0
 
@@ -27,29 +28,36 @@ class Consumer:
         self._name = ""
         self._timer: asyncio.TimerHandle | None = None
 
-    async def attach(self) -> None:
-        """Make a consumer that delivers from the cursor's position on."""
+    async def attach(self, last_seq: int) -> None:
+        """Make a consumer that delivers from the cursor's position on; the log ends at `last_seq` now."""
+        self._cursor.attaching()
+        pending = await self._make(self._subjects)
+        if pays(self._subjects, last_seq - self._cursor.position, pending):
+            self.detach()
+            self._cursor.attaching(sieve(self._subjects), last_seq)
+            pending = await self._make([cover(self._subjects)])
+        self._cursor.attached(pending)
+        self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+
+    async def _make(self, subjects: list[str]) -> int:
+        """Make a consumer of these; how many records it has to deliver now."""
         inbox = self._connection.new_inbox()
         # The consumer is named by us, so that it can be deleted even if the answer to this gets lost.
         self._name = inbox.rpartition(".")[2]
         self._sid = self._connection.attach(inbox, self._delivered)
-        self._cursor.attaching()
-        request = api.consumer_request(
-            self._stream, self._name, inbox, self._subjects, self._cursor.position + 1
-        )
+        request = api.consumer_request(self._stream, self._name, inbox, subjects, self._cursor.position + 1)
         subject = f"$JS.API.CONSUMER.CREATE.{self._stream}.{self._name}"
         try:
             info = await self._connection.ask(subject, request, api.ConsumerInfo)
             if info.error is not None:
                 raise LogUnavailableError(
-                    f"{self._connection.where} made no reader of {self._subjects}: {info.error.description} "
+                    f"{self._connection.where} made no reader of {subjects}: {info.error.description} "
                     f"(code {info.error.err_code})"
                 )
         except BaseException:
             self._cursor.fail("no consumer yet")
             raise
-        self._cursor.attached(info.num_pending)
-        self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+        return info.num_pending
 
     def detach(self) -> None:
         """Let go of the consumer; nobody waits for the server's answer."""

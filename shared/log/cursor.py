@@ -43,6 +43,8 @@ class Cursor:
         self._queue: deque[StoredRecord | str] = deque()
         self._queued_bytes = 0
         self._delivered = 0  # the consumer's own count
+        self._wants: Callable[[bytes], object] | None = None
+        self._wants_until = 0
         self._heard = False
         self._silent_ticks = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -52,8 +54,13 @@ class Cursor:
         if self.end_seq is not None and num_pending == 0:
             self.finished = True
 
-    def attaching(self) -> None:
-        """A new consumer is about to be made: it counts from 1."""
+    def attaching(self, wants: Callable[[bytes], object] | None = None, until_seq: int = 0) -> None:
+        """A new consumer is about to be made: it counts from 1.
+
+        With `wants` it is to deliver more than is asked for, up to `until_seq`, and is sifted here.
+        """
+        self._wants = wants
+        self._wants_until = until_seq
         self.fault = None
         self._delivered = 0
         self._heard = True
@@ -80,12 +87,15 @@ class Cursor:
             return
         self._delivered += 1
         self.position = self.reached = seq
-        self._queued_bytes += len(data)
-        # Whoever may publish at all may do so on a subject that is no text: readers are to see that one too.
-        name = subject.decode(errors="replace")
-        self._queue.append(StoredRecord(seq, name, data, int(tokens[at + 2])))
+        if self._wants is None or self._wants(subject):
+            self._queued_bytes += len(data)
+            # Whoever may publish at all may do so on a subject that is no text: readers are to see that too.
+            name = subject.decode(errors="replace")
+            self._queue.append(StoredRecord(seq, name, data, int(tokens[at + 2])))
         if self.end_seq is not None and (seq == self.end_seq or tokens[at + 3] == b"0"):
             self.finished = True
+        elif self._wants is not None and seq >= self._wants_until:
+            self.fault = "the backlog is read: from here on a consumer of what is wanted alone"
         self._wake()
 
     def control(self, reply: bytes, header: bytes) -> None:

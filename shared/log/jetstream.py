@@ -354,8 +354,9 @@ class JetStreamLog:
             self._raise_failure()
             _logger.debug("reading %s from %d on: %s", self._stream, cursor.position + 1, cursor.fault)
             try:
-                self._check_start(cursor.position + 1, await self._same_log())
-                await consumer.attach()
+                state = await self._same_log()
+                self._check_start(cursor.position + 1, state)
+                await consumer.attach(state.last_seq)
                 return
             except LogUnavailableError as error:
                 _logger.warning("reading %s waits: %s", self._stream, error)

@@ -176,3 +176,14 @@ def test_a_record_on_a_subject_that_is_no_text_is_a_record() -> None:
     record = cursor.take()
     assert record is not None
     assert (record.seq, record.subject) == (4, "ds.request.\N{REPLACEMENT CHARACTER}")
+
+
+def test_what_is_delivered_beyond_the_wanted_is_dropped_and_counts_for_the_position() -> None:
+    cursor, _ = _cursor()
+    cursor.attaching(lambda subject: subject == b"ds.walk.r", until_seq=6)
+    _deliver(cursor, 4, 1)
+    cursor.deliver(b"ds.done.0.r", b"$JS.ACK.DS_LOG.name.1.5.2.77.1", b"x")
+    assert (cursor.position, cursor.fault) == (5, None)
+    _deliver(cursor, 6, 3)
+    assert cursor.fault is not None, "from here on a consumer of the wanted alone is to be made"
+    assert (cursor.position, _taken(cursor)) == (6, [4, 6])
