@@ -1,0 +1,41 @@
+"""`python -m benchmarks [NAME...]`: measure, and print one report. Without names, everything."""
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Final
+
+from benchmarks import events, hop, log, replay, serving, start
+from benchmarks.machine import described
+from benchmarks.report import Figure, show
+
+MEASUREMENTS: Final[dict[str, Callable[[], list[Figure]]]] = {
+    "serving": serving.measure,
+    "hop": hop.measure,
+    "events": events.measure,
+    "replay": replay.measure,
+    "start": start.measure,
+}
+TABLES: Final[dict[str, Callable[[], None]]] = {"log": log.main}
+"""These print their own."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    known = [*MEASUREMENTS, *TABLES]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; default: all")
+    names = parser.parse_args().names or known
+    if unknown := sorted(set(names) - set(known)):
+        parser.error(f"unknown {unknown}: expected some of {known}")
+    print(described())
+    begun_s = time.perf_counter()
+    show({name: measure() for name, measure in MEASUREMENTS.items() if name in names})
+    for name in TABLES:
+        if name in names:
+            print(name)
+            TABLES[name]()
+    print(f"measured in {time.perf_counter() - begun_s:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

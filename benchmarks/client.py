@@ -1,0 +1,102 @@
+"""A lean HTTP client for streamed chats, on asyncio's streams.
+
+A general client takes a third of a millisecond for a chunk, which would be most of what is measured; this
+one takes some 20 us. It knows what our gateway sends and no more: keep-alive, chunked, server-sent events.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+import msgspec
+
+_DATA: Final = b"data: "
+
+
+class _Delta(msgspec.Struct):
+    content: str = ""
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: dict[str, Any] | None = None
+
+
+_DECODER: Final = msgspec.json.Decoder(_Event)
+
+
+@dataclass(slots=True)
+class Reply:
+    """One answer, and when its parts came, in seconds after the question was sent."""
+
+    first_s: float = 0.0
+    end_s: float = 0.0
+    chunks: int = 0
+    texts: list[str] = field(default_factory=list)
+    tokens: int = 0
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+class Connection:
+    """One connection, for one question after another."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        self._address = parts.hostname, parts.port
+
+    async def __aenter__(self) -> Self:
+        self._reader, self._writer = await asyncio.open_connection(*self._address)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()
+
+    async def ask(self, question: dict[str, Any]) -> Reply:
+        """Post one chat to be streamed, and read its answer to the end."""
+        body = msgspec.json.encode(question | {"stream": True, "stream_options": {"include_usage": True}})
+        begun_s = time.perf_counter()
+        self._writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200") or b"transfer-encoding: chunked" not in head.lower():
+            raise RuntimeError(f"expected a streamed 200, found {head.decode()}")
+        reply = Reply()
+        while piece := await self._chunk():
+            reply.chunks += 1
+            self._fold(reply, piece, begun_s)
+        reply.end_s = time.perf_counter() - begun_s
+        return reply
+
+    def _fold(self, reply: Reply, piece: bytes, begun_s: float) -> None:
+        for line in piece.split(b"\n"):
+            if not line.startswith(_DATA) or line.endswith(b"[DONE]"):
+                continue
+            event = _DECODER.decode(line[len(_DATA) :])
+            if event.usage is not None:
+                reply.tokens = event.usage["completion_tokens"]
+            for choice in event.choices:
+                if choice.delta.content and not reply.first_s:
+                    reply.first_s = time.perf_counter() - begun_s
+                reply.texts.append(choice.delta.content)
+
+    async def _chunk(self) -> bytes:
+        """One chunk of the body; empty at its end."""
+        size = int(await self._reader.readline(), 16)
+        return (await self._reader.readexactly(size + 2))[:-2]

@@ -1,0 +1,93 @@
+"""The engine called in process: what a deployment's gateway, log and conductor are compared with.
+
+The same checkpoint, the same chat template and tokenizer, the same engine and the same text decoder as a
+worker has, in one thread and with nothing between them: a request is prepared, added, stepped and decoded.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.client import Reply
+from shared.config import DeploymentConfig
+from shared.events import Inputs, Params
+from shared.models import registry
+from shared.models.base import Processing
+from shared.tensors import read_ids
+from workers import settings
+from workers.answer import Answer
+from workers.engine.sequence import Sampling, SequenceSpec
+from workers.hosting import make_engine
+
+
+@dataclass(slots=True)
+class _Asked:
+    reply: Reply
+    answer: Answer
+    begun_s: float
+
+
+class InProcess:
+    """A loaded model."""
+
+    def __init__(self, config: DeploymentConfig) -> None:
+        face = registry.face(config.model, "processing")
+        self._processing: Processing = face.load(Path(config.checkpoint), max_seq_len=config.max_seq_len)
+        self._engine = make_engine(config, settings.parse(config.model_kwargs), 0, lambda *_: None)
+
+    def answer(self, questions: list[dict[str, Any]], under_way: int) -> list[Reply]:
+        """Answer all questions, so many at a time."""
+        replies: list[Reply] = []
+        asked: dict[str, _Asked] = {}
+        while len(replies) < len(questions):
+            while len(asked) < under_way and len(replies) + len(asked) < len(questions):
+                number = len(replies) + len(asked)
+                asked[str(number)] = self._ask(str(number), questions[number])
+            for output in self._engine.step():
+                one = asked[output.key]
+                now_s = time.perf_counter() - one.begun_s
+                text = one.answer.push(output.token_id)
+                if text and not one.reply.first_s:
+                    one.reply.first_s = now_s
+                one.reply.texts.append(text)
+                if one.answer.finish_reason is not None:
+                    one.reply.end_s, one.reply.tokens = now_s, one.answer.tokens
+                    replies.append(asked.pop(output.key).reply)
+        return replies
+
+    def _ask(self, key: str, question: dict[str, Any]) -> _Asked:
+        begun_s = time.perf_counter()
+        inputs = Inputs(messages=question["messages"])
+        params = Params(
+            max_tokens=question["max_tokens"],
+            temperature=question["temperature"],
+            ignore_eos=question["ignore_eos"],
+        )
+        prepared = self._processing.run(
+            "prepare", key, {}, {"inputs": _plain(inputs), "params": _plain(params)}
+        )
+        spec = SequenceSpec(
+            key=key,
+            prompt_ids=read_ids(prepared.outputs["token_ids"]),
+            max_tokens=question["max_tokens"],
+            eos_ids=frozenset(self._processing.eos_ids),
+            ignore_eos=question["ignore_eos"],
+            sampling=Sampling(**prepared.facts["sampling"]),
+        )
+        answer = Answer(
+            self._processing.text_decoder(),
+            max_tokens=spec.max_tokens,
+            eos_ids=spec.eos_ids,
+            ignore_eos=spec.ignore_eos,
+        )
+        self._engine.add(spec)
+        return _Asked(Reply(), answer, begun_s)
+
+
+def _plain(value: Inputs | Params) -> dict[str, Any]:
+    """As it stands in an order on the log."""
+    plain: dict[str, Any] = msgspec.to_builtins(value)
+    return plain

