@@ -8,22 +8,19 @@ traceback.
 """
 
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from dalsegno import options
 from shared.errors import DalSegnoError
 
 if TYPE_CHECKING:
     from dalsegno.roles import RoleOptions
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
-_LEVELS: Final = ("debug", "info", "warning", "error")
 
 _ELSEWHERE: Final = {
     "log": ("dalsegno.history", "log"),
@@ -53,50 +50,6 @@ class Commands(click.Group):
             raise click.ClickException(error.message) from error
 
 
-def _prefix(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
-    from shared.ids import is_token
-
-    if not is_token(value):
-        raise click.BadParameter(f"{value!r}: expected 1 to 64 letters, digits, '_' or '-'")
-    return value
-
-
-_PREFIX: Final = click.option(
-    "--prefix",
-    default="ds",
-    show_default=True,
-    callback=_prefix,
-    help="First token of all subjects; deployments that share a NATS differ in it.",
-)
-_NATS: Final = click.option(
-    "--nats",
-    required=True,
-    metavar="URL",
-    help="The NATS server, nats://host:port; its token in DALSEGNO_NATS_TOKEN.",
-)
-_LOG_LEVEL: Final = click.option(
-    "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What is logged."
-)
-_HOST: Final = click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-_PORT: Final = click.option(
-    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one."
-)
-_CONFIG: Final = click.option(
-    "--config",
-    required=True,
-    metavar="MODEL",
-    help="The model: a name in configs/, a YAML file, or a checkpoint folder.",
-)
-
-
-def _role(command: _F) -> _F:
-    """The options of every role."""
-    parent = click.option("--parent", type=int, hidden=True, help="The launcher this role dies with.")
-    for option in (parent, _LOG_LEVEL, _CONFIG, _PREFIX, _NATS):
-        command = option(command)
-    return command
-
-
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dalsegno", message="%(version)s")
 def main() -> None:
@@ -105,16 +58,16 @@ def main() -> None:
 
 @main.command()
 @click.argument("model")
-@_HOST
-@_PORT
+@options.HOST
+@options.PORT
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
     help="Where the log is kept. [default: $DALSEGNO_DATA_DIR, else ./.dalsegno/MODEL]",
 )
 @click.option("--nats", metavar="URL", help="Join this NATS server instead of starting a private one.")
-@_PREFIX
-@_LOG_LEVEL
+@options.PREFIX
+@options.LOG_LEVEL
 @click.option(
     "--ready-file",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -154,8 +107,8 @@ def ask(**told: Any) -> None:
 
 
 @main.command()
-@_NATS
-@_PREFIX
+@options.NATS
+@options.PREFIX
 def provision(nats: str, prefix: str) -> None:
     """Make the streams in a NATS server; those that are there stay as they are."""
     import asyncio
@@ -169,9 +122,9 @@ def provision(nats: str, prefix: str) -> None:
 
 
 @main.command()
-@_HOST
-@_PORT
-@_role
+@options.HOST
+@options.PORT
+@options.of_role
 def gateway(host: str, port: int, **told: Any) -> None:
     """Run one gateway: HTTP in, events out."""
     from dalsegno import roles
@@ -180,7 +133,7 @@ def gateway(host: str, port: int, **told: Any) -> None:
 
 
 @main.command()
-@_role
+@options.of_role
 def conductor(**told: Any) -> None:
     """Run one conductor; of several, one leads and the others stand by."""
     from dalsegno import roles
@@ -190,7 +143,7 @@ def conductor(**told: Any) -> None:
 
 @main.command()
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Which position.")
-@_role
+@options.of_role
 def worker(rank: int, **told: Any) -> None:
     """Run the worker of one rank."""
     from dalsegno import roles

@@ -11,12 +11,13 @@ from pathlib import Path
 import click
 import msgspec
 
-from dalsegno import source, story
+from dalsegno import options, source, story
 from dalsegno.source import Source
 from shared.errors import ClientError
 from shared.events import (
     AnyEvent,
     MalformedEventError,
+    RequestCancelled,
     RequestFailed,
     RequestFinished,
     RequestRejected,
@@ -35,7 +36,7 @@ from shared.subjects import Subjects
     "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Newest requests shown."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-@source.options
+@options.of_reader
 def log(
     request_id: str | None,
     follow: bool,
@@ -74,9 +75,11 @@ class Summary:
             case RequestFinished():
                 self.outcome = "finished: " + ", ".join(event.finish_reasons)
                 self.tokens = f"{event.usage.prompt_tokens}+{event.usage.completion_tokens}"
-            case RequestFailed() | RequestRejected():
-                self.outcome = f"{story.what(event).split('.')[1]}: {event.failure.code}"
-            case _ if story.what(event) == "request.cancelled":
+            case RequestFailed():
+                self.outcome = f"failed: {event.failure.code}"
+            case RequestRejected():
+                self.outcome = f"rejected: {event.failure.code}"
+            case RequestCancelled():
                 self.outcome = "cancelled"
             case _:
                 return
@@ -165,22 +168,25 @@ async def _lines(
 def _event_line(record: StoredRecord, subjects: Subjects, before_ns: int | None) -> str:
     since = f"+{(record.time_ns - before_ns) / 1e6:.1f} ms" if before_ns is not None else ""
     head = f"{_iso(record.time_ns)} {since:>11} {record.seq:>8}  "
-    address = subjects.parse(record.subject)
     try:
-        event = decode(record.data, address.kind if address else None)
+        event = _event_of(record, subjects)
     except MalformedEventError as error:
         return f"{head}{'?':<14} {record.subject:<20} unreadable: {error}"
     return f"{head}{story.who(event):<14} {story.what(event):<18} {story.why(event)}"
 
 
 def _event_json(record: StoredRecord, subjects: Subjects) -> str:
-    address = subjects.parse(record.subject)
     head = {"seq": record.seq, "time": _iso(record.time_ns), "subject": record.subject}
     try:
-        event = decode(record.data, address.kind if address else None)
+        event = _event_of(record, subjects)
     except MalformedEventError as error:
         return json.dumps(head | {"unreadable": str(error)})
     return json.dumps(head | {"event": msgspec.to_builtins(event)}, ensure_ascii=False)
+
+
+def _event_of(record: StoredRecord, subjects: Subjects) -> AnyEvent:
+    address = subjects.parse(record.subject)
+    return decode(record.data, address.kind if address else None)
 
 
 def _iso(time_ns: int) -> str:

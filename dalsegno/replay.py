@@ -16,7 +16,7 @@ import click
 
 from conductor.core.replay import Mismatch, Replayer, Verdict, differences
 from conductor.digests import core_digest
-from dalsegno import garbage, source
+from dalsegno import garbage, options, source
 from dalsegno.source import Source
 from shared.errors import ClientError
 from shared.ids import parse_request_id
@@ -28,7 +28,7 @@ from shared.subjects import Subjects
 @click.argument("request_id", required=False)
 @click.option("--all", "whole", is_flag=True, help="Every request in the log.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per request.")
-@source.options
+@options.of_reader
 def replay(
     request_id: str | None,
     whole: bool,

@@ -4,20 +4,15 @@ A data dir at rest is opened by a nats-server of its own, for as long as the rea
 locked meanwhile, so that no deployment starts on it. Nothing here writes to the log.
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-import click
 
 from dalsegno import address, environment
 from dalsegno.datadir import DataDir, DataDirError
 from shared.log.port import Log
 from shared.subjects import Subjects
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,23 +22,6 @@ class Source:
     nats: str | None = None
     data_dir: Path | None = None
     prefix: str = "ds"
-
-
-def options(command: _F) -> _F:
-    """The options of every command that reads a log."""
-    return click.option(
-        "--data-dir",
-        type=click.Path(path_type=Path, file_okay=False),
-        help="The deployment's data dir, running or at rest. [default: the only one in ./.dalsegno]",
-    )(
-        click.option(
-            "--nats", metavar="URL", help="Read from this NATS server; token in DALSEGNO_NATS_TOKEN."
-        )(
-            click.option("--prefix", default="ds", show_default=True, help="First token of all subjects.")(
-                command
-            )
-        )
-    )
 
 
 @asynccontextmanager
