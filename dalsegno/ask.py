@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from shared.errors import CapacityError, ClientError, DalSegnoError
 
-_CONNECT_SECONDS: Final = 10.0
+_CONNECT_S: Final = 10.0
 
 
 class NoServerError(CapacityError):
@@ -55,7 +55,7 @@ def _connect(url: str) -> http.client.HTTPConnection:
         raise ClientError(f"{url!r} is no address of a server: expected http://host:port")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     try:
-        return kind(parts.hostname, parts.port, timeout=_CONNECT_SECONDS)
+        return kind(parts.hostname, parts.port, timeout=_CONNECT_S)
     except ValueError as error:
         raise ClientError(f"{url!r} is no address of a server: {error}") from error
 

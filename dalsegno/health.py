@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
-_PATIENCE_SECONDS: Final = 2.0
+_PATIENCE_S: Final = 2.0
 _MOST_BYTES: Final = 2**16
 
 
@@ -22,7 +22,7 @@ class Health:
 async def look(host: str, port: int) -> Health | None:
     """Ask once; None while nobody answers, or answers something else."""
     with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(_PATIENCE_S):
             return await _ask(host, port)
     return None
 

@@ -35,14 +35,14 @@ from shared.config import DeploymentConfig, resolve
 from shared.errors import ClientError, DalSegnoError
 from shared.log.server import NatsServer
 
-GATEWAY_GRACE_SECONDS: Final = 40.0
+GATEWAY_GRACE_S: Final = 40.0
 """Longer than the gateway itself gives its running streams after Ctrl-C."""
-GRACE_SECONDS: Final = 10.0
+GRACE_S: Final = 10.0
 """How long any other process may take to stop."""
-_PROVISION_SECONDS: Final = 30.0
+_PROVISION_S: Final = 30.0
 """For how long the private server may be away (it is being restarted) while the streams are made."""
-_LOOK_EVERY_SECONDS: Final = 0.05
-_SAY_EVERY_SECONDS: Final = 2.0
+_LOOK_EVERY_S: Final = 0.05
+_SAY_EVERY_S: Final = 2.0
 """How often it is said what a start still waits for: a big checkpoint loads for minutes."""
 
 
@@ -72,7 +72,7 @@ def serve(options: ServeOptions) -> None:
     Raises:
         DalSegnoError: it cannot run; nothing is left running.
     """
-    began = time.monotonic()
+    began_s = time.monotonic()
     config = resolve(options.model)
     listen = address.free(options.host, options.port)
     data = datadir.of(config.name, options.data_dir)
@@ -81,7 +81,7 @@ def serve(options: ServeOptions) -> None:
             _forget(file)
         console = Console(data.logs, colours=sys.stderr.isatty() and environment.read().colours)
         with contextlib.closing(console):
-            asyncio.run(_serve(options, config, listen, data, console, began))
+            asyncio.run(_serve(options, config, listen, data, console, began_s))
 
 
 async def _serve(
@@ -90,7 +90,7 @@ async def _serve(
     listen: Listen,
     data: DataDir,
     console: Console,
-    began: float,
+    began_s: float,
 ) -> None:
     nats = PrivateNats(NatsServer(data.nats)) if options.nats is None else None
     try:
@@ -104,8 +104,8 @@ async def _serve(
             commands=commands(options, config, listen, url, token),
             console=console,
             files=described_in(options, data),
-            prepare=lambda: provision(url, token, options.prefix, patience=_PROVISION_SECONDS),
-            ready=lambda: console.show(welcome(config.name, listen, data.path, time.monotonic() - began)),
+            prepare=lambda: provision(url, token, options.prefix, patience_s=_PROVISION_S),
+            ready=lambda: console.show(welcome(config.name, listen, data.path, time.monotonic() - began_s)),
         )
         await launcher.run()
     finally:
@@ -147,8 +147,8 @@ def commands(
     return [Command(name=name, argv=(*python, *args, *common), env=env) for name, args in own.items()]
 
 
-async def provision(url: str, token: str | None, prefix: str, *, patience: float = 0.0) -> None:
-    """Make the streams where they are not there yet; try for `patience` seconds.
+async def provision(url: str, token: str | None, prefix: str, *, patience_s: float = 0.0) -> None:
+    """Make the streams where they are not there yet; try for `patience_s` seconds.
 
     Raises:
         LogUnavailableError: the server cannot be reached, has no JetStream, or refuses.
@@ -156,7 +156,7 @@ async def provision(url: str, token: str | None, prefix: str, *, patience: float
     from shared.log import jetstream
     from shared.subjects import Subjects
 
-    await jetstream.provision(url, token, Subjects(prefix), timeout_s=patience)
+    await jetstream.provision(url, token, Subjects(prefix), timeout_s=patience_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -244,18 +244,18 @@ class Launcher:
             async with asyncio.TaskGroup() as group:
                 for name in names:
                     if (supervisor := self._supervisors.get(name)) is not None:
-                        grace = GATEWAY_GRACE_SECONDS if name == "gateway" else GRACE_SECONDS
-                        group.create_task(supervisor.stop(grace))
+                        grace_s = GATEWAY_GRACE_S if name == "gateway" else GRACE_S
+                        group.create_task(supervisor.stop(grace_s))
 
     async def _wait_until_ready(self) -> None:
         clock = asyncio.get_running_loop().time
-        said, next_word = "", clock() + _SAY_EVERY_SECONDS
+        said, next_word = "", clock() + _SAY_EVERY_S
         while (seen := await health.look(self.listen.reached_at, self.listen.port)) is None or not seen.ready:
             missing = "; ".join(seen.missing) if seen is not None else "the gateway does not answer"
             if clock() >= next_word and missing != said:
                 self.console.say(f"not ready yet: {missing}")
-                said, next_word = missing, clock() + _SAY_EVERY_SECONDS
-            await asyncio.sleep(_LOOK_EVERY_SECONDS)
+                said, next_word = missing, clock() + _SAY_EVERY_S
+            await asyncio.sleep(_LOOK_EVERY_S)
         self._is_ready = True
         self._describe()
         self.ready()

@@ -12,7 +12,7 @@ import threading
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
-_LOOK_SECONDS: Final = 1.0
+_LOOK_S: Final = 1.0
 
 
 def die_with(parent: int) -> None:
@@ -31,6 +31,6 @@ def die_with(parent: int) -> None:
 
 def _watch(parent: int) -> None:
     pause = threading.Event()
-    while not pause.wait(_LOOK_SECONDS):
+    while not pause.wait(_LOOK_S):
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)

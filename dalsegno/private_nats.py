@@ -11,7 +11,7 @@ from typing import Final
 
 from shared.log.server import NatsServer
 
-_LOOK_EVERY_SECONDS: Final = 0.05
+_LOOK_EVERY_S: Final = 0.05
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class PrivateNats:
     async def wait(self) -> int:
         try:
             while self.server.pid is not None:  # noqa: ASYNC110 - a process's end sets no event of ours
-                await asyncio.sleep(_LOOK_EVERY_SECONDS)
+                await asyncio.sleep(_LOOK_EVERY_S)
             return self.server.poll() or 0
         except asyncio.CancelledError:
             self.kill()

@@ -31,7 +31,7 @@ EX_TOLD_TWICE: Final = 130
 Role: TypeAlias = Coroutine[Any, Any, None]
 """What a plane's composition root returns: it runs until it is cancelled."""
 
-log = logging.getLogger(__name__)
+_LOGGER: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ async def until_told(role: Role) -> None:
             if told:
                 os._exit(EX_TOLD_TWICE)
             told = True
-            log.info("stopping: %s", number.name)
+            _LOGGER.info("stopping: %s", number.name)
             task.cancel()
 
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -161,7 +161,7 @@ def _judge(error: Exception) -> int:
     leaves = list(_leaves(error))
     expected = [leaf for leaf in leaves if isinstance(leaf, DalSegnoError) and not isinstance(leaf, BugError)]
     if len(expected) < len(leaves):
-        log.critical("a bug ended this process", exc_info=error)
+        _LOGGER.critical("a bug ended this process", exc_info=error)
         return EX_SOFTWARE
     refusals = [leaf for leaf in expected if isinstance(leaf, ClientError)]
     return _refuse((refusals or expected)[0])

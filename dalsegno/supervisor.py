@@ -235,14 +235,14 @@ class Supervisor:
         finally:
             self._ended.set()
 
-    async def stop(self, grace: float) -> None:
-        """Ask the child to stop, wait up to `grace` seconds for it, then kill it."""
+    async def stop(self, grace_s: float) -> None:
+        """Ask the child to stop, wait up to `grace_s` seconds for it, then kill it."""
         self._stopping.set()
         self.child.terminate()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ended.wait(), grace)
+            await asyncio.wait_for(self._ended.wait(), grace_s)
             return
-        self.console.say(f"{self.child.name} did not stop within {grace:g} s: killed")
+        self.console.say(f"{self.child.name} did not stop within {grace_s:g} s: killed")
         self.child.kill()
         await self._ended.wait()
 

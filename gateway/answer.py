@@ -8,7 +8,7 @@ is missed while it waits for its first token, and whichever ASGI version the ser
 import asyncio
 import logging
 from contextlib import aclosing
-from typing import Protocol
+from typing import Final, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -20,7 +20,7 @@ from gateway.service import Gateway
 from gateway.submission import Asked, Claim
 from shared.events import OutputChunk
 
-_LOGGER = logging.getLogger("gateway")
+_LOGGER: Final = logging.getLogger(__name__)
 
 
 class Format(Protocol):

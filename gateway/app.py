@@ -30,7 +30,7 @@ from shared.log import jetstream
 from shared.log.port import LogRegressedError, LogUnavailableError
 from shared.subjects import Subjects
 
-_LOGGER = logging.getLogger("gateway")
+_LOGGER: Final = logging.getLogger(__name__)
 DRAIN_S: Final = 30.0
 _RETRY_S: Final = 0.2
 

@@ -18,7 +18,7 @@ from shared.errors import ClientError, DalSegnoError
 from shared.events import Failure
 from shared.log.port import LogRegressedError
 
-_LOGGER = logging.getLogger("gateway")
+_LOGGER: Final = logging.getLogger(__name__)
 
 TYPES: Final[Mapping[int, str]] = {
     400: "invalid_request_error",

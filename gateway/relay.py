@@ -38,7 +38,7 @@ from shared.log.port import Log, StoredRecord
 from shared.subjects import Subjects
 from shared.transcript import Transcript
 
-_LOGGER = logging.getLogger("gateway")
+_LOGGER: Final = logging.getLogger(__name__)
 BUFFER_BYTES: Final = 256 * 1024
 _ITEM_BYTES: Final = 256  # what a chunk weighs beside its contents, roughly
 

@@ -40,7 +40,7 @@ from shared.ids import RequestId, parse_request_id
 from shared.log.port import Log, LogUnavailableError, WrongLastSequenceError
 from shared.subjects import Subjects
 
-_LOGGER = logging.getLogger("gateway")
+_LOGGER: Final = logging.getLogger(__name__)
 ACCEPT_S: Final = 5.0
 """How long the log may take to ack before the client is told to try again."""
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")

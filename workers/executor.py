@@ -43,7 +43,7 @@ from workers.output import OutputState
 from workers.recall import Recall, Recalled
 from workers.writer import EventWriter
 
-_log: Final = logging.getLogger(__name__)
+_LOGGER: Final = logging.getLogger(__name__)
 
 MAX_ORDERS: Final = 4096
 """More at once are refused: far more than any conductor admits."""
@@ -127,8 +127,8 @@ class Executor:
         except DalSegnoError as error:
             failure = Failure(code=error.failure_code, message=error.message, status=error.failure_status)
             await self._fail(order, failure)
-        except Exception as error:  # noqa: BLE001 - an order's outermost loop: it fails, the worker goes on
-            _log.exception("step %s failed", order.key)
+        except Exception as error:  # an order's outermost loop: it fails, the worker goes on
+            _LOGGER.exception("step %s failed", order.key)
             failure = Failure(code=BugError.code, message=f"{type(error).__name__}: {error}")
             await self._fail(order, failure)
         self._forget(order.key)

@@ -18,7 +18,7 @@ from workers.engine.node import Node
 from workers.pool_size import pool_size
 from workers.settings import EngineSettings
 
-_log: Final = logging.getLogger(__name__)
+_LOGGER: Final = logging.getLogger(__name__)
 
 
 def make_engine(
@@ -54,9 +54,9 @@ def make_engine(
         max_seq_len=config.max_seq_len,
         on_gpu=on_gpu,
     )
-    _log.info("%s in %s on %s; KV pool: %s", config.name, node.dtype, device, size.reason)
+    _LOGGER.info("%s in %s on %s; KV pool: %s", config.name, node.dtype, device, size.reason)
     if size.tokens < config.max_seq_len:
-        _log.warning(
+        _LOGGER.warning(
             "the KV pool holds %d tokens, fewer than max_seq_len %d: longer requests are refused",
             size.tokens,
             config.max_seq_len,

@@ -22,7 +22,7 @@ from workers.settings import EngineSettings
 if TYPE_CHECKING:
     from workers.engine.kv_engine import KVEngine
 
-_log: Final = logging.getLogger(__name__)
+_LOGGER: Final = logging.getLogger(__name__)
 
 SAY_EVERY_S: Final = 2.0
 """How often it is logged how far a big checkpoint is; the beats tell it all the time."""
@@ -87,7 +87,7 @@ class LocalModel:
             if EngineKind.KV in kinds:
                 kv_tokens = await self._start_engine(rows)
         self.progress = 1.0
-        _log.info("loaded %s in %.1f s", self.config.name, time.monotonic() - begun_s)
+        _LOGGER.info("loaded %s in %.1f s", self.config.name, time.monotonic() - begun_s)
         return Loaded(
             graph=graph,
             processing=reading.result(),
@@ -134,4 +134,4 @@ class LocalModel:
             self._said_s = now_s  # what loads at once needs no word
         elif now_s - self._said_s >= SAY_EVERY_S:
             self._said_s = now_s
-            _log.info("loading %s: %.0f %% of %.2f GB", self.config.name, self.progress * 100, total / 1e9)
+            _LOGGER.info("loading %s: %.0f %% of %.2f GB", self.config.name, self.progress * 100, total / 1e9)

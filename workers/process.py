@@ -41,7 +41,7 @@ from workers.model import Loaded, LocalModel, Model
 from workers.rows import Rows
 from workers.writer import EventWriter
 
-_log: Final = logging.getLogger(__name__)
+_LOGGER: Final = logging.getLogger(__name__)
 
 BEAT_S: Final = 0.5
 DRAIN_S: Final = 5.0
@@ -200,17 +200,17 @@ class Worker:
                         self._incarnation = writer.incarnation = incarnation
                         if self._state == "loading":
                             self._state = "ready"
-                        _log.info("rank %d joined as incarnation %d", self._rank, incarnation)
+                        _LOGGER.info("rank %d joined as incarnation %d", self._rank, incarnation)
                     case Superseded(incarnation):
                         raise SupersededError(
                             f"rank {self._rank} has joined again as incarnation {incarnation}, in another "
                             f"process; this one ({self._incarnation}) ends"
                         )
                     case Lost(reason):
-                        _log.warning("given up by the conductor (%s): joining again", reason)
+                        _LOGGER.warning("given up by the conductor (%s): joining again", reason)
                         return
                     case Unreadable(note):
-                        _log.warning(note)
+                        _LOGGER.warning(note)
                     case Start() | None:
                         pass  # nothing new, or too late: the next life is given it again
 
@@ -218,9 +218,9 @@ class Worker:
         """Finish what runs, say good-bye, and see that it is stored."""
         self._state = "draining"
         if executor.running:
-            _log.info("finishing %d steps, for at most %g s", executor.running, DRAIN_S)
+            _LOGGER.info("finishing %d steps, for at most %g s", executor.running, DRAIN_S)
         if not await executor.finish(DRAIN_S):
-            _log.warning("%d steps are left to the rank's next life", executor.running)
+            _LOGGER.warning("%d steps are left to the rank's next life", executor.running)
         await executor.abandon()
         if self._incarnation is None:
             return
@@ -266,6 +266,6 @@ class Worker:
 
 def _say_connection(connected: bool) -> None:
     if connected:
-        _log.info("the log answers again")
+        _LOGGER.info("the log answers again")
     else:
-        _log.warning("the log does not answer: what runs goes on, its events wait")
+        _LOGGER.warning("the log does not answer: what runs goes on, its events wait")

@@ -16,7 +16,7 @@ from workers.answer import Answer
 from workers.engine.sequence import SequenceSpec, TokenOutput
 from workers.output import OutputStream
 
-_log: Final = logging.getLogger(__name__)
+_LOGGER: Final = logging.getLogger(__name__)
 
 
 class EnginePort(Protocol):
@@ -107,8 +107,8 @@ class Rows:
                 continue  # its answer has ended, or it was dropped
             try:
                 row.push(output.token_id)
-            except Exception as error:  # noqa: BLE001 - one row's text must not hold up the others
-                _log.exception("the text of %s failed", output.key)
+            except Exception as error:  # one row's text must not hold up the others
+                _LOGGER.exception("the text of %s failed", output.key)
                 row.fail(error)
             self._settle(row, in_engine=output.finish is None)
 

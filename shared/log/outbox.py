@@ -17,7 +17,7 @@ from shared.errors import DalSegnoError
 from shared.log.jetstream_api import WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_IN_FLIGHT
 from shared.log.port import OutboxFullError
 
-_log = logging.getLogger(__name__)
+_LOGGER: Final = logging.getLogger(__name__)
 
 RESEND_AFTER_S: Final = 2.0
 _RESEND_AFTER_AT_MOST_S: Final = 30.0
@@ -122,7 +122,7 @@ class Outbox:
         if number == self._probed:
             self._probed = None
             self._probe_after_s = _PROBE_AFTER_S
-            _log.info("the log takes events again; %d wait", len(self._entries) - 1)
+            _LOGGER.info("the log takes events again; %d wait", len(self._entries) - 1)
         entry = self._remove(number)
         if entry is not None and entry.stored is not None:
             self._call(entry.stored, seq)
@@ -141,7 +141,7 @@ class Outbox:
             assert entry.failed is not None
             self._call(entry.failed, Refused(code, entry.sent))
         elif self._probed is None:
-            _log.warning(
+            _LOGGER.warning(
                 "the log refuses events (%s, code %d, first on %s): trying again until it takes them",
                 description,
                 code,
@@ -174,7 +174,7 @@ class Outbox:
             self._sweep_timer = None
         entries, self._entries, self._bytes = self._entries, {}, 0
         if entries:
-            _log.error("%d events were posted and not acked: %s", len(entries), failure)
+            _LOGGER.error("%d events were posted and not acked: %s", len(entries), failure)
         for entry in entries.values():
             if entry.failed is not None:
                 self._call(entry.failed, failure)

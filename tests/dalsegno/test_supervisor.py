@@ -74,13 +74,13 @@ async def test_a_program_that_is_not_there_is_said_and_tried_again(heard: Heard)
         group.create_task(supervisor.run())
         await heard.until("role could not be started: ")
         await heard.until("it starts again in 0.002 s")
-        await supervisor.stop(grace=10)
+        await supervisor.stop(grace_s=10)
 
 
 async def test_stop_asks_and_the_role_may_finish(heard: Heard, supervised: Supervised) -> None:
     async with supervised(OBEDIENT) as supervisor:
         await heard.until("up")
-        await supervisor.stop(grace=60)
+        await supervisor.stop(grace_s=60)
         assert supervisor.child.pid is None
         assert heard.lines.get_nowait() == ("role", "told to stop")
         assert heard.lines.empty()  # no word of starting it again
@@ -91,7 +91,7 @@ async def test_a_role_that_does_not_hear_is_killed_after_its_grace(
 ) -> None:
     async with supervised(DEAF) as supervisor:
         await heard.until("up")
-        await supervisor.stop(grace=0.01)
+        await supervisor.stop(grace_s=0.01)
         await heard.until("role did not stop within 0.01 s: killed")
         assert supervisor.child.pid is None
 
@@ -102,7 +102,7 @@ async def test_stop_cuts_the_wait_before_a_restart_short(heard: Heard) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(supervisor.run())
         await heard.until("starts again in 3600 s")
-        await supervisor.stop(grace=10)
+        await supervisor.stop(grace_s=10)
 
 
 async def test_what_a_role_started_does_not_outlive_it(heard: Heard, supervised: Supervised) -> None:

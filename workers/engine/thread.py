@@ -21,7 +21,7 @@ from workers.engine.mailbox import Mailbox
 from workers.engine.outcomes import EngineStats, StepFailedError
 from workers.engine.sequence import SequenceSpec, TokenOutput
 
-_log: Final = logging.getLogger(__name__)
+_LOGGER: Final = logging.getLogger(__name__)
 
 INBOX_CAPACITY: Final = 4096
 OUTBOX_CAPACITY: Final = 64
@@ -166,7 +166,7 @@ class EngineThread:
                 if engine.has_work and not self._inbox.is_closed:
                     self._step(engine)
         except BaseException as error:  # noqa: BLE001 - raised again by `wait`
-            _log.critical("the engine's thread died: %s: %s", type(error).__name__, error)
+            _LOGGER.critical("the engine's thread died: %s: %s", type(error).__name__, error)
             self._inbox.close()
             self._ended.set_exception(error)
             return
@@ -192,7 +192,7 @@ class EngineThread:
         try:
             outputs = engine.step()
         except StepFailedError as error:
-            _log.exception("an engine step failed")
+            _LOGGER.exception("an engine step failed")
             outputs, failure = error.outputs, error
         for key in engine.step_keys:
             if key in self._steps_after:

@@ -21,7 +21,7 @@ from shared.models.checkpoint import CheckpointError, read_json
 from shared.models.text_decoder import TextDecoders
 from shared.tensors import Handle, inline_ids
 
-_log: Final = logging.getLogger(__name__)
+_LOGGER: Final = logging.getLogger(__name__)
 
 _SPECIAL_TOKENS: Final = (
     "bos_token",
@@ -246,7 +246,7 @@ def _generation_defaults(checkpoint: Path) -> Params:
     config = _read_json_if_there(path)
     for name, off in _IGNORED_DEFAULTS.items():
         if config.get(name, off) not in (off, None):
-            _log.warning("%s asks for %s=%r, which is not applied", path, name, config[name])
+            _LOGGER.warning("%s asks for %s=%r, which is not applied", path, name, config[name])
     wanted = {
         name: config[name] for name in ("temperature", "top_p", "top_k") if config.get(name) is not None
     }
