@@ -15,7 +15,7 @@ from workers.engine.cpu_threads import use_cpu_threads
 from workers.engine.node import Node
 from workers.engine.outcomes import EngineStats, StepFailedError
 from workers.engine.sampler import NOT_A_TOKEN, node_key, sample
-from workers.engine.scheduler import Chunk, Scheduler
+from workers.engine.scheduler import Scheduler, Span
 from workers.engine.selfcheck import check_node
 from workers.engine.sequence import Sequence, SequenceSpec, TokenOutput
 from workers.engine.step import StepBuilder
@@ -122,25 +122,25 @@ class KVEngine:
         Raises:
             StepFailedError: for some of the step's sequences, which are gone.
         """
-        chunks = self._scheduler.schedule()
-        self.step_keys = tuple(chunk.sequence.spec.key for chunk in chunks)
-        if not chunks:
+        spans = self._scheduler.schedule()
+        self.step_keys = tuple(span.sequence.spec.key for span in spans)
+        if not spans:
             return []
         try:
-            tokens = self._run(chunks)
+            tokens = self._run(spans)
         except Exception as error:  # the batch fails, whatever it was: the engine must outlive it
             self._drop(self.step_keys)
             raise StepFailedError(
                 f"engine step {self.forwards} failed: {type(error).__name__}: {error}", keys=self.step_keys
             ) from error
-        self._scheduler.advance(chunks)
-        return self._outputs([chunk.sequence for chunk in chunks if chunk.samples], tokens)
+        self._scheduler.advance(spans)
+        return self._outputs([span.sequence for span in spans if span.samples], tokens)
 
     @torch.inference_mode()
-    def _run(self, chunks: list[Chunk]) -> list[int]:
-        """One forward; the sampled tokens of the chunks that sample, in order."""
+    def _run(self, spans: list[Span]) -> list[int]:
+        """One forward; the sampled tokens of the spans that sample, in order."""
         self.forwards += 1
-        step = self._builder.build(chunks)
+        step = self._builder.build(spans)
         with attending(self._pool, step):
             hidden = self.node.forward(self.node.embed(step.token_ids), step)
         if not step.logit_indices.numel():

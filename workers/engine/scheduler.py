@@ -4,7 +4,7 @@ First come, first served. A sequence is admitted only when its prompt *and* all 
 free blocks, which are then its own to the end: so nothing that runs can run out of memory, and nothing
 is ever preempted. One that is larger than the whole pool is refused; any other waits in order.
 
-A step is a packed batch within a token budget: one token of every sequence that decodes, then chunks
+A step is a packed batch within a token budget: one token of every sequence that decodes, then spans
 of the prompts that are not in the pool yet. Sequences join and leave at every step. No torch here.
 """
 
@@ -18,7 +18,7 @@ from workers.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class Span:
     """`count` tokens of a sequence, from position `start` on, computed in one step."""
 
     sequence: Sequence
@@ -27,7 +27,7 @@ class Chunk:
 
     @property
     def samples(self) -> bool:
-        """Whether the chunk reaches the sequence's end, so that its next token can be sampled."""
+        """Whether the span reaches the sequence's end, so that its next token can be sampled."""
         return self.start + self.count == len(self.sequence.ids)
 
 
@@ -80,17 +80,17 @@ class Scheduler:
             )
         self.waiting.append(sequence)
 
-    def schedule(self) -> list[Chunk]:
-        """Admit who fits, and choose the next step's chunks: decodes first, then prompts in order."""
+    def schedule(self) -> list[Span]:
+        """Admit who fits, and choose the next step's spans: decodes first, then prompts in order."""
         self._admit()
         # There are never more decodes than rows, and the budget covers the rows: only prompts are cut.
-        decodes = [Chunk(s, s.computed, 1) for s in self.running if s.pending == 1]
+        decodes = [Span(s, s.computed, 1) for s in self.running if s.pending == 1]
         return decodes + list(self._prefills(self.max_step_tokens - len(decodes)))
 
-    def advance(self, chunks: Iterable[Chunk]) -> None:
-        """The chunks are in the pool."""
-        for chunk in chunks:
-            chunk.sequence.computed += chunk.count
+    def advance(self, spans: Iterable[Span]) -> None:
+        """The spans are in the pool."""
+        for span in spans:
+            span.sequence.computed += span.count
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence: finished, failed or cancelled; its blocks and its row are free again."""
@@ -114,11 +114,11 @@ class Scheduler:
             sequence.row = self._free_rows.popleft()
             self.running.append(sequence)
 
-    def _prefills(self, budget: int) -> Iterable[Chunk]:
+    def _prefills(self, budget: int) -> Iterable[Span]:
         for sequence in self.running:
             if budget == 0:
                 return
             if sequence.pending > 1:
                 count = min(sequence.pending, budget)
                 budget -= count
-                yield Chunk(sequence, sequence.computed, count)
+                yield Span(sequence, sequence.computed, count)

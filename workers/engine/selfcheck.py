@@ -1,6 +1,6 @@
 """The proof, at load, that the paged pool gives what the stock model gives.
 
-A short text is run twice: by transformers as it is, in one go; and through the pool, cut into chunks,
+A short text is run twice: by transformers as it is, in one go; and through the pool, cut into spans,
 over scattered blocks, with a stranger beside it in the batch. If the logits differ by more than
 rounding, the model has something the engine does not serve (a scaled head, positions of its own, a
 window), and it is refused by name instead of answering slightly wrong for ever.
@@ -14,7 +14,7 @@ import torch
 from shared.models.checkpoint import UnsupportedArchitectureError
 from workers.engine.attention import PagedPool, attending
 from workers.engine.node import Node
-from workers.engine.scheduler import Chunk
+from workers.engine.scheduler import Span
 from workers.engine.sequence import Sequence, SequenceSpec
 from workers.engine.step import StepBuilder
 
@@ -22,7 +22,7 @@ _BLOCK_SIZE: Final = 4
 _TEXT_BLOCKS: Final = (3, 0, 4)
 _STRANGER_BLOCKS: Final = (2, 1)
 _CUTS: Final = (0, 6, 11, 12)
-"""Two chunks of a prompt, and a decode."""
+"""Two spans of a prompt, and a decode."""
 
 _TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 """In standard deviations of the logits. A wrong position or mask costs one and more."""
@@ -64,8 +64,8 @@ def _paged_logits(node: Node, ids: list[int]) -> torch.Tensor:
     )
     logits = []
     for start, end in pairwise(_CUTS):
-        chunks = [Chunk(text, start, end - start), Chunk(stranger, 0, len(stranger.ids))]
-        step = builder.build(chunks)
+        spans = [Span(text, start, end - start), Span(stranger, 0, len(stranger.ids))]
+        step = builder.build(spans)
         with attending(pool, step):
             hidden = node.forward(node.embed(step.token_ids), step)
         logits.append(node.head(hidden, torch.arange(end - start, device=node.device)))

@@ -1,4 +1,4 @@
-"""The step as fixed tensors: what the chunks of one step mean, in int32 buffers that never move.
+"""The step as fixed tensors: what the spans of one step mean, in int32 buffers that never move.
 
 Two blocks of memory, each one flat int32 buffer on the host (pinned for a GPU) with a twin on the
 device. Per step: token ids, positions, slots, spans, what to sample. Per row, rewritten only when
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from workers.engine.scheduler import Chunk
+from workers.engine.scheduler import Span
 from workers.engine.sequence import Sequence
 
 Int32s = npt.NDArray[np.int32]
@@ -26,7 +26,7 @@ Int32s = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """The step's spans on the host: B chunks, packed one behind the other."""
+    """The step's B spans on the host, packed one behind the other."""
 
     query_offsets: Int32s  # (B + 1,)
     kv_lengths: Int32s  # (B,)
@@ -95,7 +95,7 @@ class _Twins:
 
 
 class StepBuilder:
-    """Turns chunks into a `Step`, in buffers allocated once."""
+    """Turns spans into a `Step`, in buffers allocated once."""
 
     def __init__(
         self, *, max_rows: int, max_step_tokens: int, max_blocks: int, block_size: int, device: torch.device
@@ -111,18 +111,18 @@ class StepBuilder:
         self._temperature = self._table.host["temperature"].view(np.float32)
         self._top_p = self._table.host["top_p"].view(np.float32)
 
-    def build(self, chunks: Items[Chunk]) -> Step:
-        """The step that computes `chunks`; valid until the next call."""
-        self._seat(chunks)
-        starts = np.fromiter((chunk.start for chunk in chunks), np.int32, len(chunks))
-        counts = np.fromiter((chunk.count for chunk in chunks), np.int32, len(chunks))
+    def build(self, spans: Items[Span]) -> Step:
+        """The step that computes `spans`; valid until the next call."""
+        self._seat(spans)
+        starts = np.fromiter((span.start for span in spans), np.int32, len(spans))
+        counts = np.fromiter((span.count for span in spans), np.int32, len(spans))
         ids: list[int] = []
-        for chunk in chunks:
-            ids += chunk.sequence.ids[chunk.start : chunk.start + chunk.count]
-        batch, total = len(chunks), len(ids)
+        for span in spans:
+            ids += span.sequence.ids[span.start : span.start + span.count]
+        batch, total = len(spans), len(ids)
 
         host = self._step.host
-        host["rows"][:batch] = [chunk.sequence.row or 0 for chunk in chunks]
+        host["rows"][:batch] = [span.sequence.row or 0 for span in spans]
         host["kv_lengths"][:batch] = starts + counts
         offsets = host["query_offsets"][: batch + 1]
         offsets[0] = 0
@@ -133,18 +133,18 @@ class StepBuilder:
         blocks = self._blocks[np.repeat(host["rows"][:batch], counts), positions // self._block_size]
         host["slots"][:total] = blocks * self._block_size + positions % self._block_size
 
-        sampled = [index for index, chunk in enumerate(chunks) if chunk.samples]
+        sampled = [index for index, span in enumerate(spans) if span.samples]
         host["logit_indices"][: len(sampled)] = offsets[1:][sampled] - 1
         host["sampled_rows"][: len(sampled)] = host["rows"][:batch][sampled]
-        host["draws"][: len(sampled)] = [chunks[index].sequence.generated for index in sampled]
+        host["draws"][: len(sampled)] = [spans[index].sequence.generated for index in sampled]
         self._step.upload()
         return self._views(batch, total, len(sampled))
 
-    def _seat(self, chunks: Items[Chunk]) -> None:
+    def _seat(self, spans: Items[Span]) -> None:
         """Write the table's row of every sequence that is new in its row."""
         is_changed = False
-        for chunk in chunks:
-            sequence = chunk.sequence
+        for span in spans:
+            sequence = span.sequence
             row = sequence.row
             assert row is not None
             if self._owners[row] is sequence:

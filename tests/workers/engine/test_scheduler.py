@@ -5,7 +5,7 @@ import pytest
 
 from shared.errors import ClientError
 from workers.engine.blocks import BlockManager
-from workers.engine.scheduler import Chunk, Scheduler
+from workers.engine.scheduler import Scheduler, Span
 from workers.engine.sequence import Sequence, SequenceSpec
 
 
@@ -17,20 +17,20 @@ def scheduler(*, blocks: int = 100, rows: int = 4, budget: int = 10, positions: 
     return Scheduler(BlockManager(blocks, 2), max_rows=rows, max_step_tokens=budget, max_positions=positions)
 
 
-def shape(chunks: list[Chunk]) -> list[tuple[str, int, int]]:
-    return [(chunk.sequence.spec.key, chunk.start, chunk.count) for chunk in chunks]
+def shape(spans: list[Span]) -> list[tuple[str, int, int]]:
+    return [(span.sequence.spec.key, span.start, span.count) for span in spans]
 
 
 def run_step(of: Scheduler) -> list[tuple[str, int, int]]:
     """Schedule, and pretend to sample; sequences leave at their limit."""
-    chunks = of.schedule()
-    of.advance(chunks)
-    for chunk in chunks:
-        if chunk.samples:
-            chunk.sequence.ids.append(0)
-            if chunk.sequence.generated == chunk.sequence.spec.max_tokens:
-                of.remove(chunk.sequence)
-    return shape(chunks)
+    spans = of.schedule()
+    of.advance(spans)
+    for span in spans:
+        if span.samples:
+            span.sequence.ids.append(0)
+            if span.sequence.generated == span.sequence.spec.max_tokens:
+                of.remove(span.sequence)
+    return shape(spans)
 
 
 def test_a_long_prompt_is_cut_to_the_budget() -> None:
@@ -62,9 +62,9 @@ def test_a_chunk_samples_only_at_the_end_of_its_sequence() -> None:
     one.add(sequence("a", 6))
 
     first = one.schedule()
-    assert [chunk.samples for chunk in first] == [False]
+    assert [span.samples for span in first] == [False]
     one.advance(first)
-    assert [chunk.samples for chunk in one.schedule()] == [True]
+    assert [span.samples for span in one.schedule()] == [True]
 
 
 def test_a_sequence_waits_until_prompt_and_answer_fit_in_free_blocks() -> None:
@@ -160,20 +160,20 @@ def test_under_random_load_budget_and_blocks_hold_and_all_end(seed: int) -> None
     while arrivals or one.has_work:
         if arrivals and random.random() < 0.5:
             one.add(arrivals.pop(0))
-        chunks = one.schedule()
+        spans = one.schedule()
         admitted += [s.spec.key for s in one.running if s.spec.key not in admitted]
-        assert sum(chunk.count for chunk in chunks) <= one.max_step_tokens
+        assert sum(span.count for span in spans) <= one.max_step_tokens
         blocks = [block for s in one.running for block in s.blocks]
         assert len(blocks) == len(set(blocks)) == pool.num_blocks - pool.free
         assert len({s.row for s in one.running}) == len(one.running) <= 4
-        assert not one.running or chunks
-        one.advance(chunks)
-        for chunk in chunks:
-            if chunk.samples:
-                chunk.sequence.ids.append(0)
-                if chunk.sequence.generated == chunk.sequence.spec.max_tokens:
-                    one.remove(chunk.sequence)
-                    ended.append(chunk.sequence.spec.key)
+        assert not one.running or spans
+        one.advance(spans)
+        for span in spans:
+            if span.samples:
+                span.sequence.ids.append(0)
+                if span.sequence.generated == span.sequence.spec.max_tokens:
+                    one.remove(span.sequence)
+                    ended.append(span.sequence.spec.key)
 
     assert sorted(ended, key=int) == [str(i) for i in range(30)]
     assert admitted == [str(i) for i in range(30)]

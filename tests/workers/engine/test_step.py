@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from workers.engine.scheduler import Chunk
+from workers.engine.scheduler import Span
 from workers.engine.sequence import Sampling, Sequence, SequenceSpec
 from workers.engine.step import StepBuilder
 
@@ -25,7 +25,7 @@ def test_a_step_says_where_every_token_stands_and_goes() -> None:
     prefill = seated("a", list(range(100, 110)), [7, 2, 5], row=2)
     decode = seated("b", [40, 41, 42], [9, 1], row=0)
 
-    step = builder().build([Chunk(decode, 2, 1), Chunk(prefill, 3, 4)])
+    step = builder().build([Span(decode, 2, 1), Span(prefill, 3, 4)])
 
     assert step.token_ids.tolist() == [42, 103, 104, 105, 106]
     assert step.positions.tolist() == [2, 3, 4, 5, 6]
@@ -43,7 +43,7 @@ def test_the_buffers_stay_where_they_are() -> None:
     sequence = seated("a", [1, 2, 3, 4, 5], [0, 1], row=0)
 
     def addresses(count: int) -> list[int]:
-        step = fixed.build([Chunk(sequence, 0, count)])
+        step = fixed.build([Span(sequence, 0, count)])
         return [t.data_ptr() for t in (step.token_ids, step.positions, step.slots, step.block_table)]
 
     assert addresses(5) == addresses(2)
@@ -51,9 +51,9 @@ def test_the_buffers_stay_where_they_are() -> None:
 
 def test_a_row_is_rewritten_when_another_sequence_takes_it() -> None:
     fixed = builder()
-    fixed.build([Chunk(seated("a", [1], [4, 3, 2], row=1, sampling=Sampling(temperature=1, seed=5)), 0, 1)])
+    fixed.build([Span(seated("a", [1], [4, 3, 2], row=1, sampling=Sampling(temperature=1, seed=5)), 0, 1)])
 
-    step = fixed.build([Chunk(seated("b", [1], [1], row=1, sampling=Sampling(temperature=2, top_k=3)), 0, 1)])
+    step = fixed.build([Span(seated("b", [1], [1], row=1, sampling=Sampling(temperature=2, top_k=3)), 0, 1)])
 
     assert step.block_table[1].tolist() == [1, 0, 0, 0, 0]
     assert step.sampling.temperature.tolist() == [2.0]
@@ -65,7 +65,7 @@ def test_seeds_of_64_bits_arrive_whole() -> None:
     seeds = [0, 1, -1, 2**63 - 1, -(2**63)]
     for seed in seeds:
         sequence = seated("a", [1], [0], row=0, sampling=Sampling(temperature=1, seed=seed))
-        sampling = builder().build([Chunk(sequence, 0, 1)]).sampling
+        sampling = builder().build([Span(sequence, 0, 1)]).sampling
         low, high = (int(np.uint32(t.item() % 2**32)) for t in (sampling.seed_low, sampling.seed_high))
         assert (high << 32 | low) == seed % 2**64
 
@@ -75,13 +75,13 @@ def test_the_draw_index_counts_generated_tokens_and_the_prefix() -> None:
     sequence = Sequence(spec)
     sequence.blocks, sequence.row = [0, 1], 3
 
-    assert builder().build([Chunk(sequence, 0, 5)]).sampling.draw_index.tolist() == [3]
+    assert builder().build([Span(sequence, 0, 5)]).sampling.draw_index.tolist() == [3]
 
 
 def test_the_host_knows_which_work_the_sampler_can_leave_out() -> None:
     def mode(*samplings: Sampling) -> tuple[bool, bool, int | None]:
-        chunks = [Chunk(seated(str(i), [1], [i], row=i, sampling=s), 0, 1) for i, s in enumerate(samplings)]
-        sampling = builder().build(chunks).sampling
+        spans = [Span(seated(str(i), [1], [i], row=i, sampling=s), 0, 1) for i, s in enumerate(samplings)]
+        sampling = builder().build(spans).sampling
         return sampling.is_random, sampling.is_filtered, sampling.candidates
 
     greedy, plain = Sampling(top_k=5, top_p=0.5), Sampling(temperature=1)
