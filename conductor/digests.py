@@ -3,17 +3,13 @@
 import hashlib
 from functools import cache
 from importlib.resources import files
-from typing import Final
-
-_PACKAGES: Final = ("conductor.core",)
 
 
 @cache
 def core_digest() -> str:
     """The digest of the sources that decide, as they were when first asked for. Hex, 32 characters."""
     total = hashlib.blake2b(digest_size=16)
-    for package in _PACKAGES:
-        sources = (entry for entry in files(package).iterdir() if entry.name.endswith(".py"))
-        for source in sorted(sources, key=lambda entry: entry.name):
-            total.update(source.read_bytes())
+    sources = (entry for entry in files("conductor.core").iterdir() if entry.name.endswith(".py"))
+    for source in sorted(sources, key=lambda entry: entry.name):
+        total.update(source.read_bytes())
     return total.hexdigest()

@@ -5,8 +5,6 @@ the walk. Nodes and loops are known by their index, in the order they were writt
 loop 0, which runs once.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -132,8 +130,3 @@ class CompiledWalk:
     def describe(self) -> dict[str, Any]:
         """The walk as plain data: equal for equal walks, in every process."""
         return {"walk": self.name, "section": describe(self.section)}
-
-    def digest(self) -> str:
-        """32 hex digits that stand for `describe()`."""
-        text = json.dumps(self.describe(), separators=(",", ":"), sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

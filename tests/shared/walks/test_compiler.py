@@ -218,12 +218,12 @@ def test_one_name_may_go_to_the_client_from_several_nodes() -> None:
 # ---- the description -------------------------------------------------------------------------------
 
 
-def test_equal_walks_have_equal_digests() -> None:
+def test_equal_walks_have_equal_descriptions() -> None:
     again = Sequential(*DIFFUSION.sections)
-    assert compile_walk("walk", again).digest() == compile_walk("walk", DIFFUSION).digest()
+    assert compile_walk("walk", again).describe() == compile_walk("walk", DIFFUSION).describe()
 
 
-def test_whatever_changes_a_walk_changes_its_digest() -> None:
+def test_whatever_changes_a_walk_changes_its_description() -> None:
     def node(*edges: Edge, inputs: tuple[str, ...] = ("x",)) -> Node:
         return Node("n", inputs, edges)
 
@@ -247,15 +247,15 @@ def test_whatever_changes_a_walk_changes_its_digest() -> None:
         Loop("l", node(emit), 2, accumulated=["x"]),
         Loop("l", node(emit, Edge("x", "n")), 2),
     ]
-    digests = {compile_walk("walk", section).digest() for section in sections}
-    assert len(digests) == len(sections)
-    assert compile_walk("other", sections[0]).digest() not in digests
+    descriptions = {str(compile_walk("walk", section).describe()) for section in sections}
+    assert len(descriptions) == len(sections)
+    assert str(compile_walk("other", sections[0]).describe()) not in descriptions
 
 
-def test_the_digest_is_the_same_in_every_process() -> None:
+def test_the_description_is_the_same_in_every_process() -> None:
     code = (
         "from shared.walks import compile_walk; from tests.shared.walks import sections as s;"
-        "print(*(compile_walk('walk', x).digest() for x in (s.GUIDED, s.REFINE, s.ROLLOUT)))"
+        "print(*(compile_walk('walk', x).describe() for x in (s.GUIDED, s.REFINE, s.ROLLOUT)))"
     )
     runs = [
         subprocess.run(
@@ -267,7 +267,7 @@ def test_the_digest_is_the_same_in_every_process() -> None:
         )
         for seed in ("1", "2")
     ]
-    here = " ".join(compile_walk("walk", section).digest() for section in (GUIDED, REFINE, ROLLOUT))
+    here = " ".join(str(compile_walk("walk", section).describe()) for section in (GUIDED, REFINE, ROLLOUT))
     assert [run.stdout.strip() for run in runs] == [here, here]
 
 
