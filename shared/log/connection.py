@@ -21,7 +21,7 @@ from nats.protocol import parser
 from shared.log.jetstream_api import ConsumerInfo, MessageReply, StreamInfo
 from shared.log.port import LogUnavailableError
 
-_logger = logging.getLogger(__name__)
+_LOGGER: Final = logging.getLogger(__name__)
 
 Handler = Callable[[bytes, bytes, bytes, bytes | None], None]
 """Called with subject, reply, data and header block of one message."""
@@ -103,7 +103,7 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
     async def _on_trouble(self, trouble: Exception) -> None:
         self._trouble = trouble
         if self._greeted:
-            _logger.debug("%s: %r", self.where, trouble)
+            _LOGGER.debug("%s: %r", self.where, trouble)
             return
         if "authorization violation" in str(trouble).lower():
             raise LogUnavailableError(
@@ -118,7 +118,7 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         )
 
     async def _on_connected(self) -> None:
-        _logger.info("%s: connected again", self.where)
+        _LOGGER.info("%s: connected again", self.where)
         if self._connected is not None:
             await self._connected()
 
@@ -221,10 +221,10 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         try:
             handler(subject, reply, data, headers)
         except Exception:  # it would end nats-py's read loop without a word
-            _logger.exception("a message on %r was not understood", subject)
+            _LOGGER.exception("a message on %r was not understood", subject)
 
     async def _process_err(self, err_msg: str) -> None:
         """nats-py closes the connection for good on nearly every error line; we want it back."""
-        _logger.warning("%s says %s", self.where, err_msg)
+        _LOGGER.warning("%s says %s", self.where, err_msg)
         if "permissions violation" not in err_msg:
             await self._process_op_err(nats.errors.Error(err_msg))

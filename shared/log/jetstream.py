@@ -30,7 +30,7 @@ from shared.log.port import (
 )
 from shared.subjects import Subjects
 
-_logger = logging.getLogger(__name__)
+_LOGGER: Final = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
 _PATIENCE_S: Final = 5.0
@@ -159,7 +159,7 @@ class JetStreamLog:
             try:
                 await self._same_log()
             except LogUnavailableError as error:
-                _logger.warning("waiting for the log: %s", error)
+                _LOGGER.warning("waiting for the log: %s", error)
                 await pause.wait()
             except LogRegressedError:
                 return  # and everybody is told
@@ -352,14 +352,14 @@ class JetStreamLog:
             consumer.detach()
             await self._online.wait()
             self._raise_failure()
-            _logger.debug("reading %s from %d on: %s", self._stream, cursor.position + 1, cursor.fault)
+            _LOGGER.debug("reading %s from %d on: %s", self._stream, cursor.position + 1, cursor.fault)
             try:
                 state = await self._same_log()
                 self._check_start(cursor.position + 1, state)
                 await consumer.attach(state.last_seq)
                 return
             except LogUnavailableError as error:
-                _logger.warning("reading %s waits: %s", self._stream, error)
+                _LOGGER.warning("reading %s waits: %s", self._stream, error)
             await pause.wait()
 
     async def last(self, subject: str) -> StoredRecord | None:
