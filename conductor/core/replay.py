@@ -128,6 +128,9 @@ class Replayer:
     def _check(
         self, record: StoredRecord, event: AnyEvent, before: Request | None, folded: Folded, verdict: Verdict
     ) -> Mismatch | None:
+        if isinstance(event, OutputChunk):  # the most of a log, and nobody's decision
+            self._transcripts[verdict.request_id].fold(event)
+            return None
         after = self._cluster.request(verdict.request_id)
         if event.writer == CONDUCTOR_WRITER and (event.epoch or 0) > self._cluster.fence.epoch:
             what = f"{event.id} is of epoch {event.epoch}, which no epoch.opened before it opened"
@@ -154,7 +157,7 @@ class Replayer:
         self, record: StoredRecord, event: AnyEvent, before: Request | None, verdict: Verdict
     ) -> Mismatch | None:
         transcript = self._transcripts[verdict.request_id]
-        if isinstance(event, OutputChunk | OutputFence):
+        if isinstance(event, OutputFence):
             transcript.fold(event)
             return None
         if isinstance(event, WalkCompleted):

@@ -121,7 +121,8 @@ def decided(request: Request, *decisions: Decision) -> Request:
 
 def confirmed(request: Request, decision_id: str) -> Request:
     """The request with one expected decision seen in the log."""
-    expected = {key: event for key, event in request.expected.items() if key != decision_id}
+    expected = dict(request.expected)
+    del expected[decision_id]
     return msgspec.structs.replace(request, expected=expected, recorded=request.recorded | {decision_id})
 
 
