@@ -106,6 +106,7 @@ async def test_each_of_64_concurrent_answers_is_the_one_it_gets_alone(
     assert all(answer.token_ids for answer in alone)
 
 
+@pytest.mark.slow
 async def test_200_requests_are_each_replayed_from_the_running_log_and_at_rest(tmp_path: Path) -> None:
     with deploy.serve(tmp_path, model=str(tiny_checkpoint("qwen3"))) as running:
         async with clients.http(running) as http:
