@@ -10,10 +10,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _prefix(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
-    from shared.ids import is_token
+    from shared.ids import is_prefix
 
-    if not is_token(value):
-        raise click.BadParameter(f"{value!r}: expected 1 to 64 letters, digits, '_' or '-'")
+    if not is_prefix(value):
+        raise click.BadParameter(f"{value!r}: expected 1 to 64 small letters, digits, '_' or '-'")
     return value
 
 

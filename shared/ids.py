@@ -22,6 +22,15 @@ def is_token(text: str) -> bool:
     return _TOKEN.fullmatch(text) is not None
 
 
+def is_prefix(text: str) -> bool:
+    """Whether `text` may name a deployment: a token in small letters.
+
+    The stream is named by the prefix in capitals, so `ds` and `DS` would be two deployments on one stream,
+    and the second to be provisioned would take it from the first.
+    """
+    return is_token(text) and text == text.lower()
+
+
 def is_addressable(text: str) -> bool:
     """Whether something can be stored under `text` at all, though it may be no id of ours.
 

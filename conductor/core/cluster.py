@@ -136,7 +136,9 @@ class Cluster:
         self.seq, self.now_ns = record.seq, max(self.now_ns, record.time_ns)
         address = self.subjects.parse(record.subject)
         if address is None:
-            return Folded(note=f"record {record.seq} is on {record.subject[:200]}, which is no subject of ours")
+            return Folded(
+                note=f"record {record.seq} is on {record.subject[:200]}, which is no subject of ours"
+            )
         try:
             event = decode(record.data, address.kind)
             check_address(address, event)

@@ -61,6 +61,7 @@ def test_a_misspelt_command_or_option_is_status_2() -> None:
         ["serve", "demo", "--prot", "1"],
         ["serve"],
         ["serve", "demo", "--prefix", "a.b"],
+        ["provision", "--nats", "nats://127.0.0.1:1", "--prefix", "DS"],  # the stream of `ds`
     ):
         result = dalsegno(*args)
         assert result.exit_code == 2
