@@ -7,7 +7,7 @@ submission    a request becomes an event, or attaches to the one that is there
 relay         the log's records become each request's answer, every chunk once
 answer        an answer becomes an HTTP response; a client that leaves cancels
 health        what the beats tell
-bodies        request bodies: how large, and what JSON
+bodies        request bodies: how large, what JSON, which parameters
 errors        the one table from errors to HTTP
 generate_*    `/generate`: M*'s form and JSON, NDJSON and one document
 openai_*      `/v1/*`: OpenAI's requests, answers and routes

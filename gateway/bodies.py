@@ -1,4 +1,4 @@
-"""Request bodies: how large they may be, and what JSON is."""
+"""Request bodies: how large they may be, what JSON is, and the parameters both APIs share."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import errors
 from shared.errors import ClientError
+from shared.events import Params
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 
@@ -86,6 +87,18 @@ def parse_object(data: bytes | str, what: str = "the body") -> dict[str, Any]:
     if not isinstance(found, dict):
         raise MalformedBodyError(f"{what} must be a JSON object, found {json_type(found)}")
     return found
+
+
+def params_of(given: Mapping[str, object]) -> Params:
+    """Parameters from plain values; None is absent.
+
+    Raises:
+        InvalidParamError: a value is of the wrong type or out of its range.
+    """
+    try:
+        return msgspec.convert({name: value for name, value in given.items() if value is not None}, Params)
+    except msgspec.ValidationError as error:
+        raise errors.of_params(error) from error
 
 
 def json_type(value: object) -> str:

@@ -12,9 +12,8 @@ from typing import Any, Final
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
-from gateway.bodies import MAX_BODY_BYTES, json_type, parse_object
+from gateway.bodies import MAX_BODY_BYTES, json_type, params_of, parse_object
 from gateway.errors import InvalidParamError
-from gateway.openai_requests import params_of
 from gateway.service import Served
 from shared.errors import ClientError
 from shared.events import Inputs, Params

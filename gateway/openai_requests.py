@@ -12,7 +12,7 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gateway import errors
-from gateway.bodies import json_type
+from gateway.bodies import json_type, params_of
 from gateway.errors import InvalidParamError, NotSupportedError
 from shared.events import Inputs, Params
 
@@ -178,18 +178,6 @@ def parse(kind: type[_R], body: dict[str, Any]) -> _R:
     if request.stream_options is not None and not request.stream:
         raise InvalidParamError("stream_options", "stream_options is only allowed when stream is true")
     return request
-
-
-def params_of(given: Mapping[str, object]) -> Params:
-    """Parameters from plain values; None is absent.
-
-    Raises:
-        InvalidParamError: a value is of the wrong type or out of its range.
-    """
-    try:
-        return msgspec.convert({name: value for name, value in given.items() if value is not None}, Params)
-    except msgspec.ValidationError as error:
-        raise errors.of_params(error) from error
 
 
 _TEXT_PARTS: Final = ("text",)

@@ -129,7 +129,7 @@ class Relay:
 
     def __init__(self, log: Log, subjects: Subjects, request_id: str) -> None:
         self.request_id = request_id
-        self.fold = OutputFold()
+        self.output = OutputFold()
         self.buffered_bytes = 0
         self._log = log
         self._subjects = subjects
@@ -150,11 +150,11 @@ class Relay:
         if self.buffered_bytes >= BUFFER_BYTES:
             self.reread(seq, epoch)
             return
-        self._put(self.fold.fold(seq, event))
+        self._put(self.output.fold(seq, event))
 
     def submitted_at(self, seq: int) -> None:
         """Learn where our submission is stored."""
-        self._put(self.fold.submitted_at(seq))
+        self._put(self.output.submitted_at(seq))
 
     def reread(self, seq: int, epoch: int) -> None:
         """Have the records from `seq` on read by an own cursor; `epoch` is the one in force there."""
@@ -163,8 +163,8 @@ class Relay:
 
     def fail(self, failure: Failure) -> None:
         """End the answer for a reason that is not on the log."""
-        if not self.fold.ended and not self.is_behind:
-            self.fold.ended = True
+        if not self.output.ended and not self.is_behind:
+            self.output.ended = True
             self._put([Failed(failure)])
 
     def _put(self, items: list[Item]) -> None:
@@ -204,9 +204,9 @@ class Relay:
                 event = decode_or_none(record)
                 if event is None or not fence.admits(event):
                     continue
-                for item in self.fold.fold(record.seq, event):
+                for item in self.output.fold(record.seq, event):
                     yield item
-                if self.fold.ended:
+                if self.output.ended:
                     return
 
 
@@ -249,7 +249,7 @@ class Hub:
             return
         for relay in list(relays):
             relay.take(record.seq, event, self._fence.epoch)
-            if relay.is_behind or relay.fold.ended:
+            if relay.is_behind or relay.output.ended:
                 self.close(relay)
 
     def fail_all(self, failure: Failure) -> None:

@@ -104,7 +104,7 @@ class Claim:
         """Let go. With `cancel`, the request ends if nobody else here wants it. Twice is nothing."""
         if self._held:
             self._held = False
-            self._submissions.left(self.relay, cancel=cancel and not self.relay.fold.ended)
+            self._submissions.left(self.relay, cancel=cancel and not self.relay.output.ended)
 
 
 class Submissions:
@@ -136,18 +136,7 @@ class Submissions:
         """
         if not self._log.connected:
             raise LogUnavailableError("the log does not answer; the request was not taken, try again")
-        number = next(self._numbers)
-        event = RequestSubmitted(
-            id=f"{self._origin}.{number}",
-            writer=self._origin,
-            number=number,
-            request_id=asked.request_id,
-            model=asked.model,
-            inputs=asked.inputs,
-            params=asked.params,
-            origin=self._origin,
-            trace=traceparent(asked.trace),
-        )
+        event = self._event(asked)
         data = encode_or_refuse(event)
         relay = self._hub.open(asked.request_id)
         audience = self._audiences.setdefault(asked.request_id, _Audience())
@@ -187,6 +176,20 @@ class Submissions:
         audience.clients -= 1
         audience.is_unwanted |= cancel
         self._settle(relay.request_id, audience)
+
+    def _event(self, asked: Asked) -> RequestSubmitted:
+        number = next(self._numbers)
+        return RequestSubmitted(
+            id=f"{self._origin}.{number}",
+            writer=self._origin,
+            number=number,
+            request_id=asked.request_id,
+            model=asked.model,
+            inputs=asked.inputs,
+            params=asked.params,
+            origin=self._origin,
+            trace=traceparent(asked.trace),
+        )
 
     async def _store(self, relay: Relay, audience: _Audience, data: bytes) -> DalSegnoError | None:
         """Publish; return what went wrong. Goes on when the client is gone."""
@@ -240,7 +243,7 @@ class Submissions:
                 "of the log); send the same body to attach to it, or choose another id"
             )
         relay = Relay(self._log, self._subjects, request_id)
-        relay.fold.submission_seq = seq
+        relay.output.submission_seq = seq
         state = await self._log.state()
         relay.reread(max(1, state.first_seq), epoch=0)
         return relay
