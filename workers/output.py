@@ -22,6 +22,9 @@ COALESCE_S: Final = 0.02
 MAX_CHUNK_TOKENS: Final = 1024
 """Far below the log's largest payload, also when a long backlog is cut."""
 RETRY_S: Final = 0.25
+_TIMER_GRAIN_S: Final = 0.001
+"""uvloop's clock counts whole milliseconds and its timers ring up to half a one early: what is due within
+one is due. (Armed again for the rest, a timer rang twelve times for every chunk; 2026-11.)"""
 
 
 @dataclass(slots=True)
@@ -161,7 +164,7 @@ class OutputStream:
 
     def _cut(self, *, everything: bool = False) -> None:
         while not self._closed and self._failure is None and (due_s := self._chunker.due_s()) is not None:
-            if not everything and due_s > self._loop.time():
+            if not everything and due_s > self._loop.time() + _TIMER_GRAIN_S:
                 self._arm(due_s)
                 return
             try:
