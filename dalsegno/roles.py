@@ -6,7 +6,8 @@ second one ends it at once. Exit statuses:
     0    told to stop, and did
     1    something it needs is missing now, and may come: the log cannot be reached
     70   a bug; the traceback says where
-    78   it will never run as it was told to: an unknown model, a checkpoint it cannot serve
+    78   it will never run as it was told to: an unknown model, a checkpoint it cannot serve, a library
+         that is not installed
     130  told twice
 """
 
@@ -27,6 +28,8 @@ from shared.errors import BugError, ClientError, DalSegnoError
 EX_UNAVAILABLE: Final = 1
 EX_SOFTWARE: Final = 70
 EX_TOLD_TWICE: Final = 130
+
+_OURS: Final = frozenset({"conductor", "configs", "dalsegno", "gateway", "shared", "workers"})
 
 Role: TypeAlias = Coroutine[Any, Any, None]
 """What a plane's composition root returns: it runs until it is cancelled."""
@@ -158,13 +161,21 @@ async def until_told(role: Role) -> None:
 
 def _judge(error: Exception) -> int:
     """Say what ended a role; return its exit status."""
-    leaves = list(_leaves(error))
+    leaves = [_as_told(leaf) for leaf in _leaves(error)]
     expected = [leaf for leaf in leaves if isinstance(leaf, DalSegnoError) and not isinstance(leaf, BugError)]
     if len(expected) < len(leaves):
         _LOGGER.critical("a bug ended this process", exc_info=error)
         return EX_SOFTWARE
     refusals = [leaf for leaf in expected if isinstance(leaf, ClientError)]
     return _refuse((refusals or expected)[0])
+
+
+def _as_told(error: BaseException) -> BaseException:
+    """A library that is not installed is no bug: each role has an extra of its own."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if not name or name in _OURS:
+        return error
+    return ClientError(f"{name} is not installed, and this role needs it: pip install 'dalsegno[all]'")
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

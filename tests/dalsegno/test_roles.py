@@ -79,9 +79,20 @@ def test_an_error_of_ours_is_one_line_and_a_status(
     assert written.out == ""
 
 
+def test_a_library_that_is_not_installed_is_one_line_that_says_how_to_get_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    missing = ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")
+    assert roles.run(lambda: failing(ExceptionGroup("tasks", [missing]))) == EX_CONFIG
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("torch is not installed")
+    assert "pip install 'dalsegno[all]'" in line
+
+
 @pytest.mark.parametrize(
     "error",
     [
+        ModuleNotFoundError("No module named 'workers.gone'", name="workers.gone"),
         ZeroDivisionError("division by zero"),
         BugError("a promise is broken"),
         ExceptionGroup("tasks", [CapacityError("no such log"), ZeroDivisionError("division by zero")]),
