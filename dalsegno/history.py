@@ -1,6 +1,7 @@
 """`dalsegno log`: recent requests, or one request's events, as the log has them."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -12,6 +13,7 @@ import click
 import msgspec
 
 from dalsegno import options, source, story
+from dalsegno.plain import plain
 from dalsegno.source import Source
 from shared.errors import ClientError
 from shared.events import (
@@ -51,7 +53,9 @@ def log(
     if request_id is None and not follow:
         asyncio.run(_recent(told, limit, as_json=as_json))
     else:
-        asyncio.run(_events(told, request_id, follow=follow, as_json=as_json))
+        # Ctrl-C is how following ends; anything else it cuts short.
+        with contextlib.suppress(*([KeyboardInterrupt] if follow else [])):
+            asyncio.run(_events(told, request_id, follow=follow, as_json=as_json))
 
 
 # ---- recent requests ---------------------------------------------------------------------------------
@@ -90,7 +94,7 @@ async def _recent(told: Source, limit: int, *, as_json: bool) -> None:
     async with source.open_log(told) as (log_, subjects):
         found = await summaries(log_, subjects)
     for summary in found[-limit:]:
-        click.echo(json.dumps(_plain(summary)) if as_json else _line(summary))
+        click.echo(json.dumps(_plain(summary)) if as_json else plain(_line(summary)))
     if not found and not as_json:
         click.echo("no requests in this log yet")
 
@@ -161,7 +165,7 @@ async def _lines(
 ) -> AsyncIterator[str]:
     before: int | None = None
     async for record in records:
-        yield _event_json(record, subjects) if as_json else _event_line(record, subjects, before)
+        yield _event_json(record, subjects) if as_json else plain(_event_line(record, subjects, before))
         before = record.time_ns
 
 

@@ -17,6 +17,7 @@ import click
 from conductor.core.replay import Mismatch, Replayer, Verdict, differences
 from conductor.digests import core_digest
 from dalsegno import garbage, options, source
+from dalsegno.plain import plain
 from dalsegno.source import Source
 from shared.errors import ClientError
 from shared.ids import parse_request_id
@@ -91,16 +92,18 @@ def _tell(verdict: Verdict, *, as_json: bool) -> None:
         click.echo(json.dumps(_plain(verdict), ensure_ascii=False))
         return
     for pin in verdict.pins:
-        click.echo(f"{verdict.request_id}: note: digest of {pin}")
+        click.echo(plain(f"{verdict.request_id}: note: digest of {pin}"))
     if verdict.mismatch is None:
         click.echo(
             f"{verdict.request_id}: {verdict.phase}: all {verdict.decided} decisions match "
             f"({verdict.events} events; {verdict.adopted} taken as recorded)"
         )
         return
-    click.echo(f"{verdict.request_id}: {verdict.decided} decisions match, then: {verdict.mismatch.what}")
+    click.echo(
+        plain(f"{verdict.request_id}: {verdict.decided} decisions match, then: {verdict.mismatch.what}")
+    )
     for line in _explained(verdict.mismatch):
-        click.echo(f"  {line}")
+        click.echo(plain(f"  {line}"))
 
 
 def _explained(mismatch: Mismatch) -> list[str]:
