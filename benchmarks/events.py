@@ -24,9 +24,12 @@ LONG_TOKENS: Final = 200
 
 
 def measure() -> list[Figure]:
-    with tempfile.TemporaryDirectory(prefix="dalsegno-bench-") as folder:
-        with serve(Path(folder)) as running, new_loop() as loop:
-            return loop.run(_count(running))
+    with (
+        tempfile.TemporaryDirectory(prefix="dalsegno-bench-") as folder,
+        serve(Path(folder)) as running,
+        new_loop() as loop,
+    ):
+        return loop.run(_count(running))
 
 
 async def _count(running: Running) -> list[Figure]:

@@ -33,7 +33,7 @@ HOPS_PER_REQUEST: Final = 2
 
 def measure() -> list[Figure]:
     figures: list[Figure] = []
-    with private_log() as server, _conductor(server) as conductor, new_loop() as loop:
+    with private_log() as server, running_conductor(server) as conductor, new_loop() as loop:
         for under_way, requests in REQUESTS.items():
             figures += loop.run(_run(server, conductor.pid, under_way, requests))
     return figures
@@ -53,10 +53,13 @@ def private_log() -> Iterator[NatsServer]:
 
 
 @contextmanager
-def _conductor(server: NatsServer) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "dalsegno", "conductor", "--nats", server.url, "--config", "demo"]
+def running_conductor(
+    server: NatsServer, *, stderr: int = subprocess.DEVNULL
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A conductor of the demo on that log; what it says goes to `stderr`."""
+    command = (sys.executable, "-m", "dalsegno", "conductor", "--nats", server.url, "--config", "demo")
     env = os.environ | {"DALSEGNO_NATS_TOKEN": server.token}
-    process = subprocess.Popen([*command, "--log-level", "warning"], env=env)
+    process = subprocess.Popen(command, env=env, stderr=stderr)
     try:
         yield process
     finally:

@@ -40,7 +40,7 @@ class InProcess:
 
     def answer(self, questions: list[dict[str, Any]], under_way: int) -> list[Reply]:
         """Answer all questions, so many at a time."""
-        replies: list[Reply] = []
+        replies: dict[int, Reply] = {}
         asked: dict[str, _Asked] = {}
         while len(replies) < len(questions):
             while len(asked) < under_way and len(replies) + len(asked) < len(questions):
@@ -55,8 +55,8 @@ class InProcess:
                 one.reply.texts.append(text)
                 if one.answer.finish_reason is not None:
                     one.reply.end_s, one.reply.tokens = now_s, one.answer.tokens
-                    replies.append(asked.pop(output.key).reply)
-        return replies
+                    replies[int(output.key)] = asked.pop(output.key).reply
+        return [replies[number] for number in range(len(questions))]
 
     def _ask(self, key: str, question: dict[str, Any]) -> _Asked:
         begun_s = time.perf_counter()

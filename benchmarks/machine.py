@@ -4,6 +4,7 @@ import asyncio
 import os
 import platform
 import subprocess
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -25,13 +26,24 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
+def speed() -> float:
+    """Turns of a plain loop per second of CPU: how fast Python is here and now."""
+    turns = 1_000_000
+    table: dict[int, int] = {}
+    begun_s = time.process_time()
+    for number in range(turns):
+        table[number & 1023] = len(table)
+    return turns / (time.process_time() - begun_s)
+
+
 def described() -> str:
-    """Versions and hardware, in two lines."""
+    """Versions, hardware and its mood."""
     packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    mood = f"load {load} at the start, {speed() / 1e6:.1f} million turns of a plain loop per s of CPU"
     return (
         f"dalsegno {version('dalsegno')} ({_commit()}), Python {platform.python_version()}, {packages}\n"
-        f"{os.cpu_count()} cores ({_processor()}), Linux {platform.release()}, load {load} at the start"
+        f"{os.cpu_count()} cores ({_processor()}), Linux {platform.release()}; {mood}"
     )
 
 

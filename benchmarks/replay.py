@@ -3,6 +3,7 @@
     fold      what a conductor does when it starts: everything but the outputs, folded to its state
     replay    the core's replay: all events, each decision made again and compared, each output digested
     command   `dalsegno replay --all`, a process of its own, reading from a NATS server beside it
+    start     a conductor started on that log: how long until it leads
 
 Told in events per second of CPU time: how fast it is when the machine has nothing else to do. The command's
 own start (imports, connecting) is told apart; it is what replaying one request takes.
@@ -10,6 +11,7 @@ own start (imports, connecting) is told apart; it is what replaying one request 
 
 import gc
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from statistics import median
 from typing import Final
 
 from benchmarks import histories
-from benchmarks.hop import SUBJECTS, private_log
+from benchmarks.hop import SUBJECTS, private_log, running_conductor
 from benchmarks.machine import new_loop
 from benchmarks.report import RATIO, Figure, spread
 from conductor.core.cluster import Cluster
@@ -92,12 +94,24 @@ def _command(records: Sequence[StoredRecord]) -> list[Figure]:
             walls.append(len(records) / (wall - start_wall))
             cpus.append(len(records) / (cpu - start_cpu))
             starts.append(start_wall)
+        leads = [_start(server) for _ in range(ROUNDS)]
     return [
         Figure("replay, command: events/s of CPU / target", median(cpus) / TARGET_PER_S, RATIO),
         spread("command: replay --all, per s of CPU", cpus, "/s"),
         spread("command: replay --all, per s of wall", walls, "/s", "reading and deciding in one process"),
         spread("command: replay of one request", starts, "s", "its start, mostly"),
+        spread("conductor: leads on that log after", leads, "s", "from its connection on"),
     ]
+
+
+def _start(server: NatsServer) -> float:
+    """Start a conductor; how long it read until it led, as it says itself."""
+    with running_conductor(server, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if found := re.search(rb"leading in epoch \d+, ([\d.]+) s", line):
+                return float(found[1])
+    raise RuntimeError("the conductor ended before it led")
 
 
 async def _store(server: NatsServer, records: Sequence[StoredRecord]) -> None:

@@ -67,22 +67,23 @@ def measure() -> list[Figure]:
 
 
 def _compare(label: str, model: str) -> list[Figure]:
-    figures: list[Figure] = []
     engine = InProcess(resolve(model))
     gc.collect()
     gc.freeze()  # torch's own objects are many, and looking through them would count as ours
-    with tempfile.TemporaryDirectory(prefix="dalsegno-bench-") as folder:
-        with serve(Path(folder), model=model) as running, new_loop() as loop:
-            name = resolve(model).name
-            for clients, count in QUESTIONS.items():
-                questions = [_question(name, number) for number in range(count)]
-                served, called = [], []
-                loop.run(_served(running, questions[: 2 * clients], clients))  # warm
-                engine.answer(questions[: 2 * clients], clients)
-                for _ in range(ROUNDS):
-                    served.append(loop.run(_served(running, questions, clients)))
-                    called.append(_called(engine, questions, clients))
-                figures += _figures(f"{label}, {clients} at a time", served, called)
+    figures: list[Figure] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="dalsegno-bench-") as folder,
+        serve(Path(folder), model=model) as running,
+        new_loop() as loop,
+    ):
+        for clients, count in QUESTIONS.items():
+            questions = [_question(resolve(model).name, number) for number in range(count)]
+            served: list[_Round] = []
+            called: list[_Round] = []
+            for _ in range(ROUNDS + 1):
+                served.append(loop.run(_served(running, questions, clients)))
+                called.append(_called(engine, questions, clients))
+            figures += _figures(label, clients, served[1:], called[1:])  # the first ones warmed up
     return figures
 
 
@@ -133,29 +134,33 @@ def _usage(pids: Pids) -> dict[str, float]:
     return used | {"NATS": cpu_s(pids.nats), "client": cpu_s(os.getpid())}
 
 
-def _figures(label: str, served: list[_Round], called: list[_Round]) -> list[Figure]:
+def _figures(model: str, clients: int, served: list[_Round], called: list[_Round]) -> list[Figure]:
+    label = f"{model}, {clients} at a time"
     pairs = list(zip(served, called, strict=True))
-    rates = [median(r.tokens_per_s for r in side) for side in (served, called)]
+    asked = len(served[0].replies)
+    rates = [median(one.tokens_per_s for one in side) for side in (served, called)]
     ratios = [one.tokens_per_s / other.tokens_per_s for one, other in pairs]
     what = f"tokens/s: {rates[0]:,.0f} served, {rates[1]:,.0f} in process"
-    figures = [spread(f"{label}: served / in process", ratios, RATIO, what)]
-    asked = len(served[0].replies)
-    figures.append(spread(f"{label}: requests", [asked / r.took_s for r in served], "/s"))
-    if len({id(r) for r in served}) and asked and label.endswith(" 1 at a time"):
-        for name, of in (("first text", "first_ms"), ("end", "end_ms")):
-            added = [getattr(one, of) - getattr(other, of) for one, other in pairs]
-            alone = median(getattr(r, of) for r in called)
-            figures.append(spread(f"{label}: added to {name}", added, "ms", f"{alone:.2f} ms in process"))
-    cpu = {name: 1e3 * median(r.cpu_s[name] for r in served) / asked for name in served[0].cpu_s}
-    alone = 1e3 * median(r.cpu_s["in process"] for r in called) / asked
-    parts = ", ".join(f"{name} {ms:.1f}" for name, ms in cpu.items())
-    figures.append(
-        Figure(f"{label}: CPU per request", sum(cpu.values()), "ms", f"{parts}; in process {alone:.1f}")
-    )
-    figures.append(Figure(f"{label}: answers that differ", _differing(pairs[0]), "", f"of {asked}"))
-    return figures
+    figures = [
+        spread(f"{label}: served / in process", ratios, RATIO, what),
+        spread(f"{label}: requests", [asked / one.took_s for one in served], "/s"),
+    ]
+    if clients == 1:
+        figures += [
+            _added(f"{label}: added to the first text", [(s.first_ms, c.first_ms) for s, c in pairs]),
+            _added(f"{label}: added to the end", [(s.end_ms, c.end_ms) for s, c in pairs]),
+        ]
+    spent = {name: 1e3 * median(one.cpu_s[name] for one in served) / asked for name in served[0].cpu_s}
+    alone = 1e3 * median(one.cpu_s["in process"] for one in called) / asked
+    parts = ", ".join(f"{name} {ms:.1f}" for name, ms in spent.items())
+    differing = sum(a.text != b.text for a, b in zip(served[0].replies, called[0].replies, strict=True))
+    return [
+        *figures,
+        Figure(f"{label}: CPU per request", sum(spent.values()), "ms", f"{parts}; in process {alone:.1f}"),
+        Figure(f"{label}: answers that differ", differing, "", f"of {asked}"),
+    ]
 
 
-def _differing(pair: tuple[_Round, _Round]) -> int:
-    one, other = ({reply.text for reply in side.replies} for side in pair)
-    return len(one - other)
+def _added(name: str, pairs: list[tuple[float, float]]) -> Figure:
+    alone = median(called for _, called in pairs)
+    return spread(name, [served - called for served, called in pairs], "ms", f"{alone:.2f} in process")
