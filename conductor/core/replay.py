@@ -105,18 +105,19 @@ class Replayer:
         folded = self._cluster.apply(entry)
         if request_id is None:
             return
-        verdict = self._verdict(request_id, event)
-        if verdict is None or not verdict.matches or folded.void:
+        verdict = self.verdicts.get(request_id)
+        if verdict is None and isinstance(event, RequestSubmitted):
+            verdict = self._begin(request_id)
+        if verdict is None or verdict.mismatch is not None or folded.void:
             return
         verdict.events += 1
         verdict.mismatch = self._check(record, event, before, folded, verdict)
 
     # ---- one record --------------------------------------------------------------------------------
-    def _verdict(self, request_id: str, event: AnyEvent) -> Verdict | None:
-        if request_id not in self.verdicts and isinstance(event, RequestSubmitted):
-            self.verdicts[request_id] = Verdict(request_id=request_id)
-            self._transcripts[request_id] = Transcript()
-        return self.verdicts.get(request_id)
+    def _begin(self, request_id: str) -> Verdict:
+        self._transcripts[request_id] = Transcript()
+        verdict = self.verdicts[request_id] = Verdict(request_id=request_id)
+        return verdict
 
     def _unreadable(self, record: StoredRecord, folded: Folded) -> None:
         address = self.subjects.parse(record.subject)
