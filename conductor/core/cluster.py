@@ -15,12 +15,12 @@ client wrote it, and noted where one of ours did.
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final
 
 import msgspec
 
 from conductor.core.lifecycle import Phase
-from conductor.core.react import Fact, Reaction, Reactor
+from conductor.core.react import Fact, Reaction, Reactor, failed
 from conductor.core.request import Decision, RankState, Request, World, archived, decided, submitted
 from conductor.core.schedule import Deployment, refuse, schedule
 from shared.errors import Divergence
@@ -55,8 +55,6 @@ from shared.ids import is_addressable, is_token
 from shared.log.port import StoredRecord
 from shared.models.base import ModelGraph
 from shared.subjects import Address, Subjects
-
-RequestEvent: TypeAlias = Decision | WalkCompleted | WalkFailed | RequestCancel
 
 KEEP_ENDED: Final = 10_000
 """Ended requests whose whole state is kept; of older ones only the digest, to know a second copy."""
@@ -297,15 +295,9 @@ class Cluster:
         if (phase := ends.get(type(event))) is not None or request.phase.ended:
             self._take(Reaction(msgspec.structs.replace(request, phase=phase or request.phase)))
             return Folded(divergence=divergence)
-        failed = RequestFailed(
-            id=f"{request.id}.end",
-            request_id=request.id,
-            attempt=request.attempt,
-            failure=Failure(code=divergence.failure_code, message=divergence.message),
-            history=request.history,
-            trace=request.submission.trace,
-        )
-        folded = self._take(Reaction(decided(request, failed), (failed,)))
+        failure = Failure(code=divergence.failure_code, message=divergence.message)
+        decision = failed(request, failure)
+        folded = self._take(Reaction(decided(request, decision), (decision,)))
         return Folded(decisions=folded.decisions, divergence=divergence)
 
     # ---- what cannot be read -----------------------------------------------------------------------

@@ -12,7 +12,7 @@ too): so whoever folds the same log decides the same. Three kinds of event come 
 """
 
 from collections.abc import Callable
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 import msgspec
 
@@ -77,7 +77,7 @@ class Reactor:
                 request = msgspec.structs.replace(request, results=(*request.results, result), running=None)
                 return self._advance(request, world)
             case WalkFailed():
-                return self._end(request, _failed(request, event.failure))
+                return self._end(request, failed(request, event.failure))
             case RequestCancel():
                 return self._cancel(request, event.reason)
             case WorkerJoined():
@@ -92,11 +92,8 @@ class Reactor:
         decisions.append(
             RequestCancelled(
                 id=_end_id(request),
-                request_id=request.id,
-                attempt=request.attempt,
+                **_about(request),
                 reason=reason,
-                history=request.history,
-                trace=request.submission.trace,
             )
         )
         return self._end(request, *decisions)
@@ -106,7 +103,9 @@ class Reactor:
         running = request.running
         assert running is not None
         step = self._next_step(request)
-        assert isinstance(step, _Step), "the plan of a running request has not returned"
+        if not isinstance(step, _Step):
+            message = f"the plan goes on otherwise than before, from the same results: {step}"
+            return self._end(request, failed(request, Failure(code=Divergence.code, message=message)))
         if running.incarnation is None:
             return self._dispatch(request, step, world)
         if request.attempt >= request.limits.max_attempts:
@@ -114,16 +113,13 @@ class Reactor:
                 f"rank {rank} died {request.attempt} times under this request, "
                 f"which is as often as it is tried (max_attempts {request.limits.max_attempts})"
             )
-            return self._end(request, _failed(request, Failure(code="worker_lost", message=message)))
+            return self._end(request, failed(request, Failure(code="worker_lost", message=message)))
         request = msgspec.structs.replace(request, attempt=request.attempt + 1)
         reason = f"rank {rank} began a new life ({incarnation}) before step {running.index} was done"
         fence = OutputFence(
             id=f"{request.id}.fence.{request.attempt}",
-            request_id=request.id,
-            attempt=request.attempt,
+            **_about(request),
             reason=reason,
-            history=request.history,
-            trace=request.submission.trace,
         )
         reaction = self._dispatch(decided(request, fence), step, world, why=reason)
         return Reaction(reaction.request, (fence, *reaction.decisions))
@@ -133,7 +129,7 @@ class Reactor:
         """Ask the plan what follows the results there are."""
         step = self._next_step(request)
         if isinstance(step, Failure):
-            return self._end(request, _failed(request, step))
+            return self._end(request, failed(request, step))
         if isinstance(step, Finish):
             return self._end(request, _finished(request, step))
         return self._dispatch(request, step, world)
@@ -175,8 +171,7 @@ class Reactor:
         names = " then ".join(walk.name for walk in step.walks)
         ready = NodeReady(
             id=f"{request.id}.ready.{request.attempt}.{index}.{rank}",
-            request_id=request.id,
-            attempt=request.attempt,
+            **_about(request),
             incarnation=incarnation,
             index=index,
             rank=rank,
@@ -186,11 +181,9 @@ class Reactor:
             origin=request.submission.origin,
             seed=admitted.seed,
             reason=why or f"the plan's step {index} is {names}",
-            history=request.history,
-            trace=request.submission.trace,
         )
         if failure := _too_large(ready, request.limits.max_event_bytes):
-            return self._end(request, _failed(request, failure))
+            return self._end(request, failed(request, failure))
         return Reaction(decided(request, ready), (ready,))
 
     def _journey(self, request: Request) -> Journey:
@@ -289,44 +282,46 @@ def _concerns(request: Request, event: Fact) -> bool:
             assert_never(event)
 
 
+def _about(request: Request) -> dict[str, Any]:
+    """What every decision about a request says of it."""
+    return {
+        "request_id": request.id,
+        "attempt": request.attempt,
+        "history": request.history,
+        "trace": request.submission.trace,
+    }
+
+
 def _end_id(request: Request) -> str:
     """All ends share one id: a request ends once, however it ends."""
     return f"{request.id}.end"
 
 
-def _failed(request: Request, failure: Failure) -> RequestFailed:
+def failed(request: Request, failure: Failure) -> RequestFailed:
+    """The decision that ends a request with an error."""
     return RequestFailed(
         id=_end_id(request),
-        request_id=request.id,
-        attempt=request.attempt,
+        **_about(request),
         failure=failure,
-        history=request.history,
-        trace=request.submission.trace,
     )
 
 
 def _finished(request: Request, finish: Finish) -> RequestFinished:
     return RequestFinished(
         id=_end_id(request),
-        request_id=request.id,
-        attempt=request.attempt,
+        **_about(request),
         usage=finish.usage,
         finish_reasons=list(finish.finish_reasons),
         output=request.results[-1].output,
-        history=request.history,
-        trace=request.submission.trace,
     )
 
 
 def _stop(request: Request, running: Running, reason: str) -> WalkStop:
     return WalkStop(
         id=f"{request.id}.stop.{request.attempt}.{running.index}.{running.rank}",
-        request_id=request.id,
-        attempt=request.attempt,
+        **_about(request),
         incarnation=running.incarnation,
         index=running.index,
         rank=running.rank,
         reason=reason,
-        history=request.history,
-        trace=request.submission.trace,
     )
