@@ -370,12 +370,20 @@ def _load_weights(
             state_dict=state,
             dtype=dtype,
             local_files_only=True,
+            ignore_mismatched_sizes=True,  # refused below, by name: transformers' own error names none
             output_loading_info=True,
         )
     except RuntimeError as error:
         raise CheckpointError(
             f"the weights in {shards[0].path.parent} do not fit {model_class.__name__}: {error}"
         ) from error
+    if wrong := sorted(info["mismatched_keys"]):
+        name, found, expected = wrong[0]
+        raise CheckpointError(
+            f"the weights in {shards[0].path.parent} do not fit {model_class.__name__}: {len(wrong)} tensors have "
+            f"another shape, {name} is {tuple(found)}, expected {tuple(expected)}; are config.json and the "
+            "weights of one checkpoint?"
+        )
     spare = {name for name in info["unexpected_keys"] if not name.endswith(_RECOMPUTED)}
     for names, what in ((info["missing_keys"], "lack"), (spare, "hold what has no place in")):
         if names:
