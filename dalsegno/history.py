@@ -26,7 +26,7 @@ from shared.events import (
     RequestSubmitted,
     decode,
 )
-from shared.ids import parse_request_id
+from shared.ids import is_token, parse_request_id
 from shared.log.port import Log, StoredRecord
 from shared.subjects import Subjects
 
@@ -111,7 +111,8 @@ async def summaries(log_: Log, subjects: Subjects) -> list[Summary]:
         except MalformedEventError:
             continue
         request_id = str(address.request_id)
-        if isinstance(event, RequestSubmitted) and request_id not in found:
+        # Under what is no id nothing was ever submitted: the conductor refused it.
+        if isinstance(event, RequestSubmitted) and is_token(request_id) and request_id not in found:
             found[request_id] = Summary(request_id, event.model, record.time_ns)
         if request_id in found:
             found[request_id].take(event, record.time_ns)
