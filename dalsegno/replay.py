@@ -22,6 +22,7 @@ from dalsegno.source import Source
 from shared.errors import ClientError
 from shared.ids import parse_request_id
 from shared.models import registry
+from shared.models.registry import UnknownFamilyError
 from shared.subjects import Subjects
 
 
@@ -77,11 +78,11 @@ def _wanted(subjects: Subjects, request_id: str | None) -> list[str]:
 @cache
 def pins(family: str) -> dict[str, str]:
     """The digests in force here, named as `shared.events.Pins` names them."""
-    return {
-        "graph": registry.graph(family).digest,
-        "plan": registry.plan_digest(family),
-        "core": core_digest(),
-    }
+    core = {"core": core_digest()}
+    try:
+        return core | {"graph": registry.graph(family).digest, "plan": registry.plan_digest(family)}
+    except UnknownFamilyError:  # the replay of that request says so; the others are replayed nevertheless
+        return core | {"graph": "unknown here", "plan": "unknown here"}
 
 
 # ---- telling -----------------------------------------------------------------------------------------
