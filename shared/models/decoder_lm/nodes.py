@@ -381,8 +381,8 @@ def _load_weights(
         name, found, expected = wrong[0]
         raise CheckpointError(
             f"the weights in {shards[0].path.parent} do not fit {model_class.__name__}: {len(wrong)} tensors "
-            f"have another shape, {name} is {tuple(found)}, expected {tuple(expected)}; are config.json and the "
-            "weights of one checkpoint?"
+            f"have another shape, {name} is {tuple(found)}, expected {tuple(expected)}; "
+            "are config.json and the weights of one checkpoint?"
         )
     spare = {name for name in info["unexpected_keys"] if not name.endswith(_RECOMPUTED)}
     for names, what in ((info["missing_keys"], "lack"), (spare, "hold what has no place in")):
