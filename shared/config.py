@@ -1,8 +1,8 @@
 """Deployment configuration: one YAML file says which model is served and where its nodes run.
 
-The keys are those of M* (Stanford's any-to-any server, whose files are to load unchanged), and a few of
-ours. Unknown keys, unknown nodes, a node without a home: each is a clear error at start. `resolve` also
-takes a name in `configs/`, or a folder with a Hugging Face checkpoint.
+The keys are those of M* (Stanford's any-to-any server, whose files load unchanged for a family we serve),
+and a few of ours: docs/configuration.md. Unknown keys, unknown nodes, a node without a home: each is a clear
+error at start. `resolve` also takes a name in `configs/`, or a folder with a Hugging Face checkpoint.
 """
 
 from collections.abc import Mapping
