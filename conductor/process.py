@@ -109,7 +109,7 @@ class Conductor:
         started_s = time.monotonic()
         async for record in self._log.read(self._subjects.for_conductor(), max(1, state.first_seq)):
             folded = self._cluster.fold(record)
-            if folded.note:
+            if folded.note and record.seq > state.last_seq:  # what is older is no news
                 _LOGGER.info(folded.note)
             if folded.divergence:
                 _LOGGER.error("record %d: %s", record.seq, folded.divergence.message)
@@ -118,8 +118,13 @@ class Conductor:
                 decisions = folded.decisions if led else self._cluster.outstanding()
                 await self._publish((*decisions, *self._cluster.schedule(self._deployment)))
             if leads and not led:
-                elapsed_s = time.monotonic() - started_s
-                _LOGGER.info("leading in epoch %d, %.2f s after start", self._cluster.fence.epoch, elapsed_s)
+                _LOGGER.info(
+                    "leading in epoch %d: read the log's %d events in %.2f s, %d requests are open",
+                    self._cluster.fence.epoch,
+                    record.seq - max(1, state.first_seq) + 1,
+                    time.monotonic() - started_s,
+                    len(self._cluster.open),
+                )
             elif led and not leads:
                 _LOGGER.warning("deposed by %s: following", self._cluster.leader)
 
