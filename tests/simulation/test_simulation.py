@@ -21,7 +21,7 @@ from tests.simulation.invariants import check
 from tests.simulation.simulator import Plan, SimConductor, Simulation, text_of
 from workers.inbox import Inbox
 
-SEEDS = int(os.environ.get("DALSEGNO_SIM_SEEDS", "300"))
+SEEDS = int(os.environ.get("DALSEGNO_SIM_SEEDS", "500"))
 BATCHES = 10
 
 
