@@ -2,19 +2,24 @@
 
 Speaks OpenAI's chat route with nothing but the standard library, so that it starts in no time and shows
 how little a client needs.
+
+Only connecting has a deadline. An answer may be long in coming (a queue, a long prompt): the server says
+when it gives up, and after a while the person is told where to look.
 """
 
 import http.client
 import json
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Timer
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from shared.errors import CapacityError, ClientError, DalSegnoError
 
 _CONNECT_S: Final = 10.0
+_SILENT_S: Final = 5.0
 
 
 class NoServerError(CapacityError):
@@ -35,35 +40,50 @@ class Question:
     seed: int | None = None
 
 
-def ask(question: Question) -> Iterator[str]:
-    """The pieces of the answer, as they come.
+def ask(question: Question, notice: Callable[[str], None], silent_s: float = _SILENT_S) -> Iterator[str]:
+    """The pieces of the answer, as they come; `notice` is told once if the first is long in coming.
 
     Raises:
         DalSegnoError: no server, a refusal, or an answer that breaks off.
     """
-    with closing(_connect(question.url)) as connection:
-        try:
-            model = question.model or _first_model(connection, question.url)
-            yield from _stream(connection, question, model)
-        except (OSError, http.client.HTTPException) as error:
-            raise NoServerError(_no_server(question.url, error)) from error
+    text = f"{question.url} has not answered yet; {question.url.rstrip('/')}/health says how it is"
+    timer = Timer(silent_s, notice, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        model = question.model or _first_model(question.url)
+        for piece in _stream(question, model):
+            timer.cancel()
+            yield piece
+    except (OSError, http.client.HTTPException) as error:
+        raise NoServerError(_no_server(question.url, error)) from error
+    finally:
+        timer.cancel()
 
 
-def _connect(url: str) -> http.client.HTTPConnection:
+@contextmanager
+def _connected(url: str) -> Iterator[http.client.HTTPConnection]:
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ClientError(f"{url!r} is no address of a server: expected http://host:port")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     try:
-        return kind(parts.hostname, parts.port, timeout=_CONNECT_S)
+        connection = kind(parts.hostname, parts.port, timeout=_CONNECT_S)
     except ValueError as error:
         raise ClientError(f"{url!r} is no address of a server: {error}") from error
+    try:
+        connection.connect()
+        connection.sock.settimeout(None)
+        yield connection
+    finally:
+        connection.close()
 
 
-def _first_model(connection: http.client.HTTPConnection, url: str) -> str:
-    connection.request("GET", "/v1/models", headers={"Accept": "application/json"})
-    response = connection.getresponse()
-    body = response.read()
+def _first_model(url: str) -> str:
+    with _connected(url) as connection:
+        connection.request("GET", "/v1/models", headers={"Accept": "application/json"})
+        response = connection.getresponse()
+        body = response.read()
     try:
         return str(json.loads(body)["data"][0]["id"])
     except (ValueError, KeyError, IndexError, TypeError) as error:
@@ -72,7 +92,7 @@ def _first_model(connection: http.client.HTTPConnection, url: str) -> str:
         ) from error
 
 
-def _stream(connection: http.client.HTTPConnection, question: Question, model: str) -> Iterator[str]:
+def _stream(question: Question, model: str) -> Iterator[str]:
     optional = {
         "max_tokens": question.max_tokens,
         "temperature": question.temperature,
@@ -84,19 +104,19 @@ def _stream(connection: http.client.HTTPConnection, question: Question, model: s
         "stream": True,
         **{name: value for name, value in optional.items() if value is not None},
     }
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    if response.status != http.client.OK:
-        raise _refusal(response.status, response.read())
-    if connection.sock is not None:
-        connection.sock.settimeout(None)  # a queue may be long; the server says when it gives up
-    for line in response:
-        if not line.startswith(b"data:"):
-            continue
-        data = line.removeprefix(b"data:").strip()
-        if data == b"[DONE]":
-            return
-        yield from _piece(json.loads(data))
+    headers = {"Content-Type": "application/json"}
+    with _connected(question.url) as connection:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        if response.status != http.client.OK:
+            raise _refusal(response.status, response.read())
+        for line in response:
+            if not line.startswith(b"data:"):
+                continue
+            data = line.removeprefix(b"data:").strip()
+            if data == b"[DONE]":
+                return
+            yield from _piece(json.loads(data))
     raise NoServerError(f"the answer broke off: {question.url} closed the connection before its end")
 
 

@@ -98,7 +98,7 @@ def ask(**told: Any) -> None:
         told["text"] = sys.stdin.read()
     began = False
     try:
-        for piece in ask(Question(**told)):
+        for piece in ask(Question(**told), lambda text: click.echo(text, err=True)):
             click.echo(piece, nl=False)
             began = True
     finally:

@@ -1,4 +1,5 @@
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -50,6 +51,10 @@ def serving() -> Serving:
     return serve
 
 
+def asked_for(question: Question) -> Iterator[str]:
+    return ask(question, pytest.fail)
+
+
 def stream(*texts: str, end: str = "data: [DONE]\n\n") -> str:
     events = [{"choices": [{"delta": {"content": text}}]} for text in texts]
     role = 'data: {"choices": [{"delta": {"role": "assistant"}}]}\n\n'
@@ -58,7 +63,7 @@ def stream(*texts: str, end: str = "data: [DONE]\n\n") -> str:
 
 def test_the_answer_comes_piece_by_piece(serving: Serving) -> None:
     with serving(": a comment\n\n" + stream("Return", " the", " length.")) as (url, asked):
-        assert list(ask(Question(text="len?", url=url))) == ["Return", " the", " length."]
+        assert list(asked_for(Question(text="len?", url=url))) == ["Return", " the", " length."]
     assert asked == [
         {"model": "demo", "messages": [{"role": "user", "content": "len?"}], "stream": True}
     ]  # what was not told is the server's to choose
@@ -66,7 +71,7 @@ def test_the_answer_comes_piece_by_piece(serving: Serving) -> None:
 
 def test_what_is_told_is_passed_on(serving: Serving) -> None:
     with serving(stream("x")) as (url, asked):
-        list(ask(Question(text="len?", url=url, model="mine", max_tokens=3, temperature=0.0, seed=7)))
+        list(asked_for(Question(text="len?", url=url, model="mine", max_tokens=3, temperature=0.0, seed=7)))
     assert {key: asked[0][key] for key in ("model", "max_tokens", "temperature", "seed")} == {
         "model": "mine",
         "max_tokens": 3,
@@ -77,24 +82,53 @@ def test_what_is_told_is_passed_on(serving: Serving) -> None:
 
 def test_no_server_is_one_line_with_the_way_out() -> None:
     with pytest.raises(NoServerError, match=r"no server answers at http://127\.0\.0\.1:1 .*dalsegno serve"):
-        list(ask(Question(text="len?", url="http://127.0.0.1:1")))
+        list(asked_for(Question(text="len?", url="http://127.0.0.1:1")))
+
+
+def test_a_server_that_is_long_silent_is_waited_for_and_named_once() -> None:
+    told = list[str]()
+    noticed = threading.Event()
+
+    def notice(text: str) -> None:
+        told.append(text)
+        noticed.set()
+
+    def answer(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            received = b""
+            while not received.endswith(b"}"):
+                received += connection.recv(65536)
+            assert noticed.wait(60)
+            connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + stream("late").encode())
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        thread = threading.Thread(target=answer, args=(listening,))
+        thread.start()
+        try:
+            assert list(ask(Question(text="len?", url=url, model="demo"), notice, silent_s=0)) == ["late"]
+        finally:
+            noticed.set()
+            thread.join()
+    assert told == [f"{url} has not answered yet; {url}/health says how it is"]
 
 
 def test_a_refusal_is_the_servers_own_message(serving: Serving) -> None:
     body = json.dumps({"error": {"message": "model 'x' is unknown", "type": "invalid_request_error"}})
     with serving(body, status=404) as (url, _), pytest.raises(DalSegnoError, match=r"^model 'x' is unknown$"):
-        list(ask(Question(text="len?", url=url, model="x")))
+        list(asked_for(Question(text="len?", url=url, model="x")))
 
 
 def test_a_refusal_in_no_known_form_is_shown_as_it_is(serving: Serving) -> None:
     refused = pytest.raises(ClientError, match="answered 502: <h1>Bad Gateway")
     with serving("<h1>Bad Gateway</h1>", status=502) as (url, _), refused:
-        list(ask(Question(text="len?", url=url)))
+        list(asked_for(Question(text="len?", url=url)))
 
 
 def test_an_error_in_the_middle_of_a_stream_ends_it(serving: Serving) -> None:
     with serving(stream("Re", end='data: {"error": {"message": "the worker died"}}\n\n')) as (url, _):
-        pieces = ask(Question(text="len?", url=url))
+        pieces = asked_for(Question(text="len?", url=url))
         assert next(pieces) == "Re"
         with pytest.raises(DalSegnoError, match=r"^the worker died$"):
             next(pieces)
@@ -102,7 +136,7 @@ def test_an_error_in_the_middle_of_a_stream_ends_it(serving: Serving) -> None:
 
 def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one(serving: Serving) -> None:
     with serving(stream("Re", end="")) as (url, _):
-        pieces = ask(Question(text="len?", url=url))
+        pieces = asked_for(Question(text="len?", url=url))
         assert next(pieces) == "Re"
         with pytest.raises(NoServerError, match="broke off"):
             next(pieces)
@@ -111,4 +145,4 @@ def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one(serving: Serving
 @pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port"])
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ClientError, match="is no address of a server"):
-        list(ask(Question(text="len?", url=url)))
+        list(asked_for(Question(text="len?", url=url)))
