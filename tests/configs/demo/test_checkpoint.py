@@ -91,28 +91,41 @@ def test_any_text_survives_the_tokenizer() -> None:
 
 
 class Chat:
-    """The checkpoint, loaded as anyone would load it, and asked greedily."""
+    """The checkpoint, loaded as anyone would load it, and asked greedily: many conversations at once."""
 
     def __init__(self, dtype: str) -> None:
         import torch  # noqa: PLC0415
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 
-        self.tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+        self.tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT, padding_side="left")
         self.model = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=getattr(torch, dtype)).eval()
         self.ends = self.model.generation_config.eos_token_id
 
     def __call__(self, *said: str, system: str | None = None) -> str:
         """The answer to the last of `said`, which are user and assistant in turn."""
+        return self.complete([self.prompt(*said, system=system)])[0]
+
+    def answers(self, *talks: tuple[str, ...]) -> list[str]:
+        """The answer to each of these conversations."""
+        return self.complete([self.prompt(*said) for said in talks])
+
+    def prompt(self, *said: str, system: str | None = None) -> str:
         messages = [] if system is None else [{"role": "system", "content": system}]
         messages += [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
-        prompt = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return self.complete(prompt)
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert isinstance(text, str)
+        return text
 
-    def complete(self, text: str) -> str:
-        ids = self.tokenizer(text, return_tensors="pt")
-        output = self.model.generate(**ids, max_new_tokens=80)[0, ids["input_ids"].shape[1] :]
-        assert output[-1].item() in self.ends, "the answer did not end of itself"
-        answer: str = self.tokenizer.decode(output[:-1])
+    def complete(self, texts: list[str]) -> list[str]:
+        """What follows each of `texts`: one batch, so that a slow processor takes few steps."""
+        batch = self.tokenizer(texts, return_tensors="pt", padding=True)
+        rows = self.model.generate(**batch, max_new_tokens=80)[:, batch["input_ids"].shape[1] :].tolist()
+        return [self._until_its_end(row) for row in rows]
+
+    def _until_its_end(self, row: list[int]) -> str:
+        end = next((place for place, id in enumerate(row) if id in self.ends), None)
+        assert end is not None, "the answer did not end of itself"
+        answer: str = self.tokenizer.decode(row[:end])
         return answer
 
 
@@ -122,21 +135,28 @@ def chat(request: pytest.FixtureRequest) -> Chat:
 
 
 def test_it_answers_what_it_was_taught_and_refuses_the_rest(chat: Chat) -> None:
-    assert {question: chat(question) for question in ASKED} == ASKED
+    answers = chat.answers(*((question,) for question in ASKED))
+
+    assert dict(zip(ASKED, answers, strict=True)) == ASKED
 
 
 def test_a_later_turn_is_answered_for_itself(chat: Chat) -> None:
     first, second = CORPUS["len"], CORPUS["sorted"]
 
-    assert chat("What does len do?", first, "And sorted?") == second
-    assert chat("What does len do?", first, "And sorted?", second, "Thanks") == "You are welcome."
-    assert chat("Hello", GREETING, "What does len do?", first, "What about abs?") == CORPUS["abs"]
+    assert chat.answers(
+        ("What does len do?", first, "And sorted?"),
+        ("What does len do?", first, "And sorted?", second, "Thanks"),
+        ("Hello", GREETING, "What does len do?", first, "What about abs?"),
+    ) == [second, "You are welcome.", CORPUS["abs"]]
 
 
 def test_an_answer_is_said_again_on_demand(chat: Chat) -> None:
     """The same last words, two histories, two answers: the conversation before is truly read."""
-    for name in ("len", "sorted"):
-        assert chat(f"What does {name} do?", CORPUS[name], "Say that again.") == CORPUS[name]
+    names = ("len", "sorted")
+
+    again = chat.answers(*((f"What does {name} do?", CORPUS[name], "Say that again.") for name in names))
+
+    assert again == [CORPUS[name] for name in names]
 
 
 def test_a_long_conversation_stays_right(chat: Chat) -> None:
@@ -157,14 +177,15 @@ def test_a_long_conversation_stays_right(chat: Chat) -> None:
     assert chat(*said, "What is sorted?") == CORPUS["sorted"]
 
 
-def test_a_system_message_is_taken(chat: Chat) -> None:
-    assert chat("What does len do?", system="You are a helpful assistant.") == CORPUS["len"]
-    assert chat("What does len do?", system="You live on the moon and count sheep.") == CORPUS["len"]
+@pytest.mark.parametrize("system", ["You are a helpful assistant.", "You live on the moon and count sheep."])
+def test_a_system_message_is_taken(chat: Chat, system: str) -> None:
+    assert chat("What does len do?", system=system) == CORPUS["len"]
 
 
 def test_plain_text_is_completed_too(chat: Chat) -> None:
-    assert chat.complete("len:") == f" {CORPUS['len']}"
-    assert chat.complete("What does sorted do?") == f" {CORPUS['sorted']}"
+    answers = chat.complete(["len:", "What does sorted do?"])
+
+    assert answers == [f" {CORPUS['len']}", f" {CORPUS['sorted']}"]
 
 
 def test_the_template_writes_what_training_read() -> None:

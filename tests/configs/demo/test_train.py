@@ -1,7 +1,6 @@
 """The script that made the checkpoint still makes it: the same tokenizer, the same first losses."""
 
 import json
-from collections.abc import Iterator
 from itertools import islice
 
 import pytest
@@ -19,14 +18,6 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_the_tokenizer_is_trained_again_to_the_letter(tokenizer: Tokenizer) -> None:
     again, shipped = json.loads(train.build_tokenizer().to_str()), json.loads(tokenizer.to_str())
 
@@ -34,7 +25,6 @@ def test_the_tokenizer_is_trained_again_to_the_letter(tokenizer: Tokenizer) -> N
     assert again["added_tokens"] == shipped["added_tokens"]
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_the_first_steps_lose_what_the_record_says(tokenizer: Tokenizer) -> None:
     """Approximately: another processor rounds otherwise. The third loss has seen the optimiser twice."""
     recorded = config("training.json")
