@@ -28,6 +28,9 @@ Handler = Callable[[bytes, bytes, bytes, bytes | None], None]
 _Reply = TypeVar("_Reply", StreamInfo, ConsumerInfo, MessageReply)
 
 _REQUEST_TIMEOUT_S: Final = 2.0
+_RESETS: Final = 5
+"""So often a greeting may end in a reset before that is believed: a server that refuses a token closes
+right behind its word, and one time in sixty the reset (of nats-py's PING) overtakes it."""
 
 # A subject may hold what Python calls white space and the server does not (a vertical tab). nats-py's own
 # patterns wait for ever for the end of such a line, and with it every reader of a log that holds one.
@@ -66,6 +69,7 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         self._patient = False
         self._greeted = False
         self._trouble: Exception | None = None
+        self._resets = 0
 
     async def open(self, *, token: str | None, name: str, timeout_s: float) -> None:
         """Connect; up to `timeout_s` again and again, later for ever.
@@ -107,8 +111,11 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
             return
         if "authorization violation" in str(trouble).lower():
             raise LogUnavailableError(
-                f"{self.where} refused the token: give the one it was started with"
+                f"{self.where} refused the token: give the one it was started with in DALSEGNO_NATS_TOKEN"
             ) from None
+        if isinstance(trouble, ConnectionResetError) and self._resets < _RESETS:
+            self._resets += 1
+            return
         if not self._patient:
             raise self._unreachable(trouble) from None
 
