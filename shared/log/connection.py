@@ -57,7 +57,10 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
     ) -> None:
         super().__init__()
         parts = urlsplit(url if "://" in url else f"nats://{url}")
-        self.where = f"NATS at {parts.hostname}:{parts.port or 4222}"  # without the password it may hold
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        # Without the password it may hold: these are shown.
+        self.address = f"{parts.scheme}://{host}:{parts.port or 4222}"
+        self.where = f"NATS at {host}:{parts.port or 4222}"
         self._url = url
         self._connected = connected
         self._disconnected = disconnected

@@ -116,6 +116,7 @@ class JetStreamLog:
     ) -> None:
         self.on_change = on_change
         self._acceptance = Acceptance(subjects)
+        self._prefix = subjects.prefix
         self._stream = subjects.stream
         self._max_pending = max_pending
         self._connection = Connection(url, connected=self._connected, disconnected=self._disconnected)
@@ -378,7 +379,8 @@ class JetStreamLog:
             return info.log_state()
         if info.error.err_code == api.STREAM_NOT_FOUND:
             raise LogUnavailableError(
-                f"{self._connection.where} has no stream {self._stream!r}: run `dalsegno provision`"
+                f"{self._connection.where} has no stream {self._stream!r}: "
+                f"run `dalsegno provision --nats {self._connection.address} --prefix {self._prefix}`"
             )
         raise LogUnavailableError(
             f"{self._connection.where} cannot tell about {self._stream!r}: {info.error.description} "

@@ -375,7 +375,8 @@ async def test_a_server_without_jetstream_is_one_clear_line(tmp_path: Path, subj
 
 
 async def test_a_missing_stream_says_how_to_make_it(nats_server: NatsServer, subjects: Subjects) -> None:
-    with pytest.raises(LogUnavailableError, match="dalsegno provision"):
+    told = f"dalsegno provision --nats {nats_server.url} --prefix {subjects.prefix}`"
+    with pytest.raises(LogUnavailableError, match=told):
         await connect(nats_server.url, token=nats_server.token, subjects=subjects, name="test")
 
 
