@@ -53,13 +53,11 @@ def private_log() -> Iterator[NatsServer]:
 
 
 @contextmanager
-def running_conductor(
-    server: NatsServer, *, stderr: int = subprocess.DEVNULL
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A conductor of the demo on that log; what it says goes to `stderr`."""
+def running_conductor(server: NatsServer) -> Iterator[subprocess.Popen[bytes]]:
+    """A conductor of the demo on that log."""
     command = (sys.executable, "-m", "dalsegno", "conductor", "--nats", server.url, "--config", "demo")
     env = os.environ | {"DALSEGNO_NATS_TOKEN": server.token}
-    process = subprocess.Popen(command, env=env, stderr=stderr)
+    process = subprocess.Popen((*command, "--log-level", "warning"), env=env)
     try:
         yield process
     finally:

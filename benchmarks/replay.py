@@ -3,7 +3,7 @@
     fold      what a conductor does when it starts: everything but the outputs, folded to its state
     replay    the core's replay: all events, each decision made again and compared, each output digested
     command   `dalsegno replay --all`, a process of its own, reading from a NATS server beside it
-    start     a conductor started on that log: how long until it leads
+    start     a conductor started on that log: how long until it decides what waits at the end
 
 Told in events per second of CPU time: how fast it is when the machine has nothing else to do. The command's
 own start (imports, connecting) is told apart; it is what replaying one request takes.
@@ -11,12 +11,12 @@ own start (imports, connecting) is told apart; it is what replaying one request 
 
 import gc
 import os
-import re
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from statistics import median
 from typing import Final
 
@@ -30,6 +30,7 @@ from conductor.deployment import deployment_of
 from dalsegno.garbage import collected_seldom
 from dalsegno.replay import pins
 from shared.config import resolve
+from shared.events import encode
 from shared.log.jetstream import connect
 from shared.log.port import StoredRecord
 from shared.log.server import NatsServer
@@ -94,24 +95,29 @@ def _command(records: Sequence[StoredRecord]) -> list[Figure]:
             walls.append(len(records) / (wall - start_wall))
             cpus.append(len(records) / (cpu - start_cpu))
             starts.append(start_wall)
-        leads = [_start(server) for _ in range(ROUNDS)]
+        with new_loop() as loop:
+            decides = [loop.run(_start(server, f"waiting-{number}")) for number in range(ROUNDS)]
     return [
         Figure("replay, command: events/s of CPU / target", median(cpus) / TARGET_PER_S, RATIO),
         spread("command: replay --all, per s of CPU", cpus, "/s"),
         spread("command: replay --all, per s of wall", walls, "/s", "reading and deciding in one process"),
         spread("command: replay of one request", starts, "s", "its start, mostly"),
-        spread("conductor: leads on that log after", leads, "s", "from its connection on"),
+        spread("conductor: started on that log, decides after", decides, "s", "imports included"),
     ]
 
 
-def _start(server: NatsServer) -> float:
-    """Start a conductor; how long it read until it led, as it says itself."""
-    with running_conductor(server, stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if found := re.search(rb"leading in epoch \d+, ([\d.]+) s", line):
-                return float(found[1])
-    raise RuntimeError("the conductor ended before it led")
+async def _start(server: NatsServer, request_id: str) -> float:
+    """Start a conductor where a request waits that it will refuse; how long until it does."""
+    log = await connect(server.url, token=server.token, subjects=SUBJECTS, name="bench")
+    refused = encode(histories.submission(request_id, "no such model"))
+    seq = await log.publish(SUBJECTS.request(request_id), refused)
+    begun_s = time.perf_counter()
+    with running_conductor(server):
+        async with aclosing(log.read([SUBJECTS.walk(request_id)], seq)) as records:
+            await anext(records)
+        took_s = time.perf_counter() - begun_s
+    await log.close()
+    return took_s
 
 
 async def _store(server: NatsServer, records: Sequence[StoredRecord]) -> None:
