@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dalsegno.roles import RoleOptions
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
+EX_INTERRUPTED: Final = 130
 
 _ELSEWHERE: Final = {
     "log": ("dalsegno.history", "log"),
@@ -28,12 +29,26 @@ _ELSEWHERE: Final = {
 }
 """Commands in modules of their own, imported when they are called or listed."""
 
+_SECTIONS: Final = {
+    "Commands": ("serve", "ask", "log", "replay"),
+    "The roles one by one, on a NATS server of your own": ("provision", "gateway", "conductor", "worker"),
+    "Besides": ("version",),
+}
+
 
 class Commands(click.Group):
     """The commands, in the order of a first acquaintance; errors of ours are one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*self.commands, *_ELSEWHERE]
+        return [name for names in _SECTIONS.values() for name in names]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for section, names in _SECTIONS.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(section):
+                formatter.write_dl(
+                    [(f"{name:<9}", one.get_short_help_str(limit=100)) for name, one in commands if one]
+                )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _ELSEWHERE:
@@ -48,6 +63,8 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except DalSegnoError as error:
             raise click.ClickException(error.message) from error
+        except KeyboardInterrupt:  # how following ends; for click it is worth an "Aborted!"
+            ctx.exit(EX_INTERRUPTED)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -74,7 +91,7 @@ def main() -> None:
     help="Receives addresses, token and process ids as JSON once all is ready.",
 )
 def serve(**told: Any) -> None:
-    """Serve MODEL on this machine: everything it needs, supervised.
+    """Serve MODEL on this machine: all it needs, supervised.
 
     MODEL is a name in configs/ (try `demo`), a YAML file, or a folder with a Hugging Face checkpoint.
     """
@@ -91,7 +108,10 @@ def serve(**told: Any) -> None:
 @click.option("--temperature", type=click.FloatRange(0, 100), help="0 is greedy.")
 @click.option("--seed", type=int, help="The same seed gives the same answer.")
 def ask(**told: Any) -> None:
-    """Ask a running server TEXT (`-`: what stdin says) and print the answer as it comes."""
+    """Ask a running server, and print the answer as it comes.
+
+    TEXT is the question; `-` is what stdin says.
+    """
     from dalsegno.ask import Question, ask
 
     if told["text"] == "-":
@@ -110,7 +130,10 @@ def ask(**told: Any) -> None:
 @options.NATS
 @options.PREFIX
 def provision(nats: str, prefix: str) -> None:
-    """Make the streams in a NATS server; those that are there stay as they are."""
+    """Make a deployment's stream in a NATS server.
+
+    One that is there already stays, with all it holds.
+    """
     import asyncio
 
     from dalsegno import address, environment
@@ -118,7 +141,7 @@ def provision(nats: str, prefix: str) -> None:
 
     url = address.nats_url(nats)
     asyncio.run(provision(url, environment.read().nats_token, prefix))
-    click.echo(f"The streams of prefix {prefix!r} are in {url}.")
+    click.echo(f"The stream of prefix {prefix!r} is in {url}.")
 
 
 @main.command()

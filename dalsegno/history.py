@@ -1,12 +1,9 @@
 """`dalsegno log`: recent requests, or one request's events, as the log has them."""
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -15,19 +12,11 @@ import msgspec
 from dalsegno import options, source, story
 from dalsegno.plain import plain
 from dalsegno.source import Source
+from dalsegno.summary import HEADER, iso, summaries
 from shared.errors import ClientError
-from shared.events import (
-    AnyEvent,
-    MalformedEventError,
-    RequestCancelled,
-    RequestFailed,
-    RequestFinished,
-    RequestRejected,
-    RequestSubmitted,
-    decode,
-)
-from shared.ids import is_token, parse_request_id
-from shared.log.port import Log, StoredRecord
+from shared.events import AnyEvent, MalformedEventError, decode
+from shared.ids import parse_request_id
+from shared.log.port import StoredRecord
 from shared.subjects import Subjects
 
 
@@ -48,104 +37,33 @@ def log(
     data_dir: Path | None,
     prefix: str,
 ) -> None:
-    """Show recent requests, or the events of REQUEST_ID: time, who, what, why."""
+    """Show recent requests, or one request's events.
+
+    The events of REQUEST_ID: time, since the one before, position in the log, who, what, why.
+    """
     told = Source(nats=nats, data_dir=data_dir, prefix=prefix)
     if request_id is None and not follow:
         asyncio.run(_recent(told, limit, as_json=as_json))
     else:
-        # Ctrl-C is how following ends; anything else it cuts short.
-        with contextlib.suppress(*([KeyboardInterrupt] if follow else [])):
-            asyncio.run(_events(told, request_id, follow=follow, as_json=as_json))
-
-
-# ---- recent requests ---------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Summary:
-    """One request in a line; `end_ns` is None while it runs."""
-
-    request_id: str
-    model: str
-    start_ns: int
-    events: int = 0
-    end_ns: int | None = None
-    outcome: str = "open"
-    tokens: str = ""
-
-    def take(self, event: AnyEvent, time_ns: int) -> None:
-        self.events += 1
-        match event:
-            case RequestFinished():
-                self.outcome = "finished: " + ", ".join(event.finish_reasons)
-                self.tokens = f"{event.usage.prompt_tokens}+{event.usage.completion_tokens}"
-            case RequestFailed():
-                self.outcome = f"failed: {event.failure.code}"
-            case RequestRejected():
-                self.outcome = f"rejected: {event.failure.code}"
-            case RequestCancelled():
-                self.outcome = "cancelled"
-            case _:
-                return
-        self.end_ns = time_ns
+        asyncio.run(_events(told, request_id, follow=follow, as_json=as_json))
 
 
 async def _recent(told: Source, limit: int, *, as_json: bool) -> None:
     async with source.open_log(told) as (log_, subjects):
         found = await summaries(log_, subjects)
+    if as_json:
+        for summary in found[-limit:]:
+            click.echo(json.dumps(summary.plain(), ensure_ascii=False))
+        return
+    click.echo(HEADER if found else "no requests in this log yet")
     for summary in found[-limit:]:
-        click.echo(json.dumps(_plain(summary)) if as_json else plain(_line(summary)))
-    if not found and not as_json:
-        click.echo("no requests in this log yet")
-
-
-async def summaries(log_: Log, subjects: Subjects) -> list[Summary]:
-    """Every request in the log, in order of submission."""
-    found: dict[str, Summary] = {}
-    async for record in log_.history(subjects.logged()):
-        address = subjects.parse(record.subject)
-        if address is None or address.request_id is None:
-            continue
-        try:
-            event = decode(record.data, address.kind)
-        except MalformedEventError:
-            continue
-        request_id = str(address.request_id)
-        # Under what is no id nothing was ever submitted: the conductor refused it.
-        if isinstance(event, RequestSubmitted) and is_token(request_id) and request_id not in found:
-            found[request_id] = Summary(request_id, event.model, record.time_ns)
-        if request_id in found:
-            found[request_id].take(event, record.time_ns)
-    return list(found.values())
-
-
-def _plain(summary: Summary) -> dict[str, object]:
-    return {
-        "request_id": summary.request_id,
-        "model": summary.model,
-        "submitted": _iso(summary.start_ns),
-        "outcome": summary.outcome,
-        "tokens": summary.tokens,
-        "seconds": (summary.end_ns - summary.start_ns) / 1e9 if summary.end_ns else None,
-        "events": summary.events,
-    }
-
-
-def _line(summary: Summary) -> str:
-    took = f"{(summary.end_ns - summary.start_ns) / 1e6:.0f} ms" if summary.end_ns else "…"
-    return (
-        f"{_iso(summary.start_ns)}  {summary.request_id:<36} {summary.model:<12} {summary.outcome:<22} "
-        f"{summary.tokens:>9} tokens  {took:>9}  {summary.events} events"
-    )
-
-
-# ---- one request's events ----------------------------------------------------------------------------
+        click.echo(plain(summary.line()))
 
 
 async def _events(told: Source, request_id: str | None, *, follow: bool, as_json: bool) -> None:
     if request_id is not None:
         parse_request_id(request_id)
-    async with source.open_log(told) as (log_, subjects):
+    async with source.open_log(told, alive=follow) as (log_, subjects):
         state = await log_.state()
         wanted = subjects.all_of(request_id) if request_id else subjects.logged()
         start = max(1, state.first_seq) if request_id else state.last_seq + 1
@@ -172,7 +90,7 @@ async def _lines(
 
 def _event_line(record: StoredRecord, subjects: Subjects, before_ns: int | None) -> str:
     since = f"+{(record.time_ns - before_ns) / 1e6:.1f} ms" if before_ns is not None else ""
-    head = f"{_iso(record.time_ns)} {since:>11} {record.seq:>8}  "
+    head = f"{iso(record.time_ns)} {since:>11} {record.seq:>8}  "
     try:
         event = _event_of(record, subjects)
     except MalformedEventError as error:
@@ -181,7 +99,7 @@ def _event_line(record: StoredRecord, subjects: Subjects, before_ns: int | None)
 
 
 def _event_json(record: StoredRecord, subjects: Subjects) -> str:
-    head = {"seq": record.seq, "time": _iso(record.time_ns), "subject": record.subject}
+    head = {"seq": record.seq, "time": iso(record.time_ns), "subject": record.subject}
     try:
         event = _event_of(record, subjects)
     except MalformedEventError as error:
@@ -192,9 +110,3 @@ def _event_json(record: StoredRecord, subjects: Subjects) -> str:
 def _event_of(record: StoredRecord, subjects: Subjects) -> AnyEvent:
     address = subjects.parse(record.subject)
     return decode(record.data, address.kind if address else None)
-
-
-def _iso(time_ns: int) -> str:
-    return (
-        datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    )

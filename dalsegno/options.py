@@ -51,7 +51,7 @@ _PARENT: Final = click.option("--parent", type=int, hidden=True, help="The launc
 _DATA_DIR: Final = click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The deployment's data dir, running or at rest. [default: the only one in ./.dalsegno]",
+    help="The deployment's, running or at rest. [default: $DALSEGNO_DATA_DIR, else the one in ./.dalsegno]",
 )
 _READ_NATS: Final = click.option(
     "--nats", metavar="URL", help="Read from this NATS server; token in DALSEGNO_NATS_TOKEN."

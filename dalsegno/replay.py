@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from conductor.core.lifecycle import Phase
 from conductor.core.replay import Mismatch, Replayer, Verdict, differences
 from conductor.digests import core_digest
 from dalsegno import garbage, options, source
@@ -39,20 +40,26 @@ def replay(
     data_dir: Path | None,
     prefix: str,
 ) -> None:
-    """Feed REQUEST_ID's recorded facts through the conductor's core and compare its decisions."""
+    """Decide a request again from its recorded facts, and compare.
+
+    REQUEST_ID's facts are fed through the conductor's core; what it decides must be what is recorded.
+    """
     if (request_id is None) == (not whole):
         raise click.UsageError("name one REQUEST_ID, or say --all")
     told = Source(nats=nats, data_dir=data_dir, prefix=prefix)
     started = time.perf_counter()
     with garbage.collected_seldom():
         verdicts, events = asyncio.run(_replay(told, request_id))
-    if not verdicts:
-        asked = f"no submission of request {request_id!r} that can be read" if request_id else "no request"
-        raise ClientError(f"the log holds {asked}; `dalsegno log` lists what it has")
+    if not verdicts and request_id is not None:
+        raise ClientError(
+            f"the log holds no submission of request {request_id!r}; `dalsegno log` lists what it has"
+        )
     for verdict in verdicts.values():
         _tell(verdict, as_json=as_json)
     failed = [verdict for verdict in verdicts.values() if not verdict.matches]
-    if whole and not as_json:
+    if not verdicts and not as_json:
+        click.echo("no requests in this log yet")
+    elif whole and not as_json:
         seconds = time.perf_counter() - started
         click.echo(
             f"{len(verdicts) - len(failed)} of {len(verdicts)} requests match; "
@@ -95,16 +102,24 @@ def _tell(verdict: Verdict, *, as_json: bool) -> None:
     for pin in verdict.pins:
         click.echo(plain(f"{verdict.request_id}: note: digest of {pin}"))
     if verdict.mismatch is None:
-        click.echo(
-            f"{verdict.request_id}: {verdict.phase}: all {verdict.decided} decisions match "
-            f"({verdict.events} events; {verdict.adopted} taken as recorded)"
-        )
+        click.echo(plain(f"{verdict.request_id}: {_matching(verdict)}"))
         return
-    click.echo(
-        plain(f"{verdict.request_id}: {verdict.decided} decisions match, then: {verdict.mismatch.what}")
-    )
+    decisions = "1 decision matches" if verdict.decided == 1 else f"{verdict.decided} decisions match"
+    click.echo(plain(f"{verdict.request_id}: {decisions}, then: {verdict.mismatch.what}"))
     for line in _explained(verdict.mismatch):
         click.echo(plain(f"  {line}"))
+
+
+def _matching(verdict: Verdict) -> str:
+    if verdict.phase is Phase.REJECTED:
+        return f"rejected, as recorded: {verdict.refusal}"
+    if not verdict.adopted and not verdict.decided:
+        return f"{verdict.phase}: nothing is decided yet"
+    decisions = (
+        "the one decision matches" if verdict.decided == 1 else f"all {verdict.decided} decisions match"
+    )
+    admission = "; the admission was taken as recorded" if verdict.adopted else ""
+    return f"{verdict.phase}: {decisions} ({verdict.events} events{admission})"
 
 
 def _explained(mismatch: Mismatch) -> list[str]:
@@ -125,6 +140,7 @@ def _plain(verdict: Verdict) -> dict[str, Any]:
         "matches": verdict.matches,
         "phase": str(verdict.phase),
         "events": verdict.events,
+        "refusal": verdict.refusal,
         "decided": verdict.decided,
         "adopted": verdict.adopted,
         "differing_digests": verdict.pins,

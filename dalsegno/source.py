@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from dalsegno import address, environment
 from dalsegno.datadir import DataDir, DataDirError
 from shared.log.port import Log
@@ -23,13 +25,17 @@ class Source:
     data_dir: Path | None = None
     prefix: str = "ds"
 
+    def __post_init__(self) -> None:
+        if self.nats is not None and self.data_dir is not None:
+            raise click.UsageError("--nats and --data-dir are two different logs: name one of them")
+
 
 @asynccontextmanager
-async def open_log(source: Source) -> AsyncGenerator[tuple[Log, Subjects], None]:
-    """The log behind `source`, and its subjects.
+async def open_log(source: Source, *, alive: bool = False) -> AsyncGenerator[tuple[Log, Subjects], None]:
+    """The log behind `source`, and its subjects; `alive`: only where somebody may be writing to it.
 
     Raises:
-        DataDirError: there is no such data dir, or several to choose from.
+        DataDirError: there is no such data dir, or several to choose from, or nothing runs on it.
         LogUnavailableError: the server does not answer, or has no such log.
     """
     from shared.log import jetstream
@@ -40,6 +46,11 @@ async def open_log(source: Source) -> AsyncGenerator[tuple[Log, Subjects], None]
     else:
         data_dir = _data_dir(source.data_dir)
         running = data_dir.running()
+        if running is None and alive:
+            raise DataDirError(
+                f"no deployment is running on {data_dir.path}: nothing new will come; "
+                "leave --follow out to read what there is, or start it with `dalsegno serve`"
+            )
         if running is None:
             async with _at_rest(data_dir, Subjects(source.prefix)) as log:
                 yield log, Subjects(source.prefix)

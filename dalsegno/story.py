@@ -1,5 +1,6 @@
 """An event in words: who, what, why. Pure; for people, so it may shorten, but never invents."""
 
+import json
 from typing import assert_never
 
 from shared.events import (
@@ -47,7 +48,7 @@ def why(event: AnyEvent) -> str:  # one branch per event type: length is its nat
     """What the event says, in a line."""
     match event:
         case OutputChunk():
-            return f"chunk {event.index}: {len(event.token_ids)} tokens {_short(event.text)}"
+            return f"chunk {event.index}: {_count(len(event.token_ids), 'token')} {_short(repr(event.text))}"
         case NodeReady():
             walks = "+".join(walk.name for walk in event.walks)
             return (
@@ -56,11 +57,11 @@ def why(event: AnyEvent) -> str:  # one branch per event type: length is its nat
         case WalkCompleted():
             facts = {name: value for walk in event.results for name, value in walk.facts.items()}
             spent = " ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in event.durations_s.items())
-            return f"step {event.index}, attempt {event.attempt}: {_short(str(facts))} {spent}".rstrip()
+            return f"step {event.index}, attempt {event.attempt}: {_short(_json(facts))} {spent}".rstrip()
         case RequestSubmitted():
             inputs = event.inputs
             said = inputs.text or inputs.messages or inputs.token_ids
-            return f"model {event.model}: {_short(str(said))}, answers to {event.origin}"
+            return f"model {event.model}: {_short(_json(said))}, answers to {event.origin}"
         case RequestAdmitted():
             return f"{event.reason}; seed {event.seed}"
         case RequestRejected():
@@ -97,6 +98,13 @@ def why(event: AnyEvent) -> str:  # one branch per event type: length is its nat
             assert_never(event)
 
 
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=repr)
+
+
 def _short(text: str) -> str:
-    flat = " ".join(text.split())
-    return repr(flat if len(flat) <= _LONGEST else flat[: _LONGEST - 1] + "…")
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -25,6 +25,7 @@ from shared.events import (
     Pins,
     RequestAdmitted,
     RequestFinished,
+    RequestRejected,
     RequestSubmitted,
     WalkCompleted,
 )
@@ -50,13 +51,18 @@ class Mismatch:
 
 @dataclass(slots=True, kw_only=True)
 class Verdict:
-    """What a replay of one request found."""
+    """What a replay of one request found.
+
+    Attributes:
+        refusal: why its id was last refused a submission, as recorded.
+    """
 
     request_id: str
     phase: Phase = Phase.WAITING
     events: int = 0
     decided: int = 0
     adopted: int = 0
+    refusal: str | None = None
     pins: list[str] = field(default_factory=list)
     mismatch: Mismatch | None = None
 
@@ -121,9 +127,13 @@ class Replayer:
 
     def _unreadable(self, record: StoredRecord, folded: Folded) -> None:
         address = self.subjects.parse(record.subject)
-        verdict = self.verdicts.get(str(address.request_id)) if address else None
+        request_id = str(address.request_id) if address else ""
+        verdict = self.verdicts.get(request_id)
+        if verdict is None and folded.decisions:  # a submission that is refused: that, too, must be recorded
+            verdict = self._begin(request_id)
+            verdict.events = 1
         if address is None or address.kind == "request" or verdict is None or not verdict.matches:
-            return  # nothing of a request; a submission that cannot be read is refused, and no part of it
+            return  # nothing of a request; a submission that cannot be read is no part of it
         verdict.mismatch = Mismatch(seq=record.seq, what=folded.note or f"record {record.seq} is unreadable")
 
     def _check(
@@ -133,6 +143,10 @@ class Replayer:
             self._transcripts[verdict.request_id].fold(event)
             return None
         after = self._cluster.request(verdict.request_id)
+        if after is not None:  # looked at here: of the oldest requests that ended nothing is kept
+            verdict.phase = after.phase
+        if isinstance(event, RequestRejected):
+            verdict.refusal = f"{event.failure.code}: {event.failure.message}"
         if event.writer == CONDUCTOR_WRITER and (event.epoch or 0) > self._cluster.fence.epoch:
             what = f"{event.id} is of epoch {event.epoch}, which no epoch.opened before it opened"
             return Mismatch(seq=record.seq, what=what, recorded=plain(event), state=_state(before))
@@ -181,7 +195,8 @@ class Replayer:
         if not verdict.matches:
             return
         if request is None:
-            self._close_refused(verdict)
+            if not verdict.phase.ended:
+                self._close_refused(verdict)
             return
         verdict.phase = request.phase
         if missing := next(iter(request.expected.values()), None):

@@ -2,7 +2,6 @@ from collections.abc import AsyncIterator
 
 from dalsegno import history
 from shared.events import Inputs, RequestSubmitted, encode
-from shared.log.fake import FakeLog, FakeServer
 from shared.log.port import StoredRecord
 from shared.subjects import Subjects
 
@@ -27,12 +26,3 @@ async def test_what_a_client_wrote_cannot_steer_the_terminal_it_is_shown_in() ->
     assert len(shown) == 2
     assert all(line.isprintable() for line in shown)
     assert r"\x1b[2J\r\nevil" in shown[0]
-
-
-async def test_what_was_submitted_under_no_id_is_no_request() -> None:
-    server = FakeServer(SUBJECTS)
-    log = FakeLog(server)
-    event = encode(RequestSubmitted(model="demo", inputs=Inputs(text="hi")))
-    for name in ("r1", "a/b"):
-        await log.publish(SUBJECTS.request(name), event)
-    assert [summary.request_id for summary in await history.summaries(log, SUBJECTS)] == ["r1"]

@@ -191,7 +191,7 @@ async def test_a_changed_plan_fails_and_its_digest_is_named_first(
     ended = copy.replay(env={"PYTHONPATH": f"{tmp_path}:{clients.ROOT}"}, cwd=tmp_path)
     refused_with(
         ended,
-        f"{REQUEST}: 1 decisions match, then",
+        f"{REQUEST}: 1 decision matches, then",
         "differs: walks",
         "expected: {",
         "recorded: {",

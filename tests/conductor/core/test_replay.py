@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from conductor.core import cluster
 from conductor.core.replay import Replayer, Verdict
 from shared.events import (
     Event,
@@ -84,6 +85,32 @@ def test_a_whole_log_is_replayed_at_once() -> None:
     verdicts = Replayer(registry.graph, SUBJECTS).run(told())
     assert list(verdicts) == ["before", "r1"]
     assert all(verdict.matches for verdict in verdicts.values())
+
+
+def test_a_submission_that_cannot_be_read_must_be_refused_in_the_log() -> None:
+    script = Script()
+    script.open_epoch()
+    script.say(SUBJECTS.request("r1"), b"junk")
+    verdict = replay(of_request(script.records))
+    assert verdict is not None
+    assert verdict.matches
+    assert verdict.phase == "rejected"
+    assert str(verdict.refusal).startswith("malformed_request: ")
+    unanswered = replay(of_request(script.records[:-1]))
+    assert unanswered is not None
+    assert not unanswered.matches
+
+
+def test_a_request_that_ended_long_ago_is_not_called_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "KEEP_ENDED", 1)
+    script = Script()
+    script.open_epoch()
+    script.join()
+    for request_id in ("r1", "r2"):
+        script.submit(request_id)
+        script.run_to_the_end(request_id)
+    verdicts = Replayer(registry.graph, SUBJECTS).run(script.records)
+    assert [verdict.phase for verdict in verdicts.values()] == ["finished", "finished"]
 
 
 @pytest.mark.parametrize("lives", [1, 2])
