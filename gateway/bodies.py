@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import errors
 from shared.errors import ClientError
 from shared.events import Params
+from shared.misfit import described, misfit
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 
@@ -85,25 +86,18 @@ def parse_object(data: bytes | str, what: str = "the body") -> dict[str, Any]:
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise MalformedBodyError(f"{what} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise MalformedBodyError(f"{what} must be a JSON object, found {json_type(found)}")
+        raise MalformedBodyError(f"{what}: expected a JSON object, found {described(found)}")
     return found
 
 
-def params_of(given: Mapping[str, object]) -> Params:
-    """Parameters from plain values; None is absent.
+def params_of(given: Mapping[str, object], where: str = "") -> Params:
+    """Parameters from plain values; None is absent. `where` stands before the name of one that is wrong.
 
     Raises:
         InvalidParamError: a value is of the wrong type or out of its range.
     """
+    present = {name: value for name, value in given.items() if value is not None}
     try:
-        return msgspec.convert({name: value for name, value in given.items() if value is not None}, Params)
+        return msgspec.convert(present, Params)
     except msgspec.ValidationError as error:
-        raise errors.of_params(error) from error
-
-
-def json_type(value: object) -> str:
-    """A value's type in JSON's words."""
-    if value is None:
-        return "null"
-    names: Mapping[type, str] = {bool: "a boolean", int: "an integer", float: "a number", str: "a string"}
-    return names.get(type(value), "an array" if isinstance(value, list) else "an object")
+        raise errors.of_misfit(misfit(error, present, Params), where) from error

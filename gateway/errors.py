@@ -7,7 +7,6 @@ it is logged with its traceback, and the client learns only that it happened.
 """
 
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +16,7 @@ import msgspec
 from shared.errors import ClientError, DalSegnoError
 from shared.events import Failure
 from shared.log.port import LogRegressedError
+from shared.misfit import Misfit, described
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class NotSupportedError(InvalidParamError):
     def __init__(self, param: str, found: object, neutral: str) -> None:
         super().__init__(
             param,
-            f"{param}={_short(found)} is not supported yet; leave it out, or send {neutral}",
+            f"{param}: {described(found)} is not supported yet; leave it out, or send {neutral}",
             code="not_supported",
         )
 
@@ -111,15 +111,10 @@ def of_failure(failure: Failure) -> HttpError:
     return HttpError(status=_http_status(failure.status), code=failure.code, message=failure.message)
 
 
-def of_params(error: msgspec.ValidationError) -> InvalidParamError:
-    """The error for values that `shared.events` refused; names the parameter."""
-    text = str(error)
-    where = re.search(r" - at `\$\.?([^`]*)`$", text)
-    if where is None:
-        return InvalidParamError("", text)
-    param = re.sub(r"\[\.\.\.\]", "", where[1])
-    what = text[: where.start()]
-    return InvalidParamError(param, f"{param}: {what[:1].lower()}{what[1:]}")
+def of_misfit(misfit: Misfit, where: str = "") -> InvalidParamError:
+    """The error for a value that is of the wrong type or out of its range; `where` stands before its name."""
+    code = "missing_required_parameter" if misfit.is_missing else "invalid_value"
+    return InvalidParamError(f"{where}{misfit.place}", f"{where}{misfit.message}", code=code)
 
 
 def _type_of(status: int) -> str:
@@ -130,8 +125,3 @@ def _type_of(status: int) -> str:
 def _http_status(status: int) -> int:
     """A failure's status comes from the log: what is no error status is our own error."""
     return status if 400 <= status <= 599 else 500
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,7 +1,8 @@
 """`/generate`'s requests: M*'s form, and the same fields as a JSON object.
 
 `text` is one user message, rendered through the checkpoint's chat template: the same request as a chat of
-one message. A name that is unknown is an error that says the nearest one that is known.
+one message. With `chat` false, which is a field of ours, it is a raw prompt. A name that is unknown is an
+error that says the nearest one that is known.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,14 +13,16 @@ from typing import Any, Final
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
-from gateway.bodies import MAX_BODY_BYTES, json_type, params_of, parse_object
+from gateway.bodies import MAX_BODY_BYTES, params_of, parse_object
 from gateway.errors import InvalidParamError
 from gateway.service import Served
 from shared.errors import ClientError
 from shared.events import Inputs, Params
+from shared.misfit import described
 
 FIELDS: Final = (
     "text",
+    "chat",
     "files",
     "input_modalities",
     "output_modalities",
@@ -73,11 +76,12 @@ def parse(fields: Mapping[str, Any], served: Served) -> GenerateRequest:
     _refuse_files(fields.get("files"), served)
     text = _text(fields, "text")
     if text is None:
-        raise InvalidParamError("text", "text is required", code="missing_required_parameter")
+        message = "text: expected a string, found nothing"
+        raise InvalidParamError("text", message, code="missing_required_parameter")
     return GenerateRequest(
         inputs=Inputs(
             text=text,
-            chat=True,
+            chat=_boolean(fields, "chat", default=True),
             input_modalities=_modalities(fields, "input_modalities", served),
             output_modalities=_modalities(fields, "output_modalities", served),
         ),
@@ -102,21 +106,19 @@ def model_kwargs(found: object) -> Params:
         except ClientError as error:
             raise InvalidParamError("model_kwargs", error.message, code="invalid_json") from error
     if not isinstance(found, dict):
-        raise InvalidParamError("model_kwargs", f"model_kwargs must be an object, found {json_type(found)}")
+        raise InvalidParamError("model_kwargs", f"model_kwargs: expected an object, found {described(found)}")
     for name in found:
         _check_known(name, MODEL_KWARGS, "model_kwargs.")
     limits = {name: found[name] for name in _LIMITS if found.get(name) is not None}
     if len({repr(value) for value in limits.values()}) > 1:
-        raise InvalidParamError("model_kwargs", f"model_kwargs limits the answer in different ways: {limits}")
+        raise InvalidParamError(
+            "model_kwargs", f"model_kwargs: expected one limit of the answer, found {limits}"
+        )
     given = {name: value for name, value in found.items() if name not in _LIMITS}
     given["max_tokens"] = next(iter(limits.values()), None)
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
-    try:
-        return params_of(given)
-    except InvalidParamError as error:
-        param = f"model_kwargs.{error.param}"
-        raise InvalidParamError(param, f"model_kwargs.{error.message}") from error
+    return params_of(given, "model_kwargs.")
 
 
 def _fields_of(form: FormData) -> dict[str, Any]:
@@ -126,9 +128,9 @@ def _fields_of(form: FormData) -> dict[str, Any]:
         if name in {"files", "files[]"}:
             fields.setdefault("files", []).append(value)
         elif isinstance(value, UploadFile):
-            raise InvalidParamError(name, f"{name} must be text, found a file")
+            raise InvalidParamError(name, f"{name}: expected text, found a file")
         elif name in fields:
-            raise InvalidParamError(name, f"{name} is given more than once")
+            raise InvalidParamError(name, f"{name}: expected it once, found it more than once")
         else:
             fields[name] = value
     return fields
@@ -141,8 +143,8 @@ def _refuse_files(found: object, served: Served) -> None:
         names = ", ".join(file.filename or "a file" for file in given if isinstance(file, UploadFile))
         raise InvalidParamError(
             "files",
-            f"the model {served.name!r} takes {_listed(served.modalities)} only; "
-            f"{len(given)} file(s) came with the request{f': {names[:200]}' if names else ''}",
+            f"files: the model {served.name!r} takes {_listed(served.modalities)} only, "
+            f"found {len(given)} file(s){f': {names[:200]}' if names else ''}",
             code="unsupported_modality",
         )
 
@@ -157,13 +159,16 @@ def _modalities(fields: Mapping[str, Any], name: str, served: Served) -> list[st
         return ["text"]
     names = found.split(",") if isinstance(found, str) else found
     if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
-        raise InvalidParamError(name, f"{name} must be names, separated by commas, found {json_type(found)}")
+        raise InvalidParamError(
+            name, f"{name}: expected names, separated by commas, found {described(found)}"
+        )
     asked = list(dict.fromkeys(one.strip() for one in names if one.strip()))
     for one in asked:
         if one not in served.modalities:
             raise InvalidParamError(
                 name,
-                f"{name}: the model {served.name!r} knows {_listed(served.modalities)}, found {one[:80]!r}",
+                f"{name}: expected of {_listed(served.modalities)}, which the model {served.name!r} knows, "
+                f"found {described(one)}",
                 code="unsupported_modality",
             )
     return asked or ["text"]
@@ -173,7 +178,7 @@ def _text(fields: Mapping[str, Any], name: str) -> str | None:
     found = fields.get(name)
     if found is None or isinstance(found, str):
         return found
-    raise InvalidParamError(name, f"{name} must be a string, found {json_type(found)}")
+    raise InvalidParamError(name, f"{name}: expected a string, found {described(found)}")
 
 
 def _boolean(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
@@ -182,7 +187,7 @@ def _boolean(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
         return default
     value = found if isinstance(found, bool) else _BOOLEANS.get(str(found).strip().lower())
     if value is None:
-        raise InvalidParamError(name, f"{name} must be true or false, found {str(found)[:80]!r}")
+        raise InvalidParamError(name, f"{name}: expected true or false, found {described(found)}")
     return value
 
 

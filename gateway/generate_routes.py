@@ -12,6 +12,7 @@ from gateway.submission import Asked, request_id_of
 
 _FIELDS: Final[dict[str, Any]] = {
     "text": {"type": "string"},
+    "chat": {"type": "boolean", "default": True},
     "files": {"type": "array", "items": {"type": "string", "format": "binary"}},
     "input_modalities": {"type": "string"},
     "output_modalities": {"type": "string"},

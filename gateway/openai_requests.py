@@ -9,30 +9,25 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 import msgspec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from msgspec import Meta
 
 from gateway import errors
-from gateway.bodies import json_type, params_of
+from gateway.bodies import params_of
 from gateway.errors import InvalidParamError, NotSupportedError
 from shared.events import Inputs, Params
+from shared.misfit import described, misfit
+
+ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 
 
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-class StreamOptions(BaseModel):
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a stream says beside the answer."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     include_usage: bool | None = None
 
 
-class _Request(BaseModel):
+class _Request(msgspec.Struct, frozen=True, kw_only=True):
     """What both routes have in common. `request_id`, `top_k` and `ignore_eos` are ours."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "n": (1,),
@@ -44,7 +39,7 @@ class _Request(BaseModel):
         "min_tokens": (0,),
     }
 
-    model: str = Field(max_length=512)
+    model: Annotated[str, Meta(max_length=256)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
@@ -52,7 +47,7 @@ class _Request(BaseModel):
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
-    stop: Annotated[list[str] | None, BeforeValidator(_as_list)] = None
+    stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     request_id: str | None = None
 
@@ -76,13 +71,13 @@ class _Request(BaseModel):
             "top_p": self.top_p,
             "top_k": self.top_k,
             "seed": self.seed,
-            "stop": self.stop,
+            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
             "ignore_eos": self.ignore_eos,
         }
         return params_of(given)
 
 
-class ChatRequest(_Request):
+class ChatRequest(_Request, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
@@ -100,7 +95,7 @@ class ChatRequest(_Request):
         "web_search_options": (),
     }
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     max_completion_tokens: int | None = None
 
     @property
@@ -118,7 +113,7 @@ class ChatRequest(_Request):
         return Inputs(messages=self.messages)
 
 
-class CompletionRequest(_Request):
+class CompletionRequest(_Request, frozen=True, kw_only=True):
     """`POST /v1/completions`: a raw prompt, without the chat template."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
@@ -146,14 +141,14 @@ class CompletionRequest(_Request):
             case [_, _, *_]:
                 raise InvalidParamError(
                     "prompt",
-                    f"prompt is a list of {len(self.prompt)} prompts, which is not supported yet; "
+                    f"prompt: a list of {len(self.prompt)} prompts is not supported yet; "
                     "send them one at a time",
                     code="not_supported",
                 )
             case _:
                 raise InvalidParamError(
                     "prompt",
-                    f"prompt must be a string or an array of token ids, found {_described(self.prompt)}",
+                    f"prompt: expected a string or an array of token ids, found {described(self.prompt)}",
                 )
 
 
@@ -167,16 +162,16 @@ def parse(kind: type[_R], body: dict[str, Any]) -> _R:
         InvalidParamError: something in it is of the wrong type, missing, or not supported.
     """
     try:
-        request = kind.model_validate(body)
-    except ValidationError as error:
-        raise _of_pydantic(error) from error
+        request = msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        raise errors.of_misfit(misfit(error, body, kind)) from error
     for name, neutral in kind.neutral.items():
         found = body.get(name)
         if found is not None and found not in neutral:
             allowed = " or ".join(msgspec.json.encode(value).decode() for value in neutral) or "null"
             raise NotSupportedError(name, found, allowed)
     if request.stream_options is not None and not request.stream:
-        raise InvalidParamError("stream_options", "stream_options is only allowed when stream is true")
+        raise InvalidParamError("stream_options", "stream_options: expected none while stream is not true")
     return request
 
 
@@ -185,8 +180,11 @@ _TEXT_PARTS: Final = ("text",)
 
 def _check_message(where: str, message: dict[str, Any]) -> None:
     role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise InvalidParamError(f"{where}.role", f"{where}.role must be a string, found {json_type(role)}")
+    if role not in ROLES:
+        found = described(role) if "role" in message else "nothing"
+        raise InvalidParamError(
+            f"{where}.role", f"{where}.role: expected one of {', '.join(ROLES)}, found {found}"
+        )
     content = message.get("content")
     if content is None and role == "assistant":
         return
@@ -195,7 +193,7 @@ def _check_message(where: str, message: dict[str, Any]) -> None:
     if not isinstance(content, list):
         raise InvalidParamError(
             f"{where}.content",
-            f"{where}.content must be a string or an array of parts, found {json_type(content)}",
+            f"{where}.content: expected a string or an array of parts, found {described(content)}",
         )
     for number, part in enumerate(content):
         _check_part(f"{where}.content[{number}]", part)
@@ -204,35 +202,24 @@ def _check_message(where: str, message: dict[str, Any]) -> None:
 def _check_part(where: str, part: object) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
-        raise InvalidParamError(where, f"{where} must be an object with a type, found {json_type(part)}")
+        raise InvalidParamError(where, f"{where}: expected an object with a type, found {described(part)}")
     if kind not in _TEXT_PARTS:
         raise InvalidParamError(
             where,
-            f"{where} is of type {kind[:80]!r}, but this model takes text only",
+            f"{where}: this model takes parts of type 'text' only, found {described(kind)}",
             code="unsupported_modality",
         )
     if not isinstance(part.get("text"), str):
         raise InvalidParamError(
-            f"{where}.text", f"{where}.text must be a string, found {json_type(part.get('text'))}"
+            f"{where}.text", f"{where}.text: expected a string, found {described(part.get('text'))}"
         )
 
 
 def _token_prompt(ids: object) -> Inputs:
+    given = {"token_ids": ids, "chat": False}
     try:
-        return msgspec.convert({"token_ids": ids, "chat": False}, Inputs)
+        return msgspec.convert(given, Inputs)
     except msgspec.ValidationError as error:
-        problem = errors.of_params(error)
-        raise InvalidParamError("prompt", f"prompt must hold token ids: {problem.message}") from error
-
-
-def _described(value: object) -> str:
-    return "an empty array" if value == [] else json_type(value)
-
-
-def _of_pydantic(error: ValidationError) -> InvalidParamError:
-    first = error.errors(include_url=False, include_context=False, include_input=True)[0]
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-    if first["type"] == "missing":
-        return InvalidParamError(param, f"{param} is required", code="missing_required_parameter")
-    found = f"; found {json_type(first['input'])}" if first["type"].endswith("_type") else ""
-    return InvalidParamError(param, f"{param}: {first['msg']}{found}")
+        wrong = misfit(error, given, Inputs)
+        place = wrong.place.replace("token_ids", "prompt", 1)
+        raise InvalidParamError("prompt", f"{place}: {wrong.problem}") from error

@@ -3,6 +3,7 @@
 import time
 from typing import Any, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from gateway.answer import Answer, Format
@@ -79,5 +80,19 @@ def _model(gateway: Gateway) -> dict[str, Any]:
 
 def _body(kind: type[ChatRequest] | type[CompletionRequest]) -> dict[str, Any]:
     """The body's schema, for `/openapi.json`: the body itself is parsed by us."""
-    schema = kind.model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    [schema], parts = msgspec.json.schema_components([kind], ref_template="{name}")
+    content = {"application/json": {"schema": _whole(schema, parts)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _whole(schema: Any, parts: dict[str, Any]) -> Any:
+    """A schema with its parts where they are referred to: `/openapi.json` has its references elsewhere."""
+    match schema:
+        case {"$ref": name}:
+            return _whole(parts[name], parts)
+        case dict():
+            return {key: _whole(value, parts) for key, value in schema.items()}
+        case list():
+            return [_whole(value, parts) for value in schema]
+        case _:
+            return schema

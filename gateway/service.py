@@ -13,12 +13,11 @@ from importlib.metadata import version
 from itertools import count
 from typing import Any, Final
 
-from gateway.errors import InvalidParamError
 from gateway.health import Presence
 from gateway.relay import Hub
 from gateway.submission import Asked, Claim, Submissions
 from shared.config import DeploymentConfig
-from shared.errors import CapacityError
+from shared.errors import CapacityError, ModelNotFoundError
 from shared.events import Failure
 from shared.fence import EpochFence
 from shared.log.port import Log, LogUnavailableError
@@ -65,15 +64,10 @@ class Served:
         """Refuse a model that is not served here.
 
         Raises:
-            InvalidParamError: 404.
+            ModelNotFoundError: that is another one.
         """
         if asked is not None and asked != self.name:
-            raise InvalidParamError(
-                "model",
-                f"the model {asked[:200]!r} does not exist here; this deployment serves {self.name!r}",
-                code="model_not_found",
-                status=404,
-            )
+            raise ModelNotFoundError(asked, self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from msgspec import Meta
 from shared.errors import ClientError
 from shared.events import digest_of
 from shared.ids import Rank
+from shared.misfit import misfit
 from shared.models import registry
 from shared.models.base import ModelGraph
 from shared.models.checkpoint import read_json
@@ -138,7 +139,7 @@ def check(raw: dict[str, Any], *, source: str, folder: Path, name: str) -> Deplo
     try:
         config = msgspec.convert(raw, DeploymentConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {error}") from error
+        raise ConfigError(f"{source}: {misfit(error, raw, DeploymentConfig).message}") from error
     checkpoint = (folder / config.checkpoint).resolve()
     if not (checkpoint / "config.json").is_file():
         raise ConfigError(f"{source}: checkpoint {checkpoint} has no config.json")

@@ -35,6 +35,17 @@ class ClientError(DalSegnoError):
     status = 400
 
 
+class ModelNotFoundError(ClientError):
+    """The request names a model that this deployment does not serve."""
+
+    code = "model_not_found"
+    status = 404
+    param = "model"
+
+    def __init__(self, asked: str, served: str) -> None:
+        super().__init__(f"the model {asked[:200]!r} does not exist here; this deployment serves {served!r}")
+
+
 class CapacityError(DalSegnoError):
     """The request is fine but cannot be taken now."""
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.config import ConfigError, refuse_unknown
+from shared.misfit import misfit
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +56,8 @@ def parse(kwargs: Mapping[str, Any]) -> EngineSettings:
         ConfigError: an unknown key, or a value that cannot be; names it, and what would be right.
     """
     refuse_unknown(kwargs, EngineSettings, "model_kwargs")
+    given = dict(kwargs)
     try:
-        return msgspec.convert(dict(kwargs), EngineSettings)
+        return msgspec.convert(given, EngineSettings)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"model_kwargs: {error}") from error
+        raise ConfigError(f"model_kwargs.{misfit(error, given, EngineSettings).message}") from error

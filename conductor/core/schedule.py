@@ -11,6 +11,7 @@ from itertools import islice
 import msgspec
 
 from conductor.core.request import Request, World
+from shared.errors import ModelNotFoundError
 from shared.events import Failure, Limits, Pins, RequestAdmitted, RequestRejected
 
 
@@ -45,13 +46,11 @@ def refuse(request: Request, deployment: Deployment) -> RequestRejected | None:
     """The rejection of a request nobody here can ever serve; None for one that may wait."""
     if request.submission.model == deployment.model:
         return None
-    message = (
-        f"The model {request.submission.model!r} does not exist; this deployment serves {deployment.model!r}"
-    )
+    error = ModelNotFoundError(request.submission.model, deployment.model)
     return RequestRejected(
         id=f"{request.id}.rejected.{request.submission_seq}",
         request_id=request.id,
-        failure=Failure(code="model_not_found", message=message, status=404),
+        failure=Failure(code=error.code, message=error.message, status=error.status),
         submission_seq=request.submission_seq,
         trace=request.submission.trace,
     )

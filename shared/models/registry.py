@@ -73,5 +73,6 @@ def family_of(checkpoint: Path) -> str:
     if isinstance(name, str) and name.endswith("ForCausalLM"):
         return "decoder_lm"
     raise UnknownFamilyError(
-        f"{path} names the architecture {name!r}: expected one that ends in 'ForCausalLM'"
+        f"{path}: decoder-only language models (an architecture ...ForCausalLM) are served, others not yet; "
+        f"found {name!r}"
     )

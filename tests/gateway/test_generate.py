@@ -62,6 +62,19 @@ async def test_an_urlencoded_form_and_bare_curl_json_work_too() -> None:
     assert form.json()["outputs"] == bare.json()["outputs"]
 
 
+@pytest.mark.parametrize(
+    "body", [{"data": {"text": "hi", "chat": "false"}}, {"json": {"text": "hi", "chat": False}}]
+)
+async def test_without_chat_the_text_is_a_raw_prompt(body: dict[str, Any]) -> None:
+    async with deployment() as world:
+        response = await world.client.post("/generate", **body)
+        [event] = world.events("request")
+
+    assert response.status_code == 200
+    assert isinstance(event, RequestSubmitted)
+    assert (event.inputs.text, event.inputs.chat) == ("hi", False)
+
+
 async def test_the_event_holds_the_request_as_one_user_message() -> None:
     kwargs = {"temperature": 0, "top_p": 0.5, "top_k": 3, "seed": -4, "max_output_tokens": 9, "stop": "x"}
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -84,14 +97,27 @@ async def test_the_event_holds_the_request_as_one_user_message() -> None:
         ({"model_kwargs": '{"temprature": 1}'}, "model_kwargs.temprature", "did you mean 'temperature'"),
         ({"model_kwargs": '{"max_tokns": 1}'}, "model_kwargs.max_tokns", "did you mean 'max_tokens'"),
         ({"model_kwargs": '{"zzz": 1}'}, "model_kwargs.zzz", "expected one of max_tokens"),
-        ({"model_kwargs": '{"temperature": "hot"}'}, "model_kwargs.temperature", "str"),
-        ({"model_kwargs": '{"temperature": -1}'}, "model_kwargs.temperature", ">= 0"),
-        ({"model_kwargs": '{"max_tokens": 0}'}, "model_kwargs.max_tokens", ">= 1"),
-        ({"model_kwargs": '{"max_tokens": 1, "max_new_tokens": 2}'}, "model_kwargs", "different"),
-        ({"model_kwargs": '{"stop": [""]}'}, "model_kwargs.stop[0]", "length >= 1"),
+        (
+            {"model_kwargs": '{"temperature": "hot"}'},
+            "model_kwargs.temperature",
+            "expected a number, found 'hot'",
+        ),
+        (
+            {"model_kwargs": '{"temperature": -1}'},
+            "model_kwargs.temperature",
+            "expected a number >= 0, found -1",
+        ),
+        (
+            {"model_kwargs": '{"max_tokens": 0}'},
+            "model_kwargs.max_tokens",
+            "expected an integer >= 1, found 0",
+        ),
+        ({"model_kwargs": '{"max_tokens": 1, "max_new_tokens": 2}'}, "model_kwargs", "expected one limit"),
+        ({"model_kwargs": '{"stop": [""]}'}, "model_kwargs.stop[0]", "at least 1 character"),
         ({"model_kwargs": "{broken"}, "model_kwargs", "not JSON"),
         ({"model_kwargs": "[1]"}, "model_kwargs", "object"),
-        ({"streaming": "perhaps"}, "streaming", "true or false"),
+        ({"streaming": "perhaps"}, "streaming", "true or false, found 'perhaps'"),
+        ({"chat": "perhaps"}, "chat", "true or false, found 'perhaps'"),
         ({"output_modalities": "text,audio"}, "output_modalities", "audio"),
         ({"input_modalities": "image"}, "input_modalities", "image"),
         ({"temperature": "1"}, "temperature", "model_kwargs.temperature"),

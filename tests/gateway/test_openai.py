@@ -245,7 +245,12 @@ async def test_a_prompt_is_raw_text_or_token_ids(
         ({"messages": "hi"}, "messages", "invalid_value"),
         ({"messages": ["hi"]}, "messages[0]", "invalid_value"),
         ({"messages": [{"content": "hi"}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"role": 5, "content": "hi"}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"role": ["user"], "content": "hi"}]}, "messages[0].role", "invalid_value"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value"),
+        ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage", "invalid_value"),
+        ({"model": "x" * 257}, "model", "invalid_value"),
         (_parts({"type": "image_url"}), "messages[0].content[0]", "unsupported_modality"),
         (_parts({"type": "text"}), "messages[0].content[0].text", "invalid_value"),
         (_parts("text"), "messages[0].content[0]", "invalid_value"),
@@ -261,6 +266,40 @@ async def test_a_wrong_chat_is_refused_by_name(change: dict[str, Any], param: st
     error = response.json()["error"]
     assert (error["param"], error["code"]) == (param, code)
     assert submissions == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens: expected an integer >= 1, found 0"),
+        ({"max_tokens": "many"}, "max_tokens: expected an integer, found 'many'"),
+        ({"temperature": 100.5}, "temperature: expected a number <= 100, found 100.5"),
+        ({"temperature": 10**400}, "temperature: expected a number, found an integer beyond 64 bits"),
+        ({"stop": ["x"] * 17}, "stop: expected an array of at most 16 items, found an array of 17 items"),
+        ({"stream": "yes"}, "stream: expected true or false, found 'yes'"),
+        ({"messages": []}, "messages: expected an array of at least 1 item, found an empty array"),
+        ({"messages": [{"role": "wizard", "content": "hi"}]},
+         "messages[0].role: expected one of system, developer, user, assistant, tool, function, found 'wizard'"),  # noqa: E501
+        ({"messages": [{"role": "user", "content": 5}]},
+         "messages[0].content: expected a string or an array of parts, found 5"),
+        ({"n": 2}, "n: 2 is not supported yet; leave it out, or send 1"),
+        ({"model": "gpt-4"}, "the model 'gpt-4' does not exist here; this deployment serves 'demo'"),
+    ],
+)  # fmt: skip
+async def test_an_error_says_what_was_expected_and_found(change: dict[str, Any], message: str) -> None:
+    async with deployment() as world:
+        response = await world.client.post("/v1/chat/completions", content=json.dumps(CHAT | change))
+
+    assert response.json()["error"]["message"] == message
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool", "function"])
+async def test_every_role_of_openais_is_taken(role: str) -> None:
+    messages = [{"role": role, "content": "hi"}]
+    async with deployment() as world:
+        response = await world.client.post("/v1/chat/completions", json=CHAT | {"messages": messages})
+
+    assert response.status_code == 200
 
 
 @pytest.mark.parametrize("missing", ["model", "messages"])
@@ -283,6 +322,7 @@ async def test_a_missing_parameter_is_refused_by_name(missing: str) -> None:
         ({"prompt": 5}, "prompt", "invalid_value"),
         ({"prompt": [-1]}, "prompt", "invalid_value"),
         ({"prompt": [2**40]}, "prompt", "invalid_value"),
+        ({"prompt": None}, "prompt", "invalid_value"),
         ({"prompt": [1, "x"]}, "prompt", "invalid_value"),
         ({"echo": True}, "echo", "not_supported"),
         ({"suffix": "x"}, "suffix", "not_supported"),
@@ -315,3 +355,7 @@ async def test_the_schema_of_the_routes_is_published() -> None:
         paths = (await world.client.get("/openapi.json")).json()["paths"]
 
     assert {"/generate", "/v1/chat/completions", "/v1/completions", "/health/ready"} <= set(paths)
+    body = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body["required"] == ["model", "messages"]
+    assert "include_usage" in json.dumps(body["properties"]["stream_options"])
+    assert "$ref" not in json.dumps(body)

@@ -5,6 +5,7 @@ import pytest
 
 from shared import config
 from shared.config import ConfigError
+from shared.models.registry import UnknownFamilyError
 from tests.tiny import tiny_checkpoint
 
 GROUP = {"node_names": ["prepare", "llm"], "ranks": [0]}
@@ -19,8 +20,8 @@ GROUP = {"node_names": ["prepare", "llm"], "ranks": [0]}
         ({"node_groups": [{"node_names": ["llm"], "ranks": [0]}]}, r"no node_group places \['prepare'\]"),
         ({"node_groups": [GROUP, GROUP]}, r"\[1\]: node 'prepare' is placed already by node_groups\[0\]"),
         ({"node_groups": [GROUP | {"ranks": [0, 1]}]}, "one rank per node"),
-        ({"node_groups": "none"}, r"Expected `array`, got `str` - at `\$\.node_groups`"),
-        ({"max_seq_len": 1}, r"x\.yaml: Expected `int` >= 2 - at `\$\.max_seq_len`"),
+        ({"node_groups": "none"}, r"x\.yaml: node_groups: expected an array, found 'none'"),
+        ({"max_seq_len": 1}, r"x\.yaml: max_seq_len: expected an integer >= 2, found 1"),
         ({"checkpoint": "nowhere"}, r"nowhere has no config\.json"),
     ],
 )
@@ -41,6 +42,13 @@ def test_a_checkpoint_folder_is_a_configuration() -> None:
     found = config.resolve(str(tiny_checkpoint()))
 
     assert (found.model, found.ranks, found.placement) == ("decoder_lm", [0], {"prepare": 0, "llm": 0})
+
+
+def test_a_folder_of_another_kind_of_model_says_which_kind_is_served(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+
+    with pytest.raises(UnknownFamilyError, match=r"decoder-only .*served, others not yet; found 'GPT2LMHead"):
+        config.resolve(str(tmp_path))
 
 
 def test_an_unknown_name_says_the_nearest() -> None:

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from shared.errors import BugError, ClientError
 from shared.events import Inputs, Params
+from shared.misfit import misfit
 from shared.models.base import CpuResult, TextDecoder
 from shared.models.chat_template import ChatTemplate, find_template
 from shared.models.checkpoint import CheckpointError, read_json
@@ -142,8 +143,8 @@ class DecoderLmProcessing:
         if self._template is None:
             raise ClientError(
                 "this model has no chat template, so it cannot take messages: send a raw prompt instead "
-                "(/v1/completions, or /generate with chat=false), or serve it with a chat_template.jinja in "
-                "its checkpoint folder",
+                "(POST /v1/completions, or /generate with chat=false), or serve it with a "
+                "chat_template.jinja in its checkpoint folder",
                 code="no_chat_template",
             )
         if not messages:
@@ -255,7 +256,7 @@ def _generation_defaults(checkpoint: Path) -> Params:
     try:
         return msgspec.convert(wanted, Params)
     except msgspec.ValidationError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+        raise CheckpointError(f"{path}: {misfit(error, wanted, Params).message}") from error
 
 
 def _eos_ids(checkpoint: Path, tokenizer: Tokenizer, eos_token: str | None) -> tuple[int, ...]:

@@ -1,0 +1,171 @@
+"""A value that does not fit its type, in our own words: where it is, what was expected, what was found.
+
+    stop[0]: expected a string of at least 1 character, found an empty string
+
+msgspec finds the misfit and says where; the words are made from the type and the value that are there, so
+that a client of the API and the author of a configuration read one style, and no library's.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from msgspec import inspect
+
+_SHOWN_CHARS: Final = 80
+_AT: Final = re.compile(r" - at `\$\.?([^`]*)`$")
+_STEP: Final = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+_FIELD: Final = re.compile(r"^Object (missing required|contains unknown) field `([^`]*)`$")
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """What does not fit.
+
+    Attributes:
+        place: `messages[0].content`; empty for the whole value.
+        problem: `expected an integer >= 1, found 0`.
+        is_missing: nothing was found there, and something must be.
+    """
+
+    place: str
+    problem: str
+    is_missing: bool = False
+
+    @property
+    def message(self) -> str:
+        return f"{self.place}: {self.problem}" if self.place else self.problem
+
+
+def misfit(error: msgspec.ValidationError, value: object, kind: Any) -> Misfit:
+    """What `error` says of `value`, which was to become a `kind`."""
+    text = str(error)
+    at = _AT.search(text)
+    place, text = (at[1], text[: at.start()]) if at else ("", text)
+    field = _FIELD.match(text)
+    if field:
+        place = f"{place}.{field[2]}".lstrip(".")
+        if field[1] == "contains unknown":
+            return Misfit(place, "unknown name")
+        expected = " or ".join(_nouns(_kind_at(place, inspect.type_info(kind)), None)) or "a value"
+        return Misfit(place, f"expected {expected}, found nothing", is_missing=True)
+    if "[...]" in place or " in `" in place:  # somewhere in a map: msgspec does not say where
+        return Misfit(place, f"{text[:1].lower()}{text[1:]}")
+    found = _value_at(place, value)
+    nouns = list(_nouns(_kind_at(place, inspect.type_info(kind)), found))
+    if not nouns or text[:1].islower():  # a rule of the type's own, which has said it all
+        return Misfit(place, text)
+    return Misfit(place, f"expected {' or '.join(nouns)}, found {described(found)}")
+
+
+def described(value: object) -> str:
+    """A value as people speak of it: short ones as they are, long ones by their kind and size."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case "":
+            return "an empty string"
+        case str() if len(value) <= _SHOWN_CHARS:
+            return repr(value)
+        case str():
+            return f"a string of {len(value)} characters"
+        case int() if value.bit_length() > 64:  # which may have a million digits
+            return "an integer beyond 64 bits"
+        case int() | float():
+            return repr(value)
+        case list() | tuple():
+            return f"an array of {_counted(len(value), 'item')}" if value else "an empty array"
+        case dict():
+            return "an object"
+        case _:
+            return f"a {type(value).__name__}"
+
+
+def _steps(place: str) -> Iterator[str | int]:
+    for index, name in _STEP.findall(place):
+        yield int(index) if index else name
+
+
+def _value_at(place: str, value: Any) -> object:
+    for step in _steps(place):
+        value = value[step]
+    return value
+
+
+def _kind_at(place: str, kind: inspect.Type) -> inspect.Type:
+    for step in _steps(place):
+        inner = (_inside(member, step) for member in _members(kind))
+        kind = next((one for one in inner if one is not None), inspect.AnyType())
+    return kind
+
+
+def _inside(kind: inspect.Type, step: str | int) -> inspect.Type | None:
+    match kind:
+        case inspect.StructType():
+            return next((field.type for field in kind.fields if field.encode_name == step), None)
+        case inspect.ListType() if isinstance(step, int):
+            return kind.item_type
+        case inspect.DictType():
+            return kind.value_type
+        case _:
+            pass
+    return None
+
+
+def _members(kind: inspect.Type) -> tuple[inspect.Type, ...]:
+    return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+
+
+def _nouns(kind: inspect.Type, found: object) -> Iterator[str]:
+    """What may stand there: with the bounds that `found` breaks; none for what may be anything."""
+    for member in _members(kind):
+        match member:
+            case inspect.IntType():
+                yield f"an integer{_bound(member, found)}"
+            case inspect.FloatType():
+                yield f"a number{_bound(member, found)}"
+            case inspect.StrType(pattern=str(pattern)) if isinstance(found, str):
+                yield f"a string that matches {pattern}"
+            case inspect.StrType():
+                yield f"a string{_length(member, found, str, 'character')}"
+            case inspect.ListType():
+                yield f"an array{_length(member, found, list, 'item')}"
+            case inspect.BoolType():
+                yield "true or false"
+            case inspect.LiteralType():
+                yield f"one of {', '.join(map(str, member.values))}"
+            case inspect.StructType() | inspect.DictType():
+                yield "an object"
+            case _:
+                pass
+
+
+def _bound(kind: inspect.IntType | inspect.FloatType, found: object) -> str:
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return ""
+    if kind.ge is not None and found < kind.ge:
+        return f" >= {kind.ge:g}"
+    if kind.gt is not None and found <= kind.gt:
+        return f" > {kind.gt:g}"
+    if kind.le is not None and found > kind.le:
+        return f" <= {kind.le}"
+    return ""
+
+
+def _length(kind: inspect.StrType | inspect.ListType, found: object, type_: type, unit: str) -> str:
+    if not isinstance(found, type_):
+        return ""
+    length = len(found)  # type: ignore[arg-type]
+    if kind.min_length is not None and length < kind.min_length:
+        return f" of at least {_counted(kind.min_length, unit)}"
+    if kind.max_length is not None and length > kind.max_length:
+        return f" of at most {_counted(kind.max_length, unit)}"
+    return ""
+
+
+def _counted(number: int, unit: str) -> str:
+    return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
