@@ -2,6 +2,7 @@
 # Needed: Python 3.11 or later with its venv module, and make.
 #
 #   make serve MODEL=/path/to/checkpoint PORT=9000
+#   make test ARGS="tests/gateway -k stream"                       a part of the tests
 #   make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu    no CUDA libraries, where there is no GPU
 
 PYTHON ?= $(firstword $(foreach python,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
@@ -32,7 +33,7 @@ serve: setup
 	@$(BIN)/dalsegno serve $(MODEL) --port $(PORT)
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .
