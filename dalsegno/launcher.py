@@ -29,6 +29,7 @@ from dalsegno.address import Listen
 from dalsegno.console import Console
 from dalsegno.datadir import DataDir, Deployment, Pids
 from dalsegno.private_nats import PrivateNats
+from dalsegno.signals import Echo
 from dalsegno.supervisor import Child, Command, RoleProcess, Supervisor
 from dalsegno.welcome import welcome
 from shared.config import DeploymentConfig, resolve
@@ -181,6 +182,7 @@ class Launcher:
     files: Sequence[Path]
     prepare: Callable[[], Awaitable[None]]
     ready: Callable[[], None]
+    echo: Echo = field(default_factory=Echo)
     _supervisors: dict[str, Supervisor] = field(default_factory=dict)
     _told: asyncio.Event = field(default_factory=asyncio.Event)
     _failure: DalSegnoError | None = None
@@ -221,6 +223,8 @@ class Launcher:
         self._told.set()
 
     def _tell(self, number: signal.Signals) -> None:
+        if self.echo.heard():
+            return
         if not self._told.is_set():
             self.console.say(f"stopping ({number.name}): running streams finish first; once more to kill")
             self.stop()

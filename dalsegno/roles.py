@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from dalsegno import environment, garbage, lifeline, logs
+from dalsegno.signals import Echo
 from dalsegno.supervisor import EX_CONFIG
 from shared.config import ConfigError, DeploymentConfig, resolve
 from shared.errors import BugError, ClientError, DalSegnoError
@@ -146,9 +147,12 @@ async def until_told(role: Role) -> None:
     async with asyncio.TaskGroup() as group:
         task = group.create_task(role)
         told = False
+        echo = Echo()
 
         def tell(number: signal.Signals) -> None:
             nonlocal told
+            if echo.heard():
+                return
             if told:
                 os._exit(EX_TOLD_TWICE)
             told = True
@@ -188,5 +192,5 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _refuse(error: DalSegnoError) -> int:
-    print(error.message, file=sys.stderr)
+    print(f"Error: {error.message}", file=sys.stderr)
     return EX_CONFIG if isinstance(error, ClientError) else EX_UNAVAILABLE

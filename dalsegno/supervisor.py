@@ -263,7 +263,8 @@ class Supervisor:
         self.started()
         status = await self.child.wait()
         if status == EX_CONFIG and not self._stopping.is_set():
-            raise RefusedError(f"{self.child.name}: {self.child.last_line}")
+            why = self.child.last_line.removeprefix("Error: ")
+            raise RefusedError(f"{self.child.name}: {why}")
         return _ending(status)
 
 

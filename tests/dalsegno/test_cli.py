@@ -44,11 +44,34 @@ def test_help_lists_every_command() -> None:
     listed = dalsegno("--help").output
     for name in ("serve", "ask", "log", "replay", "provision", "gateway", "conductor", "worker", "version"):
         assert f"\n  {name} " in listed
+    assert max(map(len, listed.splitlines())) <= 80
+    assert "...\n" not in listed.partition("\n")[2]
 
 
 def test_ask_without_a_server_is_one_line() -> None:
     line = the_line(dalsegno("ask", "What does len do?", "--url", "http://127.0.0.1:1"))
     assert line.startswith("no server answers at http://127.0.0.1:1")
+
+
+def test_what_is_interrupted_ends_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dalsegno.ask.ask", interrupted)
+    ended = dalsegno("ask", "What does len do?")
+    assert (ended.exit_code, ended.output) == (130, "")
+
+
+@pytest.mark.parametrize("command", [["log"], ["replay", "--all"]])
+def test_two_logs_at_once_are_a_mistake_in_the_arguments(command: list[str], tmp_path: Path) -> None:
+    ended = dalsegno(*command, "--nats", "nats://127.0.0.1:1", "--data-dir", str(tmp_path))
+    assert ended.exit_code == 2
+    assert "name one of them" in ended.stderr
+
+
+def test_nothing_is_followed_where_nothing_runs(tmp_path: Path) -> None:
+    line = the_line(dalsegno("log", "--follow", "--data-dir", str(tmp_path)))
+    assert line.startswith(f"no deployment is running on {tmp_path}")
 
 
 def test_a_misspelt_model_is_one_line_with_a_guess() -> None:
@@ -173,4 +196,4 @@ def test_a_worker_refuses_a_rank_that_hosts_nothing(checkpoint: str) -> None:
         [sys.executable, "-m", "dalsegno", *args], capture_output=True, text=True, check=False, timeout=60
     )
     assert ended.returncode == 78
-    assert ended.stderr == "rank 7 is none of checkpoint's: expected one of [0]\n"
+    assert ended.stderr == "Error: rank 7 is none of checkpoint's: expected one of [0]\n"

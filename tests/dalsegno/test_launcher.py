@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dalsegno import address, environment, launcher
+from dalsegno import address, environment, launcher, signals
 from dalsegno.address import Listen
 from dalsegno.launcher import Launcher, ServeOptions
 from dalsegno.private_nats import PrivateNats
@@ -143,7 +143,10 @@ async def test_a_signal_drains_the_gateway_first_and_the_workers_last(serving: S
         await gone(*pids)
 
 
-async def test_a_second_signal_kills_what_does_not_hear(serving: Serving) -> None:
+async def test_a_second_signal_kills_what_does_not_hear(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signals, "ECHO_S", 0.0)
     async with serving(conductor=DEAF, worker=DEAF) as running:
         pids = running.all_pids()
         tell(signal.SIGINT)
@@ -151,6 +154,16 @@ async def test_a_second_signal_kills_what_does_not_hear(serving: Serving) -> Non
         tell(signal.SIGINT)
         await running.heard.until("killing everything")
         await gone(*pids)
+
+
+async def test_the_echo_of_a_signal_kills_nothing(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "ECHO_S", 1e9)
+    async with serving() as running:
+        tell()
+        await running.heard.until("stopping (SIGTERM)")
+        tell()
+        assert (await running.heard.until("told to stop"))[0] == "conductor"
+        assert (await running.heard.until("told to stop"))[0] == "worker-0"
 
 
 async def test_a_role_that_refuses_its_configuration_stops_all_with_its_own_line(serving: Serving) -> None:

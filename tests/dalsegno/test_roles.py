@@ -9,18 +9,21 @@ from dalsegno.supervisor import EX_CONFIG
 from shared.errors import BugError, CapacityError, ClientError
 
 ROLE = """
-import asyncio, sys
-from dalsegno import logs, roles
+import asyncio, signal, sys
+from dalsegno import logs, roles, signals
+signals.ECHO_S = 0.0 if "impatient" in sys.argv else 1e9
 logs.set_up("info", "test")
 
 async def role():
+    go_on = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, go_on.set)
     print("up", flush=True)
     try:
         await asyncio.Event().wait()
     finally:
         print("draining", flush=True)
-        if sys.argv[1:] == ["slow"]:
-            await asyncio.Event().wait()
+        if "slow" in sys.argv:
+            await go_on.wait()
         print("drained", flush=True)
 
 sys.exit(roles.run(role))
@@ -49,12 +52,23 @@ def test_a_signal_lets_a_role_stop_in_its_own_order(number: signal.Signals) -> N
 
 
 def test_a_second_signal_ends_it_at_once() -> None:
-    with start("slow") as role:
+    with start("slow", "impatient") as role:
         assert line(role) == "up"
         role.send_signal(signal.SIGTERM)
         assert line(role) == "draining"
         role.send_signal(signal.SIGTERM)
         assert role.wait(timeout=60) == roles.EX_TOLD_TWICE
+
+
+def test_the_echo_of_a_signal_is_none_of_its_own() -> None:
+    with start("slow") as role:
+        assert line(role) == "up"
+        role.send_signal(signal.SIGTERM)
+        assert line(role) == "draining"
+        role.send_signal(signal.SIGTERM)
+        role.send_signal(signal.SIGUSR1)
+        out, _ = role.communicate(timeout=60)
+    assert (out.split(), role.returncode) == (["drained"], 0)
 
 
 async def failing(error: Exception) -> None:
@@ -75,7 +89,7 @@ def test_an_error_of_ours_is_one_line_and_a_status(
 ) -> None:
     assert roles.run(lambda: failing(error)) == status
     written = capsys.readouterr()
-    assert written.err in {"no such model\n", "no such log\n"}
+    assert written.err in {"Error: no such model\n", "Error: no such log\n"}
     assert written.out == ""
 
 
@@ -85,7 +99,7 @@ def test_a_library_that_is_not_installed_is_one_line_that_says_how_to_get_it(
     missing = ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")
     assert roles.run(lambda: failing(ExceptionGroup("tasks", [missing]))) == EX_CONFIG
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("torch is not installed")
+    assert line.startswith("Error: torch is not installed")
     assert "pip install 'dalsegno[all]'" in line
 
 
