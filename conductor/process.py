@@ -7,6 +7,7 @@ the leader's beats have stopped while its own connection was up: silence of its 
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -87,6 +88,7 @@ class Conductor:
         self._name = name
         self._published = 0
         self._led = False
+        self._leads_now = asyncio.Event()
         self._claimed_seq = 0
         self._leader_heard_s = time.monotonic()
 
@@ -118,6 +120,7 @@ class Conductor:
                 decisions = folded.decisions if led else self._cluster.outstanding()
                 await self._publish((*decisions, *self._cluster.schedule(self._deployment)))
             if leads and not led:
+                self._leads_now.set()
                 _LOGGER.info(
                     "leading in epoch %d: read the log's %d events in %.2f s, %d requests are open",
                     self._cluster.fence.epoch,
@@ -212,7 +215,9 @@ class Conductor:
                 "pid": os.getpid(),
             }
             await self._log.beat(self._subjects.beat("conductor", self._name), msgspec.msgpack.encode(beat))
-            await asyncio.sleep(BEAT_S)
+            with contextlib.suppress(TimeoutError):  # who waits for a leader hears at once
+                await asyncio.wait_for(self._leads_now.wait(), BEAT_S)
+            self._leads_now.clear()
 
 
 def _leads(beat: bytes) -> bool:

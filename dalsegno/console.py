@@ -1,7 +1,7 @@
 """The terminal and the log files of the roles that a launcher runs.
 
     gateway   | 2026-11-20 09:13:38.123 INFO  listening on http://127.0.0.1:8000
-    dalsegno  | worker-0 was killed by SIGKILL; it starts again in 0.2 s
+    dalsegno  | 2026-11-20 09:14:02.500 INFO  worker-0 was killed by SIGKILL; it starts again in 0.2 s
 
 The lines of a role go to the terminal behind its name, and as they are to `<logs>/<role>.log`. A terminal
 that is gone or a disk that is full loses lines, and stops nothing.
@@ -10,6 +10,7 @@ that is gone or a disk that is full loses lines, and stops nothing.
 import contextlib
 import sys
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -57,7 +58,8 @@ class Console:
 
     def say(self, line: str) -> None:
         """One line of the launcher's own."""
-        self.role("dalsegno", line.encode())
+        now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+        self.role("dalsegno", f"{now} INFO  {line}".encode())
 
     def show(self, text: str) -> None:
         """What was asked for: to stdout, as it is."""

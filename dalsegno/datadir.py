@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 import msgspec
 
 from dalsegno import environment
-from shared.errors import ClientError
+from shared.errors import ClientError, DalSegnoError
 
 
 class DataDirError(ClientError):
@@ -49,6 +50,13 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     pids: Pids
 
 
+@dataclass(slots=True)
+class Hold:
+    """A data dir that is held; `is_used` is for the holder to say, once there is something in it to keep."""
+
+    is_used: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class DataDir:
     """One deployment's folder."""
@@ -72,13 +80,17 @@ class DataDir:
         return self.path / "logs"
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> Iterator[Hold]:
         """Hold this folder, made if it is not there; for as long as the context is open.
+
+        One that was made here is removed again where an error of ours ends the context before it is used.
 
         Raises:
             DataDirError: another process holds it, or it cannot be written.
         """
+        hold = Hold()
         try:
+            made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.logs.mkdir(exist_ok=True, mode=0o700)
             handle = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -88,7 +100,11 @@ class DataDir:
             ) from error
         try:
             _flock(handle, self)
-            yield
+            yield hold
+        except DalSegnoError:
+            if self.path in made and not hold.is_used:
+                _unmake(made)
+            raise
         finally:
             os.close(handle)
 
@@ -135,12 +151,24 @@ def _flock(handle: int, data_dir: DataDir) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+        running = _read_deployment(data_dir.deployment_file)
+        told = f"is in use by another deployment (process {holder})"
+        if running is not None:
+            told = f"is already serving (process {holder}) at {running.url}"
         raise DataDirError(
-            f"the data dir {data_dir.path} is in use by another deployment (process {holder}); "
-            "stop that one, or name another with --data-dir"
+            f"the data dir {data_dir.path} {told}; stop that one, or name another with --data-dir"
         ) from error
     os.ftruncate(handle, 0)
     os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+
+
+def _unmake(made: list[Path]) -> None:
+    """Remove the folders that were made: the innermost with all it has, the others if they are empty."""
+    data_dir, *parents = made
+    shutil.rmtree(data_dir, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for folder in parents:
+            folder.rmdir()
 
 
 def _read_deployment(path: Path) -> Deployment | None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from dalsegno import address, datadir, environment, health
+from dalsegno import address, datadir, environment, health, neighbour
 from dalsegno.address import Listen
 from dalsegno.console import Console
 from dalsegno.datadir import DataDir, Deployment, Pids
@@ -75,14 +75,20 @@ def serve(options: ServeOptions) -> None:
     """
     began_s = time.monotonic()
     config = resolve(options.model)
-    listen = address.free(options.host, options.port)
     data = datadir.of(config.name, options.data_dir)
-    with data.lock():  # before the files are touched: they may be those of a deployment that runs
+    # Locked first: who starts the same thing twice is told so, and the files are left to whom they belong.
+    with data.lock() as hold:
+        listen = address.free(options.host, options.port)
         for file in described_in(options, data):
             _forget(file)
         console = Console(data.logs, colours=sys.stderr.isatty() and environment.read().colours)
+
+        def ready() -> None:
+            hold.is_used = True
+            console.show(welcome(config.name, listen, data.path, time.monotonic() - began_s))
+
         with contextlib.closing(console):
-            asyncio.run(_serve(options, config, listen, data, console, began_s))
+            asyncio.run(_serve(options, config, listen, data, console, ready))
 
 
 async def _serve(
@@ -91,7 +97,7 @@ async def _serve(
     listen: Listen,
     data: DataDir,
     console: Console,
-    began_s: float,
+    ready: Callable[[], None],
 ) -> None:
     nats = PrivateNats(NatsServer(data.nats)) if options.nats is None else None
     try:
@@ -106,7 +112,7 @@ async def _serve(
             console=console,
             files=described_in(options, data),
             prepare=lambda: provision(url, token, options.prefix, patience_s=_PROVISION_S),
-            ready=lambda: console.show(welcome(config.name, listen, data.path, time.monotonic() - began_s)),
+            ready=ready,
         )
         await launcher.run()
     finally:
@@ -123,7 +129,20 @@ async def _join(options: ServeOptions) -> tuple[str, str | None]:
     assert options.nats is not None
     url, token = address.nats_url(options.nats), environment.read().nats_token
     await provision(url, token, options.prefix)  # first: a server that will not do is one line
+    await _stand_alone(url, token, options.prefix)
     return url, token
+
+
+async def _stand_alone(url: str, token: str | None, prefix: str) -> None:
+    from shared.log import jetstream
+    from shared.subjects import Subjects
+
+    subjects = Subjects(prefix)
+    log = await jetstream.connect(url, token=token, subjects=subjects, name="dalsegno")
+    try:
+        await neighbour.refuse_one(log, subjects, url)
+    finally:
+        await log.close()
 
 
 def described_in(options: ServeOptions, data: DataDir) -> list[Path]:

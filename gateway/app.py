@@ -119,9 +119,9 @@ async def _follow(gateway: Gateway, options: GatewayOptions) -> None:
 async def _drain(gateway: Gateway, deadline_s: float) -> None:
     running = gateway.running
     if running:
-        _LOGGER.info("finishing %d answers, for at most %g s", running, deadline_s)
+        _LOGGER.info("answers still to finish: %d, for at most %g s", running, deadline_s)
     if not await gateway.drain(deadline_s):
-        _LOGGER.warning("cutting %d answers that did not end in time", gateway.running)
+        _LOGGER.warning("answers cut, as they did not end in time: %d", gateway.running)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

@@ -218,9 +218,9 @@ class Worker:
         """Finish what runs, say good-bye, and see that it is stored."""
         self._state = "draining"
         if executor.running:
-            _LOGGER.info("finishing %d steps, for at most %g s", executor.running, DRAIN_S)
+            _LOGGER.info("steps still to finish: %d, for at most %g s", executor.running, DRAIN_S)
         if not await executor.finish(DRAIN_S):
-            _LOGGER.warning("%d steps are left to the rank's next life", executor.running)
+            _LOGGER.warning("steps left to the rank's next life: %d", executor.running)
         await executor.abandon()
         if self._incarnation is None:
             return

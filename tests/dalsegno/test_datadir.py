@@ -1,3 +1,4 @@
+import contextlib
 import json
 import stat
 from pathlib import Path
@@ -6,6 +7,7 @@ import pytest
 
 from dalsegno import datadir, environment
 from dalsegno.datadir import DataDir, DataDirError, Deployment, Pids
+from shared.errors import CapacityError
 
 DEPLOYMENT = Deployment(
     url="http://127.0.0.1:8000",
@@ -39,6 +41,37 @@ def test_two_deployments_on_one_data_dir_are_refused_by_the_first_ones_process(t
             pass
     with data.lock():  # and once it is gone, it is free
         pass
+
+
+def test_who_starts_the_same_twice_is_told_where_it_serves(tmp_path: Path) -> None:
+    data = DataDir(tmp_path / "data")
+    with data.lock():
+        datadir.write_private(data.deployment_file, DEPLOYMENT)
+        said = rf"is already serving \(process \d+\) at {DEPLOYMENT.url}; stop that one"
+        with pytest.raises(DataDirError, match=said), data.lock():
+            pass
+
+
+def fail(data: DataDir, *, is_used: bool = False) -> None:
+    """Start on `data` and fail."""
+    with contextlib.suppress(CapacityError), data.lock() as hold:
+        (data.nats / "jetstream").mkdir(parents=True)
+        hold.is_used = is_used
+        raise CapacityError("no such NATS")
+
+
+def test_a_start_that_fails_leaves_no_folder_that_it_made(tmp_path: Path) -> None:
+    fail(DataDir(tmp_path / ".dalsegno" / "demo"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_there_or_was_used_is_kept(tmp_path: Path) -> None:
+    folder = tmp_path / ".dalsegno"
+    fail(DataDir(folder / "used"), is_used=True)
+    (folder / "old").mkdir()
+    fail(DataDir(folder / "old"))
+    fail(DataDir(folder / "new"))
+    assert {entry.name for entry in folder.iterdir()} == {"used", "old"}
 
 
 def test_a_data_dir_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
