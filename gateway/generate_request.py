@@ -197,7 +197,7 @@ def _check_known(name: str, known: Sequence[str], where: str, hint: str | None =
     near = [hint] if hint else get_close_matches(name, known, n=1, cutoff=0.5)
     advice = f"did you mean {near[0]!r}?" if near else f"expected one of {_listed(known)}"
     raise InvalidParamError(
-        f"{where}{name}"[:200], f"unknown name {where}{name[:80]}; {advice}", code="unknown_parameter"
+        f"{where}{name}"[:200], f"{where}{name[:80]}: unknown name; {advice}", code="unknown_parameter"
     )
 
 
