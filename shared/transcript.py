@@ -8,8 +8,13 @@ predecessor was resent later) is held until the gap closes.
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
 
 from shared.events import OutputChunk, OutputFence, OutputTotals
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 @dataclass(slots=True)
@@ -38,7 +43,7 @@ class Transcript:
             return []
         self.held.setdefault(event.index, event)
         valid: list[OutputChunk] = []
-        while (chunk := self.held.pop(self.next_index, None)) is not None:
+        while self.held and (chunk := self.held.pop(self.next_index, None)) is not None:
             self.next_index += 1
             self._hash.update(chunk_bytes(chunk))
             valid.append(chunk)
@@ -50,9 +55,16 @@ class Transcript:
 
 
 def chunk_bytes(chunk: OutputChunk) -> bytes:
-    """What of a chunk is digested: whose it is and all a client can see of it, unambiguously framed."""
-    head = (
-        f"{chunk.attempt}|{chunk.choice}|{chunk.modality}|{chunk.text_offset}|{chunk.token_offset}|"
-        f"{','.join(map(str, chunk.token_ids))}|{len(chunk.text)}|"
+    """What of a chunk is digested: whose it is and all a client can see of it. A MessagePack list."""
+    return _ENCODER.encode(
+        (
+            chunk.attempt,
+            chunk.choice,
+            chunk.modality,
+            chunk.text_offset,
+            chunk.token_offset,
+            chunk.token_ids,
+            chunk.text,
+            chunk.data,
+        )
     )
-    return head.encode() + chunk.text.encode() + (chunk.data or b"")

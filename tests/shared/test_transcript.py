@@ -1,0 +1,86 @@
+"""The transcript: each chunk once, in order, and none that is void."""
+
+import random
+
+import msgspec
+import pytest
+
+from shared.events import OutputChunk, OutputFence
+from shared.transcript import Transcript
+
+
+def chunk(index: int, attempt: int = 1, text: str = "x") -> OutputChunk:
+    return OutputChunk(id=f"{attempt}.{index}", index=index, attempt=attempt, text=text, token_ids=[index])
+
+
+def fence(attempt: int) -> OutputFence:
+    return OutputFence(attempt=attempt, reason="", history=b"")
+
+
+def test_chunks_in_order_are_valid_as_they_come() -> None:
+    transcript = Transcript()
+    assert [transcript.fold(chunk(i)) for i in range(3)] == [[chunk(0)], [chunk(1)], [chunk(2)]]
+
+
+def test_an_early_chunk_is_held_until_the_gap_closes() -> None:
+    transcript = Transcript()
+    assert transcript.fold(chunk(1)) == []
+    assert transcript.fold(chunk(0)) == [chunk(0), chunk(1)]
+    assert not transcript.held
+
+
+def test_a_second_copy_changes_nothing() -> None:
+    transcript = Transcript()
+    transcript.fold(chunk(0))
+    before = transcript.totals
+    assert transcript.fold(chunk(0)) == []
+    assert transcript.totals == before
+
+
+def test_behind_a_fence_lower_attempts_are_void_and_so_is_what_was_early() -> None:
+    transcript = Transcript()
+    transcript.fold(chunk(0))
+    transcript.fold(chunk(2))
+    assert transcript.fold(fence(2)) == []
+    assert transcript.fold(chunk(1, attempt=1)) == []
+    assert transcript.fold(chunk(1, attempt=2)) == [chunk(1, attempt=2)]
+    assert not transcript.held
+
+
+def test_a_fence_of_an_attempt_that_is_over_changes_nothing() -> None:
+    transcript = Transcript()
+    transcript.fold(fence(3))
+    transcript.fold(fence(2))
+    assert transcript.attempt == 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_order_with_any_copies_gives_the_same_transcript(seed: int) -> None:
+    chunks = [chunk(i, text=f"t{i}") for i in range(8)]
+    plain = Transcript()
+    for item in chunks:
+        plain.fold(item)
+    shuffled = chunks + random.Random(seed).choices(chunks, k=5)
+    random.Random(seed).shuffle(shuffled)
+    transcript = Transcript()
+    assert [c for item in shuffled for c in transcript.fold(item)] == chunks
+    assert transcript.totals == plain.totals
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"text": "y"},
+        {"token_ids": [9]},
+        {"text_offset": 1},
+        {"token_offset": 1},
+        {"choice": 1},
+        {"attempt": 2},
+    ]
+    + [{"data": b""}, {"modality": "audio"}],
+)
+def test_whatever_a_client_can_see_is_in_the_digest(change: dict[str, object]) -> None:
+    one, other = Transcript(), Transcript()
+    one.fold(chunk(0))
+    other.fold(msgspec.structs.replace(chunk(0), **change))
+    assert one.totals != other.totals
