@@ -37,8 +37,10 @@ def test_what_is_built_is_parsed(subject: str, address: Address) -> None:
         "ds.ready.one.r1",
         "ds.worker.x",
         "ds.output.g.r1",
-    ]
-    + ["ds.nothing.r1", "ds.walk.r1.x.y.z", "ds.worker.-1"],
+        "ds.nothing.r1",
+        "ds.walk.r1.x.y.z",
+        "ds.worker.-1",
+    ],
 )
 def test_what_is_not_ours_is_no_address(subject: str) -> None:
     assert SUBJECTS.parse(subject) is None

@@ -76,8 +76,9 @@ def test_any_order_with_any_copies_gives_the_same_transcript(seed: int) -> None:
         {"token_offset": 1},
         {"choice": 1},
         {"attempt": 2},
-    ]
-    + [{"data": b""}, {"modality": "audio"}],
+        {"data": b""},
+        {"modality": "audio"},
+    ],
 )
 def test_whatever_a_client_can_see_is_in_the_digest(change: dict[str, object]) -> None:
     one, other = Transcript(), Transcript()
