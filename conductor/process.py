@@ -35,7 +35,7 @@ from shared.events import (
     encode,
 )
 from shared.log import jetstream
-from shared.log.port import Log, StoredRecord, WrongLastSequenceError
+from shared.log.port import Log, LogState, StoredRecord, WrongLastSequenceError
 from shared.models import registry
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 
@@ -167,7 +167,7 @@ class Conductor:
     async def _claim(self) -> None:
         """Open the next epoch, unless another conductor does so first."""
         last = await self._log.last(self._subjects.epoch)
-        epoch = _epoch_after(last)
+        epoch = _epoch_after(last, await self._log.state())
         claim = EpochOpened(
             id=f"epoch.{epoch}.{self._name}",
             writer=CONDUCTOR_WRITER,
@@ -229,13 +229,14 @@ def _leads(beat: bytes) -> bool:
     return signs.get("state") == "leading"
 
 
-def _epoch_after(last: StoredRecord | None) -> int:
+def _epoch_after(last: StoredRecord | None, log: LogState) -> int:
     """The epoch that follows the one opened last.
 
-    What cannot be read there is no obstacle: every epoch is at most the sequence it is stored at.
+    Every epoch is at most the sequence it is stored at. So if the log has forgotten the last one, or what
+    stands there cannot be read, the next sequence is higher than any epoch there was.
     """
     if last is None:
-        return 1
+        return 1 if log.first_seq <= 1 else 1 + log.last_seq
     try:
         return 1 + (decode(last.data).epoch or 0)
     except MalformedEventError:

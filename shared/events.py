@@ -337,7 +337,8 @@ class WorkerJoined(
 ):
     """A rank's process begins a life; the sequence this is stored at is its incarnation.
 
-    A second copy of the same event (same `id`) is no second life: the first copy counts.
+    A second copy of the same event (same `id`) is no second life: the first copy counts. A living worker
+    says it again each day, with its `incarnation`, because the log forgets.
     """
 
     rank: int

@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 
 from shared.config import DeploymentConfig
-from shared.errors import ClientError
+from shared.errors import WorkerError
 from shared.events import MalformedEventError, WorkerJoined, WorkerLeaving, decode
 from shared.fence import EpochFence
 from shared.ids import Rank
@@ -48,12 +48,17 @@ DRAIN_S: Final = 5.0
 """What runs may finish for so long; the launcher kills after twice that."""
 LAST_WORDS_S: Final = 2.0
 CPU_THREADS: Final = 4
+SAY_AGAIN_S: Final = 24 * 3600.0
+"""The log keeps events for days; a worker may live longer."""
 CONNECT_S: Final = 30.0
 """The launcher makes the stream while the roles start."""
 
 
-class SupersededError(ClientError):
-    """Another process has taken this rank."""
+class SupersededError(WorkerError):
+    """Another process has taken this rank.
+
+    Started again by its supervisor, this one takes the rank back; one that a person started is not.
+    """
 
     code = "superseded"
 
@@ -178,14 +183,15 @@ class Worker:
         async with asyncio.TaskGroup() as tasks:
             executor = Executor(hosted, log=self._log, subjects=self._subjects, writer=writer, tasks=tasks)
             reading = tasks.create_task(self._read(inbox, writer, executor, start_seq), name="read")
+            staying = tasks.create_task(self._stay_known(writer, joined), name="stay known")
             stop = tasks.create_task(stopping.wait(), name="stopping")
             await asyncio.wait([reading, stop], return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
                 await self._leave(executor, writer)
             else:
                 await executor.abandon()
-            reading.cancel()
-            stop.cancel()
+            for task in (reading, staying, stop):
+                task.cancel()
 
     async def _read(self, inbox: Inbox, writer: EventWriter, executor: Executor, start_seq: int) -> None:
         """Obey the log; return when this life is over."""
@@ -213,6 +219,13 @@ class Worker:
                         _LOGGER.warning(note)
                     case Start() | None:
                         pass  # nothing new, or too late: the next life is given it again
+
+    async def _stay_known(self, writer: EventWriter, joined: WorkerJoined) -> None:
+        """Say again who is here, before the log forgets it: a copy, which names the life it is of."""
+        while True:
+            await asyncio.sleep(SAY_AGAIN_S)
+            if self._incarnation is not None:
+                await writer.post_when_possible(self._subjects.worker(self._rank), joined)
 
     async def _leave(self, executor: Executor, writer: EventWriter) -> None:
         """Finish what runs, say good-bye, and see that it is stored."""

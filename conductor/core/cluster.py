@@ -194,7 +194,7 @@ class Cluster:
         request = self.open.get(request_id)
         if request is None:
             return Folded()  # late: the request has ended, or was never submitted
-        return self._take(self._reactor.fact(request, event, record.data, record.seq, self.world))
+        return self._take(self._reactor.fact(request, event, record.data, self.world))
 
     def _decision(self, request_id: str, event: Decision, record: StoredRecord) -> Folded:
         if isinstance(event, RequestRejected) and self.refusals.pop(event.id, None) is not None:
@@ -214,13 +214,15 @@ class Cluster:
         if event.id in self._lives:
             return Folded()  # a second copy of a life's beginning, perhaps of one that is over
         self._lives.add(event.id)
-        state = RankState(incarnation=record.seq, kv_tokens=event.kv_tokens, max_seq_len=event.max_seq_len)
+        # A copy said again later names its life: the log may have forgotten where that began.
+        incarnation = event.incarnation or record.seq
+        state = RankState(incarnation=incarnation, kv_tokens=event.kv_tokens, max_seq_len=event.max_seq_len)
         self.world = World(ranks=self.world.ranks | {event.rank: state})
         decisions: list[Decision] = []
         for request in list(self.open.values()):
-            reaction = self._reactor.fact(request, event, record.data, record.seq, self.world)
+            reaction = self._reactor.fact(request, event, record.data, self.world)
             decisions += self._take(reaction).decisions
-        return Folded(tuple(decisions), note=f"rank {event.rank} joined as incarnation {record.seq}")
+        return Folded(tuple(decisions), note=f"rank {event.rank} joined as incarnation {incarnation}")
 
     def _left(self, _: str, event: WorkerLeaving | WorkerLost, record: StoredRecord) -> Folded:
         state = self.world.ranks.get(event.rank)

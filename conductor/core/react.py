@@ -66,8 +66,8 @@ class Reactor:
         self._journeys: dict[str, Journey] = {}
 
     # ---- facts -------------------------------------------------------------------------------------
-    def fact(self, request: Request, event: Fact, data: bytes, seq: int, world: World) -> Reaction:
-        """Fold one fact; `data` are its bytes in the log and `seq` its position."""
+    def fact(self, request: Request, event: Fact, data: bytes, world: World) -> Reaction:
+        """Fold one fact; `data` are its bytes in the log."""
         if type(event) not in FACTS.get(request.phase, ()) or not _concerns(request, event):
             return Reaction(request)  # late, a duplicate, or another attempt's: kept, and nothing changes
         request = msgspec.structs.replace(request, history=chained(request.history, data))
@@ -81,7 +81,7 @@ class Reactor:
             case RequestCancel():
                 return self._cancel(request, event.reason)
             case WorkerJoined():
-                return self._rejoin(request, event.rank, seq, world)
+                return self._rejoin(request, event.rank, world)
             case _:
                 assert_never(event)
 
@@ -98,7 +98,7 @@ class Reactor:
         )
         return self._end(request, *decisions)
 
-    def _rejoin(self, request: Request, rank: int, incarnation: int, world: World) -> Reaction:
+    def _rejoin(self, request: Request, rank: int, world: World) -> Reaction:
         """The rank this request runs on has begun a new life: the step starts again there."""
         running = request.running
         assert running is not None
@@ -115,7 +115,9 @@ class Reactor:
             )
             return self._end(request, failed(request, Failure(code="worker_lost", message=message)))
         request = msgspec.structs.replace(request, attempt=request.attempt + 1)
-        reason = f"rank {rank} began a new life ({incarnation}) before step {running.index} was done"
+        reason = (
+            f"rank {rank} began a new life ({world.incarnation(rank)}) before step {running.index} was done"
+        )
         fence = OutputFence(
             id=f"{request.id}.fence.{request.attempt}",
             **_about(request),

@@ -54,6 +54,7 @@ class Verdict:
     """What a replay of one request found.
 
     Attributes:
+        void: records of deposed conductors, which count for nothing.
         refusal: why its id was last refused a submission, as recorded.
     """
 
@@ -62,6 +63,7 @@ class Verdict:
     events: int = 0
     decided: int = 0
     adopted: int = 0
+    void: int = 0
     refusal: str | None = None
     pins: list[str] = field(default_factory=list)
     mismatch: Mismatch | None = None
@@ -114,7 +116,10 @@ class Replayer:
         verdict = self.verdicts.get(request_id)
         if verdict is None and isinstance(event, RequestSubmitted):
             verdict = self._begin(request_id)
-        if verdict is None or verdict.mismatch is not None or folded.void:
+        if verdict is None or verdict.mismatch is not None:
+            return
+        if folded.void:
+            verdict.void += 1
             return
         verdict.events += 1
         verdict.mismatch = self._check(record, event, before, folded, verdict)
@@ -199,7 +204,13 @@ class Replayer:
                 self._close_refused(verdict)
             return
         verdict.phase = request.phase
-        if missing := next(iter(request.expected.values()), None):
+        if verdict.void and request.phase is Phase.WAITING:
+            verdict.mismatch = Mismatch(
+                seq=None,
+                what=f"all {verdict.void} decisions are of epochs below the one opened before them: none counts",
+                state=_state(request),
+            )
+        elif missing := next(iter(request.expected.values()), None):
             verdict.mismatch = Mismatch(
                 seq=None,
                 what=f"{missing.id} is decided, but the log does not have it",

@@ -26,6 +26,7 @@ from shared.events import (
     encode,
 )
 from shared.log.fake import FakeLog, FakeServer
+from shared.log.port import LogState
 from shared.models import registry
 from tests.conductor.script import SUBJECTS, completion, deployment
 
@@ -152,6 +153,13 @@ async def test_a_follower_claims_when_the_leaders_beats_stop(monkeypatch: pytest
         # c2 is gone; c1, deposed, hears nobody and leads again.
         again = await watcher.until(EpochOpened, lambda event: event.conductor == "c1")
     assert again.epoch == 3
+
+
+def test_an_epoch_the_log_has_forgotten_is_not_opened_again() -> None:
+    young = LogState(first_seq=1, last_seq=40, created_ns=0, messages=40, bytes=1)
+    old = LogState(first_seq=9, last_seq=40, created_ns=0, messages=32, bytes=1)
+    assert process._epoch_after(None, young) == 1
+    assert process._epoch_after(None, old) == 41
 
 
 async def test_junk_where_epochs_are_opened_stops_nobody() -> None:

@@ -153,6 +153,16 @@ async def test_it_joins_and_says_what_it_hosts() -> None:
         assert joined.pid > 0
 
 
+async def test_it_says_again_who_it_is_and_since_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "SAY_AGAIN_S", 0.01)
+    async with living() as life:
+        first = await life.event(WorkerJoined)
+        at = await life.incarnation()
+        again = await life.event(WorkerJoined, 2)
+
+    assert (again.id, again.incarnation) == (first.id, at)
+
+
 async def test_it_answers_orders_of_its_own_life_and_no_others() -> None:
     async with living() as life:
         at = await life.incarnation()

@@ -20,6 +20,7 @@ from shared.events import (
     RequestFinished,
     RequestRejected,
     WalkStop,
+    WorkerJoined,
     WorkerLeaving,
     encode,
 )
@@ -246,6 +247,20 @@ def test_a_second_copy_of_joined_is_no_second_life(script: Script) -> None:
     script.submit()
     script.join("w0-a")
     assert script.request().attempt == 1
+
+
+def test_a_life_whose_beginning_the_log_forgot_is_known_by_what_it_says_again(script: Script) -> None:
+    joined = script.events(WorkerJoined)[-1]
+    again = msgspec.structs.replace(joined, incarnation=2)
+    script.say(SUBJECTS.worker(0), again)
+    assert script.cluster.world.incarnation(0) == 2
+
+    later = Script()
+    later.store("ds.walk.older", b"")  # whatever the log forgot first
+    later.open_epoch(7)
+    later.say(SUBJECTS.worker(0), again)
+    later.submit()
+    assert later.last(NodeReady).incarnation == 2
 
 
 def test_a_request_that_outlives_too_many_lives_fails_alone() -> None:

@@ -10,6 +10,7 @@ import pytest
 from conductor.core import cluster
 from conductor.core.replay import Replayer, Verdict
 from shared.events import (
+    EpochOpened,
     Event,
     NodeReady,
     OutputChunk,
@@ -171,6 +172,17 @@ def test_a_mutated_event_makes_it_fail() -> None:
             verdict = replay([*records[:number], changed, *records[number + 1 :]])
             assert verdict is None or not verdict.matches, (event, mutant)
     assert tried > 50
+
+
+def test_an_epoch_that_was_raised_makes_it_fail_for_its_decisions_become_void() -> None:
+    records = of_request(told())
+    opened = decode(records[0].data)
+    assert isinstance(opened, EpochOpened)
+    raised = encode(msgspec.structs.replace(opened, epoch=2))
+    verdict = replay([StoredRecord(records[0].seq, records[0].subject, raised, 0), *records[1:]])
+    assert verdict is not None
+    assert verdict.mismatch is not None
+    assert "none counts" in verdict.mismatch.what
 
 
 def another_plan(request: PlanRequest) -> Plan:
