@@ -207,7 +207,7 @@ class Replayer:
         if verdict.void and request.phase is Phase.WAITING:
             verdict.mismatch = Mismatch(
                 seq=None,
-                what=f"all {verdict.void} decisions are of epochs below the one opened before them: none counts",
+                what=f"all {verdict.void} decisions are of epochs lower than the one in force: none counts",
                 state=_state(request),
             )
         elif missing := next(iter(request.expected.values()), None):
