@@ -1,9 +1,12 @@
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from shared.errors import BugError
-from workers.engine.attention import group_spans, paged_attention, partition
+from workers.engine.attention import PagedPool, group_spans, paged_attention, partition
 from workers.engine.step import Spans
 
 
@@ -65,3 +68,17 @@ def test_attention_outside_of_a_step_is_a_bug() -> None:
 
     with pytest.raises(BugError, match="outside of an engine step"):
         paged_attention(torch.nn.Identity(), nothing, nothing, nothing, None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_fresh_pool_is_zero_and_takes_no_memory_before_it_is_used(dtype: torch.dtype) -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident_bytes()
+    pool = PagedPool(layers=2, kv_heads=2, head_dim=64, slots=2**20, device=torch.device("cpu"), dtype=dtype)
+    size = 4 * pool.keys[0].nbytes
+    assert resident_bytes() - before < size / 10
+    assert pool.keys[1].shape == (2**20, 2, 64)
+    assert pool.keys[1].dtype == dtype
+    assert not pool.values[1][::4096].any()
