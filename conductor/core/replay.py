@@ -109,6 +109,9 @@ class Replayer:
             self._unreadable(record, entry)
             return
         request_id, event = entry.address.request_id, entry.event
+        if isinstance(event, OutputChunk):  # the most of a log, and nobody's decision
+            self._take_chunk(str(request_id), event)
+            return
         before = self._cluster.request(request_id) if request_id else None
         folded = self._cluster.apply(entry)
         if request_id is None:
@@ -130,6 +133,12 @@ class Replayer:
         verdict = self.verdicts[request_id] = Verdict(request_id=request_id)
         return verdict
 
+    def _take_chunk(self, request_id: str, chunk: OutputChunk) -> None:
+        verdict = self.verdicts.get(request_id)
+        if verdict is not None and verdict.mismatch is None:
+            verdict.events += 1
+            self._transcripts[request_id].fold(chunk)
+
     def _unreadable(self, record: StoredRecord, folded: Folded) -> None:
         address = self.subjects.parse(record.subject)
         request_id = str(address.request_id) if address else ""
@@ -144,9 +153,6 @@ class Replayer:
     def _check(
         self, record: StoredRecord, event: AnyEvent, before: Request | None, folded: Folded, verdict: Verdict
     ) -> Mismatch | None:
-        if isinstance(event, OutputChunk):  # the most of a log, and nobody's decision
-            self._transcripts[verdict.request_id].fold(event)
-            return None
         after = self._cluster.request(verdict.request_id)
         if after is not None:  # looked at here: of the oldest requests that ended nothing is kept
             verdict.phase = after.phase
