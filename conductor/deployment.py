@@ -1,4 +1,4 @@
-"""What the core decides with, made from a deployment's configuration (used by the process and by replay)."""
+"""What the core decides with, made from a deployment's configuration."""
 
 from conductor.core.schedule import Deployment
 from conductor.digests import core_digest

@@ -13,6 +13,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,8 +43,6 @@ from shared.subjects import CONDUCTOR_WRITER, Subjects
 _LOGGER = logging.getLogger("conductor")
 BEAT_S: Final = 0.5
 LEADER_SILENT_S: Final = 2.0
-CONNECT_S: Final = 30.0
-"""The launcher makes the stream while the roles start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,7 @@ async def run(options: ConductorOptions) -> None:
         token=options.nats_token,
         subjects=subjects,
         name=f"conductor {name}",
-        timeout_s=CONNECT_S,
+        timeout_s=jetstream.ROLE_PATIENCE_S,
     )
     try:
         deployment = deployment_of(options.config, max_event_bytes=log.max_payload)
@@ -107,29 +106,35 @@ class Conductor:
 
     # ---- the log -----------------------------------------------------------------------------------
     async def _follow(self) -> None:
-        state = await self._log.state()
-        started_s = time.monotonic()
-        async for record in self._log.read(self._subjects.for_conductor(), max(1, state.first_seq)):
-            folded = self._cluster.fold(record)
-            if folded.note and record.seq > state.last_seq:  # what is older is no news
-                _LOGGER.info(folded.note)
-            if folded.divergence:
-                _LOGGER.error("record %d: %s", record.seq, folded.divergence.message)
-            leads, led, self._led = self.leading, self._led, self.leading
-            if leads:
-                decisions = folded.decisions if led else self._cluster.outstanding()
-                await self._publish((*decisions, *self._cluster.schedule(self._deployment)))
-            if leads and not led:
-                self._leads_now.set()
-                _LOGGER.info(
-                    "leading in epoch %d: read the log's %d events in %.2f s, %d requests are open",
-                    self._cluster.fence.epoch,
-                    record.seq - max(1, state.first_seq) + 1,
-                    time.monotonic() - started_s,
-                    len(self._cluster.open),
-                )
-            elif led and not leads:
-                _LOGGER.warning("deposed by %s: following", self._cluster.leader)
+        before, started_s = await self._log.state(), time.monotonic()
+        start_seq = max(1, before.first_seq)
+        async with aclosing(self._log.read(self._subjects.for_conductor(), start_seq)) as records:
+            async for record in records:
+                led = self._led
+                await self._take(record, is_news=record.seq > before.last_seq)
+                if self._led and not led:
+                    self._leads_now.set()
+                    _LOGGER.info(
+                        "leading in epoch %d: read the log's %d events in %.2f s, %d requests are open",
+                        self._cluster.fence.epoch,
+                        record.seq - start_seq + 1,
+                        time.monotonic() - started_s,
+                        len(self._cluster.open),
+                    )
+                elif led and not self._led:
+                    _LOGGER.warning("deposed by %s: following", self._cluster.leader)
+
+    async def _take(self, record: StoredRecord, *, is_news: bool) -> None:
+        """Fold one record; while leading, publish what follows from it."""
+        folded = self._cluster.fold(record)
+        if folded.note and is_news:
+            _LOGGER.info(folded.note)
+        if folded.divergence:
+            _LOGGER.error("record %d: %s", record.seq, folded.divergence.message)
+        led, self._led = self._led, self.leading
+        if self._led:
+            decisions = folded.decisions if led else self._cluster.outstanding()
+            await self._publish((*decisions, *self._cluster.schedule(self._deployment)))
 
     async def _publish(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
@@ -200,9 +205,10 @@ class Conductor:
 
     async def _hear_beats(self) -> None:
         own = self._subjects.beat("conductor", self._name)
-        async for subject, data in self._log.listen(self._subjects.beat("conductor", "*")):
-            if subject != own and _leads(data):
-                self._leader_heard_s = time.monotonic()
+        async with aclosing(self._log.listen(self._subjects.beat("conductor", "*"))) as beats:
+            async for subject, data in beats:
+                if subject != own and _leads(data):
+                    self._leader_heard_s = time.monotonic()
 
     async def _beat(self) -> None:
         while True:
@@ -216,7 +222,8 @@ class Conductor:
             }
             await self._log.beat(self._subjects.beat("conductor", self._name), msgspec.msgpack.encode(beat))
             with contextlib.suppress(TimeoutError):  # who waits for a leader hears at once
-                await asyncio.wait_for(self._leads_now.wait(), BEAT_S)
+                async with asyncio.timeout(BEAT_S):
+                    await self._leads_now.wait()
             self._leads_now.clear()
 
 

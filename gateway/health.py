@@ -35,7 +35,7 @@ class Presence:
     conductors: dict[str, Beat] = field(default_factory=dict)
     workers: dict[int, Beat] = field(default_factory=dict)
     has_been_ready: set[int] = field(default_factory=set)
-    _all_ready_once: bool = False
+    _all_were_ready: bool = False
 
     def hear(self, subject: str, payload: bytes, now_s: float) -> None:
         """Take one beat; what is none is passed over."""
@@ -56,6 +56,7 @@ class Presence:
             self.workers[int(name)] = beat
             if beat.state == "ready":
                 self.has_been_ready.add(int(name))
+        self._all_were_ready = self._all_were_ready or not self.missing(now_s, log_answers=True)
 
     def saw_worker(self, rank: int) -> None:
         """The log holds a life of this rank: its worker has been ready."""
@@ -84,10 +85,8 @@ class Presence:
         missing = self.missing(now_s, log_answers=log_answers)
         if is_draining:
             missing.append("this gateway is shutting down")
-        if not missing:
-            self._all_ready_once = True
         return {
-            "status": "ready" if not missing else "degraded" if self._all_ready_once else "loading",
+            "status": "ready" if not missing else "degraded" if self._all_were_ready else "loading",
             "missing": missing,
             "log": {"connected": log_answers},
             "conductors": {name: _shown(beat, now_s) for name, beat in sorted(self.conductors.items())},

@@ -35,7 +35,7 @@ from shared.events import (
 )
 from shared.fence import EpochFence
 from shared.log.port import Log, StoredRecord
-from shared.subjects import Subjects
+from shared.subjects import Address, Subjects
 from shared.transcript import Transcript
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -236,11 +236,14 @@ class Hub:
         if not relays:
             self._relays.pop(relay.request_id, None)
 
-    def take(self, record: StoredRecord) -> None:
-        """Hand one record on. Never waits."""
+    def take(self, record: StoredRecord) -> Address | None:
+        """Hand one record on, and say where it was addressed to. Never waits."""
         address = self._subjects.parse(record.subject)
-        if address is None:
-            return
+        if address is not None:
+            self._hand_on(address, record)
+        return address
+
+    def _hand_on(self, address: Address, record: StoredRecord) -> None:
         relays = self._relays.get(address.request_id, []) if address.request_id else []
         if not relays and address.kind != "conductor":
             return

@@ -129,8 +129,7 @@ class Gateway:
     async def _relay(self, log: Log, hub: Hub, start_seq: int) -> None:
         async with aclosing(log.read(self.subjects.for_gateway(self.origin), start_seq)) as records:
             async for record in records:
-                hub.take(record)
-                address = self.subjects.parse(record.subject)
+                address = hub.take(record)
                 if address is not None and address.kind == "worker" and address.rank is not None:
                     self.presence.saw_worker(address.rank)
 

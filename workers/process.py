@@ -50,8 +50,6 @@ LAST_WORDS_S: Final = 2.0
 CPU_THREADS: Final = 4
 SAY_AGAIN_S: Final = 24 * 3600.0
 """The log keeps events for days; a worker may live longer."""
-CONNECT_S: Final = 30.0
-"""The launcher makes the stream while the roles start."""
 
 
 class SupersededError(WorkerError):
@@ -89,7 +87,7 @@ async def run(options: WorkerOptions) -> None:
         token=options.nats_token,
         subjects=subjects,
         name=f"worker {options.rank}",
-        timeout_s=CONNECT_S,
+        timeout_s=jetstream.ROLE_PATIENCE_S,
         on_change=_say_connection,
     )
     try:

@@ -68,7 +68,7 @@ class Reactor:
     # ---- facts -------------------------------------------------------------------------------------
     def fact(self, request: Request, event: Fact, data: bytes, world: World) -> Reaction:
         """Fold one fact; `data` are its bytes in the log."""
-        if type(event) not in FACTS.get(request.phase, ()) or not _concerns(request, event):
+        if type(event) not in FACTS.get(request.phase, ()) or not concerns(request, event):
             return Reaction(request)  # late, a duplicate, or another attempt's: kept, and nothing changes
         request = msgspec.structs.replace(request, history=chained(request.history, data))
         match event:
@@ -265,7 +265,7 @@ def _too_large(ready: NodeReady, max_event_bytes: int) -> Failure | None:
     return Failure(code="payload_too_large", message=message, status=413)
 
 
-def _concerns(request: Request, event: Fact) -> bool:
+def concerns(request: Request, event: Fact) -> bool:
     """Whether a fact is about the step at hand (or about the request as a whole)."""
     running = request.running
     match event:

@@ -16,6 +16,7 @@ import msgspec
 
 from conductor.core.cluster import Cluster, Folded
 from conductor.core.lifecycle import Phase
+from conductor.core.react import concerns
 from conductor.core.request import Request
 from shared.events import (
     AnyEvent,
@@ -187,8 +188,8 @@ class Replayer:
             transcript.fold(event)
             return None
         if isinstance(event, WalkCompleted):
-            current = before is not None and before.running is not None and before.attempt == event.attempt
-            reported = event.output if current and event.output.chunks else None
+            counts = before is not None and concerns(before, event)
+            reported = event.output if counts and event.output.chunks else None
         else:
             reported = event.output if isinstance(event, RequestFinished) else None
         if reported is None or reported == transcript.totals:

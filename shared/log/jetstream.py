@@ -33,6 +33,8 @@ from shared.subjects import Subjects
 _LOGGER: Final = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
+ROLE_PATIENCE_S: Final = 30.0
+"""How long a role that starts waits in `connect`: the launcher makes the stream meanwhile."""
 _PATIENCE_S: Final = 5.0
 """How long a question (`state`, `last`) is asked again while the server restarts."""
 _RETRY_S: Final = 0.05

@@ -63,7 +63,7 @@ def _released(sim: Simulation, request_id: str, cut: int) -> str:
 
 
 def no_regard_for_attempts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(react, "_concerns", lambda request, _: request.running is not None)
+    patch.setattr(react, "concerns", lambda request, _: request.running is not None)
 
 
 def no_output_fence(patch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,20 @@ def test_an_honest_log_matches(lives: int) -> None:
     assert verdict.adopted == 1
 
 
+def test_a_late_completion_of_a_step_that_is_over_is_no_claim_about_the_output() -> None:
+    script = Script()
+    script.open_epoch()
+    script.join()
+    script.submit("r1")
+    first = script.last(NodeReady)
+    script.complete(first)
+    script.complete(first, id="r1.late", output=OutputTotals(chunks=9, digest="of another step"))
+    script.run_to_the_end()
+    verdict = replay(of_request(script.records))
+    assert verdict is not None
+    assert verdict.mismatch is None
+
+
 def test_a_whole_log_is_replayed_at_once() -> None:
     verdicts = Replayer(registry.graph, SUBJECTS).run(told())
     assert list(verdicts) == ["before", "r1"]
