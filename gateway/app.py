@@ -57,7 +57,7 @@ async def run(options: GatewayOptions, listening: Callable[[str], None] | None =
     """Serve until cancelled; then end in order. `listening` learns the URL."""
     listener = server.bind(options.host, options.port)
     subjects = Subjects(options.prefix)
-    gateway = Gateway(Served.of(options.config), subjects, new_origin())
+    gateway = Gateway(Served.of(options.config), subjects, new_origin(), options.config.gateway)
     app = create_app(gateway, max_body_bytes=options.max_body_bytes)
     _LOGGER.info("listening on %s", server.url_of(listener))
     if listening is not None:

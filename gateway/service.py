@@ -14,9 +14,10 @@ from itertools import count
 from typing import Any, Final
 
 from gateway.health import Presence
+from gateway.meter import Meter
 from gateway.relay import Hub
 from gateway.submission import Asked, Claim, Submissions
-from shared.config import DeploymentConfig
+from shared.config import DeploymentConfig, GatewaySettings
 from shared.errors import CapacityError, ModelNotFoundError
 from shared.events import Failure
 from shared.fence import EpochFence
@@ -81,8 +82,12 @@ class _Line:
 class Gateway:
     """One gateway's state. `origin` is its name on the log, new for every life."""
 
-    def __init__(self, served: Served, subjects: Subjects, origin: str) -> None:
+    def __init__(
+        self, served: Served, subjects: Subjects, origin: str, settings: GatewaySettings | None = None
+    ) -> None:
         self.served = served
+        self.settings = settings or GatewaySettings()
+        self.meter = Meter()
         self.subjects = subjects
         self.origin = origin
         self.started_s = int(time.time())

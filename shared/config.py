@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import yaml
 from msgspec import Meta
 
 from shared.errors import ClientError
-from shared.events import digest_of
+from shared.events import MAX_CHOICES, digest_of
 from shared.ids import Rank
 from shared.misfit import misfit
 from shared.models import registry
@@ -39,6 +39,92 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     tp_size: Annotated[int, Meta(ge=1)] = 1
 
 
+class GatewaySettings(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """How a gateway meets the world.
+
+    Attributes:
+        host, port: where it listens; port 0 is any free one.
+        api_keys: who may ask, `name=secret` each; nobody needs a key while there are none.
+        api_keys_file: the same, one per line, in a file; relative to the YAML file.
+        cors_origins: web pages of these origins may ask; `*` is all.
+        security_headers: whether answers carry them.
+        requests_per_minute: per key, or per address where there are no keys; 0 is no limit.
+        max_in_flight: answers being given at a time; more are told 429.
+        max_body_bytes: of one request.
+        max_tokens: the most a request may ask for.
+        max_choices: the most answers one request may ask for, over all its prompts.
+        max_messages: of one chat.
+        request_timeout_s: after so long a request is cancelled, and its client told 504; 0 is never.
+        header_timeout_s: for a client to send a request's head.
+        body_timeout_s: for a client to send the next piece of its body.
+        idle_timeout_s: for a connection between two requests.
+        drain_s: how long answers may go on once the gateway is told to stop.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000
+    api_keys: list[str] = []
+    api_keys_file: str | None = None
+    cors_origins: list[str] = []
+    security_headers: bool = True
+    requests_per_minute: Annotated[int, Meta(ge=0)] = 0
+    max_in_flight: Annotated[int, Meta(ge=1)] = 512
+    max_body_bytes: Annotated[int, Meta(ge=1024)] = 32 * 1024 * 1024
+    max_tokens: Annotated[int, Meta(ge=1)] = 1_000_000
+    max_choices: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 128
+    max_messages: Annotated[int, Meta(ge=1)] = 2048
+    request_timeout_s: Annotated[float, Meta(ge=0)] = 600.0
+    header_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
+    body_timeout_s: Annotated[float, Meta(gt=0)] = 30.0
+    idle_timeout_s: Annotated[float, Meta(gt=0)] = 75.0
+    drain_s: Annotated[float, Meta(ge=0)] = 30.0
+
+
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What processes say to their operator.
+
+    Attributes:
+        format: `human`, one line each, or `json`, one object each.
+        prompts: whether what clients wrote may appear in them.
+        requests: whether each HTTP request is worth a line.
+    """
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["human", "json"] = "human"
+    prompts: bool = False
+    requests: bool = True
+
+
+class TraceSettings(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """OpenTelemetry.
+
+    Attributes:
+        endpoint: an OTLP/HTTP collector, e.g. `http://127.0.0.1:4318`; nothing is exported without one.
+        sample_ratio: the share of traces that is recorded, of those a client did not decide on.
+    """
+
+    endpoint: str | None = None
+    sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
+
+
+class NatsSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The log's server.
+
+    Attributes:
+        url: `nats://host:port`; without one, `serve` starts a private server.
+        prefix: the first token of all subjects; deployments that share a server differ in it.
+        token: the server's; by environment (`DALSEGNO_NATS_TOKEN`), not in a file that is shared.
+    """
+
+    url: str | None = None
+    prefix: str = "ds"
+    token: str | None = None
+
+
 class DeploymentConfig(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
@@ -55,6 +141,7 @@ class DeploymentConfig(
         default_max_tokens: for requests that do not say `max_tokens`, as far as the context allows.
         max_concurrent_requests: admitted at a time; the others wait in order.
         max_attempts: how often a request is tried before it fails, when workers die under it.
+        gateway, logs, traces, nats: how processes run; no decision on the log depends on them.
     """
 
     model: str
@@ -67,6 +154,10 @@ class DeploymentConfig(
     default_max_tokens: Annotated[int, Meta(ge=1)] = 2048
     max_concurrent_requests: Annotated[int, Meta(ge=1)] = 256
     max_attempts: Annotated[int, Meta(ge=1)] = 3
+    gateway: GatewaySettings = GatewaySettings()
+    logs: LogSettings = LogSettings()
+    traces: TraceSettings = TraceSettings()
+    nats: NatsSettings = NatsSettings()
 
     @property
     def ranks(self) -> list[Rank]:
@@ -75,7 +166,16 @@ class DeploymentConfig(
 
     @property
     def digest(self) -> str:
-        return digest_of(self)
+        """Of what decisions depend on: the same whatever the processes' own settings are."""
+        return digest_of(
+            msgspec.structs.replace(
+                self,
+                gateway=GatewaySettings(),
+                logs=LogSettings(),
+                traces=TraceSettings(),
+                nats=NatsSettings(),
+            )
+        )
 
     @property
     def placement(self) -> dict[str, int]:

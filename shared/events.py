@@ -26,6 +26,10 @@ MAX_DEPTH: Final = 32
 """How deep what clients write may be nested."""
 MAX_MESSAGE_CHARS: Final = 2000
 """How long the message of an error may be."""
+MAX_CHOICES: Final = 1024
+"""How many answers one question may have."""
+MAX_LOGPROBS: Final = 20
+"""How many of the likeliest tokens may be named beside the one that was taken."""
 
 # Every struct repeats its options: mypy does not inherit `frozen`, msgspec does not inherit `kw_only`.
 
@@ -99,6 +103,10 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         top_k: keep the k likeliest tokens; 0 or -1 is off.
         seed: chosen from the request id when absent, so that a replay has it.
         stop: texts that end the answer; not part of it.
+        choice: which of several answers to one question this is; answers of the same seed differ by it.
+        logprobs: with each token its log probability (raw log-softmax) and those of so many of the
+            likeliest; None is without.
+        echo: the prompt comes first, as text, and with `logprobs` its tokens' log probabilities.
     """
 
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
@@ -108,6 +116,9 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1024)]], Meta(max_length=16)] = []
     ignore_eos: bool = False
+    choice: Annotated[int, Meta(ge=0, lt=MAX_CHOICES)] = 0
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool = False
 
 
 class RequestSubmitted(
@@ -118,12 +129,16 @@ class RequestSubmitted(
     tag="request.submitted.v1",
     tag_field="type",
 ):
-    """A service wants an answer. Outputs appear under `<prefix>.output.<origin>.<request_id>.*`."""
+    """A service wants an answer. Outputs appear under `<prefix>.output.<origin>.<request_id>.*`.
+
+    `parent` is the request this one answers a part of: one choice of several, one prompt of a list.
+    """
 
     model: Annotated[str, Meta(max_length=256)]
     inputs: Inputs
     params: Params = Params()
     origin: Annotated[str, Meta(pattern=ID_PATTERN)] = DEFAULT_ORIGIN
+    parent: Annotated[str, Meta(pattern=ID_PATTERN)] | None = None
 
 
 class RequestCancel(
@@ -397,6 +412,28 @@ class WalkStopped(
     tokens: int = 0
 
 
+class LikelyToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A token and its natural log probability. `token` is its bytes: a part of a character, at times."""
+
+    id: int
+    token: bytes
+    logprob: float
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the model thought of one token of the output.
+
+    Attributes:
+        logprob: raw log-softmax of the logits, before temperature and filters; None for a prompt's first.
+        top: the likeliest tokens in that place, the likeliest first.
+    """
+
+    id: int
+    token: bytes
+    logprob: float | None = None
+    top: list[LikelyToken] = []
+
+
 class OutputChunk(
     Event, frozen=True, kw_only=True, omit_defaults=True, tag="output.chunk.v1", tag_field="type"
 ):
@@ -405,6 +442,8 @@ class OutputChunk(
     Attributes:
         token_offset: how many tokens of this choice came before; `token_ids` follow on.
         text_offset: how many characters (code points) of this choice came before; `text` follows on.
+        logprobs: of `token_ids`, one for one, where they were asked for. In the chunk of an echo, which
+            has `echo` among its metadata and no `token_ids`, of the prompt's tokens.
         data: bytes of a modality other than text.
         metadata: what a client needs to read `data` (sample rate, shape).
     """
@@ -415,7 +454,7 @@ class OutputChunk(
     text_offset: int = 0
     token_ids: list[int] = []
     token_offset: int = 0
-    logprobs: list[Any] | None = None
+    logprobs: list[TokenLogprobs] | None = None
     data: bytes | None = None
     metadata: dict[str, Any] = {}
 
