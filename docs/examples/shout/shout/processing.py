@@ -1,0 +1,47 @@
+"""The CPU face: what the nodes do. A worker loads it once, and calls it from threads."""
+
+from shared.models.base import CpuResult
+from shared.tensors import Handle
+
+
+def load(checkpoint, *, max_seq_len):
+    """Read what the model needs from its checkpoint folder: here, nothing."""
+    return Shouting()
+
+
+class Shouting:
+    """Three nodes without a state of their own."""
+
+    eos_ids = ()
+
+    def run(self, node, key, inputs, args):
+        match node:
+            case "listener":
+                words = _text_of(args["inputs"]).split()
+                return CpuResult(
+                    facts={"count": len(words)}, outputs={"words": _text(f"{key}/words", " ".join(words))}
+                )
+            case "taker":
+                word, _, rest = inputs["words"].data.decode().partition(" ")
+                return CpuResult(
+                    outputs={"word": _text(f"{key}/word", word), "words": _text(f"{key}/words", rest)}
+                )
+            case "shouter":
+                return CpuResult(
+                    outputs={"loud": _text(f"{key}/loud", f"{inputs['word'].data.decode().upper()}! ")}
+                )
+
+    def text_decoder(self):
+        raise NotImplementedError("no node of this model puts out tokens")
+
+
+def _text_of(asked):
+    """What the client said last: a chat's last message, or the text."""
+    if asked.get("messages"):
+        return asked["messages"][-1]["content"]
+    return asked.get("text") or ""
+
+
+def _text(key, text):
+    data = text.encode()
+    return Handle(key=key, dtype="uint8", shape=(len(data),), data=data)
