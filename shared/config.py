@@ -5,11 +5,14 @@ and a few of ours: docs/configuration.md. Unknown keys, unknown nodes, a node wi
 error at start. `resolve` also takes a name in `configs/`, or a folder with a Hugging Face checkpoint.
 """
 
-from collections.abc import Mapping
+import logging
+import re
+import stat
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import yaml
@@ -22,6 +25,12 @@ from shared.misfit import misfit
 from shared.models import registry
 from shared.models.base import ModelGraph
 from shared.models.checkpoint import read_json
+
+_LOGGER: Final = logging.getLogger(__name__)
+_NAMED_KEY: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})=(?!=*$)(.+)", re.DOTALL)
+"""`name=secret`. Signs of equality at the end alone are a secret's own: base64 is padded with them."""
+_PADDED_CHARS: Final = 16
+"""What is shorter and ends so is no padded secret, but a name whose secret was forgotten."""
 
 
 class ConfigError(ClientError):
@@ -123,6 +132,21 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     url: str | None = None
     prefix: str = "ds"
     token: str | None = None
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may ask.
+
+    Attributes:
+        name: what logs and limits call its holder.
+        secret: what the holder sends; of printable ASCII without spaces, as a header is.
+    """
+
+    name: str
+    secret: str
+
+    def __repr__(self) -> str:  # a traceback or a log line shall not give it away
+        return f"ApiKey(name={self.name!r}, secret='***')"
 
 
 class DeploymentConfig(
@@ -304,3 +328,54 @@ def _check_placement(config: DeploymentConfig, graph: ModelGraph, source: str) -
         raise ConfigError(
             f"{source}: nodes are placed on ranks {config.ranks}; this version runs a model on one rank"
         )
+
+
+def api_keys(settings: GatewaySettings) -> tuple[ApiKey, ...]:
+    """Every key a gateway takes: those of the configuration, then those of its file.
+
+    A key without a name is called `key-<its place>`. A file that others can read is worth a warning.
+
+    Raises:
+        ConfigError: the file cannot be read, or a key cannot be sent, or one is there twice. No message
+            holds a secret.
+    """
+    told = [(f"gateway.api_keys[{place}]", text) for place, text in enumerate(settings.api_keys)]
+    if settings.api_keys_file is not None:
+        told += _lines(Path(settings.api_keys_file))
+    return _keys(told)
+
+
+def _lines(path: Path) -> Iterable[tuple[str, str]]:
+    """The file's lines that hold something, and where each is."""
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise ConfigError(f"gateway.api_keys_file: cannot read {path}: {why}") from error
+    if mode & stat.S_IROTH:
+        _LOGGER.warning("%s holds keys, and everybody on this machine can read it: chmod o-r", path)
+    lines = [(f"{path}, line {number}", line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+    return [(where, line) for where, line in lines if line and not line.startswith("#")]
+
+
+def _keys(told: Iterable[tuple[str, str]]) -> tuple[ApiKey, ...]:
+    found: dict[str, ApiKey] = {}
+    secrets: dict[str, str] = {}
+    for place, (where, text) in enumerate(told, 1):
+        named_key = _NAMED_KEY.fullmatch(text)
+        name, secret = (named_key[1], named_key[2]) if named_key else (f"key-{place}", text)
+        if text.endswith("=") and len(text) < _PADDED_CHARS:
+            raise ConfigError(f"{where}: expected a secret behind the sign of equality, found nothing")
+        if not secret or not all("!" <= char <= "~" for char in secret):
+            raise ConfigError(
+                f"{where}: expected `name=secret` or a secret, of printable ASCII without spaces; "
+                "found what no client could send"
+            )
+        if name in found:
+            raise ConfigError(f"{where}: the name {name!r} is given to another key already")
+        if secret in secrets:
+            raise ConfigError(f"{where}: the key {name!r} has the secret of {secrets[secret]!r}")
+        found[name] = ApiKey(name=name, secret=secret)
+        secrets[secret] = name
+    return tuple(found.values())
