@@ -43,14 +43,22 @@ class Cursor:
         self._queue: deque[StoredRecord | str] = deque()
         self._queued_bytes = 0
         self._delivered = 0  # the consumer's own count
+        self._pending: int | bytes = 0  # what the log still had to deliver, as it said last
         self._wants: Callable[[bytes], object] | None = None
         self._wants_until = 0
         self._heard = False
         self._silent_ticks = 0
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def behind(self) -> int:
+        """How many records are not taken yet, as far as the log told."""
+        return int(self._pending) + sum(not isinstance(item, str) for item in self._queue)
+
     def attached(self, num_pending: int) -> None:
         """A new consumer delivers from `position + 1` on; `num_pending` records match now."""
+        if self._delivered == 0:  # else what it delivered meanwhile tells of a later moment
+            self._pending = num_pending
         if self.end_seq is not None and num_pending == 0:
             self.finished = True
 
@@ -87,6 +95,7 @@ class Cursor:
             return
         self._delivered += 1
         self.position = self.reached = seq
+        self._pending = tokens[at + 3]
         if self._wants is None or self._wants(subject):
             self._queued_bytes += len(data)
             # Whoever may publish at all may do so on a subject that is no text: readers are to see that too.

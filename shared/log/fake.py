@@ -8,15 +8,17 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from shared.errors import DalSegnoError
+from shared.histogram import SECONDS, Histogram
 from shared.log.acceptance import Acceptance
 from shared.log.port import (
     LogRegressedError,
     LogState,
+    LogStats,
     LogUnavailableError,
     OutboxFullError,
     StoredRecord,
@@ -34,6 +36,13 @@ class _Post:
     expected: int | None
     stored: Callable[[int], None] | None
     failed: Callable[[DalSegnoError], None] | None
+    posted_s: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True, eq=False)
+class _Reader:
+    subjects: Sequence[str]
+    position: int
 
 
 class FakeServer:
@@ -132,6 +141,8 @@ class FakeLog:
         self._connected = server.running
         self._changed = asyncio.Event()
         self._listeners: list[tuple[str, deque[tuple[str, bytes]]]] = []
+        self._readers: set[_Reader] = set()
+        self._publish_ack_s = Histogram.over(SECONDS)
         self._failure: DalSegnoError | None = None
         server.join(self)
 
@@ -191,27 +202,31 @@ class FakeLog:
                 continue
             seq = self._server.append(post.subject, post.data).seq
             self._highest = max(self._highest, seq)
+            self._publish_ack_s.observe(time.monotonic() - post.posted_s)
             if post.stored is not None:
                 _call(post.stored, seq)
         self.wake()
 
     async def read(self, subjects: Sequence[str], start_seq: int) -> AsyncGenerator[StoredRecord, None]:
-        position = max(start_seq, 1) - 1
-        started = False
-        while True:
+        reader = _Reader(subjects, max(start_seq, 1) - 1)
+        self._readers.add(reader)
+        try:
             await self._until(lambda: self.connected)
-            if not started and position > len(self._server.records):
+            if reader.position > len(self._server.records):
                 raise self._beyond(start_seq)
-            started = True
-            for record in self._server.records[position:]:
-                position = record.seq
-                if _matches_any(subjects, record.subject):
-                    self._highest = max(self._highest, position)
-                    yield record
-                    self._raise_failure()
-                    if not self.connected:
-                        break
-            await self._until(partial(self._has_news, position))
+            while True:
+                await self._until(lambda: self.connected)
+                for record in self._server.records[reader.position :]:
+                    reader.position = record.seq
+                    if _matches_any(subjects, record.subject):
+                        self._highest = max(self._highest, record.seq)
+                        yield record
+                        self._raise_failure()
+                        if not self.connected:
+                            break
+                await self._until(partial(self._has_news, reader.position))
+        finally:
+            self._readers.discard(reader)
 
     def _has_news(self, position: int) -> bool:
         return not self.connected or len(self._server.records) > position
@@ -242,6 +257,17 @@ class FakeLog:
             messages=len(records),
             bytes=sum(len(record.subject) + len(record.data) for record in records),
         )
+
+    def stats(self) -> LogStats:
+        return LogStats(
+            publish_ack_s=self._publish_ack_s,
+            unacked=len(self._posts),
+            behind=max(map(self._behind, self._readers), default=0),
+        )
+
+    def _behind(self, reader: _Reader) -> int:
+        news = self._server.records[reader.position :]
+        return sum(_matches_any(reader.subjects, record.subject) for record in news)
 
     async def drain(self) -> None:
         waiting = set(self._posts)

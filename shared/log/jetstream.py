@@ -24,6 +24,7 @@ from shared.log.outbox import Entry, Outbox, Refused
 from shared.log.port import (
     LogRegressedError,
     LogState,
+    LogStats,
     LogUnavailableError,
     StoredRecord,
     WrongLastSequenceError,
@@ -277,6 +278,13 @@ class JetStreamLog:
     def post(self, subject: str, data: bytes, stored: Callable[[int], None] | None = None) -> None:
         self._acceptance.check(subject, data, self.max_payload)
         self._outbox.post(subject, data, stored)
+
+    def stats(self) -> LogStats:
+        return LogStats(
+            publish_ack_s=self._outbox.publish_ack_s,
+            unacked=len(self._outbox),
+            behind=max((cursor.behind for cursor in self._cursors if cursor.end_seq is None), default=0),
+        )
 
     async def drain(self) -> None:
         await self._outbox.drain()

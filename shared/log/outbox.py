@@ -10,10 +10,12 @@ that are void by then, the futures of the other never resolve when a publish is 
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
 from shared.errors import DalSegnoError
+from shared.histogram import SECONDS, Histogram
 from shared.log.jetstream_api import WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_IN_FLIGHT
 from shared.log.port import OutboxFullError
 
@@ -39,7 +41,7 @@ class Refused(Exception):  # noqa: N818 - an answer, handled by the one who aske
 class Entry:
     """One event on its way."""
 
-    __slots__ = ("data", "due", "expected", "failed", "sent", "stored", "subject")
+    __slots__ = ("data", "due", "expected", "failed", "posted_s", "sent", "stored", "subject")
 
     def __init__(
         self,
@@ -54,12 +56,17 @@ class Entry:
         self.stored = stored
         self.failed = failed
         self.expected = expected
+        self.posted_s = time.monotonic()  # the loop's clock ticks in milliseconds
         self.sent = 0
         self.due = 0.0
 
 
 class Outbox:
-    """Entries by number, in the order of posting. `transmit` must not wait and must not raise."""
+    """Entries by number, in the order of posting. `transmit` must not wait and must not raise.
+
+    Attributes:
+        publish_ack_s: from posting to the ack, of all that were acked.
+    """
 
     def __init__(
         self,
@@ -68,6 +75,7 @@ class Outbox:
         max_entries: int = 65_536,
         max_bytes: int = 64 * 1024 * 1024,
     ) -> None:
+        self.publish_ack_s = Histogram.over(SECONDS)
         self._transmit = transmit
         self._max_entries = max_entries
         self._max_bytes = max_bytes
@@ -124,8 +132,10 @@ class Outbox:
             self._probe_after_s = _PROBE_AFTER_S
             _LOGGER.info("the log takes events again; %d wait", len(self._entries) - 1)
         entry = self._remove(number)
-        if entry is not None and entry.stored is not None:
-            self._call(entry.stored, seq)
+        if entry is not None:
+            self.publish_ack_s.observe(time.monotonic() - entry.posted_s)
+            if entry.stored is not None:
+                self._call(entry.stored, seq)
         if self._probed is None and self._probe_timer is not None:
             self._probe_timer.cancel()
             self._probe_timer = None

@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from shared.errors import CapacityError, ClientError, DalSegnoError
+from shared.histogram import SECONDS, Histogram
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False):
@@ -35,6 +36,21 @@ class LogState:
     created_ns: int
     messages: int
     bytes: int
+
+
+class LogStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How one process gets on with the log, since it connected.
+
+    Attributes:
+        publish_ack_s: from handing an event over to its ack, resends and outages included.
+        unacked: events handed over and not acked now.
+        behind: how many events the live reader that is furthest behind has not taken yet, as far as the
+            log told with the last one it delivered.
+    """
+
+    publish_ack_s: Histogram = msgspec.field(default_factory=lambda: Histogram.over(SECONDS))
+    unacked: int = 0
+    behind: int = 0
 
 
 class LogUnavailableError(CapacityError):
@@ -153,6 +169,10 @@ class Log(Protocol):
         Raises:
             LogUnavailableError: the log does not answer.
         """
+        ...
+
+    def stats(self) -> LogStats:
+        """What was counted so far; the histogram is the living one, not a copy."""
         ...
 
     async def drain(self) -> None:

@@ -284,6 +284,46 @@ class LogContract:
         assert state.created_ns == empty.created_ns
 
     # ---- refusals ---------------------------------------------------------------------------------
+    async def test_every_ack_is_timed(self, deployment: Deployment) -> None:
+        log, subject = await deployment.open(), deployment.subjects.request("a")
+        for number in range(3):
+            await log.publish(subject, b"%d" % number)
+        log.post(subject, b"3")
+        waiting = log.stats().unacked
+        await log.drain()
+
+        stats = log.stats()
+        assert (waiting, stats.unacked) == (1, 0)
+        assert stats.publish_ack_s.count == 4
+        assert 0 < stats.publish_ack_s.sum < 60
+
+    async def test_the_time_to_an_ack_includes_the_logs_absence(self, deployment: Deployment) -> None:
+        watch = Watch()
+        log = await deployment.open(watch)
+        await deployment.stop()
+        await watch.until(connected=False)
+        log.post(deployment.subjects.request("a"), b"1")
+        begun_s = time.monotonic()
+        await deployment.start()
+        away_s = time.monotonic() - begun_s
+        await log.drain()
+
+        assert log.stats().publish_ack_s.sum >= away_s
+
+    async def test_a_reader_that_has_not_taken_all_is_behind(self, deployment: Deployment) -> None:
+        log, subjects = await deployment.open(), deployment.subjects
+        for number in range(4):
+            await log.publish(subjects.request("a"), b"%d" % number)
+            await log.publish(subjects.walk("a"), b"another's")
+        async with aclosing(log.read([subjects.request("*")], 1)) as records:
+            behind = []
+            for _ in range(4):
+                await anext(records)
+                behind.append(log.stats().behind)
+
+        assert behind == [3, 2, 1, 0]
+        assert log.stats().behind == 0
+
     async def test_an_event_too_large_is_refused_before_it_is_sent(self, deployment: Deployment) -> None:
         log, subject = await deployment.open(), deployment.subjects.walk("r")
         too_large = bytes(log.max_payload + 1)
