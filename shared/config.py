@@ -365,7 +365,7 @@ def _keys(told: Iterable[tuple[str, str]]) -> tuple[ApiKey, ...]:
     for place, (where, text) in enumerate(told, 1):
         named_key = _NAMED_KEY.fullmatch(text)
         name, secret = (named_key[1], named_key[2]) if named_key else (f"key-{place}", text)
-        if text.endswith("=") and len(text) < _PADDED_CHARS:
+        if named_key is None and text.endswith("=") and len(text) < _PADDED_CHARS:
             raise ConfigError(f"{where}: expected a secret behind the sign of equality, found nothing")
         if not secret or not all("!" <= char <= "~" for char in secret):
             raise ConfigError(
