@@ -98,7 +98,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     """How to answer. None means the checkpoint's own default (`generation_config.json`).
 
     Attributes:
-        max_tokens: at most so many new tokens; None is the deployment's `default_max_tokens`.
+        max_tokens: at most so many new tokens; None is the deployment's `default_max_tokens`. 0 is for an
+            echo alone.
         temperature: 0 is greedy.
         top_k: keep the k likeliest tokens; 0 or -1 is off.
         seed: chosen from the request id when absent, so that a replay has it.
@@ -109,7 +110,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         echo: the prompt comes first, as text, and with `logprobs` its tokens' log probabilities.
     """
 
-    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
@@ -119,6 +120,10 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     choice: Annotated[int, Meta(ge=0, lt=MAX_CHOICES)] = 0
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens: expected an integer >= 1, found 0")
 
 
 class RequestSubmitted(

@@ -56,6 +56,9 @@ def misfit(error: msgspec.ValidationError, value: object, kind: Any) -> Misfit:
     found = _value_at(place, value)
     nouns = list(_nouns(_kind_at(place, inspect.type_info(kind)), found))
     if not nouns or text[:1].islower():  # a rule of the type's own, which has said it all
+        name, colon, problem = text.partition(": ")
+        if colon and name.isidentifier():  # of one field of several
+            return Misfit(f"{place}.{name}".lstrip("."), problem)
         return Misfit(place, text)
     return Misfit(place, f"expected {' or '.join(nouns)}, found {described(found)}")
 

@@ -9,6 +9,7 @@ from shared.events import (
     MAX_MESSAGE_CHARS,
     Failure,
     MalformedEventError,
+    Params,
     RequestCancel,
     RequestSubmitted,
     decode,
@@ -101,3 +102,16 @@ def test_a_cancel_has_a_short_reason() -> None:
     assert decode(b"{}", "control") == RequestCancel()
     with pytest.raises(MalformedEventError, match="reason"):
         decode(msgspec.msgpack.encode({"reason": "x" * 10_000}), "control")
+
+
+def test_no_token_at_all_may_be_asked_for_with_an_echo_only() -> None:
+    nothing = GOOD | {"params": {"max_tokens": 0}}
+    with pytest.raises(MalformedEventError, match="max_tokens: expected an integer >= 1, found 0"):
+        decode(msgspec.msgpack.encode(nothing), "request")
+    event = decode(msgspec.msgpack.encode(GOOD | {"params": {"max_tokens": 0, "echo": True}}), "request")
+    assert isinstance(event, RequestSubmitted)
+    assert event.params.max_tokens == 0
+
+
+def test_parameters_nobody_asked_for_are_not_written_down() -> None:
+    assert msgspec.to_builtins(Params(max_tokens=3)) == {"max_tokens": 3}

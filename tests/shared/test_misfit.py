@@ -26,6 +26,8 @@ class Whole(msgspec.Struct, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.count == 7:
             raise ValueError("expected a count other than 7; found 7")
+        if self.count == 8:
+            raise ValueError("count: expected an odd number, found 8")
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,7 @@ class Whole(msgspec.Struct, forbid_unknown_fields=True):
         ({"count": True}, "count: expected an integer, found true"),
         ({"count": 1.5}, "count: expected an integer, found 1.5"),
         ({"count": 7}, "expected a count other than 7; found 7"),
+        ({"count": 8}, "count: expected an odd number, found 8"),
         ({"heat": 0}, "heat: expected a number > 0, found 0"),
         ({"heat": 10**400}, "heat: expected a number <= 2, found an integer beyond 64 bits"),
         ({"heat": None}, "heat: expected a number, found null"),
@@ -73,6 +76,13 @@ def test_only_what_is_not_there_is_missing() -> None:
         with pytest.raises(msgspec.ValidationError) as caught:
             msgspec.convert(value, Whole)
         assert misfit(caught.value, value, Whole).is_missing is is_missing
+
+
+def test_a_rule_over_several_fields_names_the_field_it_is_of() -> None:
+    for value, place in (({"count": 7}, ""), ({"count": 8}, "count")):
+        with pytest.raises(msgspec.ValidationError) as caught:
+            msgspec.convert(value, Whole)
+        assert misfit(caught.value, value, Whole).place == place
 
 
 def test_a_misfit_in_a_map_has_no_place_of_its_own_and_still_words() -> None:
