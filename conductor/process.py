@@ -37,6 +37,7 @@ from shared.events import (
 )
 from shared.log import jetstream
 from shared.log.port import Log, LogState, StoredRecord, WrongLastSequenceError
+from shared.meters import ConductorMeters
 from shared.models import registry
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 
@@ -86,6 +87,7 @@ class Conductor:
         self._subjects = subjects
         self._name = name
         self._published = 0
+        self._folded = 0
         self._led = False
         self._leads_now = asyncio.Event()
         self._claimed_seq = 0
@@ -127,6 +129,7 @@ class Conductor:
     async def _take(self, record: StoredRecord, *, is_news: bool) -> None:
         """Fold one record; while leading, publish what follows from it."""
         folded = self._cluster.fold(record)
+        self._folded += 1
         if folded.note and is_news:
             _LOGGER.info(folded.note)
         if folded.divergence:
@@ -219,6 +222,9 @@ class Conductor:
                 "open": len(self._cluster.open),
                 "waiting": len(self._cluster.waiting),
                 "pid": os.getpid(),
+                "meters": ConductorMeters(
+                    log=self._log.stats(), folded=self._folded, decisions=self._published
+                ),
             }
             await self._log.beat(self._subjects.beat("conductor", self._name), msgspec.msgpack.encode(beat))
             with contextlib.suppress(TimeoutError):  # who waits for a leader hears at once

@@ -104,7 +104,8 @@ class Presence:
 
 
 def _shown(beat: Beat, now_s: float) -> dict[str, Any]:
-    return {**beat.facts, "silent_s": round(now_s - beat.heard_s, 1)}
+    facts = {name: fact for name, fact in beat.facts.items() if name != "meters"}  # those are for /metrics
+    return {**facts, "silent_s": round(now_s - beat.heard_s, 1)}
 
 
 def _progress(beat: Beat) -> str:

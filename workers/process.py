@@ -31,6 +31,7 @@ from shared.fence import EpochFence
 from shared.ids import Rank
 from shared.log import jetstream
 from shared.log.port import Log
+from shared.meters import WorkerMeters
 from shared.subjects import Subjects
 from workers import settings
 from workers.chain import Hosted
@@ -260,6 +261,7 @@ class Worker:
 
     def _vital_signs(self) -> dict[str, Any]:
         counters = self._model.counters() or EngineStats()
+        work = counters.work
         return {
             "state": self._state,
             "progress": self._model.progress,
@@ -272,6 +274,14 @@ class Worker:
             "waiting": counters.waiting,
             "kv_used": counters.kv_used,
             "kv_total": counters.kv_total,
+            "meters": WorkerMeters(
+                log=self._log.stats(),
+                sequences=work.sequences,
+                computed_tokens=work.computed_tokens,
+                sampled_tokens=work.sampled_tokens,
+                batch_rows=work.batch_rows,
+                step_s=work.step_s,
+            ),
         }
 
 

@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
 
+import msgspec
 import pytest
 
 from conductor import process
@@ -27,6 +28,7 @@ from shared.events import (
 )
 from shared.log.fake import FakeLog, FakeServer
 from shared.log.port import LogState
+from shared.meters import ConductorMeters
 from shared.models import registry
 from tests.conductor.script import SUBJECTS, completion, deployment
 
@@ -201,3 +203,18 @@ async def test_a_beat_that_is_none_stops_nobody(beat: bytes) -> None:
         await watcher.until(NodeReady, lambda event: event.request_id == "r2")
         await submit(log, "r3")
         await watcher.until(NodeReady, lambda event: event.request_id == "r3")
+
+
+async def test_its_beats_count_what_it_folded_and_decided() -> None:
+    server = FakeServer(SUBJECTS)
+    log, watcher = FakeLog(server), Watcher(server)
+    async with aclosing(FakeLog(server).listen(SUBJECTS.beats())) as beats, conducting(FakeLog(server)):
+        await join(log)
+        await submit(log)
+        await watcher.until(NodeReady)
+        async for _, data in beats:
+            meters = msgspec.convert(msgspec.msgpack.decode(data)["meters"], ConductorMeters)
+            if meters.decisions == 2 and meters.log.publish_ack_s.count == 3:
+                break
+
+    assert meters.folded >= 3  # its epoch, the worker, the request

@@ -24,6 +24,13 @@ class TestPresence:
     def test_nothing_is_missing_when_all_have_spoken(self) -> None:
         assert all_ready().missing(100.0 + FRESH_S - 0.1, log_answers=True) == []
 
+    def test_what_beats_say_for_the_meters_is_not_shown(self) -> None:
+        presence = Presence(ranks=[0])
+        presence.hear("ds.beat.worker.0", said("ready", steps=3, meters={"sequences": 1}), 100.0)
+
+        shown = presence.overview(100.0, log_answers=True, is_draining=False)["workers"]["0"]
+        assert shown == {"state": "ready", "steps": 3, "silent_s": 0.0}
+
     def test_silence_is_missed(self) -> None:
         assert len(all_ready().missing(100.0 + FRESH_S, log_answers=True)) == 3
 

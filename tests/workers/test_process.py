@@ -26,6 +26,7 @@ from shared.events import (
     encode,
 )
 from shared.log.fake import FakeLog, FakeServer
+from shared.meters import WorkerMeters
 from tests.workers import harness
 from tests.workers.harness import EOS, RANK, SUBJECTS, FakeEngine, ToyProcessing, chat
 from workers import process
@@ -198,6 +199,8 @@ async def test_beats_tell_how_it_is() -> None:
 
         assert ready["incarnation"] == await life.incarnation()
         assert {"rank", "steps", "running", "waiting", "kv_used", "kv_total", "model", "pid"} <= set(ready)
+        meters = msgspec.convert(ready["meters"], WorkerMeters)
+        assert meters.log.publish_ack_s.count == 1  # of `worker.joined`
 
 
 async def test_told_to_stop_it_finishes_what_runs_takes_nothing_new_and_leaves(

@@ -3,6 +3,7 @@
 Synchronous, and owned by one thread. It knows sequences and tokens; not requests, text or the log.
 """
 
+import time
 from collections.abc import Sequence as Items
 from typing import Final
 
@@ -13,7 +14,7 @@ from workers.engine.attention import ATTENTION, PagedPool, attending
 from workers.engine.blocks import BlockManager
 from workers.engine.cpu_threads import use_cpu_threads
 from workers.engine.node import Node
-from workers.engine.outcomes import EngineStats, StepFailedError
+from workers.engine.outcomes import EngineStats, StepFailedError, Work
 from workers.engine.sampler import NOT_A_TOKEN, node_key, sample
 from workers.engine.scheduler import Scheduler, Span
 from workers.engine.selfcheck import check_node
@@ -44,6 +45,7 @@ class KVEngine:
         self.node: Final = node
         self.forwards = 0
         self.step_keys: tuple[str, ...] = ()
+        self._work = Work()
         blocks = BlockManager(num_blocks, block_size)
         self._scheduler = Scheduler(
             blocks, max_rows=max_rows, max_step_tokens=max_step_tokens, max_positions=node.max_positions
@@ -80,6 +82,7 @@ class KVEngine:
             waiting=len(self._scheduler.waiting),
             kv_used=(blocks.num_blocks - blocks.free) * blocks.block_size,
             kv_total=blocks.capacity_tokens,
+            work=self._work,
         )
 
     def add(self, spec: SequenceSpec) -> None:
@@ -107,6 +110,7 @@ class KVEngine:
             )
         self._scheduler.add(sequence)
         self._sequences[spec.key] = sequence
+        self._work.sequences += 1
 
     def cancel(self, key: str) -> bool:
         """Forget a sequence; False when it is not (or no longer) here."""
@@ -122,6 +126,7 @@ class KVEngine:
         Raises:
             StepFailedError: for some of the step's sequences, which are gone.
         """
+        begun_s = time.perf_counter()
         spans = self._scheduler.schedule()
         self.step_keys = tuple(span.sequence.spec.key for span in spans)
         if not spans:
@@ -133,6 +138,12 @@ class KVEngine:
             raise StepFailedError(
                 f"engine step {self.forwards} failed: {type(error).__name__}: {error}", keys=self.step_keys
             ) from error
+        self._work.count_step(
+            rows=len(spans),
+            computed=sum(span.count for span in spans),
+            sampled=len(tokens),
+            took_s=time.perf_counter() - begun_s,
+        )
         self._scheduler.advance(spans)
         return self._outputs([span.sequence for span in spans if span.samples], tokens)
 

@@ -255,3 +255,16 @@ def test_logits_that_are_no_numbers_fail_their_sequence_only(
 
     assert caught.value.keys == ("a",)
     assert ids(answer) == ids(expected["b"])
+
+
+def test_it_counts_the_work_it_has_done(qwen3: DecoderLM) -> None:
+    counted = engine(qwen3)
+    run(counted, [spec("a", max_tokens=3, ignore_eos=True), spec("b", max_tokens=2, ignore_eos=True)])
+    work = counted.stats().work
+
+    assert (work.sequences, work.sampled_tokens) == (2, 5)
+    # Two prompts of 4; what each sampled last is not run through the model any more.
+    assert work.computed_tokens == 2 * 4 + 2 + 1
+    assert work.step_s.count == counted.forwards == 3
+    assert (work.batch_rows.sum, work.batch_rows.counts[:2]) == (5, [1, 2])
+    assert 0 < work.step_s.sum < 60
