@@ -12,20 +12,34 @@ An error that must cross the log travels as `shared.events.Failure`: `code` is s
 programs, `message` for people, `status` is the HTTP status the gateway answers with.
 """
 
-from typing import ClassVar
-
 
 class DalSegnoError(Exception):
-    """The root. `code` is stable; `message` says what was expected, what was found, what to do."""
+    """The root.
 
-    code: ClassVar[str] = "internal_error"
-    status: ClassVar[int] = 500
+    Attributes:
+        code: stable, for programs; a class has its own, an error may have a nearer one.
+        status: the HTTP status, by the same rule.
+        message: what was expected, what was found, what to do.
+        param: the field that is wrong, where it is known to be one.
+    """
+
+    code: str = "internal_error"
+    status: int = 500
+    param: str | None = None
 
     def __init__(self, message: str, *, code: str | None = None, status: int | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.failure_code = code or type(self).code
-        self.failure_status = status or type(self).status
+        self.code = code or type(self).code
+        self.status = status or type(self).status
+
+    @property
+    def failure_code(self) -> str:
+        return self.code
+
+    @property
+    def failure_status(self) -> int:
+        return self.status
 
 
 class ClientError(DalSegnoError):
