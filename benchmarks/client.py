@@ -47,6 +47,27 @@ class Reply:
         return "".join(self.texts)
 
 
+@dataclass(frozen=True, slots=True)
+class Response:
+    """Any answer, read whole. `headers` by their names in small letters."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        """What a chat said, streamed or not."""
+        if not self.headers.get("content-type", "").startswith("text/event-stream"):
+            message: str = msgspec.json.decode(self.body)["choices"][0]["message"]["content"]
+            return message
+        reply = Reply()
+        _fold(reply, self.body, 0.0)
+        if not self.body.endswith(b"data: [DONE]\n\n"):
+            raise ValueError("the stream did not end with [DONE]")
+        return reply.text
+
+
 class Connection:
     """One connection, for one question after another."""
 
@@ -66,6 +87,41 @@ class Connection:
         self._writer.close()
         await self._writer.wait_closed()
 
+    async def post(self, path: str, body: dict[str, Any]) -> Response:
+        """Post JSON, and read the answer, whatever it is."""
+        await self.send(path, body)
+        return await self._response()
+
+    async def get(self, path: str) -> Response:
+        """Get a page."""
+        self._writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        return await self._response()
+
+    async def send(self, path: str, body: dict[str, Any]) -> None:
+        """Post JSON; the answer is the caller's to read."""
+        data = msgspec.json.encode(body)
+        self._writer.write(
+            b"POST %s HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+            % (path.encode(), len(data), data)
+        )
+        await self._writer.drain()
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        """The answer's status and headers."""
+        first, *lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")[:-2]
+        pairs = (line.split(":", 1) for line in lines)
+        return int(first.split()[1]), {name.lower(): value.strip() for name, value in pairs}
+
+    async def _response(self) -> Response:
+        status, headers = await self.head()
+        if "content-length" in headers:
+            return Response(status, headers, await self._reader.readexactly(int(headers["content-length"])))
+        pieces: list[bytes] = []
+        while piece := await self._chunk():
+            pieces.append(piece)
+        return Response(status, headers, b"".join(pieces))
+
     async def ask(self, question: dict[str, Any]) -> Reply:
         """Post one chat to be streamed, and read its answer to the end."""
         body = msgspec.json.encode(question | {"stream": True, "stream_options": {"include_usage": True}})
@@ -80,23 +136,24 @@ class Connection:
         reply = Reply()
         while piece := await self._chunk():
             reply.chunks += 1
-            self._fold(reply, piece, begun_s)
+            _fold(reply, piece, begun_s)
         reply.end_s = time.perf_counter() - begun_s
         return reply
-
-    def _fold(self, reply: Reply, piece: bytes, begun_s: float) -> None:
-        for line in piece.split(b"\n"):
-            if not line.startswith(_DATA) or line.endswith(b"[DONE]"):
-                continue
-            event = _DECODER.decode(line[len(_DATA) :])
-            if event.usage is not None:
-                reply.tokens = event.usage["completion_tokens"]
-            for choice in event.choices:
-                if choice.delta.content and not reply.first_s:
-                    reply.first_s = time.perf_counter() - begun_s
-                reply.texts.append(choice.delta.content)
 
     async def _chunk(self) -> bytes:
         """One chunk of the body; empty at its end."""
         size = int(await self._reader.readline(), 16)
         return (await self._reader.readexactly(size + 2))[:-2]
+
+
+def _fold(reply: Reply, piece: bytes, begun_s: float) -> None:
+    for line in piece.split(b"\n"):
+        if not line.startswith(_DATA) or line.endswith(b"[DONE]"):
+            continue
+        event = _DECODER.decode(line[len(_DATA) :])
+        if event.usage is not None:
+            reply.tokens = event.usage["completion_tokens"]
+        for choice in event.choices:
+            if choice.delta.content and not reply.first_s:
+                reply.first_s = time.perf_counter() - begun_s
+            reply.texts.append(choice.delta.content)

@@ -26,6 +26,11 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
+def resident_bytes(pid: int) -> int:
+    """The memory a process holds."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def speed() -> float:
     """Turns of a plain loop per second of CPU: how fast Python is here and now."""
     turns = 1_000_000

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from shared.models.checkpoint import CheckpointError
 
@@ -21,14 +22,25 @@ SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 
 _MAX_HEADER_BYTES: Final = 100_000_000
+_ITEM_BITS: Final = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
 _DIGESTED_PAGES: Final = 16
 _PAGE_BYTES: Final = 4096
 
 
+_Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
 class _Tensor(msgspec.Struct, frozen=True):
     dtype: str
-    shape: list[int]
-    data_offsets: tuple[int, int]
+    shape: list[_Natural]
+    data_offsets: tuple[_Natural, _Natural]
 
 
 class _Index(msgspec.Struct, frozen=True):
@@ -115,11 +127,12 @@ def read_shard(path: Path) -> Shard:
         entries = msgspec.json.decode(header, type=dict[str, Any])
         entries.pop("__metadata__", None)
         tensors = msgspec.convert(entries, dict[str, _Tensor])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: its header cannot be read: {error}") from error
     expected = 8 + length + max((t.data_offsets[1] for t in tensors.values()), default=0)
     if size != expected:
         raise _cut_short(path, str(expected), size)
+    _check_layout(path, tensors)
     return Shard(
         path,
         size,
@@ -128,6 +141,24 @@ def read_shard(path: Path) -> Shard:
             for name, t in tensors.items()
         },
     )
+
+
+def _check_layout(path: Path, tensors: dict[str, _Tensor]) -> None:
+    """Each tensor is as long as its type and shape say, and begins where the one before it ends."""
+    end = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
+        begin, found = tensor.data_offsets[0], tensor.data_offsets[1] - tensor.data_offsets[0]
+        bits = _ITEM_BITS.get(tensor.dtype)
+        if bits is None:
+            raise CheckpointError(
+                f"{path} is damaged: tensor {name!r} is of the unknown type {tensor.dtype[:20]!r}"
+            )
+        if found * 8 != prod(tensor.shape) * bits or begin != end:
+            raise CheckpointError(
+                f"{path} is damaged: expected tensor {name!r}, {tensor.dtype}{tensor.shape}, from byte {end} "
+                f"to {end + prod(tensor.shape) * bits // 8}, found it from {begin} to {begin + found}"
+            )
+        end = tensor.data_offsets[1]
 
 
 def weights_digest(shards: Sequence[Shard]) -> str:

@@ -1,0 +1,71 @@
+"""Damaged events on the bus, on every subject: all roles live on, and answer what is proper."""
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from typing import Final
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.events import Inputs, Params, RequestCancel, RequestSubmitted, encode
+from shared.log import jetstream
+from shared.subjects import Subjects
+from tests.e2e import deploy
+from tests.e2e.deploy import Running
+from tests.fuzz.damage import FUZZED, damaged_bytes
+
+_SUBMITTED: Final = encode(
+    RequestSubmitted(
+        id="x.1", writer="x", number=1, request_id="r", model="demo", inputs=Inputs(text="hello"),
+        params=Params(max_tokens=2, stop=["\n"], temperature=0.5),
+    )
+)  # fmt: skip
+_CANCEL: Final = encode(RequestCancel(id="x.2", writer="x", number=2, request_id="r", reason="no more"))
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A deployment of its own: damaged events stay in its log."""
+    with deploy.serve(tmp_path_factory.mktemp("bus")) as running:
+        yield running
+
+
+def test_damaged_events_harm_nobody(own: Running) -> None:
+    before = own.pids
+    subjects = Subjects(own.prefix)
+
+    with asyncio.Runner() as runner:
+        log = runner.run(
+            jetstream.connect(own.nats_url, token=own.nats_token, subjects=subjects, name="fuzz")
+        )
+
+        @given(data=st.data())
+        @FUZZED
+        def publish(data: st.DataObject) -> None:
+            request_id = f"f-{secrets.token_hex(6)}"
+            subject = data.draw(
+                st.sampled_from(
+                    (
+                        subjects.request(request_id),
+                        subjects.control(request_id),
+                        subjects.walk(request_id),
+                        subjects.ready(0, request_id),
+                        subjects.done(0, request_id),
+                        subjects.output("nats", request_id, "w0"),
+                        subjects.epoch,
+                    )
+                )
+            )
+            whole = data.draw(st.sampled_from((_SUBMITTED, _CANCEL)))
+            runner.run(log.publish(subject, data.draw(damaged_bytes(whole))))
+
+        publish()
+        runner.run(log.close())
+
+    question = {"model": "demo", "messages": [{"role": "user", "content": "What does len do?"}]}
+    answer = httpx.post(f"{own.url}/v1/chat/completions", json=question | {"temperature": 0}, timeout=60)
+    assert answer.json()["choices"][0]["message"]["content"] == "Return the number of items in a container."
+    assert own.pids == before  # nobody died
