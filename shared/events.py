@@ -136,7 +136,9 @@ class RequestSubmitted(
 ):
     """A service wants an answer. Outputs appear under `<prefix>.output.<origin>.<request_id>.*`.
 
-    `parent` is the request this one answers a part of: one choice of several, one prompt of a list.
+    `parent` is the request this one answers a part of: one choice of several, one prompt of a list. There
+    are `parts` such parts; the first of them has the parent's own id. `correlation` is what its submitter,
+    or a proxy before it, calls it: the `X-Request-ID` of HTTP.
     """
 
     model: Annotated[str, Meta(max_length=256)]
@@ -144,6 +146,8 @@ class RequestSubmitted(
     params: Params = Params()
     origin: Annotated[str, Meta(pattern=ID_PATTERN)] = DEFAULT_ORIGIN
     parent: Annotated[str, Meta(pattern=ID_PATTERN)] | None = None
+    correlation: Annotated[str, Meta(max_length=128)] | None = None
+    parts: Annotated[int, Meta(ge=1)] = 1
 
 
 class RequestCancel(
