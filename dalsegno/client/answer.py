@@ -1,0 +1,107 @@
+"""What comes back: chunks as they come, and the answer they amount to."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dalsegno.client.media import Audio, Medium
+from shared.events import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A piece of the answer.
+
+    Attributes:
+        index: its place among the answer's chunks, from 0; what `resume` takes as `after`.
+        modality: `text`, or what `data` holds: `audio`, `image`, ...
+        text: the piece, where it is text; a chunk may have tokens and no text yet.
+        data: the piece as bytes, where it is not text.
+        token_ids: the tokens it was made of.
+        logprobs: of `token_ids`, one for one, where they were asked for.
+        metadata: what is needed to read `data`, such as `sample_rate`.
+    """
+
+    index: int
+    modality: str = "text"
+    text: str = ""
+    data: bytes = b""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def audio(self) -> Audio:
+        """The piece as sound, where it is sound."""
+        assert self.modality == "audio", f"this is {self.modality}"
+        return _sound(self.data, self.metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens, counted once each."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The answer is complete."""
+
+    finish_reason: str
+    usage: Usage
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer; of a stream that still runs, what there is of it so far.
+
+    Attributes:
+        finish_reason: `stop` or `length`; None while it is not complete.
+        logprobs: of `token_ids`, one for one, where they were asked for.
+        media: what is not text, by modality, in the order it came.
+    """
+
+    request_id: str
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    media: dict[str, list[Medium]] = field(default_factory=dict)
+    _texts: list[str] = field(default_factory=list, repr=False)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    @property
+    def images(self) -> list[Medium]:
+        return self.media.get("image", [])
+
+    @property
+    def audio(self) -> Audio | None:
+        """All sound there is, in one piece."""
+        pieces = self.media.get("audio", [])
+        return _sound(b"".join(one.data for one in pieces), pieces[0].metadata) if pieces else None
+
+    def take(self, chunk: Chunk) -> None:
+        """Add the next chunk."""
+        self.token_ids += chunk.token_ids
+        if chunk.logprobs is not None:
+            self.logprobs = [*(self.logprobs or []), *chunk.logprobs]
+        if chunk.modality == "text":
+            self._texts.append(chunk.text)
+        else:
+            self.media.setdefault(chunk.modality, []).append(Medium(chunk.data, chunk.metadata))
+
+    def finish(self, end: End) -> None:
+        """Nothing comes any more."""
+        self.finish_reason, self.usage = end.finish_reason, end.usage
+
+
+def _sound(pcm: bytes, metadata: dict[str, Any]) -> Audio:
+    return Audio(pcm, int(metadata.get("sample_rate", 24_000)), int(metadata.get("channels", 1)))

@@ -1,0 +1,215 @@
+"""Media in and out: what a user has at hand becomes a file to send; what comes back can be saved.
+
+In: a path, bytes, `(name, bytes)`, a Pillow image, an `Audio`, or a NumPy array (an image as H x W (x 3 or 4)
+bytes; sound as `Audio.of`). Neither Pillow nor NumPy is needed, or imported, unless one is handed in.
+
+The server tells a file's modality by the extension of its name, so bytes without a name get one by their
+first bytes. Out, sound is 16-bit little-endian PCM with its `sample_rate` in the metadata.
+"""
+
+import io
+import sys
+import wave
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from shared.errors import ClientError
+
+MediaItem: TypeAlias = Any
+"""A path, bytes, `(name, bytes)`, a Pillow image, an `Audio` or a NumPy array."""
+
+_SIGNATURES: Final = (
+    (0, b"\x89PNG\r\n\x1a\n", "png"),
+    (0, b"\xff\xd8\xff", "jpg"),
+    (0, b"GIF8", "gif"),
+    (0, b"BM", "bmp"),
+    (0, b"II*\x00", "tiff"),
+    (0, b"MM\x00*", "tiff"),
+    (8, b"WEBP", "webp"),
+    (8, b"WAVE", "wav"),
+    (8, b"AVI ", "avi"),
+    (0, b"fLaC", "flac"),
+    (0, b"OggS", "ogg"),
+    (0, b"ID3", "mp3"),
+    (0, b"\xff\xfb", "mp3"),
+    (0, b"\xff\xf3", "mp3"),
+    (4, b"ftypM4A", "m4a"),
+    (4, b"ftyp", "mp4"),
+    (0, b"\x1aE\xdf\xa3", "webm"),
+)
+"""Offset, first bytes, extension: of what a server takes; the longer match comes first."""
+_EXTENSIONS: Final = {
+    "image": ("png", "jpg", "jpeg", "webp", "bmp", "tiff", "tif", "gif"),
+    "audio": ("wav", "mp3", "flac", "ogg", "m4a", "aac"),
+    "video": ("mp4", "avi", "mov", "mkv", "webm"),
+}
+_BYTES_PER_SAMPLE: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One medium to send."""
+
+    modality: str
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """One medium that came back: an image is a whole file."""
+
+    data: bytes
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, path: str | Path) -> Path:
+        """Write it to `path`."""
+        path = Path(path)
+        path.write_bytes(self.data)
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """Sound: 16-bit little-endian PCM samples, the channels interleaved."""
+
+    pcm: bytes
+    sample_rate: int
+    channels: int = 1
+
+    @classmethod
+    def of(cls, samples: Any, sample_rate: int) -> "Audio":
+        """Sound from a NumPy array: (samples,) or (samples, channels), int16, or float in [-1, 1].
+
+        Raises:
+            ClientError: the array has another shape or type.
+        """
+        kind = str(samples.dtype)
+        if samples.ndim not in {1, 2} or not (kind == "int16" or kind.startswith("float")):
+            raise ClientError(
+                f"expected sound as (samples,) or (samples, channels) of int16 or float, "
+                f"found {samples.shape} of {kind}"
+            )
+        if kind != "int16":
+            samples = (samples.clip(-1, 1) * 32767).round()
+        channels = 1 if samples.ndim == 1 else int(samples.shape[1])
+        return cls(samples.astype("<i2").tobytes(), sample_rate, channels)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Audio":
+        """The sound in a WAV file.
+
+        Raises:
+            ClientError: it is no WAV file of 16-bit PCM.
+        """
+        try:
+            with wave.open(str(path), "rb") as file:
+                width, rate, channels = file.getsampwidth(), file.getframerate(), file.getnchannels()
+                pcm = file.readframes(file.getnframes())
+        except (wave.Error, EOFError) as error:
+            raise ClientError(f"{path}: expected a WAV file of 16-bit PCM: {error}") from error
+        if width != _BYTES_PER_SAMPLE:
+            raise ClientError(f"{path}: expected 16 bits a sample, found {8 * width}")
+        return cls(pcm, rate, channels)
+
+    @property
+    def seconds(self) -> float:
+        return len(self.pcm) / (_BYTES_PER_SAMPLE * self.channels * self.sample_rate)
+
+    def wav(self) -> bytes:
+        """The same as a WAV file."""
+        out = io.BytesIO()
+        with wave.open(out, "wb") as file:
+            file.setnchannels(self.channels)
+            file.setsampwidth(_BYTES_PER_SAMPLE)
+            file.setframerate(self.sample_rate)
+            file.writeframes(self.pcm)
+        return out.getvalue()
+
+    def save(self, path: str | Path) -> Path:
+        """Write it to `path` as a WAV file."""
+        path = Path(path)
+        path.write_bytes(self.wav())
+        return path
+
+    def numpy(self) -> Any:
+        """The samples as a NumPy array: (samples,), or (samples, channels) where there are several; int16."""
+        import numpy as np
+
+        samples = np.frombuffer(self.pcm, dtype="<i2")
+        return samples if self.channels == 1 else samples.reshape(-1, self.channels)
+
+
+def files_of(modality: str, items: MediaItem) -> list[File]:
+    """One medium, or a list of them, as files to send.
+
+    Raises:
+        ClientError: something is no medium of that modality.
+    """
+    if items is None:
+        return []
+    several = items if isinstance(items, list) else [items]
+    return [_file_of(modality, number, item) for number, item in enumerate(several)]
+
+
+def _file_of(modality: str, number: int, item: MediaItem) -> File:
+    match item:
+        case str() | Path():
+            path = Path(item)
+            return _checked(modality, path.name, _read(path))
+        case (str(name), bytes() | bytearray() | memoryview() as data):
+            return _checked(modality, name, bytes(data))
+        case bytes() | bytearray() | memoryview():
+            data = bytes(item)
+            return _checked(modality, f"{modality}-{number}.{_extension_of(modality, data)}", data)
+        case Audio():
+            return _checked(modality, f"{modality}-{number}.wav", item.wav())
+        case _:
+            return _checked(modality, f"{modality}-{number}.png", _png_of(modality, item))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ClientError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _checked(modality: str, name: str, data: bytes) -> File:
+    extension = Path(name).suffix.lstrip(".").lower()
+    known = _EXTENSIONS[modality]
+    if extension not in known:
+        raise ClientError(
+            f"{name!r} is no {modality} by its name, which is how the server tells: expected one of "
+            f"{', '.join(f'.{one}' for one in known)}; another name is given as ('name.{known[0]}', data)"
+        )
+    return File(modality, name, data)
+
+
+def _extension_of(modality: str, data: bytes) -> str:
+    for offset, signature, extension in _SIGNATURES:
+        if data[offset:].startswith(signature) and extension in _EXTENSIONS[modality]:
+            return extension
+    raise ClientError(
+        f"these {len(data)} bytes begin like no {modality} that is known; say what they are: "
+        f"('name.{_EXTENSIONS[modality][0]}', data)"
+    )
+
+
+def _png_of(modality: str, item: MediaItem) -> bytes:
+    """A Pillow image, or an array of pixels, as a PNG file."""
+    numpy, pillow = sys.modules.get("numpy"), sys.modules.get("PIL.Image")
+    if modality == "image" and numpy is not None and isinstance(item, numpy.ndarray):
+        from PIL import Image
+
+        item = Image.fromarray(item)
+        pillow = sys.modules["PIL.Image"]
+    if modality == "image" and pillow is not None and isinstance(item, pillow.Image):
+        out = io.BytesIO()
+        item.save(out, "PNG")
+        return out.getvalue()
+    advice = "; sound in an array is Audio.of(samples, sample_rate)" if modality == "audio" else ""
+    raise ClientError(
+        f"expected an {modality} as a path, bytes, or (name, bytes), found {type(item).__name__}{advice}"
+    )

@@ -1,0 +1,204 @@
+"""Over HTTP: `POST /generate`, its answer read line by line as it comes.
+
+Always as a stream, also where only the whole is wanted: a gateway that dies costs what was not read yet, and
+no more. The connection has no deadline but for connecting: an answer may be long in coming, and the server
+says when it gives up. The operating system's keep-alives notice a peer that is gone without a word.
+"""
+
+import socket
+from base64 import b64decode
+from collections.abc import AsyncGenerator, AsyncIterator
+from http import HTTPStatus
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from dalsegno.client.answer import Chunk, End, Usage
+from dalsegno.client.errors import BrokenError, UnreachableError, error_of, error_of_body
+from dalsegno.client.question import Question
+from dalsegno.client.transport import Health
+from shared.errors import ClientError, DalSegnoError
+from shared.events import TokenLogprobs
+
+_CONNECT_S: Final = 10.0
+_ASK_S: Final = 30.0
+"""How long a question that is no request (health, models, cancel) may take."""
+_KEEP_ALIVE: Final = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+        if hasattr(socket, name)
+    ),
+]
+
+
+class _Metadata(msgspec.Struct):
+    """What the client itself reads of a chunk's metadata; the rest is for whoever reads the data."""
+
+    index: int | None = None
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    status: int = 500
+    code: str = "internal_error"
+    message: str = ""
+
+
+class _Line(msgspec.Struct):
+    modality: str
+    data: str
+    metadata: dict[str, Any]
+
+
+_OURS: Final = frozenset(field.name for field in msgspec.structs.fields(_Metadata))
+_LINES: Final = msgspec.json.Decoder(_Line)
+
+
+class HttpTransport:
+    """One gateway, or whatever stands before several."""
+
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        key = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        self._url = url.rstrip("/")
+        self._http = httpx.AsyncClient(
+            base_url=self._url,
+            headers=key,
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),
+            transport=httpx.AsyncHTTPTransport(
+                limits=httpx.Limits(max_connections=None), socket_options=_KEEP_ALIVE
+            ),
+        )
+
+    async def items(self, question: Question, after: int) -> AsyncGenerator[Chunk | End, None]:
+        headers = {"last-event-id": str(after)} if after >= 0 else {}
+        try:
+            async with self._http.stream(
+                "POST", "/generate", headers=headers, **body_of(question)
+            ) as response:
+                if response.status_code != HTTPStatus.OK:
+                    raise _refusal(response, await response.aread())
+                async for line in _lines(response):
+                    item = item_of(line)
+                    yield item
+                    if isinstance(item, End):
+                        return
+        except httpx.HTTPError as error:
+            raise self._trouble(error) from error
+        raise BrokenError(f"{self._url} closed the connection before the end of the answer")
+
+    async def cancel(self, request_id: str) -> None:
+        response = await self._ask("DELETE", f"/v1/requests/{request_id}")
+        if not response.is_success:
+            raise _refusal(response, response.content)
+
+    async def health(self) -> Health:
+        response = await self._ask("GET", "/health/ready")
+        told = _object(response)
+        missing = told.get("missing", ())
+        return Health(
+            is_ready=response.status_code == HTTPStatus.OK,
+            status=str(told.get("status", "")),
+            missing=tuple(str(one) for one in missing) if isinstance(missing, list) else (),
+            details=told,
+        )
+
+    async def models(self) -> list[str]:
+        response = await self._ask("GET", "/v1/models")
+        if not response.is_success:
+            raise _refusal(response, response.content)
+        return [str(model["id"]) for model in _object(response)["data"]]
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _ask(self, method: str, path: str) -> httpx.Response:
+        try:
+            return await self._http.request(method, path, timeout=_ASK_S)
+        except httpx.HTTPError as error:
+            raise self._trouble(error) from error
+
+    def _trouble(self, error: httpx.HTTPError) -> DalSegnoError:
+        why = str(error) or type(error).__name__
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            return UnreachableError(f"no server answers at {self._url} ({why}): is it running?")
+        if isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError):
+            return ClientError(f"{self._url}: {why}")
+        return BrokenError(f"the connection to {self._url} was lost ({why})")
+
+
+def body_of(question: Question) -> dict[str, Any]:
+    """The request's body, as httpx takes it: JSON, or with files a form of the same fields."""
+    inputs = question.inputs
+    fields: dict[str, Any] = {
+        "text": inputs.text,
+        "messages": inputs.messages,
+        "token_ids": inputs.token_ids,
+        "chat": None if inputs.chat else False,
+        "input_modalities": ",".join(inputs.input_modalities),
+        "output_modalities": ",".join(inputs.output_modalities),
+        "model_kwargs": question.model_kwargs or None,
+        "model": question.model,
+        "request_id": question.request_id,
+    }
+    said = {name: value for name, value in fields.items() if value is not None}
+    if not inputs.files:
+        return {"json": said}
+    form = {name: _plain(value) for name, value in said.items()}
+    return {"data": form, "files": [("files", (file.name, file.data)) for file in inputs.files]}
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """The lines of a body; not httpx's, which end at anything Unicode calls the end of a line."""
+    rest = b""
+    async for piece in response.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.strip():
+                yield line
+    # What is left has no end: the connection broke in its middle.
+
+
+def item_of(line: bytes) -> Chunk | End:
+    """What one line of the answer says.
+
+    Raises:
+        DalSegnoError: that the answer failed.
+    """
+    try:
+        told = _LINES.decode(line)
+        known = msgspec.convert(told.metadata, _Metadata)
+        data = b64decode(told.data)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ClientError(f"no Dal Segno server: a line of the answer is {line[:200]!r} ({error})") from error
+    if told.modality == "error":
+        raise error_of(known.status, known.code, known.message)
+    if known.finish_reason is not None and known.usage is not None:
+        return End(finish_reason=known.finish_reason, usage=known.usage)
+    is_text = told.modality == "text"
+    return Chunk(
+        index=known.index or 0,
+        modality=told.modality,
+        text=data.decode() if is_text else "",
+        data=b"" if is_text else data,
+        token_ids=known.token_ids,
+        logprobs=known.logprobs,
+        metadata={name: value for name, value in told.metadata.items() if name not in _OURS},
+    )
+
+
+def _refusal(response: httpx.Response, body: bytes) -> DalSegnoError:
+    return error_of_body(response.status_code, body, response.headers.get("retry-after"))
+
+
+def _object(response: httpx.Response) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(response.content, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise _refusal(response, response.content) from error

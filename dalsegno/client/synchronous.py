@@ -1,0 +1,239 @@
+"""`Client`: the same calls for programs without an event loop.
+
+The asynchronous client runs on an event loop of its own in a thread of its own; a call hands it a coroutine
+and waits. So it may be used from several threads at once, Ctrl-C ends the call that waits and with it the
+request, and what was not closed is closed when the program ends.
+"""
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError as FutureCancelledError
+from concurrent.futures import Future
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from dalsegno.client.answer import Answer, Chunk
+from dalsegno.client.asynchronous import PATIENCE_S, AsyncClient
+from dalsegno.client.question import How, Messages
+from dalsegno.client.stream import AsyncStream
+from dalsegno.client.transport import Health
+from shared.errors import ClientError
+
+_T = TypeVar("_T")
+
+
+class _Loop:
+    """An event loop in a thread, until `end`; `farewell` is the last it does."""
+
+    def __init__(self, farewell: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._farewell = farewell
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+        self._is_ended = False
+        self._lock = threading.Lock()
+        begun = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(begun,), name="dalsegno-client", daemon=True)
+        self._thread.start()
+        begun.wait()
+
+    def _run(self, begun: threading.Event) -> None:
+        with asyncio.Runner() as runner:  # at its end, what still runs is cancelled
+            runner.run(self._until_ended(begun))
+
+    async def _until_ended(self, begun: threading.Event) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        begun.set()
+        await self._stop.wait()
+        await self._farewell()
+
+    def call(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine there and wait for it; whoever stops waiting cancels it."""
+        future = self.begin(work)
+        try:
+            return future.result()
+        except FutureCancelledError:
+            raise ClientError("this client was closed meanwhile", code="closed") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def begin(self, work: Coroutine[Any, Any, _T]) -> "Future[_T]":
+        """Run a coroutine there.
+
+        Raises:
+            ClientError: the loop has ended.
+        """
+        with self._lock:
+            if self._is_ended:
+                work.close()
+                raise ClientError("this client is closed", code="closed")
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def end(self) -> None:
+        """End the thread; ending it twice is nothing."""
+        with self._lock:
+            if self._is_ended:
+                return
+            self._is_ended = True
+            self._loop.call_soon_threadsafe(self._stop.set)
+        if threading.current_thread() is not self._thread:  # which may be where garbage is collected
+            self._thread.join()
+
+
+class Stream:
+    """The chunks of one answer, in order, each once; made by `Client.stream`.
+
+    Read it to its end, or leave its `with`: what is not complete by then is cancelled.
+    """
+
+    def __init__(self, client: "Client", loop: _Loop, stream: AsyncStream) -> None:
+        self._client = client  # which lives as long as its streams
+        self._loop = loop
+        self._stream = stream
+        self._abandoned = weakref.finalize(self, _abandon, loop, stream)
+
+    @property
+    def answer(self) -> Answer:
+        """What there is of the answer so far; complete once the stream has ended."""
+        return self._stream.answer
+
+    @property
+    def request_id(self) -> str:
+        return self._stream.request_id
+
+    @property
+    def resumed(self) -> int:
+        """How often the stream broke and was taken up again."""
+        return self._stream.resumed
+
+    def __iter__(self) -> "Stream":
+        return self
+
+    def __next__(self) -> Chunk:
+        chunk = self._loop.call(_next(self._stream))
+        if chunk is None:
+            self._abandoned.detach()
+            raise StopIteration
+        return chunk
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def read(self) -> Answer:
+        """Wait for the rest; the whole answer."""
+        return self._loop.call(self._stream.read())
+
+    def close(self) -> None:
+        """Let go; the request is cancelled if the answer is not complete."""
+        self._abandoned.detach()
+        self._loop.call(self._stream.aclose())
+
+
+async def _next(stream: AsyncStream) -> Chunk | None:
+    """The next chunk; None at the end, for `StopAsyncIteration` cannot leave a task."""
+    return await anext(stream, None)
+
+
+def _abandon(loop: _Loop, stream: AsyncStream) -> None:
+    """A stream that was dropped on the way is closed as if its `with` had been left."""
+    with suppress(ClientError):  # the client is closed, and its streams with it
+        loop.begin(stream.aclose())
+
+
+class Client:
+    """A client of one deployment; see `AsyncClient`, whose calls these are.
+
+    with Client("http://127.0.0.1:8000") as client:
+        print(client.generate("What does len do?").text)
+        for chunk in client.stream("What does zip do?"):
+            print(chunk.text, end="")
+    """
+
+    def __init__(
+        self,
+        address: str = "http://127.0.0.1:8000",
+        *,
+        api_key: str | None = None,
+        token: str | None = None,
+        prefix: str = "ds",
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._client = AsyncClient(
+            address, api_key=api_key, token=token, prefix=prefix, patience_s=patience_s
+        )
+        self._loop = _Loop(self._client.aclose)
+        self._ending = weakref.finalize(self, self._loop.end)
+
+    def generate(
+        self,
+        text: str | None = None,
+        *,
+        messages: Messages | None = None,
+        request_id: str | None = None,
+        **how: Unpack[How],
+    ) -> Answer:
+        """The answer, once it is complete."""
+        return self._loop.call(self._client.generate(text, messages=messages, request_id=request_id, **how))
+
+    def chat(self, messages: str | Messages, *, request_id: str | None = None, **how: Unpack[How]) -> Answer:
+        """The answer to a chat, or to one message of it."""
+        return self._loop.call(self._client.chat(messages, request_id=request_id, **how))
+
+    def stream(
+        self,
+        text: str | None = None,
+        *,
+        messages: Messages | None = None,
+        request_id: str | None = None,
+        **how: Unpack[How],
+    ) -> Stream:
+        """The answer as it comes. Nothing is asked before it is read."""
+        return Stream(
+            self, self._loop, self._client.stream(text, messages=messages, request_id=request_id, **how)
+        )
+
+    def resume(
+        self,
+        request_id: str,
+        text: str | None = None,
+        *,
+        messages: Messages | None = None,
+        after: int = -1,
+        **how: Unpack[How],
+    ) -> Stream:
+        """The answer to a request that was asked before, behind its chunk `after`."""
+        return Stream(
+            self, self._loop, self._client.resume(request_id, text, messages=messages, after=after, **how)
+        )
+
+    def cancel(self, request_id: str) -> None:
+        """Have a request end; one that has ended already stays as it is."""
+        self._loop.call(self._client.cancel(request_id))
+
+    def health(self) -> Health:
+        """How the server is."""
+        return self._loop.call(self._client.health())
+
+    def models(self) -> list[str]:
+        """The names of the models that are served."""
+        return self._loop.call(self._client.models())
+
+    def close(self) -> None:
+        """Let go of the connections; streams that still run end with an error."""
+        self._ending()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
