@@ -1,18 +1,22 @@
-"""Deployment configuration: one YAML file says which model is served and where its nodes run.
+"""Deployment configuration: which model is served, where its nodes run, and how the processes do it.
 
 The keys are those of M* (Stanford's any-to-any server, whose files load unchanged for a family we serve),
-and a few of ours: docs/configuration.md. Unknown keys, unknown nodes, a node without a home: each is a clear
-error at start. `resolve` also takes a name in `configs/`, or a folder with a Hugging Face checkpoint.
+and a few of ours: docs/configuration.md, written from the structs below. Unknown keys, unknown nodes, a
+node without a home: each is a clear error at start.
+
+A configuration starts from a YAML file, a name in `configs/`, or a folder with a Hugging Face checkpoint
+(`read`); `resolve` takes it as it is, `shared.layers` lays environment and flags over it.
 """
 
 import logging
 import re
 import stat
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias, overload
 
 import msgspec
 import yaml
@@ -21,7 +25,7 @@ from msgspec import Meta
 from shared.errors import ClientError
 from shared.events import MAX_CHOICES, digest_of
 from shared.ids import Rank
-from shared.misfit import misfit
+from shared.misfit import Misfit, described, misfit
 from shared.models import registry
 from shared.models.base import ModelGraph
 from shared.models.checkpoint import read_json
@@ -33,6 +37,12 @@ _PADDED_CHARS: Final = 16
 """What is shorter and ends so is no padded secret, but a name whose secret was forgotten."""
 
 
+Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=604_800)]
+"""A time, up to a week: what is longer is no time limit, and what is infinite no number."""
+SecondsOrNone: TypeAlias = Annotated[float, Meta(ge=0, le=604_800)]
+"""The same, or 0."""
+
+
 class ConfigError(ClientError):
     """A configuration that cannot be served; says file, key, value and what would be right."""
 
@@ -40,7 +50,14 @@ class ConfigError(ClientError):
 
 
 class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """These nodes run on these ranks, for all walks or for some."""
+    """These nodes run on these ranks, for all walks or for some.
+
+    Attributes:
+        node_names: nodes of the family; `decoder_lm` has `prepare` (template, tokenizer) and `llm`.
+        ranks: they run on these; a rank is one GPU, or one CPU process.
+        graph_walks: only for these walks; for all when absent.
+        tp_size: ranks that share one copy of the nodes.
+    """
 
     node_names: Annotated[list[str], Meta(min_length=1)]
     ranks: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
@@ -54,14 +71,15 @@ class GatewaySettings(
     """How a gateway meets the world.
 
     Attributes:
-        host, port: where it listens; port 0 is any free one.
-        api_keys: who may ask, `name=secret` each; nobody needs a key while there are none.
-        api_keys_file: the same, one per line, in a file; relative to the YAML file.
-        cors_origins: web pages of these origins may ask; `*` is all.
+        host: the address it listens on; `0.0.0.0` is every one of this machine.
+        port: the port it listens on; 0 is any free one.
+        api_keys: who may ask, `name=secret` each or a secret alone; nobody needs a key while there are
+            none. By environment or in a file of their own, not in a file that is shared.
+        api_keys_file: the same, one per line, `#` before a comment; relative to the YAML file.
+        cors_origins: web pages of these origins may ask; `*` is all, and none is the default.
         security_headers: whether answers carry them.
         requests_per_minute: per key, or per address where there are no keys; 0 is no limit.
         max_in_flight: answers being given at a time; more are told 429.
-        max_connections: open at a time; more are told 503.
         max_body_bytes: of one request.
         max_tokens: the most a request may ask for.
         max_choices: the most answers one request may ask for, over all its prompts.
@@ -69,12 +87,11 @@ class GatewaySettings(
         request_timeout_s: after so long a request is cancelled, and its client told 504; 0 is never.
         header_timeout_s: for a client to send a request's head.
         body_timeout_s: for a client to send the next piece of its body.
-        send_timeout_s: for a client to take the next piece of its answer.
         idle_timeout_s: for a connection between two requests.
         drain_s: how long answers may go on once the gateway is told to stop.
     """
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     api_keys: list[str] = []
     api_keys_file: str | None = None
@@ -82,23 +99,22 @@ class GatewaySettings(
     security_headers: bool = True
     requests_per_minute: Annotated[int, Meta(ge=0)] = 0
     max_in_flight: Annotated[int, Meta(ge=1)] = 512
-    max_connections: Annotated[int, Meta(ge=1)] = 4096
     max_body_bytes: Annotated[int, Meta(ge=1024)] = 32 * 1024 * 1024
     max_tokens: Annotated[int, Meta(ge=1)] = 1_000_000
     max_choices: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 128
     max_messages: Annotated[int, Meta(ge=1)] = 2048
-    request_timeout_s: Annotated[float, Meta(ge=0)] = 600.0
-    header_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
-    body_timeout_s: Annotated[float, Meta(gt=0)] = 30.0
-    send_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
-    idle_timeout_s: Annotated[float, Meta(gt=0)] = 75.0
-    drain_s: Annotated[float, Meta(ge=0)] = 30.0
+    request_timeout_s: SecondsOrNone = 600.0
+    header_timeout_s: Seconds = 10.0
+    body_timeout_s: Seconds = 30.0
+    idle_timeout_s: Seconds = 75.0
+    drain_s: SecondsOrNone = 30.0
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What processes say to their operator.
 
     Attributes:
+        level: what is less than this is not said.
         format: `human`, one line each, or `json`, one object each.
         prompts: whether what clients wrote may appear in them.
         requests: whether each HTTP request is worth a line.
@@ -116,11 +132,12 @@ class TraceSettings(
     """OpenTelemetry.
 
     Attributes:
-        endpoint: an OTLP/HTTP collector, e.g. `http://127.0.0.1:4318`; nothing is exported without one.
+        endpoint: an OTLP/HTTP collector, e.g. `http://127.0.0.1:4318`, without a password in it; nothing
+            is exported without one.
         sample_ratio: the share of traces that is recorded, of those a client did not decide on.
     """
 
-    endpoint: str | None = None
+    endpoint: Annotated[str, Meta(pattern=r"^https?://[^\s@]+$")] | None = None
     sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
 
 
@@ -130,11 +147,11 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     Attributes:
         url: `nats://host:port`; without one, `serve` starts a private server.
         prefix: the first token of all subjects; deployments that share a server differ in it.
-        token: the server's; by environment (`DALSEGNO_NATS_TOKEN`), not in a file that is shared.
+        token: the server's; by environment, not in a file that is shared.
     """
 
     url: str | None = None
-    prefix: str = "ds"
+    prefix: Annotated[str, Meta(pattern=r"^[a-z0-9_-]{1,64}\Z")] = "ds"
     token: str | None = None
 
 
@@ -156,20 +173,27 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 class DeploymentConfig(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """One model and its placement.
+    """One model and its placement, and how the processes run.
+
+    No decision on the log depends on `data_dir` and the sections behind it.
 
     Attributes:
-        model: the family.
-        name: what clients call it; the YAML file's name when absent.
-        checkpoint: a folder in Hugging Face format; relative to the YAML file.
-        max_seq_len: tokens of one sequence, prompt and answer.
-        node_groups: where nodes run.
-        model_kwargs: the family's own parameters, fixed at start.
+        model: the family; `decoder_lm` is there: decoder-only language models (…ForCausalLM).
+        checkpoint: a folder in Hugging Face format, with safetensors; relative to the YAML file.
+        max_seq_len: tokens of one sequence, prompt and answer together.
+        node_groups: where nodes run, see below.
+        name: what clients call the model; the YAML file's name when absent.
+        model_kwargs: the family's own settings, fixed at start, see below.
         kv_tokens: the size of a rank's KV pool in tokens; found from the memory there is when absent.
-        default_max_tokens: for requests that do not say `max_tokens`, as far as the context allows.
-        max_concurrent_requests: admitted at a time; the others wait in order.
+        default_max_tokens: for requests that do not limit their answer, as far as the context allows.
+        max_concurrent_requests: so many are admitted at a time; the others wait, in order.
         max_attempts: how often a request is tried before it fails, when workers die under it.
-        gateway, logs, traces, nats: how processes run; no decision on the log depends on them.
+        data_dir: where `serve` keeps its log; `.dalsegno/MODEL` in the current folder when absent.
+            Relative to the YAML file.
+        gateway: how a gateway meets the world, see below.
+        logs: what processes say to their operator, see below.
+        traces: OpenTelemetry, see below.
+        nats: the log's server, see below.
     """
 
     model: str
@@ -182,6 +206,7 @@ class DeploymentConfig(
     default_max_tokens: Annotated[int, Meta(ge=1)] = 2048
     max_concurrent_requests: Annotated[int, Meta(ge=1)] = 256
     max_attempts: Annotated[int, Meta(ge=1)] = 3
+    data_dir: str | None = None
     gateway: GatewaySettings = GatewaySettings()
     logs: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()
@@ -198,6 +223,7 @@ class DeploymentConfig(
         return digest_of(
             msgspec.structs.replace(
                 self,
+                data_dir=None,
                 gateway=GatewaySettings(),
                 logs=LogSettings(),
                 traces=TraceSettings(),
@@ -215,6 +241,20 @@ class DeploymentConfig(
         return [node for node, home in self.placement.items() if home == rank]
 
 
+SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
+    "gateway": GatewaySettings,
+    "logs": LogSettings,
+    "traces": TraceSettings,
+    "nats": NatsSettings,
+}
+PATHS: Final = frozenset({"checkpoint", "data_dir", "gateway.api_keys_file"})
+"""Relative to the file they are in; in the environment and on the command line, to the current folder."""
+SECRETS: Final = frozenset({"gateway.api_keys", "nats.token"})
+"""Never printed, never an argument of a process."""
+MASK: Final = "***"
+"""What is printed in the place of a secret."""
+
+
 def configs_folder() -> Path:
     """Where the named configurations are, also in an installed wheel."""
     return Path(str(files("configs")))
@@ -225,19 +265,55 @@ def named() -> list[str]:
     return sorted(path.stem for path in configs_folder().glob("*.yaml"))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """What a configuration starts from, not checked yet.
+
+    Attributes:
+        values: keys and values as they are written.
+        source: the file's path, for messages.
+        folder: what relative paths in `values` are relative to.
+        name: the model's, unless `values` has one.
+    """
+
+    values: dict[str, Any]
+    source: str
+    folder: Path
+    name: str
+
+
 def resolve(model: str) -> DeploymentConfig:
-    """The configuration behind a name in `configs/`, a YAML file, or a checkpoint folder.
+    """The configuration behind a name in `configs/`, a YAML file, or a checkpoint folder, as it is there.
 
     Raises:
         ConfigError: it is none of them, or cannot be served.
     """
+    return _checked(read(model))
+
+
+def load(path: Path) -> DeploymentConfig:
+    """The configuration in one YAML file, checked."""
+    return _checked(_of_file(path))
+
+
+def of_checkpoint(folder: Path) -> DeploymentConfig:
+    """A configuration for a bare checkpoint folder: everything on rank 0."""
+    return _checked(_of_folder(folder))
+
+
+def read(model: str) -> Base:
+    """What is written behind a name in `configs/`, a YAML file, or a checkpoint folder.
+
+    Raises:
+        ConfigError: it is none of them, or cannot be read.
+    """
     if model in named():  # before a folder that happens to be called so; that one is `./name`
-        return load(configs_folder() / f"{model}.yaml")
+        return _of_file(configs_folder() / f"{model}.yaml")
     path = Path(model)
     if path.is_dir():
-        return of_checkpoint(path)
+        return _of_folder(path)
     if path.suffix in {".yaml", ".yml"}:
-        return load(path)
+        return _of_file(path)
     near = get_close_matches(model, named(), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ConfigError(
@@ -246,52 +322,34 @@ def resolve(model: str) -> DeploymentConfig:
     )
 
 
-def load(path: Path) -> DeploymentConfig:
-    """Read and check one YAML file."""
-    try:
-        raw = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: expected keys and values, found {type(raw).__name__}")
-    return check(raw, source=str(path), folder=path.parent, name=path.stem)
-
-
-def check(raw: dict[str, Any], *, source: str, folder: Path, name: str) -> DeploymentConfig:
-    """The configuration in `raw`, with its checkpoint's path made absolute and its placement checked."""
-    refuse_unknown(raw, DeploymentConfig, source)
-    groups = raw.get("node_groups")
-    for number, group in enumerate(groups if isinstance(groups, list) else ()):
-        if isinstance(group, dict):
-            refuse_unknown(group, NodeGroup, f"{source}: node_groups[{number}]")
-    try:
-        config = msgspec.convert(raw, DeploymentConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {misfit(error, raw, DeploymentConfig).message}") from error
-    checkpoint = (folder / config.checkpoint).resolve()
-    if not (checkpoint / "config.json").is_file():
-        raise ConfigError(f"{source}: checkpoint {checkpoint} has no config.json")
-    config = msgspec.structs.replace(config, checkpoint=str(checkpoint), name=config.name or name)
-    _check_placement(config, registry.graph(config.model), source)
-    return config
-
-
-def refuse_unknown(found: Mapping[str, Any], known_by: type[msgspec.Struct], where: str) -> None:
-    """Refuse a key that the struct does not have; msgspec would not say which one is near.
+def parse_yaml(text: str, source: str) -> Any:
+    """What `text` says in YAML.
 
     Raises:
-        ConfigError: names the key, and the nearest that is known.
+        ConfigError: it is no YAML; says where, in one line, and repeats nothing of it: there may be secrets.
     """
-    known = [field.name for field in msgspec.structs.fields(known_by)]
-    for key in found:
-        if key not in known:
-            near = get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {known}"
-            raise ConfigError(f"{where}: unknown key {key}; {hint}")
+    try:
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{source} is no YAML: {error.problem or 'malformed'}{where}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a year 0 in a date, a thousand brackets
+        raise ConfigError(f"{source} is no YAML: {type(error).__name__}") from error
 
 
-def of_checkpoint(folder: Path) -> DeploymentConfig:
-    """A configuration for a bare checkpoint folder: everything on rank 0."""
+def _of_file(path: Path) -> Base:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+    values = parse_yaml(text, str(path))
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected keys and values, found {described(values)}")
+    return Base(values=values, source=str(path), folder=path.parent, name=path.stem)
+
+
+def _of_folder(folder: Path) -> Base:
     folder = folder.resolve()
     family = registry.family_of(folder)
     length = read_json(folder / "config.json").get("max_position_embeddings")
@@ -300,13 +358,134 @@ def of_checkpoint(folder: Path) -> DeploymentConfig:
             f"{folder}/config.json: expected an integer max_position_embeddings, found {length!r}; "
             "write a YAML file with max_seq_len instead"
         )
-    raw: dict[str, Any] = {
+    values: dict[str, Any] = {
         "model": family,
         "checkpoint": str(folder),
         "max_seq_len": length,
         "node_groups": [{"node_names": list(registry.graph(family).nodes), "ranks": [0]}],
     }
-    return check(raw, source=str(folder), folder=folder, name=folder.name)
+    return Base(values=values, source=str(folder), folder=folder, name=folder.name)
+
+
+def _checked(base: Base) -> DeploymentConfig:
+    return check(base.values, source=base.source, folder=base.folder, name=base.name)
+
+
+def check(
+    raw: Mapping[str, Any], *, source: str, folder: Path, name: str, sources: Mapping[str, str] | None = None
+) -> DeploymentConfig:
+    """The configuration in `raw`, with its paths made absolute and its placement checked.
+
+    Args:
+        raw: keys and values.
+        source: where they are from, for messages.
+        folder: what its relative paths are relative to.
+        name: the model's, unless `raw` has one.
+        sources: where single keys (`gateway.port`) are from, if not from `source`.
+
+    Raises:
+        ConfigError: it cannot be served; says source, key, value, and what would be right.
+    """
+    whence = _Whence(source, sources or {})
+    raw = {key: value for key, value in raw.items() if value is not None or key not in SECTIONS}
+    _refuse_unknown_in(raw, whence)
+    try:
+        config = msgspec.convert(raw, DeploymentConfig)
+    except msgspec.ValidationError as error:
+        found = misfit(error, raw, DeploymentConfig)
+        raise ConfigError(f"{whence.of(found.place)}: {discreet(found)}") from error
+    config = msgspec.structs.replace(
+        config,
+        name=config.name or name,
+        checkpoint=_absolute(folder, config.checkpoint),
+        data_dir=_absolute(folder, config.data_dir),
+        gateway=msgspec.structs.replace(
+            config.gateway, api_keys_file=_absolute(folder, config.gateway.api_keys_file)
+        ),
+    )
+    if not (Path(config.checkpoint) / "config.json").is_file():
+        raise ConfigError(f"{whence.of('checkpoint')}: checkpoint {config.checkpoint} has no config.json")
+    for key, secret in ("gateway.api_keys", config.gateway.api_keys), ("nats.token", [config.nats.token]):
+        if any(one is not None and one.endswith(MASK) for one in secret):
+            raise ConfigError(f"{whence.of(key)}: {key}: {MASK} stands for a secret that was not printed")
+    _check_placement(config, registry.graph(config.model), whence.of("node_groups"))
+    return config
+
+
+def discreet(found: Misfit) -> str:
+    """What does not fit, without the value where that is a secret."""
+    key = found.place.partition("[")[0]
+    if key not in SECRETS:
+        return found.message
+    return f"{found.place}: {found.problem.partition(', found')[0]}, found a value of another kind"
+
+
+def refuse_unknown(found: Mapping[str, Any], known_by: type[msgspec.Struct], where: str) -> None:
+    """Refuse a key that the struct does not have; msgspec would not say which one is near.
+
+    Raises:
+        ConfigError: names the key, and the nearest that is known.
+    """
+    known = {field.name: field.name for field in msgspec.structs.fields(known_by)}
+    for key in found:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key {key}; {neighbour(str(key), known)}")
+
+
+def neighbour(word: str, known: Mapping[str, str], listed: Iterable[str] | None = None) -> str:
+    """What may be meant by `word`: the nearest that is known, as it is to be written, or what there is."""
+    near = get_close_matches(word, known, n=1)
+    return (
+        f"did you mean {known[near[0]]!r}?" if near else f"expected one of {list(listed or known.values())}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Whence:
+    """Where a value is from: a file, unless an environment variable or a flag said it."""
+
+    file: str
+    others: Mapping[str, str]
+
+    def of(self, place: str) -> str:
+        key = place.partition("[")[0]
+        while key and key not in self.others:
+            key = key.rpartition(".")[0]
+        return self.others.get(key, self.file)
+
+
+def _refuse_unknown_in(raw: Mapping[str, Any], whence: _Whence) -> None:
+    top = {field.name: field.name for field in msgspec.structs.fields(DeploymentConfig)}
+    inner = {
+        field.name: f"{section}.{field.name}"
+        for section, kind in SECTIONS.items()
+        for field in msgspec.structs.fields(kind)
+    }
+    for key in raw:
+        if key not in top:
+            raise ConfigError(
+                f"{whence.file}: unknown key {key}; {neighbour(str(key), inner | top, listed=top)}"
+            )
+    for section, kind in SECTIONS.items():
+        if isinstance(values := raw.get(section), dict):
+            refuse_unknown(values, kind, f"{whence.file}: {section}")
+    groups = raw.get("node_groups")
+    for number, group in enumerate(groups if isinstance(groups, list) else ()):
+        if isinstance(group, dict):
+            refuse_unknown(group, NodeGroup, f"{whence.of('node_groups')}: node_groups[{number}]")
+
+
+@overload
+def _absolute(folder: Path, path: str) -> str: ...
+@overload
+def _absolute(folder: Path, path: str | None) -> str | None: ...
+def _absolute(folder: Path, path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return str((folder / Path(path).expanduser()).resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, no home, a null byte
+        raise ConfigError(f"{path!r} is no path: {error}") from error
 
 
 def _check_placement(config: DeploymentConfig, graph: ModelGraph, source: str) -> None:
