@@ -50,7 +50,7 @@ bench: setup
 
 # The simulator over many seeds: hours are well spent here before a release.
 soak: setup
-	DALSEGNO_SIM_SEEDS=20000 $(BIN)/python -m pytest tests/simulation -q
+	SIMULATION_SEEDS=20000 $(BIN)/python -m pytest tests/simulation -q
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

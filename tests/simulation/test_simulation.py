@@ -1,6 +1,6 @@
 """Histories by the hundred: whatever is lost, doubled, late or killed, the invariants hold.
 
-`DALSEGNO_SIM_SEEDS` sets how many (`make soak`: thousands). That the invariants can fail is shown too:
+`SIMULATION_SEEDS` sets how many (`make soak`: thousands). That the invariants can fail is shown too:
 each rule of the design that is taken away is missed by one of them. (The epoch fence is not among these:
 what a deposed conductor decides is what its successor decides, from the same log; the fence is the second
 lock, for conductors of different versions, and is tested in `tests.conductor.core.test_cluster`.)
@@ -21,7 +21,7 @@ from tests.simulation.invariants import check
 from tests.simulation.simulator import Plan, SimConductor, Simulation, text_of
 from workers.inbox import Inbox
 
-SEEDS = int(os.environ.get("DALSEGNO_SIM_SEEDS", "500"))
+SEEDS = int(os.environ.get("SIMULATION_SEEDS", "500"))
 BATCHES = 10
 
 
