@@ -152,7 +152,7 @@ def test_every_variable_is_in_its_table() -> None:
     _, *told = rows(CONFIGURATION, "## Environment variables")
 
     assert [key.strip("`") for key, _ in told] == [
-        environment.NATS_TOKEN, environment.DATA_DIR, environment.NO_COLOR,
+        environment.NATS_TOKEN, environment.NATS_TOKEN_FILE, environment.DATA_DIR, environment.NO_COLOR,
     ]  # fmt: skip
 
 
