@@ -1,27 +1,35 @@
 """`/generate`'s requests: M*'s form, and the same fields as a JSON object.
 
 `text` is one user message, rendered through the checkpoint's chat template: the same request as a chat of
-one message. With `chat` false, which is a field of ours, it is a raw prompt. A name that is unknown is an
-error that says the nearest one that is known.
+one message. With `chat` false, which is a field of ours, it is a raw prompt; `messages` (a chat as OpenAI
+writes it) and `token_ids`, ours too, stand in its place. A name that is unknown is an error that says the
+nearest one that is known.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final
 
+import msgspec
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
+from gateway import errors, openai_requests
+from gateway import caps
 from gateway.bodies import MAX_BODY_BYTES, params_of, parse_object
 from gateway.errors import InvalidParamError
+from gateway.openai_requests import ChatRequest
 from gateway.service import Served
 from shared.errors import ClientError
 from shared.events import Inputs, Params
-from shared.misfit import described
+from shared.misfit import described, misfit
 
+QUESTIONS: Final = ("text", "messages", "token_ids")
+"""One of them is what is asked."""
 FIELDS: Final = (
-    "text",
+    *QUESTIONS,
     "chat",
     "files",
     "input_modalities",
@@ -30,6 +38,7 @@ FIELDS: Final = (
     "model_kwargs",
     "request_id",
     "model",
+    "timeout_s",
 )
 _LIMITS: Final = ("max_tokens", "max_output_tokens", "max_new_tokens")
 MODEL_KWARGS: Final = (*_LIMITS, "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos")
@@ -49,6 +58,7 @@ class GenerateRequest:
     streaming: bool
     model: str | None
     request_id: str | None
+    timeout_s: float | None = None
 
 
 async def read(request: Request, served: Served) -> GenerateRequest:
@@ -74,14 +84,9 @@ def parse(fields: Mapping[str, Any], served: Served) -> GenerateRequest:
         _check_known(name, FIELDS, "", hint=f"model_kwargs.{name}" if name in MODEL_KWARGS else None)
     served.check_model(_text(fields, "model"))
     _refuse_files(fields.get("files"), served)
-    text = _text(fields, "text")
-    if text is None:
-        message = "text: expected a string, found nothing"
-        raise InvalidParamError("text", message, code="missing_required_parameter")
     return GenerateRequest(
-        inputs=Inputs(
-            text=text,
-            chat=_boolean(fields, "chat", default=True),
+        inputs=msgspec.structs.replace(
+            _question(fields, served),
             input_modalities=_modalities(fields, "input_modalities", served),
             output_modalities=_modalities(fields, "output_modalities", served),
         ),
@@ -89,6 +94,7 @@ def parse(fields: Mapping[str, Any], served: Served) -> GenerateRequest:
         streaming=_boolean(fields, "streaming", default=True),
         model=_text(fields, "model"),
         request_id=_text(fields, "request_id") or None,
+        timeout_s=_timeout(fields.get("timeout_s")),
     )
 
 
@@ -119,6 +125,39 @@ def model_kwargs(found: object) -> Params:
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
     return params_of(given, "model_kwargs.")
+
+
+def _question(fields: Mapping[str, Any], served: Served) -> Inputs:
+    """What is asked: a text, a chat, or a prompt that is tokens already."""
+    given = {name: fields[name] for name in QUESTIONS if fields.get(name) is not None}
+    if not given:
+        message = "text: expected a string, found nothing"
+        raise InvalidParamError("text", message, code="missing_required_parameter")
+    if len(given) > 1:
+        *_, last = given
+        raise InvalidParamError(last, f"{last}: expected one of {_listed(QUESTIONS)}, found {_listed(given)}")
+    [(name, value)] = given.items()
+    if name == "text":
+        return Inputs(text=_text(fields, name), chat=_boolean(fields, "chat", default=True))
+    asked = {name: _list(name, value)}
+    if name == "messages":
+        return openai_requests.parse(ChatRequest, {"model": served.name, **asked}).inputs()
+    try:
+        return msgspec.convert({**asked, "chat": False}, Inputs)
+    except msgspec.ValidationError as error:
+        raise errors.of_misfit(misfit(error, asked, Inputs)) from error
+
+
+def _list(name: str, found: object) -> list[Any]:
+    """An array; in a form its JSON."""
+    if isinstance(found, str):
+        try:
+            found = msgspec.json.decode(found)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise InvalidParamError(name, f"{name} is not JSON: {error}", code="invalid_json") from error
+    if not isinstance(found, list):
+        raise InvalidParamError(name, f"{name}: expected an array, found {described(found)}")
+    return found
 
 
 def _fields_of(form: FormData) -> dict[str, Any]:
@@ -189,6 +228,21 @@ def _boolean(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
     if value is None:
         raise InvalidParamError(name, f"{name}: expected true or false, found {described(found)}")
     return value
+
+
+def _timeout(found: object) -> float | None:
+    if found is None or found == "":
+        return None
+    try:
+        seconds = (
+            float(found) if isinstance(found, str | int | float) and not isinstance(found, bool) else math.nan
+        )
+    except (ValueError, OverflowError):
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise InvalidParamError("timeout_s", f"timeout_s: expected a number, found {described(found)}")
+    caps.check_timeout(seconds)
+    return seconds
 
 
 def _check_known(name: str, known: Sequence[str], where: str, hint: str | None = None) -> None:

@@ -4,14 +4,16 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
-from gateway import generate_request
-from gateway.answer import Answer, Format
+from gateway import caps, generate_request, resume
+from gateway.answer import Answer, Format, Question
 from gateway.generate_answers import ChunkLines, Document
 from gateway.service import Gateway
 from gateway.submission import Asked, request_id_of
 
 _FIELDS: Final[dict[str, Any]] = {
     "text": {"type": "string"},
+    "messages": {"type": "array", "items": {"type": "object"}},
+    "token_ids": {"type": "array", "items": {"type": "integer"}},
     "chat": {"type": "boolean", "default": True},
     "files": {"type": "array", "items": {"type": "string", "format": "binary"}},
     "input_modalities": {"type": "string"},
@@ -21,7 +23,8 @@ _FIELDS: Final[dict[str, Any]] = {
     "request_id": {"type": "string"},
     "model": {"type": "string"},
 }
-_SCHEMA: Final = {"type": "object", "required": ["text"], "properties": _FIELDS}
+_QUESTIONS: Final = [{"required": [name]} for name in generate_request.QUESTIONS]
+_SCHEMA: Final = {"type": "object", "oneOf": _QUESTIONS, "properties": _FIELDS}
 _BODY: Final[dict[str, Any]] = {
     "requestBody": {
         "required": True,
@@ -37,6 +40,7 @@ def generate_routes(gateway: Gateway) -> APIRouter:
     @router.post("/generate", summary="Answer one message", openapi_extra=_BODY)
     async def generate(request: Request) -> Response:
         parsed = await generate_request.read(request, gateway.served)
+        caps.check_params(parsed.params, gateway.settings, "model_kwargs.max_tokens")
         asked = Asked(
             request_id=request_id_of(parsed.request_id, "gen"),
             id_is_chosen=parsed.request_id is not None,
@@ -45,7 +49,9 @@ def generate_routes(gateway: Gateway) -> APIRouter:
             params=parsed.params,
             trace=request.headers.get("traceparent"),
         )
-        form: Format = ChunkLines() if parsed.streaming else Document(asked.request_id)
-        return Answer(gateway, asked, form)
+        position = resume.asked_for(request, 1, is_stream=parsed.streaming, id_is_chosen=asked.id_is_chosen)
+        form: Format = ChunkLines(position) if parsed.streaming else Document(asked.request_id)
+        limit_s = caps.limit_s(parsed.timeout_s, gateway.settings)
+        return Answer(gateway, Question(route="/generate", parts=[asked], limit_s=limit_s), form)
 
     return router

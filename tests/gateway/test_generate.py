@@ -75,6 +75,45 @@ async def test_without_chat_the_text_is_a_raw_prompt(body: dict[str, Any]) -> No
     assert (event.inputs.text, event.inputs.chat) == ("hi", False)
 
 
+@pytest.mark.parametrize("name", ["data", "json"])
+async def test_messages_and_tokens_stand_in_the_place_of_a_text(name: str) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a b"}]
+    async with deployment() as world:
+        for field, value in (("messages", messages), ("token_ids", [1, 2])):
+            body = {field: json.dumps(value) if name == "data" else value}
+            response = await world.client.post("/generate", **{name: body})
+            assert response.status_code == 200, response.text
+        chat, tokens = world.events("request")
+
+    assert isinstance(chat, RequestSubmitted)
+    assert isinstance(tokens, RequestSubmitted)
+    assert (chat.inputs.messages, chat.inputs.text, chat.inputs.chat) == (messages, None, True)
+    assert (tokens.inputs.token_ids, tokens.inputs.chat) == ([1, 2], False)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "hint"),
+    [
+        ({"messages": "hi"}, "messages", "messages is not JSON"),
+        ({"messages": {}}, "messages", "expected an array, found an object"),
+        ({"messages": []}, "messages", "expected an array of at least 1 item, found an empty array"),
+        ({"messages": [{"role": "pirate"}]}, "messages[0].role", "expected one of system"),
+        ({"token_ids": [1, -1]}, "token_ids[1]", "expected an integer >= 0, found -1"),
+        ({"token_ids": [1], "text": "hi"}, "token_ids", "expected one of text, messages, token_ids"),
+    ],
+)
+async def test_what_is_asked_is_one_thing_and_of_its_type(
+    body: dict[str, Any], param: str, hint: str
+) -> None:
+    async with deployment() as world:
+        response = await world.client.post("/generate", json=body)
+
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert hint in error["message"]
+
+
 async def test_the_event_holds_the_request_as_one_user_message() -> None:
     kwargs = {"temperature": 0, "top_p": 0.5, "top_k": 3, "seed": -4, "max_output_tokens": 9, "stop": "x"}
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
