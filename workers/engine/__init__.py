@@ -6,6 +6,7 @@ scheduler.py   who takes part in the next step               no torch
 step.py        the step as fixed tensors
 attention.py   the one attention function of all models
 sampler.py     logits to tokens, by counted randomness
+logprobs.py    logits to log probabilities, for rows that ask
 node.py        what the engine asks of a model
 kv_engine.py   schedule, run, sample: the step itself
 selfcheck.py   the proof, at load, that pool and stock model agree

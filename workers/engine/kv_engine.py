@@ -5,6 +5,9 @@ Synchronous, and owned by one thread. It knows sequences and tokens; not request
 
 import time
 from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import isnan
 from typing import Final
 
 import torch
@@ -13,13 +16,31 @@ from shared.errors import BugError, ClientError
 from workers.engine.attention import ATTENTION, PagedPool, attending
 from workers.engine.blocks import BlockManager
 from workers.engine.cpu_threads import use_cpu_threads
+from workers.engine.logprobs import score
 from workers.engine.node import Node
 from workers.engine.outcomes import EngineStats, StepFailedError, Work
 from workers.engine.sampler import NOT_A_TOKEN, node_key, sample
 from workers.engine.scheduler import Scheduler, Span
 from workers.engine.selfcheck import check_node
-from workers.engine.sequence import Sequence, SequenceSpec, TokenOutput
+from workers.engine.sequence import (
+    FinishReason,
+    Output,
+    PromptOutput,
+    Sequence,
+    SequenceSpec,
+    TokenOutput,
+    TokenScore,
+)
 from workers.engine.step import StepBuilder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ran:
+    """What a forward came to: sampled tokens, and the scores asked for; each in the order of the spans."""
+
+    tokens: list[int]
+    scores: list[TokenScore]
+    prompt_scores: list[TokenScore]
 
 
 class KVEngine:
@@ -97,7 +118,10 @@ class KVEngine:
             raise BugError(f"sequence {spec.key!r} has nothing to compute: its prefix ends the answer")
         if not spec.prompt_ids:
             raise ClientError("the prompt is empty: expected at least one token", code="empty_prompt")
-        if spec.max_tokens < 1:
+        if spec.scores_prompt and spec.logprobs is None:
+            raise BugError(f"sequence {spec.key!r} is to score its prompt, but says not how many likeliest")
+        is_only_scored = spec.max_tokens == 0 and spec.scores_prompt and len(spec.prompt_ids) > 1
+        if spec.max_tokens < 1 and not is_only_scored:
             raise ClientError(
                 f"max_tokens must be at least 1, found {spec.max_tokens}", code="invalid_max_tokens"
             )
@@ -120,8 +144,8 @@ class KVEngine:
         self._scheduler.remove(sequence)
         return True
 
-    def step(self) -> list[TokenOutput]:
-        """Run one forward, and give the tokens it led to. Without work, nothing is run.
+    def step(self) -> list[Output]:
+        """Run one forward, and give what it led to. Without work, nothing is run.
 
         Raises:
             StepFailedError: for some of the step's sequences, which are gone.
@@ -132,7 +156,7 @@ class KVEngine:
         if not spans:
             return []
         try:
-            tokens = self._run(spans)
+            ran = self._run(spans)
         except Exception as error:  # the batch fails, whatever it was: the engine must outlive it
             self._drop(self.step_keys)
             raise StepFailedError(
@@ -141,50 +165,84 @@ class KVEngine:
         self._work.count_step(
             rows=len(spans),
             computed=sum(span.count for span in spans),
-            sampled=len(tokens),
+            sampled=len(ran.tokens),
             took_s=time.perf_counter() - begun_s,
         )
         self._scheduler.advance(spans)
-        return self._outputs([span.sequence for span in spans if span.samples], tokens)
+        return self._outputs(spans, ran)
 
     @torch.inference_mode()
-    def _run(self, spans: list[Span]) -> list[int]:
-        """One forward; the sampled tokens of the spans that sample, in order."""
+    def _run(self, spans: list[Span]) -> _Ran:
+        """One forward."""
         self.forwards += 1
         step = self._builder.build(spans)
         with attending(self._pool, step):
             hidden = self.node.forward(self.node.embed(step.token_ids), step)
+        wanted, scores, prompt_scores = step.scored, list[TokenScore](), list[TokenScore]()
+        sizes = {"top": wanted.top if wanted else 0, "vocab_size": self.node.vocab_size}
+        if wanted and wanted.prompt_ids.numel():
+            prompt_scores = score(
+                lambda at: self.node.head(hidden, at), wanted.prompt_indices, wanted.prompt_ids, **sizes
+            )
         if not step.logit_indices.numel():
-            return []
+            return _Ran(tokens=[], scores=[], prompt_scores=prompt_scores)
         logits = self.node.head(hidden, step.logit_indices)
-        return [int(token) for token in sample(logits, step.sampling, self._node_key).tolist()]
+        tokens = sample(logits, step.sampling, self._node_key)
+        if wanted and wanted.sampled.numel():
+            taken = tokens.index_select(0, wanted.sampled)
+            scores = score(lambda at: logits.index_select(0, at), wanted.sampled, taken, **sizes)
+        return _Ran(tokens=tokens.tolist(), scores=scores, prompt_scores=prompt_scores)
 
-    def _outputs(self, sampled: list[Sequence], tokens: list[int]) -> list[TokenOutput]:
-        outputs: list[TokenOutput] = []
+    def _outputs(self, spans: list[Span], ran: _Ran) -> list[Output]:
+        outputs: list[Output] = []
         failed: list[str] = []
-        for sequence, token in zip(sampled, tokens, strict=True):
-            spec = sequence.spec
-            if token == NOT_A_TOKEN:
+        asked = 0
+        tokens, scores, prompt_scores = iter(ran.tokens), iter(ran.scores), iter(ran.prompt_scores)
+        for span in spans:
+            spec = span.sequence.spec
+            of_prompt = [_cut(told, spec) for told in islice(prompt_scores, span.scored)]
+            token = next(tokens) if span.samples else None
+            told = _cut(next(scores), spec) if token is not None and spec.logprobs is not None else None
+            asked += bool(of_prompt) or token is not None
+            if token == NOT_A_TOKEN or any(isnan(told.logprob) for told in of_prompt):
                 failed.append(spec.key)
                 continue
-            index = sequence.generated
-            sequence.ids.append(token)
-            finish = spec.finish_reason(token, index + 1)
-            outputs.append(
-                TokenOutput(key=spec.key, token_id=token, index=index, finish=finish, step=self.forwards)
-            )
-            if finish is not None:
-                self._drop([spec.key])
+            is_only_scored = span.reaches_end and spec.max_tokens == 0
+            if of_prompt or is_only_scored:
+                outputs.append(self._prompt_output(spec, of_prompt, is_last=is_only_scored))
+            if token is not None:
+                outputs.append(self._token_output(span.sequence, token, told))
         if failed:
             self._drop(failed)
             raise StepFailedError(
-                f"the model's logits are not numbers for {len(failed)} of {len(sampled)} sequences; "
+                f"the model's logits are not numbers for {len(failed)} of {asked} sequences; "
                 "its weights are damaged, or its dtype is too narrow for it",
                 keys=failed,
                 outputs=outputs,
             )
         return outputs
 
+    def _prompt_output(self, spec: SequenceSpec, scores: list[TokenScore], *, is_last: bool) -> PromptOutput:
+        finish = FinishReason.LENGTH if is_last else None
+        if is_last:
+            self._drop([spec.key])
+        return PromptOutput(key=spec.key, scores=tuple(scores), finish=finish, step=self.forwards)
+
+    def _token_output(self, sequence: Sequence, token: int, told: TokenScore | None) -> TokenOutput:
+        spec, index = sequence.spec, sequence.generated
+        sequence.ids.append(token)
+        finish = spec.finish_reason(token, index + 1)
+        if finish is not None:
+            self._drop([spec.key])
+        return TokenOutput(
+            key=spec.key, token_id=token, index=index, finish=finish, step=self.forwards, score=told
+        )
+
     def _drop(self, keys: Items[str]) -> None:
         for key in keys:
             self.cancel(key)
+
+
+def _cut(told: TokenScore, spec: SequenceSpec) -> TokenScore:
+    """With no more of the likeliest than its sequence asked for: another in the step may want more."""
+    return told if len(told.top) == spec.logprobs else replace(told, top=told.top[: spec.logprobs])

@@ -6,7 +6,7 @@ from typing import Final
 
 from shared.errors import WorkerError
 from shared.histogram import ROWS, SECONDS, Histogram
-from workers.engine.sequence import TokenOutput
+from workers.engine.sequence import Output
 
 
 @dataclass(slots=True)
@@ -50,12 +50,12 @@ class StepFailedError(WorkerError):
 
     Attributes:
         keys: the sequences that failed.
-        outputs: the tokens of those in the same step that did not.
+        outputs: what came of those in the same step that did not.
     """
 
     code = "step_failed"
 
-    def __init__(self, message: str, *, keys: Sequence[str], outputs: Sequence[TokenOutput] = ()) -> None:
+    def __init__(self, message: str, *, keys: Sequence[str], outputs: Sequence[Output] = ()) -> None:
         super().__init__(message)
         self.keys: Final = tuple(keys)
         self.outputs: Final = list(outputs)

@@ -26,9 +26,21 @@ class Span:
     count: int
 
     @property
-    def samples(self) -> bool:
-        """Whether the span reaches the sequence's end, so that its next token can be sampled."""
+    def reaches_end(self) -> bool:
+        """Whether nothing of the sequence is left to compute behind it."""
         return self.start + self.count == len(self.sequence.ids)
+
+    @property
+    def samples(self) -> bool:
+        """Whether the sequence's next token can be sampled behind it."""
+        return self.reaches_end and self.sequence.spec.max_tokens > 0
+
+    @property
+    def scored(self) -> int:
+        """How many of its first tokens tell what the model thought of the prompt's next one."""
+        spec = self.sequence.spec
+        last = len(spec.prompt_ids) - 1
+        return max(0, min(self.count, last - self.start)) if spec.scores_prompt else 0
 
 
 class Scheduler:

@@ -8,6 +8,7 @@ nothing had happened.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeAlias
 
 
 class FinishReason(StrEnum):
@@ -53,9 +54,12 @@ class SequenceSpec:
     Attributes:
         key: the caller's name for it; unique among the live ones.
         prefix_ids: tokens an earlier attempt generated already.
-        max_tokens: at most so many generated tokens, those of the prefix included.
+        max_tokens: at most so many generated tokens, those of the prefix included; 0 is for a prompt that
+            is scored and not answered.
         eos_ids: tokens that end the answer.
         ignore_eos: take them as any other token.
+        logprobs: score each generated token, and so many of the likeliest beside it; None is not.
+        scores_prompt: score the prompt's tokens too, all but the first.
     """
 
     key: str
@@ -65,6 +69,8 @@ class SequenceSpec:
     eos_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     sampling: Sampling = Sampling()
+    logprobs: int | None = None
+    scores_prompt: bool = False
 
     @property
     def finished(self) -> FinishReason | None:
@@ -81,6 +87,36 @@ class SequenceSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScore:
+    """What the model thought of a token.
+
+    Attributes:
+        logprob: raw log-softmax of the logits, in float32, before temperature and filters.
+        top: the likeliest tokens in its place, with theirs; the likeliest first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOutput:
+    """Tokens of a prompt, scored.
+
+    Attributes:
+        scores: they follow on those of earlier outputs; the prompt's second token comes first.
+        finish: the whole prompt is scored, and no answer was asked for; None while something follows.
+        step: the engine step that made them, from 1.
+    """
+
+    key: str
+    scores: tuple[TokenScore, ...]
+    finish: FinishReason | None
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOutput:
     """One generated token.
 
@@ -88,6 +124,7 @@ class TokenOutput:
         index: its position among the generated tokens, from 0, those of the prefix included.
         finish: why it is the last one; None while more follow. An end-of-sequence token is put out too.
         step: the engine step that made it, from 1.
+        score: what the model thought of it, where that was asked for.
     """
 
     key: str
@@ -95,6 +132,11 @@ class TokenOutput:
     index: int
     finish: FinishReason | None
     step: int
+    score: TokenScore | None = None
+
+
+Output: TypeAlias = PromptOutput | TokenOutput
+"""What a step led to. A sequence's prompt is scored before its first token is put out."""
 
 
 @dataclass(slots=True, eq=False)

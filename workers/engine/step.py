@@ -57,8 +57,25 @@ class SamplingRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredRows:
+    """Of which tokens it is told what the model thought: R sampled ones, and P of prompts.
+
+    Attributes:
+        top: the most of the likeliest tokens that any of them wants named.
+    """
+
+    sampled: torch.Tensor  # (R,) int64, of the S sampled rows
+    prompt_indices: torch.Tensor  # (P,) int64, packed tokens: behind each stands a prompt's next
+    prompt_ids: torch.Tensor  # (P,) int64, that next token
+    top: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step: T tokens of B spans, of which S are sampled behind. Views of the fixed buffers."""
+    """One step: T tokens of B spans, of which S are sampled behind. Views of the fixed buffers.
+
+    `scored` is not of the buffers: it comes and goes with the few that ask.
+    """
 
     token_ids: torch.Tensor  # (T,) int32
     positions: torch.Tensor  # (T,) int32
@@ -70,6 +87,7 @@ class Step:
     logit_indices: torch.Tensor  # (S,) int32
     sampling: SamplingRows
     spans: Spans
+    scored: ScoredRows | None = None
 
 
 class _Twins:
@@ -138,7 +156,7 @@ class StepBuilder:
         host["sampled_rows"][: len(sampled)] = host["rows"][:batch][sampled]
         host["draws"][: len(sampled)] = [spans[index].sequence.generated for index in sampled]
         self._step.upload()
-        return self._views(batch, total, len(sampled))
+        return self._views(batch, total, len(sampled), self._scored(spans, offsets, sampled))
 
     def _seat(self, spans: Items[Span]) -> None:
         """Write the table's row of every sequence that is new in its row."""
@@ -162,7 +180,28 @@ class StepBuilder:
         if is_changed:
             self._table.upload()
 
-    def _views(self, batch: int, total: int, sampled: int) -> Step:
+    def _scored(self, spans: Items[Span], offsets: Int32s, sampled: list[int]) -> ScoredRows | None:
+        wanted = [span.sequence.spec.logprobs for span in spans]
+        if all(count is None for count in wanted):
+            return None
+        indices: list[int] = []
+        ids: list[int] = []
+        for offset, span in zip(offsets.tolist(), spans, strict=False):
+            indices += range(offset, offset + span.scored)
+            ids += span.sequence.ids[span.start + 1 : span.start + 1 + span.scored]
+        rows = [row for row, index in enumerate(sampled) if wanted[index] is not None]
+
+        def on_device(values: list[int]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=self._step.device["rows"].device)
+
+        return ScoredRows(
+            sampled=on_device(rows),
+            prompt_indices=on_device(indices),
+            prompt_ids=on_device(ids),
+            top=max(count or 0 for count in wanted),
+        )
+
+    def _views(self, batch: int, total: int, sampled: int, scored: ScoredRows | None) -> Step:
         host, device = self._step.host, self._step.device
         return Step(
             token_ids=device["token_ids"][:total],
@@ -180,6 +219,7 @@ class StepBuilder:
                 block_tables=self._blocks[host["rows"][:batch]],
                 block_size=self._block_size,
             ),
+            scored=scored,
         )
 
     def _sampling_rows(self, sampled: int) -> SamplingRows:

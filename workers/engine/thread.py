@@ -19,7 +19,7 @@ from typing import Final, Protocol, TypeAlias
 from shared.errors import BugError, CapacityError, ClientError, DalSegnoError, WorkerError
 from workers.engine.mailbox import Mailbox
 from workers.engine.outcomes import EngineStats, StepFailedError
-from workers.engine.sequence import SequenceSpec, TokenOutput
+from workers.engine.sequence import Output, SequenceSpec
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Engine(Protocol):
     def step_keys(self) -> tuple[str, ...]: ...
     def add(self, spec: SequenceSpec) -> None: ...
     def cancel(self, key: str) -> bool: ...
-    def step(self) -> list[TokenOutput]: ...
+    def step(self) -> list[Output]: ...
     def stats(self) -> EngineStats: ...
 
 
@@ -58,7 +58,7 @@ class _Cancelled:
 
 
 _Order: TypeAlias = SequenceSpec | _Cancel
-_Report: TypeAlias = list[TokenOutput] | _Failed | _Cancelled
+_Report: TypeAlias = list[Output] | _Failed | _Cancelled
 
 
 class EngineThread:
@@ -66,7 +66,7 @@ class EngineThread:
 
     Args:
         engine_factory: makes the engine; called in the thread.
-        on_outputs: called on the loop with the tokens of a step.
+        on_outputs: called on the loop with what a step led to.
         on_error: called on the loop with sequences that failed, and why; they are gone.
         on_cancelled: called on the loop once for every `cancel`: the key, and how many steps that were
             completed after the call still held the sequence.
@@ -78,7 +78,7 @@ class EngineThread:
     def __init__(
         self,
         engine_factory: Callable[[], Engine],
-        on_outputs: Callable[[list[TokenOutput]], None],
+        on_outputs: Callable[[list[Output]], None],
         on_error: Callable[[tuple[str, ...], DalSegnoError], None],
         *,
         on_cancelled: Callable[[str, int], None],

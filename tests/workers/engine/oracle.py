@@ -1,5 +1,6 @@
 """The oracle: what transformers' own `generate` answers, and how sure it is of every token."""
 
+from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 
 from tests.tiny import Family, tiny_checkpoint
 from workers.engine.kv_engine import KVEngine
-from workers.engine.sequence import SequenceSpec, TokenOutput
+from workers.engine.sequence import Output, PromptOutput, SequenceSpec, TokenOutput, TokenScore
 
 _CLASSES = {
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
@@ -43,6 +44,13 @@ def generate(family: Family, prompt: list[int], max_tokens: int) -> list[int]:
     return [int(token) for token in result.sequences[0, len(prompt) :]]
 
 
+def log_softmax(family: Family, ids: list[int]) -> torch.Tensor:
+    """What the stock model thinks of every token behind each of `ids`: (T, vocab)."""
+    with torch.inference_mode():
+        logits: torch.Tensor = _stock_model(family)(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    return logits.float().log_softmax(-1)
+
+
 def prompts(count: int, *, seed: int, shortest: int = 1, longest: int = 40) -> list[list[int]]:
     """Random prompts of mixed lengths."""
     random = np.random.default_rng(seed)
@@ -50,8 +58,13 @@ def prompts(count: int, *, seed: int, shortest: int = 1, longest: int = 40) -> l
 
 
 def run(engine: KVEngine, specs: list[SequenceSpec], *, every: int = 0) -> dict[str, list[TokenOutput]]:
-    """All outputs by key; the sequences arrive one by one, `every` so many steps."""
-    outputs: dict[str, list[TokenOutput]] = {spec.key: [] for spec in specs}
+    """All generated tokens by key; the sequences arrive one by one, `every` so many steps."""
+    return {key: tokens(outputs) for key, outputs in run_all(engine, specs, every=every).items()}
+
+
+def run_all(engine: KVEngine, specs: list[SequenceSpec], *, every: int = 0) -> dict[str, list[Output]]:
+    """All outputs by key."""
+    outputs: dict[str, list[Output]] = {spec.key: [] for spec in specs}
     waiting = list(specs)
     steps = 0
     while waiting or engine.has_work:
@@ -65,5 +78,20 @@ def run(engine: KVEngine, specs: list[SequenceSpec], *, every: int = 0) -> dict[
     return outputs
 
 
-def ids(outputs: list[TokenOutput]) -> list[int]:
-    return [output.token_id for output in outputs]
+def tokens(outputs: Iterable[Output]) -> list[TokenOutput]:
+    return [output for output in outputs if isinstance(output, TokenOutput)]
+
+
+def scores(outputs: Iterable[Output]) -> list[TokenScore]:
+    """Of the prompt, then of the answer."""
+    found: list[TokenScore] = []
+    for output in outputs:
+        if isinstance(output, PromptOutput):
+            found += output.scores
+        elif output.score is not None:
+            found.append(output.score)
+    return found
+
+
+def ids(outputs: Iterable[Output]) -> list[int]:
+    return [output.token_id for output in tokens(outputs)]

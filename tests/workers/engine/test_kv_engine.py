@@ -8,7 +8,7 @@ import torch
 
 from shared.errors import BugError, ClientError
 from shared.models.decoder_lm.nodes import DecoderLM
-from tests.workers.engine.oracle import ids, prompts, run
+from tests.workers.engine.oracle import ids, prompts, run, tokens
 from workers.engine.kv_engine import KVEngine
 from workers.engine.outcomes import StepFailedError
 from workers.engine.sequence import FinishReason, Sampling, SequenceSpec
@@ -147,7 +147,7 @@ def test_a_cancelled_sequence_leaves_at_once_and_the_others_do_not_notice(qwen3:
 
     assert all(output.key != "1" for output in late)
     for key in ("0", "2"):
-        assert [o.token_id for o in early + late if o.key == key] == ids(undisturbed[key])
+        assert ids(o for o in early + late if o.key == key) == ids(undisturbed[key])
     assert busy.stats().kv_used == 0
 
 
@@ -222,7 +222,7 @@ def test_a_step_that_fails_costs_its_own_sequences_only(
             narrow.step()
     rest: dict[str, list[int]] = {"2": [], "3": []}
     while narrow.has_work:
-        for output in narrow.step():
+        for output in tokens(narrow.step()):
             rest[output.key].append(output.token_id)
 
     assert caught.value.keys == ("0", "1")

@@ -7,7 +7,7 @@ import torch
 
 from shared.models.decoder_lm.nodes import DecoderLM, load
 from tests.tiny import FAMILIES, Family, tiny_checkpoint
-from tests.workers.engine.oracle import generate, ids, prompts, run
+from tests.workers.engine.oracle import generate, ids, prompts, run, tokens
 from workers.engine.kv_engine import KVEngine
 from workers.engine.sequence import SequenceSpec
 from workers.engine.step import Step
@@ -50,7 +50,7 @@ def answers(engine: KVEngine, count: int) -> list[list[int]]:
     """What an engine that was given its sequences before comes to."""
     found: list[list[int]] = [[] for _ in range(count)]
     while engine.has_work:
-        for output in engine.step():
+        for output in tokens(engine.step()):
             found[int(output.key)].append(output.token_id)
     return found
 
@@ -80,7 +80,7 @@ def test_a_wrong_history_does_not_pass(qwen3: DecoderLM, swapped: bool) -> None:
     engine = KVEngine(qwen3, num_blocks=64, block_size=8, max_step_tokens=40, max_rows=2)
     for spec in specs(texts):
         engine.add(spec)
-    first_tokens = [output.token_id for output in engine.step()]
+    first_tokens = ids(engine.step())
     if swapped:
         for cells in (*engine._pool.keys, *engine._pool.values):
             blocks = cells.view(64, 8, *cells.shape[1:])

@@ -12,12 +12,12 @@ import pytest
 
 from shared.errors import CapacityError, ClientError, DalSegnoError, WorkerError
 from shared.models.decoder_lm.nodes import DecoderLM
-from tests.workers.engine.oracle import ids, run
+from tests.workers.engine.oracle import ids, run, tokens
 from workers.engine import thread as thread_module
 from workers.engine.kv_engine import KVEngine
 from workers.engine.mailbox import Mailbox
 from workers.engine.outcomes import EngineStats, StepFailedError
-from workers.engine.sequence import SequenceSpec, TokenOutput
+from workers.engine.sequence import Output, SequenceSpec, TokenOutput
 from workers.engine.thread import Engine, EngineThread
 
 
@@ -49,7 +49,7 @@ class ScriptedEngine:
         self.live.remove(key)
         return True
 
-    def step(self) -> list[TokenOutput]:
+    def step(self) -> list[Output]:
         self.step_keys = tuple(self.live)
         self.begun.release()
         self.permits.acquire()
@@ -69,7 +69,7 @@ class Reports:
     def __init__(self) -> None:
         self.queue: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
 
-    def outputs(self, outputs: list[TokenOutput]) -> None:
+    def outputs(self, outputs: list[Output]) -> None:
         self.queue.put_nowait(("tokens", *(o.key for o in outputs)))
 
     def error(self, keys: tuple[str, ...], error: DalSegnoError) -> None:
@@ -283,8 +283,8 @@ async def test_a_real_engine_answers_through_the_thread_as_without_it(qwen3: Dec
     found: dict[str, list[int]] = {request.key: [] for request in requests}
     everyone = asyncio.Event()
 
-    def on_outputs(outputs: list[TokenOutput]) -> None:
-        for output in outputs:
+    def on_outputs(outputs: list[Output]) -> None:
+        for output in tokens(outputs):
             found[output.key].append(output.token_id)
         if all(len(answer) == 8 for answer in found.values()):
             everyone.set()

@@ -1,0 +1,71 @@
+"""Log probabilities: what the model thought of tokens, before temperature and filters.
+
+A log-softmax in float32 over the whole vocabulary, for the rows that ask and for no others. It is done in
+slices of rows, so that a long prompt costs no more memory than a short one; what goes to the host are a
+few numbers per token, in one copy.
+
+Of equal logits the lower id is the likelier token, as it is for the greedy choice.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from workers.engine.sequence import TokenScore
+
+_SLICE_FLOATS: Final = 2**22
+"""So many logits are worked on at once: 16 MiB of them, and some times that beside them."""
+_LOW_BITS: Final = 0xFFFFFFFF
+
+
+def score(
+    logits_at: Callable[[torch.Tensor], torch.Tensor],
+    indices: torch.Tensor,
+    token_ids: torch.Tensor,
+    *,
+    top: int,
+    vocab_size: int,
+) -> list[TokenScore]:
+    """What the model thought of N tokens, and of the `top` likeliest in the place of each.
+
+    Args:
+        logits_at: makes logits, (n, vocab) float32, of n of the indices.
+        indices: (N,) where each token's logits are.
+        token_ids: (N,); below zero stands for no token, and its numbers for nothing.
+        top: how many of the likeliest.
+        vocab_size: how many logits there are in each place.
+
+    Returns:
+        N scores; a `logprob` that is no number comes of logits that are none.
+    """
+    rows = max(1, _SLICE_FLOATS // vocab_size)
+    slices = zip(torch.split(indices, rows), torch.split(token_ids, rows), strict=True)
+    parts = [_score(logits_at(at), ids.long(), min(top, vocab_size)) for at, ids in slices]
+    taken, likely, logprobs = (torch.cat(column) for column in zip(*parts, strict=True))
+    # One copy to the host: ids are exact in float64, and so are the others.
+    table = torch.cat([token_ids.double()[:, None], taken, likely, logprobs], dim=-1).tolist()
+    width = likely.shape[-1]
+    return [
+        TokenScore(
+            token_id=int(row[0]),
+            logprob=row[1],
+            top=tuple(zip(map(int, row[2 : 2 + width]), row[2 + width :], strict=True)),
+        )
+        for row in table
+    ]
+
+
+def _score(
+    logits: torch.Tensor, token_ids: torch.Tensor, top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of n rows the tokens' log probabilities (n, 1), the likeliest ids and theirs (n, top); float64."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    taken = logprobs.gather(-1, token_ids.clamp(min=0)[:, None])
+    # The bits of a float, as an integer of the same order; below them the id, so that no two are equal.
+    bits = logits.view(torch.int32)
+    ascending = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    ids = torch.arange(logits.shape[-1], device=logits.device)
+    keys = ((ascending << 32) | (_LOW_BITS - ids)).topk(top, dim=-1).values
+    likely = _LOW_BITS - (keys & _LOW_BITS)
+    return taken.double(), likely.double(), logprobs.gather(-1, likely).double()
