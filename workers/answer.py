@@ -35,11 +35,15 @@ class Answer:
         stop: Sequence[str] = (),
     ) -> None:
         self.tokens = 0
-        self.finish_reason: str | None = None
+        self.finish_reason: str | None = None if max_tokens > 0 else LENGTH
         self._decoder = decoder
         self._matcher = StopMatcher(stop)
         self._max_tokens = max_tokens
         self._ends = frozenset() if ignore_eos else frozenset(eos_ids)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """A token's own bytes."""
+        return self._decoder.bytes_of(token_id)
 
     def push(self, token_id: int) -> str:
         """Fold one token; return the text that is sure by it. Not to be called once it has ended."""

@@ -4,6 +4,9 @@ A firing of a CPU node is a call in a thread. A firing of a KV node is a matter 
 node: outside of a loop it begins the row and is complete with its first token; in a resident loop it is
 complete when the row's answer has ended, which stops the loop.
 
+What a KV node's row is told beside the walk's inputs comes with the arguments of the walk that begins it:
+`sampling`, `choice`, `stop`, `ignore_eos`, `logprobs`, and `echo`, the text of the prompt.
+
 Knows neither the log nor other orders: chunks go where it is told to put them.
 """
 
@@ -20,6 +23,7 @@ from shared.models.base import EngineKind, ModelGraph, Processing
 from shared.tensors import Handle, inline_ids, read_ids
 from shared.walks import Client, CompiledWalk, Emission, Firing, WalkRun
 from workers.answer import Answer
+from workers.echo import ScoredEcho, pieces
 from workers.engine.sequence import Sampling, SequenceSpec
 from workers.inbox import StepKey
 from workers.output import Chunker, OutputState, OutputStream
@@ -63,7 +67,8 @@ class Chain:
         self._recalled = recalled
         self._released = list(recalled.released)
         self._output = OutputStream(
-            Chunker(recalled.state, request_id=key.request_id, attempt=key.attempt), post
+            Chunker(recalled.state, request_id=key.request_id, attempt=key.attempt, choice=_choice_of(ready)),
+            post,
         )
         self._values: dict[str, Any] = {}  # what walks put out, for those behind them
 
@@ -153,11 +158,16 @@ class Chain:
 
     def _release(self, content: Mapping[str, Any]) -> None:
         """Put out a chunk, unless an earlier attempt did."""
+        if not self._was_released(content):
+            self._output.add_content(content)
+
+    def _was_released(self, content: Mapping[str, Any]) -> bool:
+        """Whether an earlier attempt put such a chunk out; each counts for one."""
         for released in self._released:
             if all(getattr(released, name) == value for name, value in content.items()):
                 self._released.remove(released)
-                return
-        self._output.add_content(content)
+                return True
+        return False
 
     # ---- CPU nodes ---------------------------------------------------------------------------------
     async def _on_cpu(self, call: WalkCall, facts: dict[str, Any], firing: Firing) -> Mapping[str, Handle]:
@@ -194,6 +204,8 @@ class Chain:
             facts |= {"completion_tokens": row.answer.tokens, "finish_reason": row.answer.finish_reason}
         if is_resident:
             run.stop(loop.name)
+        if TOKEN not in run.walk.nodes[firing.node].outputs:
+            return {}
         assert row.last_token is not None, "a row that has begun has a token"
         return {TOKEN: inline_ids(f"{self._key_of(call, firing)}/{TOKEN}", [row.last_token])}
 
@@ -202,30 +214,63 @@ class Chain:
             raise BugError(
                 f"walk {call.name!r}: node {firing.node!r} has no row, and no input {PROMPT!r} to begin one"
             )
-        processing, node = self._hosted.processing, firing.node
+        node, args, prompt_ids = firing.node, call.args, read_ids(firing.inputs[PROMPT])
+        eos_ids, ignore_eos = frozenset(self._hosted.processing.eos_ids), bool(args.get("ignore_eos", False))
+        # Outside of a loop a node puts out one token, or none.
+        at_least = 1 if TOKEN in self._compiled(call.name).nodes[node].outputs else 0
+        max_tokens = max(self._loop_limits(node), default=at_least)
+        answer = Answer(
+            self._hosted.processing.text_decoder(),
+            max_tokens=max_tokens,
+            eos_ids=eos_ids,
+            ignore_eos=ignore_eos,
+            stop=args.get("stop", ()),
+        )
+        echo = self._echo(args, prompt_ids, answer)
         spec = SequenceSpec(
             key=f"{self._key}.{node}",
-            prompt_ids=read_ids(firing.inputs[PROMPT]),
+            prompt_ids=prompt_ids,
             prefix_ids=list(self._recalled.prefix_ids) if self._speaks(node) else [],
-            max_tokens=max(self._loop_limits(node), default=1),
-            eos_ids=frozenset(processing.eos_ids),
-            ignore_eos=bool(call.args.get("ignore_eos", False)),
-            sampling=Sampling(**call.args.get("sampling", {}), seed=self._ready.seed),
+            max_tokens=max_tokens,
+            eos_ids=eos_ids,
+            ignore_eos=ignore_eos,
+            sampling=Sampling(
+                **args.get("sampling", {}), seed=self._ready.seed, sample_index=args.get("choice", 0)
+            ),
+            logprobs=args.get("logprobs"),
+            scores_prompt=echo is not None,
         )
-        answer = Answer(
-            processing.text_decoder(),
-            max_tokens=spec.max_tokens,
-            eos_ids=spec.eos_ids,
-            ignore_eos=spec.ignore_eos,
-            stop=call.args.get("stop", ()),
-        )
-        row = self.rows[node] = Row(spec.key, answer, self._output if self._speaks(node) else None)
+        is_read = self._speaks(node) or echo is not None
+        row = self.rows[node] = Row(spec.key, answer, self._output if is_read else None, echo)
         if spec.prefix_ids:
             self._recalled.replay(answer)
             row.resume(spec.prefix_ids[-1])
+        elif max_tokens == 0 and echo is None:
+            row.end()
         if not row.ended.done():
             self._hosted.rows.submit(spec, row)
         return row
+
+    def _echo(self, args: Mapping[str, Any], prompt_ids: list[int], answer: Answer) -> ScoredEcho | None:
+        """Put out the prompt where that is wanted; what of it has to wait for its scores."""
+        if "echo" not in args:
+            return None
+        top = args.get("logprobs")
+        waiting = [
+            piece for piece in pieces(prompt_ids, args["echo"], top) if not self._was_released(piece.content)
+        ]
+        if waiting and self._recalled.prefix_ids:
+            raise Divergence(
+                "an answer was begun by an earlier attempt, but not all of its echo was released"
+            )
+        if top is None:
+            for piece in waiting:
+                self._output.add_content(piece.content)
+            return None
+        echo = ScoredEcho(waiting, answer.bytes_of)
+        for content in echo.begin(prompt_ids[0]):
+            self._output.add_content(content)
+        return None if echo.complete else echo
 
     def _loop_limits(self, node: str) -> list[int]:
         """The most iterations of each resident loop over `node` in this chain."""
@@ -241,6 +286,11 @@ class Chain:
         """Whether a client reads what `node` says in this chain."""
         found = [self._compiled(call.name).nodes.get(node) for call in self._ready.walks]
         return any(isinstance(route.to, Client) for place in found if place for route in place.routes)
+
+
+def _choice_of(ready: NodeReady) -> int:
+    """Which of several answers to one question the order is for."""
+    return max((call.args.get("choice", 0) for call in ready.walks), default=0)
 
 
 def _kept(run: WalkRun) -> dict[str, Handle]:

@@ -1,6 +1,7 @@
 """One request's output: tokens and text in, chunks out.
 
     token ids ──> Answer (decoder, stop strings) ──> Chunker (offsets, ids, totals) ──> the log
+    chunks of their own (an echo, a medium) ──────────┘
                                                         ▲
                                         when: at once for the first text, then every 20 ms
 
@@ -10,21 +11,29 @@ backlog is full, what comes stays with the chunker and goes out later in larger 
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from shared.errors import CapacityError, DalSegnoError
-from shared.events import OutputChunk, OutputTotals
+from shared.events import OutputChunk, OutputTotals, TokenLogprobs
 from shared.transcript import Transcript
 
 COALESCE_S: Final = 0.02
 MAX_CHUNK_TOKENS: Final = 1024
 """Far below the log's largest payload, also when a long backlog is cut."""
+MAX_CHUNK_LOGPROBS: Final = 4096
+"""So many log probabilities are some 200 kB."""
 RETRY_S: Final = 0.25
 _TIMER_GRAIN_S: Final = 0.001
 """uvloop's clock counts whole milliseconds and its timers ring up to half a one early: what is due within
 one is due. (Armed again for the rest, a timer rang twelve times for every chunk; 2026-11.)"""
+
+
+def tokens_per_chunk(top: int) -> int:
+    """The most tokens of a chunk that tells the log probabilities of each and of the `top` likeliest."""
+    return min(MAX_CHUNK_TOKENS, MAX_CHUNK_LOGPROBS // (1 + top))
 
 
 @dataclass(slots=True)
@@ -42,35 +51,49 @@ class OutputState:
 
 
 class Chunker:
-    """Cuts an output into chunks. Pure: `peek` says what the next chunk is, `take` makes it so."""
+    """Cuts an output into chunks. Pure: `peek` says what the next chunk is, `take` makes it so.
 
-    def __init__(self, state: OutputState, *, request_id: str, attempt: int) -> None:
+    Chunks of their own go before the tokens that wait.
+    """
+
+    def __init__(self, state: OutputState, *, request_id: str, attempt: int, choice: int = 0) -> None:
         self._state = state
         self._request_id = request_id
         self._attempt = attempt
+        self._choice = choice
+        self._contents: deque[Mapping[str, Any]] = deque()
         self._tokens: list[int] = []
         self._texts: list[str] = []
+        self._logprobs: list[TokenLogprobs] = []  # one for each token, or none at all
         self._begun_s: float | None = None  # when the first token came
         self._cut_s: float | None = None  # when a chunk was cut last
         self._has_shown_text = False
 
     @property
     def pending(self) -> bool:
-        return bool(self._tokens)
+        return bool(self._tokens or self._contents)
 
     @property
     def totals(self) -> OutputTotals:
         return self._state.transcript.totals
 
-    def add(self, token_id: int, text: str, now_s: float) -> None:
+    def add(self, token_id: int, text: str, now_s: float, logprobs: TokenLogprobs | None = None) -> None:
         """A token, and the text that became sure by it."""
         self._tokens.append(token_id)
         self._texts.append(text)
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
         if self._begun_s is None:
             self._begun_s = now_s
 
+    def add_content(self, content: Mapping[str, Any]) -> None:
+        """A chunk of its own: fields of `OutputChunk`, no tokens."""
+        self._contents.append(content)
+
     def due_s(self) -> float | None:
         """When the next chunk is due; None while nothing waits. The first text is due at once."""
+        if self._contents:
+            return 0.0
         if not self._tokens:
             return None
         if not self._has_shown_text and any(self._texts):
@@ -81,19 +104,24 @@ class Chunker:
 
     def peek(self) -> OutputChunk:
         """The chunk of what waits."""
+        if self._contents:
+            return self._chunk(**self._contents[0])
+        most = tokens_per_chunk(len(self._logprobs[0].top)) if self._logprobs else MAX_CHUNK_TOKENS
         return self._chunk(
-            text="".join(self._texts[:MAX_CHUNK_TOKENS]), token_ids=self._tokens[:MAX_CHUNK_TOKENS]
+            text="".join(self._texts[:most]),
+            token_ids=self._tokens[:most],
+            logprobs=self._logprobs[:most] or None,
         )
-
-    def peek_content(self, content: Mapping[str, Any]) -> OutputChunk:
-        """A chunk of its own: fields of `OutputChunk`, no tokens."""
-        return self._chunk(**content)
 
     def take(self, chunk: OutputChunk, now_s: float) -> None:
         """The log has taken the chunk over: it counts."""
         [valid] = self._state.transcript.fold(chunk)
         self._state.fold(valid)
-        del self._tokens[: len(chunk.token_ids)], self._texts[: len(chunk.token_ids)]
+        if self._contents:
+            self._contents.popleft()
+            return
+        count = len(chunk.token_ids)
+        del self._tokens[:count], self._texts[:count], self._logprobs[:count]
         self._cut_s = now_s
         self._has_shown_text = self._has_shown_text or bool(chunk.text)
 
@@ -104,6 +132,7 @@ class Chunker:
             request_id=self._request_id,
             attempt=self._attempt,
             index=index,
+            choice=self._choice,
             text_offset=self._state.text_offset,
             token_offset=self._state.token_offset,
             **content,
@@ -128,19 +157,17 @@ class OutputStream:
         self._failure: DalSegnoError | None = None
         self._closed = False
 
-    def add(self, token_id: int, text: str, *, last: bool = False) -> None:
+    def add(
+        self, token_id: int, text: str, logprobs: TokenLogprobs | None = None, *, last: bool = False
+    ) -> None:
         """A token and its text; everything goes out with the last one."""
-        self._chunker.add(token_id, text, self._loop.time())
+        self._chunker.add(token_id, text, self._loop.time(), logprobs)
         self._cut(everything=last)
 
     def add_content(self, content: Mapping[str, Any]) -> None:
-        """A chunk of its own, at once: fields of `OutputChunk`, no tokens.
-
-        Raises:
-            PayloadTooLargeError: more than an event can hold.
-            CapacityError: the log's backlog is full.
-        """
-        self._put(self._chunker.peek_content(content))
+        """A chunk of its own, at once: fields of `OutputChunk`, no tokens."""
+        self._chunker.add_content(content)
+        self._cut()
 
     async def stored(self) -> OutputTotals:
         """Wait until every chunk is stored; what the output then amounts to.

@@ -13,7 +13,8 @@ from typing import Final, Protocol
 
 from shared.errors import BugError, DalSegnoError
 from workers.answer import Answer
-from workers.engine.sequence import SequenceSpec, TokenOutput
+from workers.echo import ScoredEcho, spell
+from workers.engine.sequence import Output, PromptOutput, SequenceSpec, TokenOutput, TokenScore
 from workers.output import OutputStream
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -29,31 +30,64 @@ class EnginePort(Protocol):
 class Row:
     """One sequence, from its submission to its end.
 
+    Args:
+        output: where its tokens go; None for those nobody reads.
+        echo: the prompt, as far as it waits for its scores; it goes where the tokens go.
+
     Attributes:
         began: its first token is there (or was there before: an earlier attempt's).
         ended: its answer has ended; raises what the engine, or the text, failed of.
     """
 
-    def __init__(self, key: str, answer: Answer, output: OutputStream | None) -> None:
+    def __init__(
+        self,
+        key: str,
+        answer: Answer,
+        output: OutputStream | None,
+        echo: ScoredEcho | None = None,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.key = key
         self.answer = answer
         self.output = output
+        self.echo = echo
         self.last_token: int | None = None
         self.began: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
 
-    def push(self, token_id: int) -> None:
-        """Take one token."""
+    def take(self, output: Output) -> None:
+        """Take what a step led to."""
+        match output:
+            case TokenOutput():
+                self._push(output.token_id, output.score)
+            case PromptOutput():
+                self._put_echo(output.scores)
+                if output.finish is not None:
+                    self.end()
+
+    def end(self) -> None:
+        """Its answer has ended."""
+        if not self.began.done():
+            self.began.set_result(None)
+        self.ended.set_result(None)
+
+    def _push(self, token_id: int, score: TokenScore | None) -> None:
         text = self.answer.push(token_id)
         self.last_token = token_id
         has_ended = self.answer.finish_reason is not None
         if self.output is not None:
-            self.output.add(token_id, text, last=has_ended)
-        if not self.began.done():
-            self.began.set_result(None)
+            logprobs = spell(score, self.answer.bytes_of) if score is not None else None
+            self.output.add(token_id, text, logprobs, last=has_ended)
         if has_ended:
-            self.ended.set_result(None)
+            self.end()
+        elif not self.began.done():
+            self.began.set_result(None)
+
+    def _put_echo(self, scores: Sequence[TokenScore]) -> None:
+        assert self.echo is not None, "a prompt is scored for its echo"
+        assert self.output is not None, "an echo is for somebody"
+        for content in self.echo.push(scores):
+            self.output.add_content(content)
 
     def resume(self, last_token: int) -> None:
         """Its answer was folded over the tokens of earlier attempts, the last of which is `last_token`."""
@@ -99,14 +133,14 @@ class Rows:
         return await dropped
 
     # ---- called by the engine's thread, on the loop ------------------------------------------------
-    def on_outputs(self, outputs: Sequence[TokenOutput]) -> None:
-        """The tokens of a step."""
+    def on_outputs(self, outputs: Sequence[Output]) -> None:
+        """What a step led to."""
         for output in outputs:
             row = self._rows.get(output.key)
             if row is None:
                 continue  # its answer has ended, or it was dropped
             try:
-                row.push(output.token_id)
+                row.take(output)
             except Exception as error:  # one row's text must not hold up the others
                 _LOGGER.exception("the text of %s failed", output.key)
                 row.fail(error)

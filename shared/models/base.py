@@ -80,6 +80,10 @@ class TextDecoder(Protocol):
         """What is left at the end: an incomplete character becomes U+FFFD."""
         ...
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """The token's own bytes, whatever came before: a part of a character, at times."""
+        ...
+
 
 class Processing(Protocol):
     """The CPU face, loaded once per worker. `run` is called from threads and must be re-entrant."""

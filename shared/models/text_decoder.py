@@ -8,6 +8,8 @@ is never taken back. Two ways:
 - *all others* (SentencePiece and so on): the tokenizer decodes a short window, and what was out already
   is cut off its front. A run of byte tokens (`<0xE2><0x82><0xAC>`) is held back until it ends: the
   tokenizer makes it U+FFFD as a whole when it is no valid UTF-8, so no part of it is sure before.
+
+Beside its part in a text, every token has bytes of its own, as its vocabulary writes them down.
 """
 
 import codecs
@@ -25,6 +27,8 @@ _MAX_HELD_TOKENS: Final = 8
 """Longer than any incomplete character; a replacement character that stays is then meant."""
 _BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
+_MARKED_SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
+"""SentencePiece's `▁`: a space, where the tokenizer's decoder says so."""
 
 
 class TextDecoders:
@@ -48,15 +52,26 @@ class _Vocabulary:
         self.tokenizer = tokenizer
         added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
         self.special = frozenset(id for id, token in added.items() if token.special)
-        self._holds_byte_runs = "ByteFallback" in _decoder_types(tokenizer)
+        types = _decoder_types(tokenizer)
+        self._holds_byte_runs = "ByteFallback" in types
+        self._spells_bytes = "ByteLevel" in types
+        self._marks_spaces = _MARKED_SPACE in _decoder_json(tokenizer)
         self._byte_of = _byte_of_character()
         self._bytes: dict[int, bytes] = dict.fromkeys(self.special, b"")
+        self._own_bytes: dict[int, bytes] = {}
 
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes of a byte-level token; none for special and unknown ones."""
         known = self._bytes.get(token_id)
         if known is None:
             known = self._bytes[token_id] = self._find_bytes(token_id)
+        return known
+
+    def own_bytes_of(self, token_id: int) -> bytes:
+        """What a token is by itself: a special one is its text, one beyond the vocabulary nothing."""
+        known = self._own_bytes.get(token_id)
+        if known is None:
+            known = self._own_bytes[token_id] = self._find_own_bytes(token_id)
         return known
 
     def is_silent(self, token_id: int) -> bool:
@@ -74,6 +89,16 @@ class _Vocabulary:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
+    def _find_own_bytes(self, token_id: int) -> bytes:
+        token: str | None = self.tokenizer.id_to_token(token_id)
+        if token is None or token_id in self.special:
+            return (token or "").encode()
+        if self._spells_bytes:
+            return self._find_bytes(token_id)
+        if self.opens_byte_run(token_id):
+            return bytes.fromhex(token[3:5])  # <0xE2>
+        return (token.replace(_MARKED_SPACE, " ") if self._marks_spaces else token).encode()
+
     def _find_bytes(self, token_id: int) -> bytes:
         token: str | None = self.tokenizer.id_to_token(token_id)
         if token is None:
@@ -86,17 +111,20 @@ class _Vocabulary:
 class _ByteLevelDecoder:
     """Bytes through an incremental UTF-8 decoder."""
 
-    __slots__ = ("_bytes_of", "_utf8")
+    __slots__ = ("_utf8", "_vocabulary")
 
     def __init__(self, vocabulary: _Vocabulary) -> None:
-        self._bytes_of = vocabulary.bytes_of
+        self._vocabulary = vocabulary
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        return self._utf8.decode(self._bytes_of(token_id))
+        return self._utf8.decode(self._vocabulary.bytes_of(token_id))
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        return self._vocabulary.own_bytes_of(token_id)
 
 
 class _WindowDecoder:
@@ -128,6 +156,9 @@ class _WindowDecoder:
     def flush(self) -> str:
         return self._show(self._vocabulary.decode(self._window)) if self._held else ""
 
+    def bytes_of(self, token_id: int) -> bytes:
+        return self._vocabulary.own_bytes_of(token_id)
+
     def _show(self, text: str) -> str:
         new = text[len(self._shown) :]
         self._held, self._held_bytes = 0, False
@@ -141,6 +172,12 @@ def _decoder_types(tokenizer: Tokenizer) -> list[str]:
     if tokenizer.decoder is None:
         return []
     return list(_types_in(json.loads(tokenizer.decoder.__getstate__())))
+
+
+def _decoder_json(tokenizer: Tokenizer) -> str:
+    if tokenizer.decoder is None:
+        return ""
+    return json.dumps(json.loads(tokenizer.decoder.__getstate__()), ensure_ascii=False)
 
 
 def _types_in(decoder: dict[str, Any]) -> Iterator[str]:

@@ -163,6 +163,9 @@ class ByteDecoder:
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
 
+    def bytes_of(self, token_id: int) -> bytes:
+        return bytes([token_id])
+
 
 @dataclass(slots=True)
 class FakeEngine:

@@ -3,6 +3,7 @@
     prepare   messages or text -> token ids                          a CPU node
     prefill   token ids -> the first new token                       the KV node
     decode    a resident loop: token -> next token, until a stop     the KV node
+    score     token ids -> nothing: the prompt is echoed alone       the KV node
 
 Prefill and decode are one chain: there is no round trip between the first and the second token.
 """
@@ -10,9 +11,9 @@ Prefill and decode are one chain: there is no round trip between the first and t
 from typing import Any, Final
 
 from shared.errors import ClientError
-from shared.events import Limits, Usage
+from shared.events import Limits, Params, Usage
 from shared.models.base import EngineKind, ModelGraph
-from shared.plans import Chain, Finish, Plan, PlanRequest, Walk
+from shared.plans import Chain, Finish, Plan, PlanRequest, StepResult, Walk
 from shared.walks import CLIENT, KEEP, Edge, Loop, Node, compile_walk
 
 PREPARE: Final = Node("prepare", inputs=(), outputs=(Edge("token_ids", to=KEEP),))
@@ -22,6 +23,8 @@ DECODE: Final = Loop(
     Node("llm", inputs=("token",), outputs=(Edge("token", to="llm"), Edge("token", to=CLIENT("text")))),
     max_iters="max_tokens",
 )
+
+SCORE: Final = Node("llm", inputs=("token_ids",), outputs=())
 
 
 def new_token_budget(prompt_tokens: int, asked: int | None, limits: Limits) -> int:
@@ -44,7 +47,7 @@ def new_token_budget(prompt_tokens: int, asked: int | None, limits: Limits) -> i
 
 
 def plan(request: PlanRequest) -> Plan:
-    """Prepare, check that it fits, then prefill and decode in one go."""
+    """Prepare, check that it fits, then prefill and decode in one go; or echo the prompt and no more."""
     prepared = yield Walk("prepare", args={"inputs": request.inputs, "params": request.params})
     prompt_tokens: int = prepared.fact("prompt_tokens")
     args: dict[str, Any] = {
@@ -53,12 +56,25 @@ def plan(request: PlanRequest) -> Plan:
         "stop": request.params.stop,
         "ignore_eos": request.params.ignore_eos,
     }
-    answer = yield Chain(
-        Walk("prefill", inputs={"token_ids": prepared.handle("token_ids")}, args=args),
-        Walk("decode", args=args),
-    )
+    inputs, begin = {"token_ids": prepared.handle("token_ids")}, args | _asked(request.params, prepared)
+    if args["max_tokens"] == 0:
+        answer = yield Walk("score", inputs=inputs, args=begin)
+    else:
+        answer = yield Chain(Walk("prefill", inputs=inputs, args=begin), Walk("decode", args=args))
     usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=answer.fact("completion_tokens"))
     return Finish(usage=usage, finish_reasons=(answer.fact("finish_reason"),))
+
+
+def _asked(params: Params, prepared: StepResult) -> dict[str, Any]:
+    """What a row is told only when it was asked for: orders recorded earlier know nothing of it."""
+    asked: dict[str, Any] = {}
+    if params.choice:
+        asked["choice"] = params.choice
+    if params.logprobs is not None:
+        asked["logprobs"] = params.logprobs
+    if params.echo:
+        asked["echo"] = prepared.fact("prompt_text")
+    return asked
 
 
 GRAPH: Final = ModelGraph(
@@ -68,6 +84,7 @@ GRAPH: Final = ModelGraph(
         "prepare": compile_walk("prepare", PREPARE),
         "prefill": compile_walk("prefill", PREFILL),
         "decode": compile_walk("decode", DECODE),
+        "score": compile_walk("score", SCORE),
     },
     plan=plan,
 )

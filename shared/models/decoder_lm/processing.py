@@ -2,7 +2,8 @@
 
 `prepare` turns a request as the client meant it (messages, text, or token ids) into token ids, and its
 parameters into effective ones: the request's over the checkpoint's `generation_config.json` over plain
-defaults. It reads the checkpoint's tokenizer files with `tokenizers` and `jinja2` alone: no torch.
+defaults. For an echo it says the prompt's text, too. It reads the checkpoint's tokenizer files with
+`tokenizers` and `jinja2` alone: no torch.
 """
 
 import logging
@@ -100,9 +101,20 @@ class DecoderLmProcessing:
             params = msgspec.convert(args["params"], Params)
         except msgspec.ValidationError as error:
             raise ClientError(f"the request is malformed: {error}") from error
-        ids = self._token_ids(request)
+        _check_modalities(request)
+        text = self._text(request)
+        is_rendered = request.messages is not None or request.chat
+        ids = (
+            request.token_ids or []
+            if text is None
+            else self._encode(text, add_special_tokens=not is_rendered)
+        )
+        self._check(ids, new_tokens=0 if params.max_tokens == 0 else 1)
+        facts = {"prompt_tokens": len(ids), "sampling": self.effective_sampling(params)}
+        if params.echo:
+            facts["prompt_text"] = text if text is not None else self._decode(ids)
         return CpuResult(
-            facts={"prompt_tokens": len(ids), "sampling": self.effective_sampling(params)},
+            facts=facts,
             outputs={"token_ids": inline_ids(f"{key}/token_ids", ids)},
         )
 
@@ -117,27 +129,14 @@ class DecoderLmProcessing:
         top_k = next((p.top_k for p in given if p.top_k is not None), 0)
         return {"temperature": temperature, "top_p": top_p, "top_k": max(top_k, 0)}
 
-    def _token_ids(self, request: Inputs) -> list[int]:
-        if request.files or set(request.input_modalities) - {"text"}:
-            found = [medium.modality for medium in request.files] or request.input_modalities
-            raise ClientError(f"this model reads text only; found {found}", code="unsupported_modality")
-        if set(request.output_modalities) - {"text"}:
-            raise ClientError(
-                f"this model writes text only; asked for {request.output_modalities}",
-                code="unsupported_modality",
-            )
+    def _text(self, request: Inputs) -> str | None:
+        """The prompt's text; None where it is tokens already."""
         if request.token_ids is not None:
-            ids = request.token_ids
-        elif request.messages is not None:
-            ids = self._encode(self._render(request.messages), add_special_tokens=False)
-        elif request.chat:
-            ids = self._encode(
-                self._render([{"role": "user", "content": request.text}]), add_special_tokens=False
-            )
-        else:
-            ids = self._encode(request.text or "", add_special_tokens=True)
-        self._check(ids)
-        return ids
+            return None
+        if request.messages is not None:
+            return self._render(request.messages)
+        text = request.text or ""
+        return self._render([{"role": "user", "content": text}]) if request.chat else text
 
     def _render(self, messages: list[dict[str, Any]]) -> str:
         if self._template is None:
@@ -160,10 +159,14 @@ class DecoderLmProcessing:
         ids: list[int] = encoded.ids
         return ids
 
-    def _check(self, ids: list[int]) -> None:
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+    def _check(self, ids: list[int], *, new_tokens: int) -> None:
         if not ids:
             raise ClientError("the prompt is empty: expected at least one token")
-        if len(ids) >= self._max_seq_len:
+        if len(ids) + new_tokens > self._max_seq_len:
             raise ClientError(
                 f"the model's context length is {self._max_seq_len} tokens, but the prompt alone has "
                 f"{len(ids)}; shorten it",
@@ -175,6 +178,17 @@ class DecoderLmProcessing:
                 f"token id {wrong} is outside the model's vocabulary of {self._vocab_size}",
                 code="invalid_token_id",
             )
+
+
+def _check_modalities(request: Inputs) -> None:
+    if request.files or set(request.input_modalities) - {"text"}:
+        found = [medium.modality for medium in request.files] or request.input_modalities
+        raise ClientError(f"this model reads text only; found {found}", code="unsupported_modality")
+    if set(request.output_modalities) - {"text"}:
+        raise ClientError(
+            f"this model writes text only; asked for {request.output_modalities}",
+            code="unsupported_modality",
+        )
 
 
 # ---- messages ------------------------------------------------------------------------------------
