@@ -70,11 +70,13 @@ class Presence:
     def missing(self, now_s: float, *, log_answers: bool) -> list[str]:
         """What is needed and not there, in words; nothing when all is ready."""
         missing = [] if log_answers else ["the log does not answer"]
-        if not any(self._is_fresh(beat, now_s, "leading") for beat in self.conductors.values()):
+        if not any(
+            beat.state == "leading" and self.is_fresh(beat, now_s) for beat in self.conductors.values()
+        ):
             missing.append("no conductor leads")
         for rank in self.ranks:
             beat = self.workers.get(rank)
-            if beat is None or now_s - beat.heard_s >= FRESH_S:
+            if beat is None or not self.is_fresh(beat, now_s):
                 missing.append(f"the worker of rank {rank} is not heard")
             elif beat.state != "ready":
                 missing.append(f"the worker of rank {rank} is {beat.state}{_progress(beat)}")
@@ -94,8 +96,9 @@ class Presence:
         }
 
     @staticmethod
-    def _is_fresh(beat: Beat, now_s: float, state: str) -> bool:
-        return beat.state == state and now_s - beat.heard_s < FRESH_S
+    def is_fresh(beat: Beat, now_s: float) -> bool:
+        """Whether who said it counts as there."""
+        return now_s - beat.heard_s < FRESH_S
 
     def _forget_old_conductors(self, now_s: float) -> None:
         """Each life of a conductor has a name of its own: a day's restarts must not pile up."""

@@ -20,6 +20,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from gateway.hops import Hops, Journey
 from shared.events import (
     AnyEvent,
     Failure,
@@ -130,6 +131,7 @@ class Relay:
     def __init__(self, log: Log, subjects: Subjects, request_id: str) -> None:
         self.request_id = request_id
         self.output = OutputFold()
+        self.journey: Journey | None = None
         self.buffered_bytes = 0
         self._log = log
         self._subjects = subjects
@@ -213,10 +215,11 @@ class Relay:
 class Hub:
     """The gateway's one cursor, taken apart: each record goes to the request it belongs to."""
 
-    def __init__(self, log: Log, subjects: Subjects, fence: EpochFence) -> None:
+    def __init__(self, log: Log, subjects: Subjects, fence: EpochFence, hops: Hops | None = None) -> None:
         self._log = log
         self._subjects = subjects
         self._fence = fence
+        self._hops = hops or Hops()
         self._relays: defaultdict[str, list[Relay]] = defaultdict(list)
 
     def __len__(self) -> int:
@@ -225,6 +228,7 @@ class Hub:
     def open(self, request_id: str) -> Relay:
         """A relay for a request that is about to be submitted."""
         relay = Relay(self._log, self._subjects, request_id)
+        relay.journey = self._hops.submit()
         self._relays[request_id].append(relay)
         return relay
 
@@ -250,7 +254,11 @@ class Hub:
         event = decode_or_none(record)
         if event is None or not self._fence.admits(event):
             return
+        if relays:
+            self._hops.delivered(record)
         for relay in list(relays):
+            if relay.journey is not None:
+                self._hops.take(relay.journey, event)
             relay.take(record.seq, event, self._fence.epoch)
             if relay.is_behind or relay.output.ended:
                 self.close(relay)

@@ -21,7 +21,7 @@ from shared.config import DeploymentConfig, GatewaySettings
 from shared.errors import CapacityError, ModelNotFoundError
 from shared.events import Failure
 from shared.fence import EpochFence
-from shared.log.port import Log, LogUnavailableError
+from shared.log.port import Log, LogState, LogStats, LogUnavailableError
 from shared.models import registry
 from shared.subjects import Subjects
 
@@ -33,6 +33,9 @@ class DrainingError(CapacityError):
     """This gateway finishes what runs and takes nothing new."""
 
     code = "shutting_down"
+
+    def __init__(self) -> None:
+        super().__init__("this gateway is shutting down; another one takes new requests")
 
 
 class NotReadyError(CapacityError):
@@ -117,7 +120,7 @@ class Gateway:
         for rank in self.served.ranks:
             if await log.last(self.subjects.worker(rank)) is not None:
                 self.presence.saw_worker(rank)
-        hub = Hub(log, self.subjects, fence)
+        hub = Hub(log, self.subjects, fence, self.meter.hops)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._listen(log), name="beats")
@@ -143,6 +146,21 @@ class Gateway:
             async for subject, payload in beats:
                 self.presence.hear(subject, payload, time.monotonic())
 
+    @property
+    def log(self) -> Log:
+        """The log that is followed.
+
+        Raises:
+            LogUnavailableError: none is, now.
+        """
+        if self._line is None:
+            raise LogUnavailableError("this gateway has no connection to its log yet; try again")
+        return self._line.log
+
+    def next_number(self) -> int:
+        """For the next event of this gateway."""
+        return next(self._numbers)
+
     # ---- requests -----------------------------------------------------------------------------------
     @contextmanager
     def answering(self) -> Iterator[None]:
@@ -164,7 +182,7 @@ class Gateway:
             ClientError: the request cannot be taken.
         """
         if self.is_draining:
-            raise DrainingError("this gateway is shutting down; another one takes new requests")
+            raise DrainingError
         line = self._line
         if line is None:
             raise LogUnavailableError("this gateway has no connection to its log yet; try again")
@@ -177,15 +195,22 @@ class Gateway:
     # ---- health -------------------------------------------------------------------------------------
     async def log_answers(self) -> bool:
         """Whether the log answers now."""
+        return await self.log_state() is not None
+
+    async def log_state(self) -> LogState | None:
+        """The log as it answers now; None when it does not."""
         line = self._line
         if line is None or not line.log.connected:
-            return False
+            return None
         try:
             async with asyncio.timeout(PROBE_S):
-                await line.log.state()
+                return await line.log.state()
         except (TimeoutError, LogUnavailableError):
-            return False
-        return True
+            return None
+
+    def log_stats(self) -> LogStats | None:
+        """How this gateway gets on with its log; None while it has none."""
+        return None if self._line is None else self._line.log.stats()
 
     async def health(self) -> dict[str, Any]:
         """What `/health` answers."""

@@ -1,0 +1,332 @@
+"""The gateway's numbers as Prometheus and others read them: its own, and what the beats of the others tell.
+
+One scrape shows the whole deployment as this gateway sees it. What a role said last is shown while it is
+fresh; of one that has fallen silent only that it is not up: its last words are no measurements. Totals begin
+anew with the process they are of, as Prometheus expects of them.
+
+What each series means, for those who run a deployment, is in docs/operations.md.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import accumulate
+from typing import Any, Final, TypeVar
+
+import msgspec
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from gateway.health import Beat
+from gateway.service import Gateway
+from shared.histogram import Histogram
+from shared.log.port import LogState, LogStats
+from shared.meters import ConductorMeters, WorkerMeters
+
+SCHEDULER: Final = "fcfs"
+"""How engines choose who is next: first come, first served (`workers.engine.scheduler`)."""
+
+_Meters = TypeVar("_Meters", bound=msgspec.Struct)
+_Labels = Mapping[tuple[str, ...], float]
+
+
+def text(snapshot: "Snapshot", accept: str) -> tuple[bytes, str]:
+    """All series in the format that `accept` asks for, and its content type."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(snapshot)
+    ProcessCollector(registry=registry)
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """A role by its last beat. `meters` is None where they are not to be read: another version's."""
+
+    name: str
+    is_fresh: bool
+    state: str
+    facts: dict[str, Any]
+    meters: Any
+
+    def number(self, fact: str) -> float:
+        """A number among the facts; 0 where there is none."""
+        value = self.facts.get(fact)
+        return float(value) if isinstance(value, int | float) else 0.0
+
+
+class Snapshot(Collector):
+    """One moment: `gateway` as it is, and the log as it answered (None: it did not)."""
+
+    def __init__(self, gateway: Gateway, log: LogState | None, now_s: float) -> None:
+        self._gateway = gateway
+        self._meter = gateway.meter
+        self._log = log
+        presence = gateway.presence
+        self.conductors = [
+            _heard(name, beat, ConductorMeters, is_fresh=presence.is_fresh(beat, now_s))
+            for name, beat in sorted(presence.conductors.items())
+        ]
+        self.workers = [
+            _heard(str(rank), beat, WorkerMeters, is_fresh=presence.is_fresh(beat, now_s))
+            for rank, beat in sorted(presence.workers.items())
+        ]
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._answers()
+        yield from self._latencies()
+        yield from self._log_itself()
+        yield from self._log_of_each_role()
+        yield from self._of_conductors()
+        yield from self._of_workers()
+
+    # ---- the gateway's own -------------------------------------------------------------------------
+    def _answers(self) -> Iterator[Metric]:
+        gateway, meter = self._gateway, self._meter
+        served = (version("dalsegno"), gateway.served.name, gateway.served.family)
+        yield _gauge(
+            "build_info", "What is served, and by which version.", ("version", "model", "family"), {served: 1}
+        )
+        yield _counter(
+            "requests",
+            "Answers that ended.",
+            ("route", "outcome"),
+            {(route, outcome): count for (route, outcome), count in meter.outcomes.items()},
+        )
+        yield _gauge("requests_in_flight", "Answers being given now.", (), {(): gateway.running})
+        yield _counter("prompt_tokens", "Prompt tokens of answers that ended.", (), {(): meter.prompt_tokens})
+        yield _counter("generated_tokens", "Tokens sent to clients.", (), {(): meter.generated_tokens})
+        yield _counter(
+            "http_requests",
+            "HTTP responses.",
+            ("method", "route", "status"),
+            {(method, route, str(status)): count for (method, route, status), count in meter.http.items()},
+        )
+
+    def _latencies(self) -> Iterator[Metric]:
+        routes = self._meter.latency.items()
+        yield _histogram(
+            "time_to_first_token_seconds",
+            "From a request's body to the first token sent.",
+            ("route",),
+            {(route,): latency.first_token_s for route, latency in routes},
+        )
+        yield _histogram(
+            "inter_token_seconds",
+            "From one token to the next of the same choice.",
+            ("route",),
+            {(route,): latency.inter_token_s for route, latency in routes},
+        )
+        yield _histogram(
+            "request_seconds",
+            "From a request's body to the end of an answer that finished.",
+            ("route",),
+            {(route,): latency.request_s for route, latency in routes},
+        )
+        hops = self._meter.hops
+        yield _histogram(
+            "hop_seconds",
+            "Parts of a request's way over the log, as seen here.",
+            ("hop",),
+            {(hop,): took_s for hop, took_s in hops.took_s.items()},
+        )
+        yield _histogram(
+            "log_delivery_seconds",
+            "From a record's storing to its being read here.",
+            (),
+            {(): hops.delivery_s},
+        )
+
+    # ---- the log ------------------------------------------------------------------------------------
+    def _log_itself(self) -> Iterator[Metric]:
+        log = self._log
+        there: _Labels = {(): 1.0}
+        yield _gauge("log_up", "Whether the log answers.", (), {(): float(log is not None)})
+        yield _gauge(
+            "log_last_sequence",
+            "Position of the newest event.",
+            (),
+            dict.fromkeys(there, log.last_seq) if log else {},
+        )
+        yield _gauge(
+            "log_events", "Events the log holds.", (), dict.fromkeys(there, log.messages) if log else {}
+        )
+        yield _gauge("log_bytes", "Bytes the log holds.", (), dict.fromkeys(there, log.bytes) if log else {})
+
+    def _log_of_each_role(self) -> Iterator[Metric]:
+        stats: dict[tuple[str, ...], LogStats] = {}
+        if (own := self._gateway.log_stats()) is not None:
+            stats["gateway", self._gateway.origin] = own
+        for role, heard in (("conductor", self.conductors), ("worker", self.workers)):
+            stats |= {(role, one.name): one.meters.log for one in heard if one.is_fresh and one.meters}
+        labels = ("role", "name")
+        yield _histogram(
+            "publish_ack_seconds",
+            "From handing an event over to its ack.",
+            labels,
+            {who: each.publish_ack_s for who, each in stats.items()},
+        )
+        yield _gauge(
+            "unacked_events",
+            "Events handed over and not acked.",
+            labels,
+            {who: each.unacked for who, each in stats.items()},
+        )
+        yield _gauge(
+            "log_lag_events",
+            "Events not read yet.",
+            labels,
+            {who: each.behind for who, each in stats.items()},
+        )
+
+    # ---- the other roles ----------------------------------------------------------------------------
+    def _of_conductors(self) -> Iterator[Metric]:
+        label, fresh = ("conductor",), [one for one in self.conductors if one.is_fresh]
+        yield _gauge(
+            "conductor_up",
+            "Whether it is heard.",
+            label,
+            {(one.name,): one.is_fresh for one in self.conductors},
+        )
+        yield _gauge(
+            "conductor_leading",
+            "Whether it decides.",
+            label,
+            {(one.name,): one.state == "leading" for one in fresh},
+        )
+        for fact, name, help_ in _CONDUCTOR_FACTS:
+            yield _gauge(f"conductor_{name}", help_, label, {(one.name,): one.number(fact) for one in fresh})
+        counted = {(one.name,): one.meters for one in fresh if one.meters}
+        yield _counter(
+            "conductor_folded_events",
+            "Events it has folded.",
+            label,
+            {who: each.folded for who, each in counted.items()},
+        )
+        yield _counter(
+            "conductor_decisions",
+            "Decisions it has published.",
+            label,
+            {who: each.decisions for who, each in counted.items()},
+        )
+
+    def _of_workers(self) -> Iterator[Metric]:
+        label, fresh = ("rank",), [one for one in self.workers if one.is_fresh]
+        up: dict[tuple[str, ...], float] = {(str(rank),): 0 for rank in self._gateway.served.ranks}
+        yield _gauge(
+            "worker_up",
+            "Whether it is heard.",
+            label,
+            up | {(one.name,): one.is_fresh for one in self.workers},
+        )
+        yield _gauge(
+            "worker_ready",
+            "Whether it takes orders.",
+            label,
+            {(one.name,): one.state == "ready" for one in fresh},
+        )
+        for fact, name, help_ in _WORKER_FACTS:
+            yield _gauge(f"worker_{name}", help_, label, {(one.name,): one.number(fact) for one in fresh})
+        yield _counter(
+            "worker_steps", "Engine steps.", label, {(one.name,): one.number("steps") for one in fresh}
+        )
+        counted: dict[tuple[str, ...], WorkerMeters] = {
+            (one.name,): one.meters for one in fresh if one.meters
+        }
+        yield _counter(
+            "worker_sequences",
+            "Sequences the engine has taken.",
+            label,
+            {who: each.sequences for who, each in counted.items()},
+        )
+        computed = {(*who, "computed"): each.computed_tokens for who, each in counted.items()}
+        sampled = {(*who, "sampled"): each.sampled_tokens for who, each in counted.items()}
+        yield _counter(
+            "worker_tokens",
+            "Tokens run through the model, and tokens that came out.",
+            ("rank", "kind"),
+            computed | sampled,
+        )
+        yield _histogram(
+            "worker_step_seconds",
+            "What a step took.",
+            label,
+            {who: each.step_s for who, each in counted.items()},
+        )
+        yield _histogram(
+            "worker_batch_rows",
+            "Sequences in a step.",
+            label,
+            {who: each.batch_rows for who, each in counted.items()},
+        )
+
+
+_CONDUCTOR_FACTS: Final = (
+    ("epoch", "epoch", "The epoch in force, as it knows."),
+    ("open", "open_requests", "Requests that have not ended."),
+    ("waiting", "waiting_requests", "Requests that are not admitted yet."),
+)
+_WORKER_FACTS: Final = (
+    ("incarnation", "incarnation", "The log's position at which its life began."),
+    ("progress", "load_progress", "How much of the model is loaded, from 0 to 1."),
+    ("running", "running_sequences", "Sequences in the engine's batch."),
+    ("waiting", "waiting_sequences", "Sequences that wait for room in it."),
+    ("kv_used", "kv_used_tokens", "KV cache in use, reserved included."),
+    ("kv_total", "kv_total_tokens", "KV cache there is."),
+)
+
+
+def as_json(gateway: Gateway, snapshot: Snapshot) -> dict[str, Any]:
+    """The few numbers of `/metrics.json`."""
+    fresh = [one for one in snapshot.workers if one.is_fresh]
+    inflight = [int(one.number("running") + one.number("waiting")) for one in fresh]
+    prompts = sum(one.meters.sequences for one in fresh if one.meters)
+    recent = gateway.meter.recent
+    rates = [tokens / took_s for took_s, tokens in recent if took_s > 0]
+    return {
+        "scheduler": SCHEDULER,
+        "pool_size": len(fresh),
+        "inflight_total": sum(inflight),
+        "inflight_per_engine": inflight,
+        # No engine keeps a prompt's cache for the next: each is computed.
+        "cache": {"prefill_hits": 0, "prefill_misses": prompts, "prefix_hits": 0, "prefix_misses": prompts},
+        "avg_latency_s": sum(took_s for took_s, _ in recent) / len(recent) if recent else 0.0,
+        "avg_throughput_tok_s": sum(rates) / len(rates) if rates else 0.0,
+    }
+
+
+def _heard(name: str, beat: Beat, kind: type[_Meters], *, is_fresh: bool) -> Heard:
+    try:
+        meters = msgspec.convert(beat.facts.get("meters"), kind)
+    except msgspec.ValidationError:
+        meters = None
+    return Heard(name=name, is_fresh=is_fresh, state=beat.state, facts=beat.facts, meters=meters)
+
+
+def _gauge(name: str, help_: str, labels: Sequence[str], values: _Labels) -> Metric:
+    return _filled(GaugeMetricFamily(f"dalsegno_{name}", help_, labels=labels), values)
+
+
+def _counter(name: str, help_: str, labels: Sequence[str], values: _Labels) -> Metric:
+    return _filled(CounterMetricFamily(f"dalsegno_{name}", help_, labels=labels), values)
+
+
+def _filled(
+    family: GaugeMetricFamily | CounterMetricFamily, values: _Labels
+) -> GaugeMetricFamily | CounterMetricFamily:
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
+    return family
+
+
+def _histogram(
+    name: str, help_: str, labels: Sequence[str], values: Mapping[tuple[str, ...], Histogram]
+) -> Metric:
+    family = HistogramMetricFamily(f"dalsegno_{name}", help_, labels=labels)
+    for label_values, histogram in values.items():
+        bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
+        buckets = list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))
+        family.add_metric(label_values, buckets, histogram.sum)
+    return family
