@@ -4,8 +4,11 @@ app           the composition: routes, middleware, process
 server        the socket, uvicorn, and how it ends
 service       what the routes share: is the log there, who is working, how many streams run
 submission    a request becomes an event, or attaches to the one that is there
+choices       one question that asks for several answers, and their answers merged
 relay         the log's records become each request's answer, every chunk once
 answer        an answer becomes an HTTP response; a client that leaves cancels
+resume        a client that lost its connection goes on behind what it has
+caps          what one request may ask for
 health        what the beats tell
 bodies        request bodies: how large, what JSON, which parameters
 errors        the one table from errors to HTTP

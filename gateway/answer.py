@@ -1,38 +1,77 @@
-"""An answer becomes an HTTP response; a client that leaves cancels.
+"""An answer becomes an HTTP response; a client that leaves cancels, and so does a limit that is over.
 
 The response begins with the first bytes its `Format` has to say: until then a failure is a proper status,
 also for a stream. One TaskGroup holds the answer and our own listener for the disconnect, so that a client
 is missed while it waits for its first token, and whichever ASGI version the server speaks.
+
+Whatever ends an answer early lets go of its requests before the client is told: nothing is kept for a
+client that does not read.
 """
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway import errors
+from gateway.choices import Choices, Tally
 from gateway.errors import HttpError
-from gateway.relay import Answered, Failed, Item
+from gateway.meter import FINISHED
+from gateway.relay import Answered, Failed
 from gateway.service import Gateway
-from gateway.submission import Asked, Claim
-from shared.events import OutputChunk
+from gateway.submission import Asked
+from shared.events import OutputChunk, Usage
 
 _LOGGER: Final = logging.getLogger(__name__)
+DISCONNECTED: Final = "client_disconnected"
+"""The outcome of an answer whose client left."""
+_LEFT: Final = "the client disconnected"
+_UNAVAILABLE: Final = 503
 
 
 class Format(Protocol):
-    """How one route writes one answer; b"" is nothing to say yet."""
+    """How one route writes one answer; b"" is nothing to say yet. Choices are counted from 0."""
 
-    @property
-    def media_type(self) -> str: ...
-    def chunk(self, chunk: OutputChunk) -> bytes: ...
-    def answered(self, end: Answered) -> bytes: ...
+    media_type: str
+
+    def chunk(self, choice: int, chunk: OutputChunk) -> bytes: ...
+    def ended(self, choice: int, finish_reason: str) -> bytes:
+        """A choice is complete."""
+        ...
+
+    def complete(self, usage: Usage) -> bytes:
+        """All choices are."""
+        ...
+
     def failed(self, error: HttpError) -> bytes:
         """The end of a response that has begun and cannot be completed."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What an answer is to.
+
+    Attributes:
+        route: the path's template, for the meter.
+        parts: the requests it is on the log, by choice (`gateway.choices.split`).
+        n: how many of them answer the same prompt.
+        limit_s: how long it may take; None is for ever.
+    """
+
+    route: str
+    parts: Sequence[Asked]
+    n: int = 1
+    limit_s: float | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.parts[0].request_id
 
 
 class ClientGoneError(Exception):
@@ -42,11 +81,14 @@ class ClientGoneError(Exception):
 class Answer(Response):
     """The response: it submits, relays, and lets go."""
 
-    def __init__(self, gateway: Gateway, asked: Asked, form: Format) -> None:
+    def __init__(self, gateway: Gateway, question: Question, form: Format) -> None:
         self.background = None  # FastAPI looks for it
         self.status_code = 200
         self._gateway = gateway
-        self._asked = asked
+        self._question = question
+        self._choices = Choices(gateway, question.parts)
+        self._tally = Tally(question.n)
+        self._observation = gateway.meter.begin(question.route)
         self._format = form
         self._send: Send | None = None
         self._begun = False
@@ -59,10 +101,12 @@ class Answer(Response):
             try:
                 async with asyncio.TaskGroup() as tasks:
                     listener = tasks.create_task(self._listen(receive), name="disconnect")
-                    await self._answer()
+                    await self._answer(tasks)
                     listener.cancel()
             except* ClientGoneError:
-                _LOGGER.info("request %s: the client left", self._asked.request_id)
+                _LOGGER.info("request %s: the client left", self._question.request_id)
+            finally:
+                self._observation.end(DISCONNECTED)  # unless it has ended otherwise
 
     async def _listen(self, receive: Receive) -> None:
         while True:
@@ -74,29 +118,58 @@ class Answer(Response):
             self._gone = True
             raise ClientGoneError
 
-    async def _answer(self) -> None:
-        claim: Claim | None = None
+    async def _answer(self, tasks: asyncio.TaskGroup) -> None:
+        error: HttpError | None = None
         try:
-            claim = await self._gateway.submit(self._asked)
-            async with aclosing(claim.items()) as items:
-                async for item in items:
-                    await self._write_item(item)
+            error = await self._relay(tasks)
         except ClientGoneError:
             raise
-        except Exception as error:  # noqa: BLE001 - the outermost loop of one request
-            await self._fail(errors.of_exception(error))
+        except Exception as raised:  # noqa: BLE001 - the outermost loop of one request
+            error = errors.of_exception(raised)
+            if error.status != _UNAVAILABLE or not self._question.parts[0].id_is_chosen:
+                self._choices.leave(f"its answer failed: {error.code}")
         finally:
-            if claim is not None:
-                claim.leave(cancel=self._gone)
+            self._choices.leave(_LEFT if self._gone else "")
+        if error is not None:
+            self._observation.end(error.code)
+            await self._fail(error)
 
-    async def _write_item(self, item: Item) -> None:
-        match item:
-            case OutputChunk():
-                await self._write(self._format.chunk(item), last=False)
-            case Answered():
-                await self._write(self._format.answered(item), last=True)
-            case Failed():
-                await self._fail(errors.of_failure(item.failure))
+    async def _relay(self, tasks: asyncio.TaskGroup) -> HttpError | None:
+        """Tell the answer; what it ended with, if it failed."""
+        limit_s = self._question.limit_s
+        try:
+            async with (
+                asyncio.timeout(limit_s) as limit,
+                aclosing(self._choices.items(tasks)) as items,
+            ):
+                async for choice, item in items:
+                    if isinstance(item, Failed):
+                        error = errors.of_failure(item.failure)
+                        if error.status != _UNAVAILABLE:  # which is this gateway's end, and not theirs
+                            self._choices.leave(f"another choice of the same answer failed: {error.code}")
+                        return error
+                    await self._write_item(choice, item)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            message = f"the request was cancelled: it took longer than its {limit_s:g} s"
+            self._choices.leave(message.removeprefix("the request was cancelled: "))
+            return HttpError(status=504, code="request_timeout", message=message)
+        await self._end()
+        return None
+
+    async def _write_item(self, choice: int, item: OutputChunk | Answered) -> None:
+        if isinstance(item, OutputChunk):
+            self._observation.chunk(len(item.token_ids), choice)
+            await self._write(self._format.chunk(choice, item))
+        else:
+            self._tally.add(choice, item)
+            await self._write(self._format.ended(choice, item.finish_reason))
+
+    async def _end(self) -> None:
+        usage = self._tally.usage
+        self._observation.end(FINISHED, usage)
+        await self._write(self._format.complete(usage), last=True)
 
     async def _fail(self, error: HttpError) -> None:
         if self._begun:
@@ -107,7 +180,7 @@ class Answer(Response):
         )
         await self._put(error.json, last=True)
 
-    async def _write(self, data: bytes, *, last: bool) -> None:
+    async def _write(self, data: bytes, *, last: bool = False) -> None:
         if not data and not last:
             return
         if not self._begun:
@@ -121,7 +194,7 @@ class Answer(Response):
             "content-type": media_type,
             "cache-control": "no-store",
             "x-accel-buffering": "no",
-            "x-request-id": self._asked.request_id,
+            "x-request-id": self._question.request_id,
             **headers,
         }
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]

@@ -4,6 +4,7 @@
 
 The last line of a complete answer has no data; its metadata has `finish_reason` and `usage`. An answer
 that fails in the middle ends with the modality `error`, its metadata has `status`, `code` and `message`.
+A stream that is resumed begins behind the `index` its client has. There is one choice.
 """
 
 from base64 import b64encode
@@ -14,22 +15,30 @@ import msgspec
 
 from gateway.errors import HttpError
 from gateway.openai_answers import usage_of
-from gateway.relay import Answered
-from shared.events import OutputChunk
+from gateway.resume import Position
+from shared.events import OutputChunk, Usage
 
 
 @dataclass(slots=True)
 class ChunkLines:
     """An answer as NDJSON, line by line."""
 
+    position: Position = field(default_factory=lambda: Position.start(1))
     media_type: str = "application/x-ndjson"
+    _finish_reason: str = ""
 
-    def chunk(self, chunk: OutputChunk) -> bytes:
+    def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
+        if self.position.has(choice, chunk.index):
+            return b""
         metadata = {"index": chunk.index, "token_ids": chunk.token_ids, **chunk.metadata}
         return _line(chunk.modality, _data_of(chunk), metadata)
 
-    def answered(self, end: Answered) -> bytes:
-        return _line("text", b"", _end_of(end))
+    def ended(self, choice: int, finish_reason: str) -> bytes:
+        self._finish_reason = finish_reason
+        return b""
+
+    def complete(self, usage: Usage) -> bytes:
+        return _line("text", b"", _end_of(self._finish_reason, usage))
 
     def failed(self, error: HttpError) -> bytes:
         metadata = {"status": error.status, "code": error.code, "message": error.message}
@@ -42,11 +51,12 @@ class Document:
 
     request_id: str
     media_type: str = "application/json"
+    _finish_reason: str = ""
     _texts: list[str] = field(default_factory=list)
     _token_ids: list[int] = field(default_factory=list)
     _others: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def chunk(self, chunk: OutputChunk) -> bytes:
+    def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
         if chunk.modality == "text":
             self._texts.append(chunk.text)
             self._token_ids += chunk.token_ids
@@ -54,8 +64,12 @@ class Document:
             self._others.setdefault(chunk.modality, []).append(_entry(_data_of(chunk), chunk.metadata))
         return b""
 
-    def answered(self, end: Answered) -> bytes:
-        metadata = {"token_ids": self._token_ids, **_end_of(end)}
+    def ended(self, choice: int, finish_reason: str) -> bytes:
+        self._finish_reason = finish_reason
+        return b""
+
+    def complete(self, usage: Usage) -> bytes:
+        metadata = {"token_ids": self._token_ids, **_end_of(self._finish_reason, usage)}
         text = _entry("".join(self._texts).encode(), metadata)
         return msgspec.json.encode(
             {"request_id": self.request_id, "outputs": {"text": [text], **self._others}}
@@ -69,8 +83,8 @@ def _data_of(chunk: OutputChunk) -> bytes:
     return chunk.text.encode() if chunk.modality == "text" else chunk.data or b""
 
 
-def _end_of(end: Answered) -> dict[str, Any]:
-    return {"finish_reason": end.finish_reason, "usage": usage_of(end.usage)}
+def _end_of(finish_reason: str, usage: Usage) -> dict[str, Any]:
+    return {"finish_reason": finish_reason, "usage": usage_of(usage)}
 
 
 def _entry(data: bytes, metadata: dict[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,7 @@ import msgspec
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
-from gateway import errors, openai_requests
-from gateway import caps
+from gateway import caps, errors, openai_requests
 from gateway.bodies import MAX_BODY_BYTES, params_of, parse_object
 from gateway.errors import InvalidParamError
 from gateway.openai_requests import ChatRequest

@@ -41,6 +41,7 @@ def generate_routes(gateway: Gateway) -> APIRouter:
     async def generate(request: Request) -> Response:
         parsed = await generate_request.read(request, gateway.served)
         caps.check_params(parsed.params, gateway.settings, "model_kwargs.max_tokens")
+        caps.check_messages(len(parsed.inputs.messages or []), gateway.settings)
         asked = Asked(
             request_id=request_id_of(parsed.request_id, "gen"),
             id_is_chosen=parsed.request_id is not None,

@@ -1,8 +1,8 @@
 """OpenAI's answers: server-sent events and one document, for chat and for completions.
 
-A server-sent event carries as `id` the index of the last chunk of the output that is in it: the same
-number at every gateway and for every client, because the log gave it. A stream that fails in the middle
-ends with an `error` event and without `[DONE]`.
+A server-sent event carries as `id` the stream's position (`gateway.resume`): the index of the last chunk
+that is in it, of every choice. A stream that is resumed goes on behind the position it was told, and says
+nothing of before. A stream that fails in the middle ends with an `error` event and without `[DONE]`.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from gateway.errors import HttpError
-from gateway.relay import Answered
+from gateway.openai_logprobs import Listed, TokenList, chat_logprobs, completion_logprobs
+from gateway.resume import Position
 from shared.events import OutputChunk, Usage
 
 _DONE: Final = b"data: [DONE]\n\n"
@@ -19,11 +20,18 @@ _DONE: Final = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What every piece of one answer repeats."""
+    """What every piece of one answer repeats, and what was asked of its shape.
+
+    Attributes:
+        choices: how many answers there are.
+        with_logprobs: whether tokens are listed with their log probabilities.
+    """
 
     request_id: str
     model: str
     created_s: int
+    choices: int = 1
+    with_logprobs: bool = False
 
     def of(self, object_name: str) -> dict[str, Any]:
         return {
@@ -34,108 +42,182 @@ class Head:
         }
 
 
-@dataclass(slots=True)
 class _Stream:
     """An answer as events: the text as it comes, then why it ended."""
 
     object_name: ClassVar[str]
 
-    head: Head
-    includes_usage: bool
-    media_type: str = "text/event-stream; charset=utf-8"
+    def __init__(self, head: Head, *, includes_usage: bool = False, position: Position | None = None) -> None:
+        self.media_type = "text/event-stream; charset=utf-8"
+        self._head = head
+        self._includes_usage = includes_usage
+        self._position = position or Position.start(head.choices)
+        self._tokens = [TokenList() for _ in range(head.choices)] if head.with_logprobs else None
+
+    def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
+        listed = [] if self._tokens is None else self._tokens[choice].take(chunk)
+        if self._position.has(choice, chunk.index):
+            return b""
+        self._position.advance(choice, chunk.index)
+        begin = self._begin(choice)
+        if not chunk.text and not listed:
+            return begin
+        return begin + self._said(choice, self._piece(chunk.text), listed=listed, is_new=True)
+
+    def ended(self, choice: int, finish_reason: str) -> bytes:
+        rest = [] if self._tokens is None else self._tokens[choice].end(finish_reason)
+        return self._begin(choice) + self._said(
+            choice, self._piece(""), listed=rest, finish_reason=finish_reason
+        )
+
+    def complete(self, usage: Usage) -> bytes:
+        if not self._includes_usage:
+            return _DONE
+        body = self._head.of(self.object_name) | {"choices": [], "usage": usage_of(usage)}
+        return _event(body) + _DONE
 
     def failed(self, error: HttpError) -> bytes:
         return _event(error.body)
 
-    def _said(self, said: dict[str, Any], reason: str | None = None, index: int | None = None) -> bytes:
-        body = self.head.of(self.object_name) | {"choices": [_choice(said, reason)]}
-        if self.includes_usage:
+    def _said(
+        self,
+        choice: int,
+        piece: dict[str, Any],
+        *,
+        listed: list[Listed] | None = None,
+        finish_reason: str | None = None,
+        is_new: bool = False,
+    ) -> bytes:
+        said = _choice(choice, piece, self._logprobs(listed) if listed else None, finish_reason)
+        body = self._head.of(self.object_name) | {"choices": [said]}
+        if self._includes_usage:
             body["usage"] = None
-        return _event(body, index)
+        return _event(body, self._position if is_new else None)
 
-    def _ended(self, said: dict[str, Any], end: Answered) -> bytes:
-        last = self._said(said, end.finish_reason)
-        if self.includes_usage:
-            last += _event(self.head.of(self.object_name) | {"choices": [], "usage": usage_of(end.usage)})
-        return last + _DONE
+    def _begin(self, choice: int) -> bytes:
+        """What comes before the first piece of a choice."""
+        return b""
+
+    def _piece(self, text: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _logprobs(self, listed: list[Listed]) -> dict[str, Any]:
+        raise NotImplementedError
 
 
-@dataclass(slots=True)
 class ChatStream(_Stream):
-    """A chat: the role comes first."""
+    """A chat: the role comes first, for every choice."""
 
-    object_name: ClassVar = "chat.completion.chunk"
+    object_name = "chat.completion.chunk"
 
-    _begun: bool = False
+    def __init__(self, head: Head, *, includes_usage: bool = False, position: Position | None = None) -> None:
+        super().__init__(head, includes_usage=includes_usage, position=position)
+        self._has_begun = [self._position.has_begun(choice) for choice in range(head.choices)]
 
-    def chunk(self, chunk: OutputChunk) -> bytes:
-        begin = self._role()
-        if not chunk.text:
-            return begin
-        return begin + self._said({"delta": {"content": chunk.text}}, index=chunk.index)
-
-    def answered(self, end: Answered) -> bytes:
-        return self._role() + self._ended({"delta": {}}, end)
-
-    def _role(self) -> bytes:
-        if self._begun:
+    def _begin(self, choice: int) -> bytes:
+        if self._has_begun[choice]:
             return b""
-        self._begun = True
-        return self._said({"delta": {"role": "assistant", "content": ""}})
+        self._has_begun[choice] = True
+        return self._said(choice, {"delta": {"role": "assistant", "content": ""}})
+
+    def _piece(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text} if text else {}}
+
+    def _logprobs(self, listed: list[Listed]) -> dict[str, Any]:
+        return chat_logprobs(listed)
 
 
-@dataclass(slots=True)
 class CompletionStream(_Stream):
     """A completion."""
 
-    object_name: ClassVar = "text_completion"
+    object_name = "text_completion"
 
-    def chunk(self, chunk: OutputChunk) -> bytes:
-        return self._said({"text": chunk.text}, index=chunk.index) if chunk.text else b""
+    def _piece(self, text: str) -> dict[str, Any]:
+        return {"text": text}
 
-    def answered(self, end: Answered) -> bytes:
-        return self._ended({"text": ""}, end)
+    def _logprobs(self, listed: list[Listed]) -> dict[str, Any]:
+        return completion_logprobs(listed)
 
 
 @dataclass(slots=True)
+class _Whole:
+    """One choice of a document."""
+
+    texts: list[str] = field(default_factory=list)
+    tokens: TokenList = field(default_factory=TokenList)
+    listed: list[Listed] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
 class _Document:
     """An answer as one JSON document, once it is complete."""
 
-    head: Head
-    media_type: str = "application/json"
-    _texts: list[str] = field(default_factory=list)
+    object_name: ClassVar[str]
 
-    def chunk(self, chunk: OutputChunk) -> bytes:
-        self._texts.append(chunk.text)
+    def __init__(self, head: Head) -> None:
+        self.media_type = "application/json"
+        self._head = head
+        self._choices = [_Whole() for _ in range(head.choices)]
+
+    def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
+        whole = self._choices[choice]
+        whole.texts.append(chunk.text)
+        if self._head.with_logprobs:
+            whole.listed += whole.tokens.take(chunk)
         return b""
+
+    def ended(self, choice: int, finish_reason: str) -> bytes:
+        whole = self._choices[choice]
+        whole.finish_reason = finish_reason
+        whole.listed += whole.tokens.end(finish_reason)
+        return b""
+
+    def complete(self, usage: Usage) -> bytes:
+        choices = [
+            _choice(
+                number,
+                self._said("".join(whole.texts)),
+                self._logprobs(whole.listed) if self._head.with_logprobs else None,
+                whole.finish_reason,
+            )
+            for number, whole in enumerate(self._choices)
+        ]
+        return msgspec.json.encode(
+            self._head.of(self.object_name) | {"choices": choices, "usage": usage_of(usage)}
+        )
 
     def failed(self, error: HttpError) -> bytes:
         raise AssertionError("a document has not begun before it is complete")
 
-    @property
-    def _text(self) -> str:
-        return "".join(self._texts)
+    def _said(self, text: str) -> dict[str, Any]:
+        raise NotImplementedError
 
-    def _whole(self, object_name: str, said: dict[str, Any], end: Answered) -> bytes:
-        choices = [_choice(said, end.finish_reason)]
-        return msgspec.json.encode(
-            self.head.of(object_name) | {"choices": choices, "usage": usage_of(end.usage)}
-        )
+    def _logprobs(self, listed: list[Listed]) -> dict[str, Any]:
+        raise NotImplementedError
 
 
 class ChatDocument(_Document):
     """A chat completion."""
 
-    def answered(self, end: Answered) -> bytes:
-        message = {"role": "assistant", "content": self._text, "refusal": None}
-        return self._whole("chat.completion", {"message": message}, end)
+    object_name = "chat.completion"
+
+    def _said(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def _logprobs(self, listed: list[Listed]) -> dict[str, Any]:
+        return chat_logprobs(listed)
 
 
 class CompletionDocument(_Document):
     """A completion."""
 
-    def answered(self, end: Answered) -> bytes:
-        return self._whole("text_completion", {"text": self._text}, end)
+    object_name = "text_completion"
+
+    def _said(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _logprobs(self, listed: list[Listed]) -> dict[str, Any]:
+        return completion_logprobs(listed)
 
 
 def usage_of(usage: Usage) -> dict[str, int]:
@@ -147,10 +229,12 @@ def usage_of(usage: Usage) -> dict[str, int]:
     }
 
 
-def _choice(said: dict[str, Any], reason: str | None) -> dict[str, Any]:
-    return {"index": 0, **said, "logprobs": None, "finish_reason": reason}
+def _choice(
+    index: int, said: dict[str, Any], logprobs: dict[str, Any] | None, reason: str | None
+) -> dict[str, Any]:
+    return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _event(body: dict[str, Any], index: int | None = None) -> bytes:
-    head = b"" if index is None else b"id: %d\n" % index
+def _event(body: dict[str, Any], position: Position | None = None) -> bytes:
+    head = b"" if position is None else b"id: %s\n" % str(position).encode()
     return head + b"data: " + msgspec.json.encode(body) + b"\n\n"

@@ -2,7 +2,8 @@
 
 Names that are unknown are accepted and left alone, as OpenAI's clients expect. Names that are known, would
 change the answer and are not supported are refused by name: an answer that ignores them would be wrong in
-silence. Ranges are not judged here but by `shared.events.Params`, for HTTP and NATS alike.
+silence. Ranges of parameters are not judged here but by `shared.events.Params`, for HTTP and NATS alike;
+what this deployment allows of them by `gateway.caps`.
 """
 
 from collections.abc import Mapping
@@ -11,10 +12,11 @@ from typing import Annotated, Any, ClassVar, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
-from gateway import errors
+from gateway import caps, errors
 from gateway.bodies import params_of
 from gateway.errors import InvalidParamError, NotSupportedError
-from shared.events import Inputs, Params
+from shared.config import GatewaySettings
+from shared.events import MAX_LOGPROBS, Inputs, Params
 from shared.misfit import described, misfit
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
@@ -27,10 +29,9 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What both routes have in common. `request_id`, `top_k` and `ignore_eos` are ours."""
+    """What both routes have in common. `request_id`, `timeout_s`, `top_k` and `ignore_eos` are ours."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "n": (1,),
         "logit_bias": ({},),
         "presence_penalty": (0,),
         "frequency_penalty": (0,),
@@ -42,6 +43,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[str, Meta(max_length=256)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1)] | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -50,31 +52,66 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     request_id: str | None = None
+    timeout_s: float | None = None
 
     @property
-    def limit_tokens(self) -> int | None:
-        return self.max_tokens
+    def limit_tokens(self) -> tuple[str, int | None]:
+        """The limit of the answer, and what the client calls it."""
+        return "max_tokens", self.max_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to name in each place; None is no log probabilities at all."""
+        raise NotImplementedError
+
+    @property
+    def wants_echo(self) -> bool:
+        return False
+
+    @property
+    def answers(self) -> int:
+        """How many answers to each prompt."""
+        return 1 if self.n is None else self.n
 
     @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    def params(self) -> Params:
+    def prompts(self, settings: GatewaySettings) -> list[Inputs]:
+        """What is asked, as the client wrote it.
+
+        Raises:
+            ClientError: it is not what it has to be, or too much.
+        """
+        raise NotImplementedError
+
+    def params(self, settings: GatewaySettings) -> Params:
         """The parameters as the log has them.
 
         Raises:
-            InvalidParamError: a value is out of its range.
+            InvalidParamError: a value is out of its range, or more than allowed.
         """
+        caps.check_timeout(self.timeout_s)
+        limit_name, limit = self.limit_tokens
         given = {
-            "max_tokens": self.limit_tokens,
+            "max_tokens": limit,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
             "seed": self.seed,
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
             "ignore_eos": self.ignore_eos,
+            "logprobs": self.wanted_logprobs,
+            "echo": self.wants_echo or None,
         }
-        return params_of(given)
+        try:
+            params = params_of(given)
+        except InvalidParamError as error:
+            if error.param != "max_tokens":
+                raise
+            raise InvalidParamError(limit_name, error.message.replace("max_tokens", limit_name, 1)) from error
+        caps.check_params(params, settings, limit_name)
+        return params
 
 
 class ChatRequest(_Request, frozen=True, kw_only=True):
@@ -82,8 +119,6 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **_Request.neutral,
-        "logprobs": (False,),
-        "top_logprobs": (0,),
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         "functions": ([],),
@@ -97,13 +132,30 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @property
-    def limit_tokens(self) -> int | None:
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+    def limit_tokens(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs is not None:
+            raise InvalidParamError("top_logprobs", "top_logprobs: expected none while logprobs is not true")
+        return None
+
+    def prompts(self, settings: GatewaySettings) -> list[Inputs]:
+        caps.check_messages(len(self.messages), settings)
+        caps.check_choices(1, self.answers, settings)
+        return [self.inputs()]
 
     def inputs(self) -> Inputs:
-        """The chat, as the client wrote it.
+        """The chat.
 
         Raises:
             ClientError: a message is none, or not text.
@@ -118,38 +170,43 @@ class CompletionRequest(_Request, frozen=True, kw_only=True):
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **_Request.neutral,
-        "best_of": (1,),
-        "echo": (False,),
-        "logprobs": (),
         "suffix": ("",),
     }
 
     prompt: Any
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
-    def inputs(self) -> Inputs:
-        """The prompt: text or token ids.
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return self.logprobs
 
-        Raises:
-            ClientError: it is neither, or several.
-        """
+    @property
+    def wants_echo(self) -> bool:
+        return bool(self.echo)
+
+    def prompts(self, settings: GatewaySettings) -> list[Inputs]:
+        if self.best_of is not None and self.best_of != self.answers:
+            raise NotSupportedError("best_of", self.best_of, f"{self.answers}, which is n")
         match self.prompt:
-            case str(text) | [str(text)]:
-                return Inputs(text=text, chat=False)
-            case [int(), *_] | [[int(), *_]]:
-                ids = self.prompt[0] if isinstance(self.prompt[0], list) else self.prompt
-                return _token_prompt(ids)
-            case [_, _, *_]:
-                raise InvalidParamError(
-                    "prompt",
-                    f"prompt: a list of {len(self.prompt)} prompts is not supported yet; "
-                    "send them one at a time",
-                    code="not_supported",
-                )
+            case str(text):
+                given: list[Any] = [text]
+            case [int(), *_]:
+                given = [self.prompt]
+            case [str(), *_] | [[*_], *_]:
+                given = self.prompt
             case _:
                 raise InvalidParamError(
                     "prompt",
-                    f"prompt: expected a string or an array of token ids, found {described(self.prompt)}",
+                    "prompt: expected a string, an array of token ids, or an array of either, "
+                    f"found {described(self.prompt)}",
                 )
+        caps.check_choices(len(given), self.answers, settings)
+        is_list = given is self.prompt
+        return [
+            _prompt(f"prompt[{number}]" if is_list else "prompt", one) for number, one in enumerate(given)
+        ]
 
 
 _R = TypeVar("_R", ChatRequest, CompletionRequest)
@@ -215,11 +272,17 @@ def _check_part(where: str, part: object) -> None:
         )
 
 
-def _token_prompt(ids: object) -> Inputs:
-    given = {"token_ids": ids, "chat": False}
+def _prompt(where: str, prompt: object) -> Inputs:
+    if isinstance(prompt, str):
+        return Inputs(text=prompt, chat=False)
+    given = {"token_ids": prompt, "chat": False}
+    if not prompt or not isinstance(prompt, list):
+        raise InvalidParamError(
+            "prompt", f"{where}: expected a string or an array of token ids, found {described(prompt)}"
+        )
     try:
         return msgspec.convert(given, Inputs)
     except msgspec.ValidationError as error:
         wrong = misfit(error, given, Inputs)
-        place = wrong.place.replace("token_ids", "prompt", 1)
+        place = wrong.place.replace("token_ids", where, 1)
         raise InvalidParamError("prompt", f"{place}: {wrong.problem}") from error

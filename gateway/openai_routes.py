@@ -1,19 +1,47 @@
-"""`/v1/*`: OpenAI's routes, as far as one text model can serve them."""
+"""`/v1/*`: OpenAI's routes, as far as one text model can serve them.
+
+Those of OpenAI's that are not served are known by name, so that a client learns what is.
+"""
 
 import time
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from gateway.answer import Answer, Format
+from gateway import caps, resume
+from gateway.answer import Answer, Format, Question
 from gateway.bodies import read_object
+from gateway.choices import split
 from gateway.openai_answers import ChatDocument, ChatStream, CompletionDocument, CompletionStream, Head
 from gateway.openai_requests import ChatRequest, CompletionRequest, parse
+from gateway.resume import Position
 from gateway.service import Gateway
 from gateway.submission import Asked, request_id_of
+from shared.errors import ClientError
 
 _R = TypeVar("_R", ChatRequest, CompletionRequest)
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+NOT_SERVED: Final = (
+    "assistants", "audio", "batches", "containers", "conversations", "embeddings", "evals", "files",
+    "fine_tuning", "images", "moderations", "organization", "realtime", "responses", "threads", "uploads",
+    "vector_stores", "videos",
+)  # fmt: skip
+"""OpenAI's other routes, by what comes behind `/v1/`."""
+
+
+class NotServedError(ClientError):
+    """A route of OpenAI's that this deployment has not."""
+
+    code = "not_served"
+    status = 404
+
+    def __init__(self, method: str, path: str) -> None:
+        super().__init__(
+            f"{method} {path[:200]} is a route of OpenAI's that is not served here; expected one of "
+            f"POST {CHAT}, POST {COMPLETIONS}, GET /v1/models"
+        )
 
 
 def openai_routes(gateway: Gateway) -> APIRouter:
@@ -31,41 +59,64 @@ def openai_routes(gateway: Gateway) -> APIRouter:
 
     @router.post("/chat/completions", summary="Answer a chat", openapi_extra=_body(ChatRequest))
     async def chat(request: Request) -> Response:
-        asked, body = _asked(gateway, ChatRequest, await read_object(request), request, "chatcmpl")
-        head = _head(gateway, asked)
-        form: Format = ChatStream(head, body.includes_usage) if body.stream else ChatDocument(head)
-        return Answer(gateway, asked, form)
+        body = parse(ChatRequest, await read_object(request))
+        question, head, position = _asked(gateway, body, request, CHAT, "chatcmpl")
+        form: Format = ChatDocument(head)
+        if body.stream:
+            form = ChatStream(head, includes_usage=body.includes_usage, position=position)
+        return Answer(gateway, question, form)
 
     @router.post("/completions", summary="Continue a prompt", openapi_extra=_body(CompletionRequest))
     async def completions(request: Request) -> Response:
-        asked, body = _asked(gateway, CompletionRequest, await read_object(request), request, "cmpl")
-        head = _head(gateway, asked)
-        form: Format = (
-            CompletionStream(head, body.includes_usage) if body.stream else CompletionDocument(head)
-        )
-        return Answer(gateway, asked, form)
+        body = parse(CompletionRequest, await read_object(request))
+        question, head, position = _asked(gateway, body, request, COMPLETIONS, "cmpl")
+        form: Format = CompletionDocument(head)
+        if body.stream:
+            form = CompletionStream(head, includes_usage=body.includes_usage, position=position)
+        return Answer(gateway, question, form)
 
+    for name in NOT_SERVED:
+        for path in (f"/{name}", f"/{name}/{{rest:path}}"):
+            router.add_api_route(path, _not_served, methods=list(_METHODS), include_in_schema=False)
     return router
 
 
+_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
+
+
+async def _not_served(request: Request) -> Response:
+    raise NotServedError(request.method, request.url.path)
+
+
 def _asked(
-    gateway: Gateway, kind: type[_R], raw: dict[str, Any], request: Request, prefix: str
-) -> tuple[Asked, _R]:
-    body = parse(kind, raw)
+    gateway: Gateway, body: _R, request: Request, route: str, prefix: str
+) -> tuple[Question, Head, Position]:
+    """What an HTTP request asks, what every piece of its answer repeats, and where a stream of it begins."""
     gateway.served.check_model(body.model)
+    settings = gateway.settings
+    prompts = body.prompts(settings)
+    params = body.params(settings)
     asked = Asked(
         request_id=request_id_of(body.request_id, prefix),
         id_is_chosen=body.request_id is not None,
         model=body.model,
-        inputs=body.inputs(),
-        params=body.params(),
+        inputs=prompts[0],
+        params=params,
         trace=request.headers.get("traceparent"),
     )
-    return asked, body
-
-
-def _head(gateway: Gateway, asked: Asked) -> Head:
-    return Head(request_id=asked.request_id, model=gateway.served.name, created_s=int(time.time()))
+    parts = split(asked, prompts, body.answers)
+    position = resume.asked_for(
+        request, len(parts), is_stream=bool(body.stream), id_is_chosen=asked.id_is_chosen
+    )
+    head = Head(
+        request_id=asked.request_id,
+        model=gateway.served.name,
+        created_s=int(time.time()),
+        choices=len(parts),
+        with_logprobs=params.logprobs is not None,
+    )
+    limit_s = caps.limit_s(body.timeout_s, settings)
+    return Question(route=route, parts=parts, n=body.answers, limit_s=limit_s), head, position
 
 
 def _model(gateway: Gateway) -> dict[str, Any]:

@@ -59,6 +59,7 @@ class Asked:
 
     Attributes:
         id_is_chosen: the client named the id, so it may come back for the answer.
+        parent: the request this is a part of, one of so many `parts` (see `gateway.choices`).
     """
 
     request_id: RequestId
@@ -67,6 +68,8 @@ class Asked:
     inputs: Inputs
     params: Params
     trace: str | None = None
+    parent: RequestId | None = None
+    parts: int = 1
 
 
 def request_id_of(chosen: str | None, prefix: str) -> RequestId:
@@ -80,12 +83,12 @@ def request_id_of(chosen: str | None, prefix: str) -> RequestId:
 
 @dataclass(slots=True)
 class _Audience:
-    """The clients of one request at this gateway."""
+    """The clients of one request at this gateway. `unwanted` says why one of them gave it up."""
 
     clients: int = 0
     publishing: int = 0
     is_ours: bool = False
-    is_unwanted: bool = False
+    unwanted: str = ""
 
 
 class Claim:
@@ -100,11 +103,11 @@ class Claim:
         """The answer."""
         return self.relay.items()
 
-    def leave(self, *, cancel: bool) -> None:
-        """Let go. With `cancel`, the request ends if nobody else here wants it. Twice is nothing."""
+    def leave(self, cancel: str = "") -> None:
+        """Let go; twice is nothing. With a reason to `cancel`, the request ends if nobody else wants it."""
         if self._held:
             self._held = False
-            self._submissions.left(self.relay, cancel=cancel and not self.relay.output.ended)
+            self._submissions.left(self.relay, "" if self.relay.output.ended else cancel)
 
 
 class Submissions:
@@ -158,23 +161,23 @@ class Submissions:
                     return claim
                 raise outcome
         except TimeoutError as error:
-            claim.leave(cancel=not asked.id_is_chosen)
+            claim.leave("" if asked.id_is_chosen else "the log did not take it in time")
             raise LogUnavailableError(
                 f"the log did not answer within {ACCEPT_S:g} s; the request was not taken, try again"
             ) from error
         except asyncio.CancelledError:
-            claim.leave(cancel=True)
+            claim.leave("its client no longer waits for it")
             raise
         except DalSegnoError:
-            claim.leave(cancel=False)
+            claim.leave()
             raise
 
-    def left(self, relay: Relay, *, cancel: bool) -> None:
-        """A client let go of its relay."""
+    def left(self, relay: Relay, cancel: str) -> None:
+        """A client let go of its relay; `cancel` is why nobody may need it any more."""
         self._hub.close(relay)
         audience = self._audiences[relay.request_id]
         audience.clients -= 1
-        audience.is_unwanted |= cancel
+        audience.unwanted = audience.unwanted or cancel
         self._settle(relay.request_id, audience)
 
     def _event(self, asked: Asked) -> RequestSubmitted:
@@ -189,6 +192,8 @@ class Submissions:
             params=asked.params,
             origin=self._origin,
             trace=traceparent(asked.trace),
+            parent=asked.parent,
+            parts=asked.parts,
         )
 
     async def _store(self, relay: Relay, audience: _Audience, data: bytes) -> DalSegnoError | None:
@@ -211,17 +216,17 @@ class Submissions:
         if audience.clients or audience.publishing:
             return
         self._audiences.pop(request_id, None)
-        if audience.is_ours and audience.is_unwanted:
-            self._cancel(request_id)
+        if audience.is_ours and audience.unwanted:
+            self._cancel(request_id, audience.unwanted)
 
-    def _cancel(self, request_id: str) -> None:
+    def _cancel(self, request_id: str, reason: str) -> None:
         number = next(self._numbers)
         event = RequestCancel(
             id=f"{self._origin}.{number}",
             writer=self._origin,
             number=number,
             request_id=request_id,
-            reason="the client disconnected",
+            reason=reason,
         )
         try:
             self._log.post(self._subjects.control(request_id), encode(event))
@@ -237,7 +242,7 @@ class Submissions:
             RequestConflictError: that is another request.
         """
         seq, original = await self._original(request_id)
-        if submission_digest(original) != submission_digest(event):
+        if _identity(original) != _identity(event):
             raise RequestConflictError(
                 f"request_id {request_id!r} is taken by a request with another body (sequence {seq} "
                 "of the log); send the same body to attach to it, or choose another id"
@@ -261,6 +266,11 @@ class Submissions:
         raise RequestConflictError(
             f"request_id {request_id!r} is taken by a message that is no request; choose another id"
         )
+
+
+def _identity(event: RequestSubmitted) -> tuple[str, str | None, int]:
+    """What must be the same for a request to be the same: also how many parts there are."""
+    return submission_digest(event), event.parent, event.parts
 
 
 def encode_or_refuse(event: RequestSubmitted) -> bytes:
