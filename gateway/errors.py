@@ -12,32 +12,44 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+from starlette.types import Send
 
 from shared.errors import ClientError, DalSegnoError
 from shared.events import Failure
 from shared.log.port import LogRegressedError
 from shared.misfit import Misfit, described
+from shared.said import MAY_QUOTE
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 TYPES: Final[Mapping[int, str]] = {
     400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     409: "conflict_error",
     410: "request_cancelled",
     413: "invalid_request_error",
     415: "invalid_request_error",
+    422: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
     500: "server_error",
     503: "service_unavailable_error",
+    504: "timeout_error",
 }
 _STATUSES: Final[Mapping[str, int]] = {
     LogRegressedError.code: 503,  # the log was made anew: asked again, the request goes on the new one
+    "no_chat_template": 422,  # the request is well formed, and this checkpoint cannot take it
+    "chat_template_error": 422,
 }
 """Where HTTP sees it otherwise than the error itself."""
 RETRY_AFTER_S: Final[Mapping[int, int]] = {429: 1, 503: 2}
 """For what is not wrong but not now: when to try again."""
+_NOT_AGAIN: Final = frozenset({409, 504})
+"""What OpenAI's clients would try again, though the same comes of it."""
 
 
 class InvalidParamError(ClientError):
@@ -85,6 +97,8 @@ class HttpError:
 
     @property
     def headers(self) -> dict[str, str]:
+        if self.status in _NOT_AGAIN:
+            return {"x-should-retry": "false"}
         seconds = RETRY_AFTER_S.get(self.status)
         return {} if seconds is None else {"retry-after": str(seconds)}
 
@@ -98,7 +112,7 @@ def of_exception(error: Exception) -> HttpError:
             message=error.message,
             param=getattr(error, "param", None),
         )
-    _LOGGER.error("a bug while answering a request", exc_info=error)
+    _LOGGER.error("a bug while answering a request", exc_info=error, extra=MAY_QUOTE)
     return HttpError(
         status=500,
         code="internal_error",
@@ -106,9 +120,24 @@ def of_exception(error: Exception) -> HttpError:
     )
 
 
+async def send(send: Send, error: HttpError, headers: Mapping[str, str] | None = None) -> None:
+    """Answer with `error`, where no framework does."""
+    body = error.json
+    fields = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "cache-control": "no-store",
+    }
+    told = {**fields, **error.headers, **(headers or {})}
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in told.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
 def of_failure(failure: Failure) -> HttpError:
     """The error a client sees for a failure on the log."""
-    return HttpError(status=_http_status(failure.status), code=failure.code, message=failure.message)
+    status = _STATUSES.get(failure.code, _http_status(failure.status))
+    return HttpError(status=status, code=failure.code, message=failure.message)
 
 
 def of_misfit(misfit: Misfit, where: str = "") -> InvalidParamError:
