@@ -80,6 +80,7 @@ class GatewaySettings(
         security_headers: whether answers carry them.
         requests_per_minute: per key, or per address where there are no keys; 0 is no limit.
         max_in_flight: answers being given at a time; more are told 429.
+        max_connections: open at a time; more are told 503.
         max_body_bytes: of one request.
         max_tokens: the most a request may ask for.
         max_choices: the most answers one request may ask for, over all its prompts.
@@ -87,6 +88,7 @@ class GatewaySettings(
         request_timeout_s: after so long a request is cancelled, and its client told 504; 0 is never.
         header_timeout_s: for a client to send a request's head.
         body_timeout_s: for a client to send the next piece of its body.
+        send_timeout_s: for a client to take the next piece of its answer.
         idle_timeout_s: for a connection between two requests.
         drain_s: how long answers may go on once the gateway is told to stop.
     """
@@ -99,6 +101,7 @@ class GatewaySettings(
     security_headers: bool = True
     requests_per_minute: Annotated[int, Meta(ge=0)] = 0
     max_in_flight: Annotated[int, Meta(ge=1)] = 512
+    max_connections: Annotated[int, Meta(ge=1)] = 4096
     max_body_bytes: Annotated[int, Meta(ge=1024)] = 32 * 1024 * 1024
     max_tokens: Annotated[int, Meta(ge=1)] = 1_000_000
     max_choices: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 128
@@ -106,6 +109,7 @@ class GatewaySettings(
     request_timeout_s: SecondsOrNone = 600.0
     header_timeout_s: Seconds = 10.0
     body_timeout_s: Seconds = 30.0
+    send_timeout_s: Seconds = 60.0
     idle_timeout_s: Seconds = 75.0
     drain_s: SecondsOrNone = 30.0
 
