@@ -12,9 +12,10 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +24,7 @@ from conductor.core.cluster import Cluster
 from conductor.core.request import Decision
 from conductor.core.schedule import Deployment
 from conductor.deployment import deployment_of
+from shared import tracing
 from shared.config import DeploymentConfig
 from shared.errors import CapacityError
 from shared.events import (
@@ -128,6 +130,7 @@ class Conductor:
 
     async def _take(self, record: StoredRecord, *, is_news: bool) -> None:
         """Fold one record; while leading, publish what follows from it."""
+        read_ns = time.time_ns()
         folded = self._cluster.fold(record)
         self._folded += 1
         if folded.note and is_news:
@@ -137,16 +140,19 @@ class Conductor:
         led, self._led = self._led, self.leading
         if self._led:
             decisions = folded.decisions if led else self._cluster.outstanding()
-            await self._publish((*decisions, *self._cluster.schedule(self._deployment)))
+            await self._publish((*decisions, *self._cluster.schedule(self._deployment)), record.seq, read_ns)
 
-    async def _publish(self, decisions: Iterable[Decision]) -> None:
+    async def _publish(self, decisions: Iterable[Decision], seq: int, read_ns: int) -> None:
+        """Put decisions into the log, that follow from the record at `seq`, read at `read_ns`."""
         for decision in decisions:
-            await self._post(self._subject(decision), self._stamped(decision))
+            span = _span(decision, seq, read_ns) if tracing.is_on() else tracing.NOTHING
+            stored = None if span is tracing.NOTHING else partial(_stored, span)
+            await self._post(self._subject(decision), self._stamped(decision), stored)
 
-    async def _post(self, subject: str, event: Event) -> None:
+    async def _post(self, subject: str, event: Event, stored: Callable[[int], None] | None) -> None:
         while True:
             try:
-                return self._log.post(subject, encode(event))
+                return self._log.post(subject, encode(event), stored)
             except CapacityError:
                 await self._log.drain()
 
@@ -231,6 +237,27 @@ class Conductor:
                 async with asyncio.timeout(BEAT_S):
                     await self._leads_now.wait()
             self._leads_now.clear()
+
+
+def _span(decision: Decision, seq: int, read_ns: int) -> tracing.Span:
+    """A decision, from the reading of the record it follows from to its ack."""
+    tag = str(decision.__struct_config__.tag).removesuffix(".v1")
+    return tracing.start(
+        f"decide {tag}",
+        decision.trace,
+        {
+            "dalsegno.request_id": str(decision.request_id),
+            "dalsegno.attempt": decision.attempt,
+            "dalsegno.step": decision.index,
+            "dalsegno.read_seq": seq,
+        },
+        since_ns=read_ns,
+    )
+
+
+def _stored(span: tracing.Span, seq: int) -> None:
+    span.set({"dalsegno.log_seq": seq})
+    span.end()
 
 
 def _leads(beat: bytes) -> bool:

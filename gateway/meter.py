@@ -69,7 +69,7 @@ class Observation:
             return
         self._ended = True
         self._meter.outcomes[self._route, outcome] += 1
-        self._span.set(outcome=outcome, tokens=self._tokens)
+        self._span.set({"dalsegno.outcome": outcome, "dalsegno.tokens": self._tokens})
         if usage is not None:
             self._meter.prompt_tokens += usage.prompt_tokens
         if outcome != FINISHED:

@@ -28,7 +28,7 @@ class Traced:
             await self._app(scope, receive, send)
             return
         span = tracing.serve(
-            "POST", Headers(scope=scope).get(TRACEPARENT), **{"http.request.method": scope["method"]}
+            "POST", Headers(scope=scope).get(TRACEPARENT), {"http.request.method": scope["method"]}
         )
         assert span.traceparent is not None
         scope["headers"] = list(scope["headers"])
@@ -45,15 +45,15 @@ class Traced:
                 await self._app(scope, receive, send_seen)
                 route = route_of(scope)
                 span.name(f"POST {route}")
-                span.set(**{"http.route": route})
+                span.set({"http.route": route})
         finally:
             tracing.restore(token)
 
 
 def _begun(span: tracing.Span, message: Message) -> None:
-    span.set(**{"http.response.status_code": message["status"]})
+    span.set({"http.response.status_code": message["status"]})
     request_id = Headers(raw=message["headers"]).get("x-request-id")
     if request_id is not None:
-        span.set(**{"dalsegno.request_id": request_id})
+        span.set({"dalsegno.request_id": request_id})
     if message["status"] >= 500:
         span.fail(str(message["status"]))

@@ -26,7 +26,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace import Span as OtelSpan
 
 from shared.config import TraceSettings
-from shared.tracing import NOTHING, Attribute, Span
+from shared.tracing import NOTHING, Attributes, Span
 
 _LOGGER: Final = logging.getLogger(__name__)
 _LIBRARY: Final = logging.getLogger("opentelemetry")
@@ -68,7 +68,7 @@ class OtlpTracer:
         *,
         is_server: bool,
         since_ns: int | None,
-        attributes: dict[str, Attribute],
+        attributes: Attributes,
     ) -> Span:
         span = self._tracer.start_span(
             name,
@@ -97,18 +97,16 @@ class _Recorded(Span):
         self._span = span
         self._has_ended = False
 
-    def set(self, **attributes: Attribute) -> None:
+    def set(self, attributes: Attributes) -> None:
         self._span.set_attributes(attributes)
 
     def name(self, name: str) -> None:
         self._span.update_name(name)
 
-    def child(self, name: str, **attributes: Attribute) -> Span:
+    def child(self, name: str) -> Span:
         if not self._span.is_recording():
             return NOTHING
-        return self._tracer.span(
-            name, self.traceparent, is_server=False, since_ns=None, attributes=attributes
-        )
+        return self._tracer.span(name, self.traceparent, is_server=False, since_ns=None, attributes={})
 
     def fail(self, code: str) -> None:
         self._span.set_attribute("error.type", code)

@@ -10,7 +10,9 @@ As with `logging` there is one tracer per process; a role's entry calls `set_up`
 that does nothing, and OpenTelemetry is not imported. No text that a client wrote ever is an attribute.
 """
 
+import asyncio
 import re
+from collections.abc import Mapping
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeAlias
@@ -18,7 +20,7 @@ from typing import Final, Protocol, Self, TypeAlias
 from shared.config import TraceSettings
 from shared.errors import ClientError
 
-Attribute: TypeAlias = str | int | float | bool
+Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 FLUSH_S: Final = 2.0
@@ -42,13 +44,13 @@ class Span:
 
     traceparent: str | None = None
 
-    def set(self, **attributes: Attribute) -> None:
+    def set(self, attributes: Attributes) -> None:
         """Say more about it."""
 
     def name(self, name: str) -> None:
         """Call it otherwise, now that more is known."""
 
-    def child(self, name: str, **attributes: Attribute) -> "Span":
+    def child(self, name: str) -> "Span":
         """A part of it that begins now."""
         return self
 
@@ -64,7 +66,9 @@ class Span:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is not None:
+        if isinstance(error, asyncio.CancelledError):
+            self.set({"dalsegno.outcome": "cancelled"})  # somebody wanted it so
+        elif error is not None:
             self.fail(str(getattr(error, "code", type(error).__name__)))
         self.end()
 
@@ -82,7 +86,7 @@ class Tracer(Protocol):
         *,
         is_server: bool,
         since_ns: int | None,
-        attributes: dict[str, Attribute],
+        attributes: Attributes,
     ) -> Span: ...
     def shut_down(self, within_s: float) -> None: ...
 
@@ -124,7 +128,7 @@ def is_on() -> bool:
     return _tracer is not None
 
 
-def serve(name: str, traceparent: str | None, **attributes: Attribute) -> Span:
+def serve(name: str, traceparent: str | None, attributes: Attributes) -> Span:
     """The span of a request from outside: of the client's trace, or the first of a new one."""
     if _tracer is None:
         return NOTHING
@@ -132,9 +136,7 @@ def serve(name: str, traceparent: str | None, **attributes: Attribute) -> Span:
     return _tracer.span(name, parent, is_server=True, since_ns=None, attributes=attributes)
 
 
-def start(
-    name: str, traceparent: str | None, *, since_ns: int | None = None, **attributes: Attribute
-) -> Span:
+def start(name: str, traceparent: str | None, attributes: Attributes, *, since_ns: int | None = None) -> Span:
     """A span of the trace an event belongs to; nothing when it belongs to none, or to one not sampled.
 
     `since_ns` is when it began (nanoseconds since 1970), if that was before now.

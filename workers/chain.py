@@ -21,6 +21,7 @@ from shared.errors import BugError, Divergence, TensorGone
 from shared.events import NodeReady, OutputChunk, OutputTotals, WalkCall, WalkResult
 from shared.models.base import EngineKind, ModelGraph, Processing
 from shared.tensors import Handle, inline_ids, read_ids
+from shared.tracing import NOTHING, Span
 from shared.walks import Client, CompiledWalk, Emission, Firing, WalkRun
 from workers.answer import Answer
 from workers.echo import ScoredEcho, pieces
@@ -34,6 +35,9 @@ PROMPT: Final = "token_ids"
 """The input a KV node's row begins with."""
 TOKEN: Final = "token"  # noqa: S105 - an edge's name
 """A KV node's output: the token sampled last."""
+
+_TRACED: Final = ("prompt_tokens", "completion_tokens", "finish_reason")
+"""What of a walk's facts its span tells: nothing that a client wrote."""
 
 PostChunk = Callable[[OutputChunk, Callable[[int], None]], None]
 
@@ -72,14 +76,17 @@ class Chain:
         )
         self._values: dict[str, Any] = {}  # what walks put out, for those behind them
 
-    async def run(self) -> tuple[list[WalkResult], dict[str, float]]:
-        """Run all walks; what each came to, and how long it took."""
+    async def run(self, span: Span = NOTHING) -> tuple[list[WalkResult], dict[str, float]]:
+        """Run all walks; what each came to, and how long it took. Each is a child of `span`."""
         clock = asyncio.get_running_loop().time
         results: list[WalkResult] = []
         durations_s: dict[str, float] = {}
         for call in self._ready.walks:
             begun_s = clock()
-            results.append(await self._walk(call))
+            with span.child(f"walk {call.name}") as part:
+                result = await self._walk(call)
+                part.set({f"dalsegno.{name}": result.facts[name] for name in _TRACED if name in result.facts})
+            results.append(result)
             durations_s[call.name] = durations_s.get(call.name, 0.0) + clock() - begun_s
         return results, durations_s
 

@@ -24,6 +24,7 @@ from typing import Final
 
 import msgspec
 
+from shared import tracing
 from shared.errors import BugError, CapacityError, DalSegnoError
 from shared.events import (
     Event,
@@ -37,6 +38,7 @@ from shared.events import (
 )
 from shared.log.port import Log
 from shared.subjects import Subjects
+from shared.tracing import Span
 from workers.chain import Chain, Hosted
 from workers.inbox import Start, StepKey, Stop
 from workers.output import OutputState
@@ -57,6 +59,7 @@ class _Order:
 
     key: StepKey
     ready: NodeReady
+    seq: int = 0
     is_too_many: bool = False
     chain: Chain | None = None
     task: asyncio.Task[None] | None = None
@@ -89,14 +92,14 @@ class Executor:
         return len(self._orders)
 
     # ---- orders in ---------------------------------------------------------------------------------
-    def start(self, start: Start) -> None:
-        """Run an order; lower attempts of its request are dropped without a word."""
+    def start(self, start: Start, seq: int = 0) -> None:
+        """Run an order, stored at `seq`; lower attempts of its request are dropped without a word."""
         key = start.key
         if key in self._orders:
             return
         for other in [k for k in self._orders if k.request_id == key.request_id and k.attempt < key.attempt]:
             self._tasks.create_task(self._drop(self._orders[other]), name=f"drop {other}")
-        order = self._orders[key] = _Order(key, start.order, is_too_many=len(self._orders) >= MAX_ORDERS)
+        order = self._orders[key] = _Order(key, start.order, seq, is_too_many=len(self._orders) >= MAX_ORDERS)
         self._idle.clear()
         order.task = self._tasks.create_task(self._run(order), name=f"run {key}")
 
@@ -122,18 +125,24 @@ class Executor:
 
     # ---- one order ---------------------------------------------------------------------------------
     async def _run(self, order: _Order) -> None:
+        with _span(order) as span:
+            await self._carry_out(order, span)
+
+    async def _carry_out(self, order: _Order, span: Span) -> None:
         try:
-            await self._report(order.ready, await self._answer(order))
+            await self._report(order.ready, await self._answer(order, span))
         except DalSegnoError as error:
+            span.fail(error.failure_code)
             failure = Failure(code=error.failure_code, message=error.message, status=error.failure_status)
             await self._fail(order, failure)
         except Exception as error:  # an order's outermost loop: it fails, the worker goes on
             _LOGGER.exception("step %s failed", order.key)
+            span.fail(BugError.code)
             failure = Failure(code=BugError.code, message=f"{type(error).__name__}: {error}")
             await self._fail(order, failure)
         self._forget(order.key)
 
-    async def _answer(self, order: _Order) -> WalkCompleted:
+    async def _answer(self, order: _Order, span: Span) -> WalkCompleted:
         if order.is_too_many:
             raise CapacityError(f"this worker runs {MAX_ORDERS} steps already; try again later")
         key, ready = order.key, order.ready
@@ -144,8 +153,9 @@ class Executor:
             self._writer.post(subject, _answering(chunk, ready, chunk.index), stored)
 
         order.chain = chain = Chain(self._hosted, key, ready, recalled, post)
-        results, durations_s = await chain.run()
+        results, durations_s = await chain.run(span)
         totals = await chain.stored()
+        span.set({"dalsegno.tokens": sum(row.answer.tokens for row in chain.rows.values())})
         self._keep(key.request_id, chain.state)
         return WalkCompleted(
             id=f"{key.request_id}.done.{key.attempt}.{key.step}.{ready.rank}",
@@ -224,6 +234,23 @@ class Executor:
         """Answer an order."""
         subject = self._subjects.done(order.rank, str(order.request_id))
         await self._writer.post_when_possible(subject, _answering(event, order, order.index))
+
+
+def _span(order: _Order) -> Span:
+    """An order, from its reading to its report."""
+    key, ready = order.key, order.ready
+    return tracing.start(
+        "order",
+        ready.trace,
+        {
+            "dalsegno.request_id": key.request_id,
+            "dalsegno.attempt": key.attempt,
+            "dalsegno.step": key.step,
+            "dalsegno.rank": ready.rank,
+            "dalsegno.epoch": ready.epoch or 0,
+            "dalsegno.log_seq": order.seq,
+        },
+    )
 
 
 def _answering(event: Event, order: NodeReady | WalkStop, index: int) -> Event:

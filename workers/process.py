@@ -198,7 +198,7 @@ class Worker:
             async for record in records:
                 match inbox.fold(record):
                     case Start() as start if self._state == "ready":
-                        executor.start(start)
+                        executor.start(start, record.seq)
                     case Stop() as stop:
                         executor.stop(stop)
                     case Joined(incarnation):

@@ -132,7 +132,7 @@ class TestHops:
 
     def test_each_hop_is_timed_from_the_one_before(self) -> None:
         chunk = OutputChunk()
-        hops = self.journey((0.2, ADMITTED), (0.04, chunk), (1.0, chunk), (0.3, chunk), (0.01, FINISHED))
+        hops = self.journey((0.2, ADMITTED), (0.04, chunk), (1.0, chunk), (0.3, chunk), (0.009, FINISHED))
 
         assert {hop: found(took_s) for hop, took_s in hops.took_s.items()} == {
             "admitted": {0.25: 1},
