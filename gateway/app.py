@@ -7,8 +7,9 @@ Stopped, it finishes its streams (up to `drain_s`), answers new requests with 50
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Final
 
 import fastapi
@@ -17,70 +18,81 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from gateway import errors, server
-from gateway.bodies import MAX_BODY_BYTES, BodyLimit
+from gateway import errors, schema, server
+from gateway.about_routes import about_routes
 from gateway.errors import HttpError
+from gateway.front import FrontDoor
 from gateway.generate_routes import generate_routes
 from gateway.health_routes import health_routes
+from gateway.metrics_routes import metrics_routes
 from gateway.openai_routes import openai_routes
+from gateway.request_routes import request_routes
 from gateway.service import Gateway, Served
-from shared.config import DeploymentConfig
+from shared.config import ApiKey, DeploymentConfig, api_keys
 from shared.errors import DalSegnoError
 from shared.log import jetstream
 from shared.log.port import LogRegressedError, LogUnavailableError
 from shared.subjects import Subjects
 
 _LOGGER: Final = logging.getLogger(__name__)
-DRAIN_S: Final = 30.0
 _RETRY_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayOptions:
-    """Where the log is, where to listen, and what is served.
-
-    Attributes:
-        drain_s: how long streams may go on once the gateway is told to stop.
-    """
+    """Where the log is, and what is served; `config.gateway` says how."""
 
     config: DeploymentConfig
     nats_url: str
     nats_token: str | None = None
     prefix: str = "ds"
-    host: str = "127.0.0.1"
-    port: int = 8000
-    max_body_bytes: int = MAX_BODY_BYTES
-    drain_s: float = DRAIN_S
 
 
 async def run(options: GatewayOptions, listening: Callable[[str], None] | None = None) -> None:
-    """Serve until cancelled; then end in order. `listening` learns the URL."""
-    listener = server.bind(options.host, options.port)
-    subjects = Subjects(options.prefix)
-    gateway = Gateway(Served.of(options.config), subjects, new_origin(), options.config.gateway)
-    app = create_app(gateway, max_body_bytes=options.max_body_bytes)
+    """Serve until cancelled; then end in order. `listening` learns the URL.
+
+    Raises:
+        ClientError: the address cannot be listened on, or the keys cannot be read.
+    """
+    settings = options.config.gateway
+    keys = api_keys(settings)
+    listener = server.bind(settings.host, settings.port)
+    gateway = Gateway(Served.of(options.config), Subjects(options.prefix), new_origin(), settings)
+    app = create_app(gateway, keys, says_requests=options.config.logs.requests)
     _LOGGER.info("listening on %s", server.url_of(listener))
     if listening is not None:
         listening(server.url_of(listener))
     async with asyncio.TaskGroup() as tasks:
         following = tasks.create_task(_follow(gateway, options), name="log")
-        async with server.serving(app, listener):
+        async with server.serving(app, listener, settings):
             try:
                 await asyncio.Event().wait()  # until cancelled
             finally:
-                await _drain(gateway, options.drain_s)
+                await _drain(gateway, settings.drain_s)
                 following.cancel()  # what still runs ends with a typed error, and then the server
                 await asyncio.wait({following})
 
 
-def create_app(gateway: Gateway, *, max_body_bytes: int = MAX_BODY_BYTES) -> fastapi.FastAPI:
-    """The ASGI application over one gateway's state."""
-    app = fastapi.FastAPI(title="Dal Segno", docs_url=None, redoc_url=None, redirect_slashes=False)
-    for routes in (health_routes, generate_routes, openai_routes):
+def create_app(
+    gateway: Gateway, keys: Sequence[ApiKey] = (), *, says_requests: bool = True
+) -> fastapi.FastAPI:
+    """The ASGI application over one gateway's state; `gateway.settings` and `keys` say who may pass."""
+    app = FrontDoor(
+        title="Dal Segno", version=version("dalsegno"), docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+    app.gateway, app.keys, app.says_requests = gateway, keys, says_requests
+    for routes in (
+        about_routes,
+        health_routes,
+        metrics_routes,
+        generate_routes,
+        openai_routes,
+        request_routes,
+    ):
         app.include_router(routes(gateway))
     for kind, handler in _HANDLERS:
         app.add_exception_handler(kind, handler)
-    app.add_middleware(BodyLimit, limit_bytes=max_body_bytes)
+    schema.complete(app, needs_key=bool(keys))
     return app
 
 

@@ -5,18 +5,24 @@ uvicorn's here: whoever runs the role cancels it.
 """
 
 import asyncio
+import resource
 import socket
+import time
 from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final
+from functools import partial
+from typing import Final, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway.connection import Connection, ConnectionLimits
+from shared.config import GatewaySettings
 from shared.errors import ClientError
 
 CUT_S: Final = 2
 """How long connections have to close once their answers are given, or given up."""
+_OTHER_FILES: Final = 256
 
 
 class ListenError(ClientError):
@@ -62,24 +68,62 @@ def url_of(listener: socket.socket) -> str:
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
+async def serving(
+    app: ASGIApp, listener: socket.socket, settings: GatewaySettings | None = None
+) -> AsyncIterator[None]:
     """Serve `app` within the block. At its end what still runs is cut."""
+    settings = settings or GatewaySettings()
+    limits = ConnectionLimits(
+        connections=settings.max_connections,
+        header_timeout_s=settings.header_timeout_s,
+        send_timeout_s=settings.send_timeout_s,
+    )
     config = uvicorn.Config(
         app,
+        http=cast("type[Connection]", partial(Connection, limits=limits)),
+        timeout_keep_alive=cast("int", settings.idle_timeout_s),  # a fraction is fine with it
         log_config=None,
         access_log=False,
         lifespan="off",
         ws="none",
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=CUT_S,
+        timeout_graceful_shutdown=CUT_S + 1,
     )
     server = _Server(config)
+    _room_for_files(settings.max_connections)
     async with asyncio.TaskGroup() as tasks:
         http = tasks.create_task(server.serve([listener]), name="http")
+        looking = tasks.create_task(_look(server, limits.look_every_s), name="slow clients")
         try:
             yield
         finally:
             server.should_exit = True
-            await asyncio.wait({http})  # in order, also when the block failed
+            await asyncio.wait({http}, timeout=CUT_S)  # in order, also when the block failed
+            for connection in _connections(server):  # what its client does not take
+                connection.wire.transport.abort()
+            await asyncio.wait({http})
+            looking.cancel()
             listener.close()
+
+
+async def _look(server: uvicorn.Server, every_s: float) -> None:
+    """End what clients leave unfinished."""
+    while True:
+        await asyncio.sleep(every_s)
+        now_s = time.monotonic()
+        for connection in _connections(server):
+            connection.look(now_s)
+
+
+def _connections(server: uvicorn.Server) -> list[Connection]:
+    return [one for one in server.server_state.connections if isinstance(one, Connection)]
+
+
+def _room_for_files(connections: int) -> None:
+    """A connection is a file, and by default a process may have few: as many as it is allowed, then."""
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    if few != resource.RLIM_INFINITY and few < wanted:
+        room = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(few, room), most))

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx
+import msgspec
 import pytest
 
 from gateway import server
 from gateway.app import GatewayOptions, run
-from shared.config import resolve
+from shared.config import GatewaySettings, resolve
 from shared.events import RequestCancel, RequestSubmitted, WorkerJoined, decode, encode
 from shared.log import jetstream
 from shared.log.port import Log
@@ -35,9 +36,8 @@ async def gateway_process(
     nats: NatsServer, drain_s: float = 5.0
 ) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
     """`gateway.app.run`; gives its URL and its task."""
-    options = GatewayOptions(
-        config=resolve("demo"), nats_url=nats.url, nats_token=nats.token, port=0, drain_s=drain_s
-    )
+    config = msgspec.structs.replace(resolve("demo"), gateway=GatewaySettings(port=0, drain_s=drain_s))
+    options = GatewayOptions(config=config, nats_url=nats.url, nats_token=nats.token)
     async with asyncio.TaskGroup() as tasks:
         url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         process = tasks.create_task(run(options, listening=url.set_result))

@@ -11,6 +11,7 @@ import msgspec
 from gateway import server
 from gateway.app import create_app
 from gateway.service import Gateway, Served
+from shared.config import ApiKey, GatewaySettings
 from shared.events import (
     Event,
     Failure,
@@ -203,15 +204,19 @@ async def deployment(
     worker_joined: bool = True,
     max_body_bytes: int = 1 << 20,
     performing: bool = True,
+    settings: GatewaySettings | None = None,
+    keys: Sequence[ApiKey] = (),
+    says_requests: bool = True,
 ) -> AsyncIterator[World]:
     """A gateway on a log in memory whose requests are answered by `script`."""
+    settings = settings or GatewaySettings(max_body_bytes=max_body_bytes)
     subjects = Subjects()
     store = FakeServer(subjects)
     if worker_joined:
         joined = WorkerJoined(writer="w0", rank=0, model="decoder_lm", nodes=[], device="cpu")
         store.append(subjects.worker(0), encode(joined))
-    gateway = Gateway(SERVED, subjects, ORIGIN)
-    app = create_app(gateway, max_body_bytes=max_body_bytes)
+    gateway = Gateway(SERVED, subjects, ORIGIN, settings)
+    app = create_app(gateway, keys, says_requests=says_requests)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=30) as client:
         world = World(store, subjects, gateway, client, script)
@@ -230,5 +235,5 @@ async def listening(world: World) -> AsyncIterator[str]:
     """The world's gateway behind a real socket; gives the URL."""
     listener = server.bind("127.0.0.1", 0)
     url = server.url_of(listener)
-    async with server.serving(create_app(world.gateway), listener):
+    async with server.serving(create_app(world.gateway), listener, world.gateway.settings):
         yield url

@@ -1,0 +1,224 @@
+"""One request as the log tells it, for whoever asks how it stands, and how somebody cancels it.
+
+Any gateway can: the log has it all. A request of several answers is several requests on the log (see
+`gateway.choices`); they are one here, and are cancelled together.
+
+Whether a cancel came in time is decided by log order, and told by the conductor. It mostly says so at once;
+where it does not, because it is away, the request is `cancelling`: it will end, one way or the other.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from shared.errors import ClientError
+from shared.events import (
+    AnyEvent,
+    Failure,
+    MalformedEventError,
+    RequestAdmitted,
+    RequestCancel,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestRejected,
+    RequestSubmitted,
+    Usage,
+    decode,
+    encode,
+)
+from shared.fence import EpochFence
+from shared.ids import RequestId
+from shared.log.port import Log, StoredRecord
+from shared.subjects import Subjects
+
+CANCEL_S: Final = 2.0
+"""How long a conductor may take to say what became of a cancel, before its asker is told to look later."""
+Status: TypeAlias = Literal["waiting", "running", "cancelling", "finished", "cancelled", "failed", "rejected"]
+ENDED: Final = frozenset({"finished", "cancelled", "failed", "rejected"})
+
+
+class UnknownRequestError(ClientError):
+    """The log holds no request of this id."""
+
+    code = "request_not_found"
+    status = 404
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"the log holds no request {request_id!r}: expected the id of an answer, no older than the log"
+        )
+
+
+class RequestEndedError(ClientError):
+    """There is nothing left to cancel."""
+
+    code = "request_ended"
+    status = 409
+
+    def __init__(self, request_id: str, status: str) -> None:
+        super().__init__(f"request {request_id!r} cannot be cancelled: it is {status} already")
+
+
+class Part(msgspec.Struct, kw_only=True):
+    """One request of the log.
+
+    Attributes:
+        seq: where its submission is stored; None where it is not.
+    """
+
+    id: str
+    seq: int | None = None
+    submitted_ns: int = 0
+    ended_ns: int | None = None
+    event: RequestSubmitted | None = None
+    status: Status = "waiting"
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    failure: Failure | None = None
+
+    def fold(self, record: StoredRecord, event: AnyEvent) -> None:
+        """Take one event, in log order."""
+        if isinstance(event, RequestSubmitted):
+            if self.event is None:
+                self.event, self.seq, self.submitted_ns = event, record.seq, record.time_ns
+            return
+        if self.event is None or self.status in ENDED:
+            return
+        match event:
+            case RequestAdmitted() if self.status == "waiting":
+                self.status = "running"
+            case RequestCancel():
+                self.status = "cancelling"
+            case RequestFinished():
+                self.status, self.usage = "finished", event.usage
+                self.finish_reason = event.finish_reasons[0] if event.finish_reasons else None
+            case RequestFailed():
+                self.status, self.failure = "failed", event.failure
+            case RequestCancelled():
+                self.status = "cancelled"
+            case RequestRejected() if event.submission_seq == self.seq:
+                self.status, self.failure = "rejected", event.failure
+            case _:
+                return
+        if self.status in ENDED:
+            self.ended_ns = record.time_ns
+
+    def told(self) -> dict[str, Any]:
+        """As a client is told."""
+        usage, failure = self.usage, self.failure
+        return {
+            "id": self.id,
+            "status": self.status,
+            "created": self.submitted_ns // 10**9,
+            "ended": None if self.ended_ns is None else self.ended_ns // 10**9,
+            "finish_reason": self.finish_reason,
+            "usage": None
+            if usage is None
+            else {
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            },
+            "error": None if failure is None else {"code": failure.code, "message": failure.message},
+        }
+
+
+class Question:
+    """A request with all its parts; a fold over their records."""
+
+    def __init__(self, log: Log, subjects: Subjects, request_id: RequestId) -> None:
+        self.id = request_id
+        self.parts = {str(request_id): Part(id=request_id)}
+        self._log = log
+        self._subjects = subjects
+        self._fence = EpochFence()
+        self._seq = 0
+
+    @property
+    def status(self) -> Status:
+        """Of the whole: the least advanced part's, else the worst end."""
+        found = {part.status for part in self.parts.values()}
+        order: tuple[Status, ...] = (
+            "waiting", "running", "cancelling", "failed", "rejected", "cancelled", "finished",
+        )  # fmt: skip
+        return next(status for status in order if status in found)
+
+    async def read(self) -> None:
+        """Read what the log holds.
+
+        Raises:
+            UnknownRequestError: nothing.
+            LogUnavailableError: the log does not answer.
+        """
+        await self._fold_history()
+        submitted = self.parts[self.id].event
+        if submitted is None:
+            raise UnknownRequestError(self.id)
+        if submitted.parts > 1:
+            ids = [self.id, *(f"{self.id}-{number}" for number in range(1, submitted.parts))]
+            self.parts = {one: Part(id=one) for one in ids}
+            self._fence, self._seq = EpochFence(), 0
+            await self._fold_history()
+            self.parts = {one: part for one, part in self.parts.items() if self._is_ours(part)}
+
+    async def cancel(self, cancelled: Callable[[str], RequestCancel]) -> None:
+        """Cancel what has not ended, and wait a while to see it ended; `cancelled` makes the event of an id.
+
+        Raises:
+            LogUnavailableError: the log does not answer.
+        """
+        for part in self.parts.values():
+            if part.status not in ENDED:
+                await self._log.publish(self._subjects.control(part.id), encode(cancelled(part.id)))
+        try:
+            async with (
+                asyncio.timeout(CANCEL_S),
+                aclosing(self._log.read(self._watched(), self._seq + 1)) as records,
+            ):
+                while self.status not in ENDED:
+                    self._fold(await anext(records))
+        except TimeoutError:
+            return
+
+    def told(self) -> dict[str, Any]:
+        """As a client is told."""
+        first = self.parts[self.id]
+        assert first.event is not None
+        whole = {
+            **first.told(),
+            "object": "request",
+            "status": self.status,
+            "model": first.event.model,
+            "correlation": first.event.correlation,
+        }
+        if len(self.parts) > 1:
+            whole["parts"] = [part.told() for part in self.parts.values()]
+        return whole
+
+    def _is_ours(self, part: Part) -> bool:
+        """Whether it was submitted, and as a part of this question, not under a name like one."""
+        return part.event is not None and self.id in {part.id, part.event.parent}
+
+    def _watched(self) -> list[str]:
+        subjects = self._subjects
+        kinds = (subjects.request, subjects.control, subjects.walk)
+        return [subjects.epoch, *(kind(one) for one in self.parts for kind in kinds)]
+
+    async def _fold_history(self) -> None:
+        async with aclosing(self._log.history(self._watched())) as records:
+            async for record in records:
+                self._fold(record)
+
+    def _fold(self, record: StoredRecord) -> None:
+        self._seq = record.seq
+        address = self._subjects.parse(record.subject)
+        try:
+            event = decode(record.data, address.kind if address else None)
+        except MalformedEventError:
+            return  # the conductor refuses it, or passes it over
+        if self._fence.admits(event) and address is not None and address.request_id is not None:
+            self.parts[address.request_id].fold(record, event)
