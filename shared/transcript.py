@@ -56,15 +56,15 @@ class Transcript:
 
 def chunk_bytes(chunk: OutputChunk) -> bytes:
     """What of a chunk is digested: whose it is and all a client can see of it. A MessagePack list."""
-    return _ENCODER.encode(
-        (
-            chunk.attempt,
-            chunk.choice,
-            chunk.modality,
-            chunk.text_offset,
-            chunk.token_offset,
-            chunk.token_ids,
-            chunk.text,
-            chunk.data,
-        )
+    seen: tuple[object, ...] = (
+        chunk.attempt,
+        chunk.choice,
+        chunk.modality,
+        chunk.text_offset,
+        chunk.token_offset,
+        chunk.token_ids,
+        chunk.text,
+        chunk.data,
     )
+    # Outputs without log probabilities, and so all recorded before there were any, are digested as ever.
+    return _ENCODER.encode(seen if chunk.logprobs is None else (*seen, chunk.logprobs))

@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 
-from shared.events import OutputChunk, OutputFence
+from shared.events import OutputChunk, OutputFence, TokenLogprobs
 from shared.transcript import Transcript
 
 
@@ -85,3 +85,14 @@ def test_whatever_a_client_can_see_is_in_the_digest(change: dict[str, object]) -
     one.fold(chunk(0))
     other.fold(msgspec.structs.replace(chunk(0), **change))
     assert one.totals != other.totals
+
+
+def test_log_probabilities_are_a_part_of_what_was_put_out() -> None:
+    def digest(logprobs: list[TokenLogprobs] | None) -> str:
+        transcript = Transcript()
+        transcript.fold(msgspec.structs.replace(chunk(0), logprobs=logprobs))
+        return transcript.totals.digest
+
+    told = [[TokenLogprobs(id=0, token=b"a", logprob=value)] for value in (-0.5, -0.25)]
+    assert len({digest(None), digest(told[0]), digest(told[1])}) == 3
+    assert digest(None) == "f263dc17029bd335305d54279fc1fe5d"

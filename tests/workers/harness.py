@@ -33,7 +33,14 @@ from shared.subjects import Subjects
 from shared.tensors import Handle, inline_ids, read_ids
 from shared.walks import CLIENT, KEEP, Edge, Loop, Node, Parallel, Sequential, compile_walk
 from workers.chain import Hosted
-from workers.engine.sequence import SequenceSpec, TokenOutput
+from workers.engine.sequence import (
+    FinishReason,
+    Output,
+    PromptOutput,
+    SequenceSpec,
+    TokenOutput,
+    TokenScore,
+)
 from workers.executor import Executor
 from workers.inbox import Start, StepKey, Stop
 from workers.rows import Rows
@@ -75,6 +82,7 @@ DECODE: Final = Loop(
     Node("llm", inputs=("token",), outputs=(Edge("token", to="llm"), Edge("token", to=CLIENT("text")))),
     max_iters="max_tokens",
 )
+SCORE: Final = Node("llm", inputs=("token_ids",), outputs=())
 SECRET: Final = Node("llm", inputs=("token_ids",), outputs=(Edge("token", to=KEEP),))
 
 
@@ -97,6 +105,7 @@ TOY: Final = ModelGraph(
         "prefill": compile_walk("prefill", PREFILL),
         "decode": compile_walk("decode", DECODE),
         "secret": compile_walk("secret", SECRET),
+        "score": compile_walk("score", SCORE),
         "paint": compile_walk("paint", Node("painter", inputs=(), outputs=(Edge("x", to=KEEP),))),
     },
     plan=_plan,
@@ -174,6 +183,7 @@ class FakeEngine:
     Attributes:
         says: what each sequence generates, by request; the rest of it follows a prefix.
         steps: how many steps were made.
+        scored: how many of each prompt's tokens are scored; so many more are in each step.
     """
 
     rows: Rows
@@ -183,6 +193,8 @@ class FakeEngine:
     cancelled: list[str] = field(default_factory=list)
     refuses: Exception | None = None
     steps: int = 0
+    scored: dict[str, int] = field(default_factory=dict)
+    scores_per_step: int = 1000
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def submit(self, spec: SequenceSpec) -> None:
@@ -209,9 +221,11 @@ class FakeEngine:
         await self.until(lambda engine: len(engine.specs) >= count)
 
     def step(self) -> None:
-        """One token for every sequence."""
+        """One token for every sequence, or some of its prompt's scores."""
         self.steps += 1
-        outputs = [self._next(spec) for spec in self.specs.values()]
+        outputs: list[Output] = [
+            self._score(spec) if self._is_unscored(spec) else self._next(spec) for spec in self.specs.values()
+        ]
         for output in outputs:
             if output.finish is not None:
                 del self.specs[output.key]
@@ -226,9 +240,31 @@ class FakeEngine:
         token = self.says[spec.key.split(".")[0]][len(spec.prefix_ids)]
         spec.prefix_ids.append(token)  # counts what was generated
         finish = spec.finish_reason(token, len(spec.prefix_ids))
+        score = told_of(token, spec.logprobs) if spec.logprobs is not None else None
+        index = len(spec.prefix_ids) - 1
         return TokenOutput(
-            key=spec.key, token_id=token, index=len(spec.prefix_ids) - 1, finish=finish, step=self.steps
+            key=spec.key, token_id=token, index=index, finish=finish, step=self.steps, score=score
         )
+
+    def _is_unscored(self, spec: SequenceSpec) -> bool:
+        return spec.scores_prompt and self.scored.get(spec.key, 1) < len(spec.prompt_ids)
+
+    def _score(self, spec: SequenceSpec) -> PromptOutput:
+        begin = self.scored.get(spec.key, 1)
+        tokens = spec.prompt_ids[begin : begin + self.scores_per_step]
+        self.scored[spec.key] = begin + len(tokens)
+        is_last = spec.max_tokens == 0 and not self._is_unscored(spec)
+        return PromptOutput(
+            key=spec.key,
+            scores=tuple(told_of(token, spec.logprobs or 0) for token in tokens),
+            finish=FinishReason.LENGTH if is_last else None,
+            step=self.steps,
+        )
+
+
+def told_of(token: int, top: int) -> TokenScore:
+    """What the pretended model thinks of a token."""
+    return TokenScore(token_id=token, logprob=-token / 8, top=tuple((token + n, -n / 8) for n in range(top)))
 
 
 def ready(request_id: str, *walks: WalkCall, attempt: int = 1, step: int = 0, seed: int = 0) -> NodeReady:

@@ -1,7 +1,9 @@
 import asyncio
 import re
 from contextlib import aclosing
+from typing import Any
 
+import msgspec
 import pytest
 
 from shared.errors import CapacityError, WorkerError
@@ -10,6 +12,7 @@ from shared.events import (
     Failure,
     OutputChunk,
     OutputTotals,
+    TokenLogprobs,
     WalkCall,
     WalkCompleted,
     WalkFailed,
@@ -20,7 +23,8 @@ from shared.log.fake import FakeServer
 from shared.tensors import inline_ids, read_ids
 from shared.transcript import Transcript
 from tests.workers import harness
-from tests.workers.harness import EOS, LIFE, SUBJECTS, chat, ready, rigged, turns
+from tests.workers.harness import EOS, LIFE, SUBJECTS, chat, ready, rigged, told_of, turns
+from workers.echo import spell
 
 
 def bytes_of(words: str) -> list[int]:
@@ -415,6 +419,234 @@ async def test_a_later_attempt_of_a_later_step_takes_only_its_own_tokens_as_pref
 
         assert rig.released() == "onetwo"
         assert done.results[-1].facts["completion_tokens"] == 4
+
+
+# ---- choices, log probabilities, echoes ------------------------------------------------------------
+
+
+def score_alone(prompt: list[int], **args: Any) -> WalkCall:
+    """A prompt that is echoed and not answered."""
+    return WalkCall(name="score", inputs={"token_ids": inline_ids("p", prompt)}, args=args)
+
+
+def as_attempt(chunk: OutputChunk, server: FakeServer) -> None:
+    server.append(SUBJECTS.output("g-1", "r", "w0"), encode(chunk))
+
+
+async def test_a_choice_keys_the_draws_and_is_on_every_chunk() -> None:
+    async with rigged() as rig:
+        rig.engine.says["r"] = [*bytes_of("Hi"), EOS]
+        rig.start(ready("r", *chat(choice=2, echo="?"), seed=5))
+        await rig.engine.has()
+        rig.engine.run_out()
+        await rig.event(WalkCompleted)
+
+        [spec] = rig.engine.submitted
+        assert (spec.sampling.seed, spec.sampling.sample_index) == (5, 2)
+        assert {chunk.choice for chunk in rig.events(OutputChunk)} == {2}
+
+
+async def test_log_probabilities_come_with_their_tokens_the_end_of_the_answer_included() -> None:
+    async with rigged() as rig:
+        rig.engine.says["r"] = [*bytes_of("wörld"), EOS]
+        rig.start(ready("r", *chat(logprobs=2)))
+        await rig.engine.has()
+        rig.engine.run_out()
+        await rig.event(WalkCompleted)
+
+        found = [told for chunk in rig.events(OutputChunk) for told in chunk.logprobs or []]
+        assert found == [spell(told_of(token, 2), lambda id: bytes([id])) for token in rig.engine.says["r"]]
+        assert b"".join(told.token for told in found) == "wörld".encode() + bytes([EOS])
+        for chunk in rig.events(OutputChunk):
+            assert [told.id for told in chunk.logprobs or []] == chunk.token_ids
+
+
+async def test_text_that_a_stop_string_cuts_off_leaves_tokens_and_log_probabilities_alike() -> None:
+    async with rigged() as rig:
+        rig.engine.says["r"] = bytes_of("one. two")
+        rig.start(ready("r", *chat(stop=[". t"], logprobs=0)))
+        await rig.engine.has()
+        for _ in range(6):
+            rig.engine.step()
+        await rig.event(WalkCompleted)
+
+        chunks = rig.events(OutputChunk)
+        assert rig.released() == "one"
+        assert [told.id for chunk in chunks for told in chunk.logprobs or []] == bytes_of("one. t")
+
+
+async def test_an_echo_is_the_first_chunk_and_does_not_wait_for_the_engine() -> None:
+    async with rigged() as rig:
+        rig.engine.says["r"] = [*bytes_of("Hi"), EOS]
+        rig.start(ready("r", *chat([5, 6], echo="ä?")))
+        await rig.engine.has()
+        await turns()
+        [first] = rig.events(OutputChunk)
+        assert (first.index, first.text, first.text_offset, first.token_ids) == (0, "ä?", 0, [])
+        assert first.metadata == {"echo": True, "token_ids": [5, 6]}
+        assert first.logprobs is None
+        rig.engine.run_out()
+        done = await rig.event(WalkCompleted)
+
+        assert not rig.engine.submitted[0].scores_prompt
+        assert rig.events(OutputChunk)[1].text_offset == 2
+        assert rig.events(OutputChunk)[1].token_offset == 0
+        assert rig.released() == "ä?Hi"
+        assert done.results[-1].facts == {"completion_tokens": 3, "finish_reason": "stop"}
+        assert done.output == totals_of(rig.events(OutputChunk))
+
+
+async def test_an_echo_with_log_probabilities_waits_until_its_tokens_are_scored() -> None:
+    async with rigged() as rig:
+        rig.engine.says["r"] = [*bytes_of("Hi"), EOS]
+        rig.engine.scores_per_step = 2
+        rig.start(ready("r", *chat([5, 6, 7, 8], echo="?", logprobs=1)))
+        await rig.engine.has()
+        rig.engine.step()
+        await turns()
+        assert not rig.events(OutputChunk)
+        rig.engine.step()
+        await turns()
+        [first] = rig.events(OutputChunk)
+        assert (first.text, first.metadata) == ("?", {"echo": True, "token_ids": [5, 6, 7, 8]})
+        assert first.logprobs is not None
+        assert first.logprobs[0] == TokenLogprobs(id=5, token=b"\x05")
+        assert [told.logprob for told in first.logprobs[1:]] == [-0.75, -0.875, -1.0]
+        assert [len(told.top) for told in first.logprobs] == [0, 1, 1, 1]
+        rig.engine.run_out()
+        await rig.event(WalkCompleted)
+
+        assert rig.released() == "?Hi"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "args"), [([5, 6], {}), ([5], {"logprobs": 3}), ([5, 6, 7], {"logprobs": 3})]
+)
+async def test_a_prompt_may_be_echoed_without_an_answer(prompt: list[int], args: dict[str, int]) -> None:
+    async with rigged() as rig:
+        rig.start(ready("r", score_alone(prompt, echo="?", **args)))
+        if len(prompt) > 1 and args:
+            await rig.engine.has()
+            rig.engine.run_out()
+        done = await rig.event(WalkCompleted)
+
+        [result] = done.results
+        assert result.facts == {"completion_tokens": 0, "finish_reason": "length"}
+        assert not result.outputs
+        [chunk] = rig.events(OutputChunk)
+        assert (chunk.text, chunk.metadata["token_ids"]) == ("?", prompt)
+        assert (chunk.logprobs is not None) is bool(args)
+        assert len(rig.engine.submitted) == int(len(prompt) > 1 and bool(args))
+        assert rig.executor.running == 0
+
+
+@pytest.mark.parametrize("released", [0, 1, 2, 3])
+async def test_a_later_attempt_goes_on_behind_its_echo_and_does_not_score_it_again(
+    released: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three pieces of an echo: what was released keeps the log probabilities it was released with."""
+    monkeypatch.setattr("workers.output.MAX_CHUNK_LOGPROBS", 4)  # two tokens with one likeliest each
+    prompt, order = [5, 6, 7, 8, 9, 10], chat([5, 6, 7, 8, 9, 10], echo="abcdef", logprobs=1)
+    async with rigged() as rig:
+        rig.engine.says["r"] = [*bytes_of("Hi"), EOS]
+        rig.start(ready("r", *order))
+        await rig.engine.has()
+        rig.engine.run_out()
+        await rig.event(WalkCompleted)
+        whole = rig.events(OutputChunk)
+    assert [chunk.text for chunk in whole[:3]] == ["ab", "cd", "ef"]
+
+    async with rigged() as rig:
+        for chunk in whole[:released]:
+            rounded = [msgspec.structs.replace(told, logprob=-9.0) for told in chunk.logprobs or []]
+            as_attempt(msgspec.structs.replace(chunk, logprobs=rounded), rig.server)
+        rig.put_fence(harness.fence("r", 2))
+        rig.engine.says["r"] = [*bytes_of("Hi"), EOS]
+        rig.start(ready("r", *order, attempt=2))
+        await rig.engine.has()
+        assert rig.engine.submitted[0].scores_prompt is (released < 3)
+        rig.engine.run_out()
+        done = await rig.event(WalkCompleted, attempt=2)
+
+        chunks = rig.events(OutputChunk)
+        assert rig.released() == "abcdefHi"
+        assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+        assert [id for chunk in chunks for id in chunk.metadata.get("token_ids", [])] == prompt
+        kept = [told.logprob for chunk in chunks[:released] for told in chunk.logprobs or []]
+        assert kept == [-9.0] * 2 * released
+        behind = [told for chunk in chunks[released:] for told in chunk.logprobs or []]
+        assert behind == [told for chunk in whole[released:] for told in chunk.logprobs or []]
+        assert done.output == totals_of(chunks)
+
+
+async def test_released_tokens_keep_their_log_probabilities_and_new_ones_follow() -> None:
+    async with rigged() as rig:
+        first = OutputChunk(
+            id="r.out.1.0",
+            writer="w0",
+            request_id="r",
+            attempt=1,
+            text="G",
+            token_ids=list(b"G"),
+            logprobs=[TokenLogprobs(id=71, token=b"G", logprob=-9.0)],
+        )
+        as_attempt(first, rig.server)
+        rig.put_fence(harness.fence("r", 2))
+        rig.engine.says["r"] = [*bytes_of("Go"), EOS]
+        rig.start(ready("r", *chat(logprobs=0), attempt=2))
+        await rig.engine.has()
+        rig.engine.run_out()
+        await rig.event(WalkCompleted, attempt=2)
+
+        found = [told for chunk in rig.events(OutputChunk) for told in chunk.logprobs or []]
+        assert [(told.id, told.logprob) for told in found] == [(71, -9.0), (111, -13.875), (EOS, 0.0)]
+
+
+async def test_nothing_is_computed_when_the_echo_alone_was_asked_for_and_is_out() -> None:
+    async with rigged() as rig:
+        order = score_alone([5, 6], echo="?", logprobs=0)
+        rig.start(ready("r", order))
+        await rig.engine.has()
+        rig.engine.run_out()
+        await rig.event(WalkCompleted)
+        [chunk] = rig.events(OutputChunk)
+    async with rigged() as rig:
+        as_attempt(chunk, rig.server)
+        rig.put_fence(harness.fence("r", 2))
+        rig.start(ready("r", order, attempt=2))
+        done = await rig.event(WalkCompleted, attempt=2)
+
+        assert done.output == totals_of([chunk])
+        assert not rig.engine.submitted
+
+
+async def test_an_echo_that_comes_out_otherwise_is_a_divergence() -> None:
+    for echo, released in (("goodbye", b""), ("goodbye", b"G")):
+        async with rigged() as rig:
+            put_chunks(rig.server, ("hello", b""), *[("G", released)] * bool(released))
+            rig.put_fence(harness.fence("r", 2))
+            rig.engine.says["r"] = [71, EOS]
+            rig.start(ready("r", *chat(echo=echo), attempt=2))
+            await turns()
+            rig.engine.run_out()
+
+            assert (await rig.event(WalkFailed, attempt=2)).failure.code == "divergence"
+
+
+async def test_an_echo_waits_for_a_full_backlog_and_is_not_lost() -> None:
+    async with rigged(max_posted=1) as rig:
+        rig.engine.says |= {"q": [65, EOS], "r": [66, EOS]}
+        rig.server.stop()
+        rig.start(ready("q", *chat(echo="one")))
+        rig.start(ready("r", *chat(echo="two")))
+        await rig.engine.has(2)
+        rig.engine.run_out()
+        await turns()
+        rig.server.start()
+        await rig.event(WalkCompleted, "q")
+        await rig.event(WalkCompleted, "r")
+
+        assert (rig.released("q"), rig.released("r")) == ("oneA", "twoB")
 
 
 # ---- CPU nodes -----------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.events import OutputChunk
+from shared.events import LikelyToken, OutputChunk, TokenLogprobs, encode
 from shared.transcript import Transcript
 from workers.output import COALESCE_S, MAX_CHUNK_TOKENS, Chunker, OutputState
 
@@ -84,3 +84,62 @@ def test_a_long_backlog_is_cut_to_size() -> None:
         chunks.add(token, "x", 0.0)
 
     assert [len(cut(chunks, 0.0).text), len(cut(chunks, 0.0).text)] == [MAX_CHUNK_TOKENS, 1]
+
+
+def told(token: int, top: int = 0) -> TokenLogprobs:
+    likely = [LikelyToken(id=n, token=b"l", logprob=-1.0) for n in range(top)]
+    return TokenLogprobs(id=token, token=b"t", logprob=-0.5, top=likely)
+
+
+@given(cuts=st.lists(st.booleans(), min_size=1, max_size=60), top=st.integers(0, 20))
+def test_log_probabilities_stay_with_their_tokens_however_it_is_cut(cuts: list[bool], top: int) -> None:
+    chunks, found = chunker(), []
+    for token, cuts_here in enumerate(cuts):
+        chunks.add(token, "x", 1.0, told(token, top))
+        if cuts_here:
+            found.append(cut(chunks, 1.0))
+    while chunks.pending:
+        found.append(cut(chunks, 1.0))
+
+    assert [chunk.token_ids for chunk in found] == [[t.id for t in chunk.logprobs or []] for chunk in found]
+    assert [id for chunk in found for id in chunk.token_ids] == list(range(len(cuts)))
+
+
+def test_a_backlog_with_many_log_probabilities_is_cut_into_smaller_chunks() -> None:
+    chunks = chunker()
+    for token in range(400):
+        chunks.add(token, "x", 0.0, told(token, 20))
+
+    found = [cut(chunks, 0.0) for _ in range(3)]
+
+    assert [len(chunk.token_ids) for chunk in found] == [195, 195, 10]
+    assert max(len(encode(chunk)) for chunk in found) < 250_000
+
+
+def test_tokens_without_log_probabilities_have_none() -> None:
+    chunks = chunker()
+    chunks.add(1, "a", 0.0)
+
+    assert chunks.peek().logprobs is None
+
+
+def test_a_chunk_of_its_own_goes_before_the_tokens_that_wait_and_they_are_still_the_first_text() -> None:
+    chunks = chunker()
+    chunks.add(1, "", 5.0)
+    chunks.add_content({"text": "echo", "metadata": {"echo": True}})
+    assert chunks.due_s() == 0.0
+    assert cut(chunks, 5.0).text == "echo"
+    assert chunks.due_s() == 5.0 + COALESCE_S
+    chunks.add(2, "a", 5.001)
+    assert chunks.due_s() == 0.0
+    last = cut(chunks, 5.001)
+
+    assert (last.index, last.text_offset, last.token_offset, last.token_ids) == (1, 4, 0, [1, 2])
+
+
+def test_every_chunk_says_of_which_choice_it_is() -> None:
+    chunks = Chunker(OutputState(), request_id="r", attempt=1, choice=3)
+    chunks.add_content({"text": "echo"})
+    chunks.add(1, "a", 0.0)
+
+    assert [cut(chunks, 0.0).choice, cut(chunks, 0.0).choice] == [3, 3]
