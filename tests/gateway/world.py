@@ -24,6 +24,7 @@ from shared.events import (
     RequestFinished,
     RequestRejected,
     RequestSubmitted,
+    TokenLogprobs,
     Usage,
     WorkerJoined,
     decode,
@@ -33,6 +34,7 @@ from shared.log.fake import FakeLog, FakeServer
 from shared.log.port import LogRegressedError
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.transcript import Transcript
+from tests.gateway.openai_schema import check
 
 SERVED = Served(name="demo", family="decoder_lm", ranks=(0,), max_seq_len=512, modalities=("text",))
 ORIGIN = "g-test"
@@ -57,7 +59,9 @@ class Performance:
         assert self.event.request_id is not None
         return self.event.request_id
 
-    def chunk(self, text: str, token_ids: Sequence[int] = (1,)) -> OutputChunk:
+    def chunk(
+        self, text: str, token_ids: Sequence[int] = (1,), logprobs: list[TokenLogprobs] | None = None
+    ) -> OutputChunk:
         index = self.transcript.next_index
         chunk = OutputChunk(
             id=f"{self.request_id}.{index}",
@@ -67,6 +71,7 @@ class Performance:
             index=index,
             text=text,
             token_ids=list(token_ids),
+            logprobs=logprobs,
         )
         self.transcript.fold(chunk)
         self.tokens += len(token_ids)
@@ -74,6 +79,13 @@ class Performance:
 
     def say(self, text: str, token_ids: Sequence[int] = (1,)) -> None:
         self.output(self.chunk(text, token_ids))
+
+    def say_tokens(self, text: str, tokens: list[TokenLogprobs]) -> None:
+        self.output(self.chunk(text, [token.id for token in tokens], tokens))
+
+    def say_prompt(self, text: str, tokens: list[TokenLogprobs] | None = None) -> None:
+        prompt = msgspec.structs.replace(self.chunk(text, [], tokens), metadata={"echo": True})
+        self.output(prompt)
 
     def output(self, event: Event) -> None:
         subject = self.subjects.output(self.event.origin, self.request_id, event.writer)
@@ -219,6 +231,7 @@ async def deployment(
     app = create_app(gateway, keys, says_requests=says_requests)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=30) as client:
+        client.event_hooks = {"response": [check.check_read]}  # OpenAI's schema, whatever is tested
         world = World(store, subjects, gateway, client, script)
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(world.follow())

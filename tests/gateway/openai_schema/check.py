@@ -1,0 +1,115 @@
+"""OpenAI's published schema, and what we answer, held against each other.
+
+`schemas.json` is made by `extract` and taken as it is, with every `required` and every `enum`. In three
+places OpenAI's own service answers otherwise than it says, and clients rely on what it does; there we do as
+it does, and `AS_SERVED` has the difference:
+
+- a chunk of a completion's stream has `finish_reason` null until its end (published: never null);
+- and `usage` null before the last one, where it was asked for (published: null in chats only);
+- the first token of an echoed prompt has no log probability, and no other was likely there: null for both.
+
+`COUNTS` says how many bodies were held against which schema; `tests/gateway/conftest.py` shows it.
+"""
+
+import copy
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+from jsonschema import Draft202012Validator
+
+SCHEMAS: Final[dict[str, Any]] = json.loads(
+    Path(__file__).with_name("schemas.json").read_text(encoding="utf-8")
+)
+CHAT: Final = "CreateChatCompletionResponse"
+CHAT_CHUNK: Final = "CreateChatCompletionStreamResponse"
+COMPLETION: Final = "CreateCompletionResponse"
+COMPLETION_CHUNK: Final = "CreateCompletionResponse as served in a stream"
+ECHOED: Final = "CreateCompletionResponse as served with an echo"
+ERROR: Final = "ErrorResponse"
+MODELS: Final = "ListModelsResponse"
+MODEL: Final = "Model"
+COUNTS: Final[Counter[str]] = Counter()
+ERROR_STATUSES: Final[Counter[int]] = Counter()
+_NULL: Final = {"type": "null"}
+
+
+def _echoed() -> dict[str, Any]:
+    changed: dict[str, Any] = copy.deepcopy(SCHEMAS["$defs"][COMPLETION])
+    [lists, _] = changed["properties"]["choices"]["items"]["properties"]["logprobs"]["anyOf"]
+    for name in ("token_logprobs", "top_logprobs"):
+        array = lists["properties"][name]
+        array["prefixItems"] = [{"anyOf": [array["items"], _NULL]}]  # the first, and no other
+    return changed
+
+
+def _chunk() -> dict[str, Any]:
+    changed = _echoed()
+    choice = changed["properties"]["choices"]["items"]["properties"]
+    choice["finish_reason"] = {"anyOf": [choice["finish_reason"], _NULL]}
+    changed["properties"]["usage"] = {"anyOf": [changed["properties"]["usage"], _NULL]}
+    return changed
+
+
+AS_SERVED: Final[dict[str, Any]] = {COMPLETION_CHUNK: _chunk(), ECHOED: _echoed()}
+_DEFS: Final = SCHEMAS["$defs"] | AS_SERVED
+_VALIDATORS: Final = {
+    name: Draft202012Validator({"$defs": _DEFS, "$ref": f"#/$defs/{name.replace(' ', '%20')}"})
+    for name in (CHAT, CHAT_CHUNK, COMPLETION, COMPLETION_CHUNK, ECHOED, ERROR, MODELS, MODEL)
+}
+
+
+def check(name: str, body: object) -> None:
+    """Hold a body against a schema.
+
+    Raises:
+        AssertionError: it does not fit; says where.
+    """
+    COUNTS[name] += 1
+    errors = [f"{error.json_path}: {error.message}" for error in _VALIDATORS[name].iter_errors(body)]
+    assert not errors, f"{name}: {errors}\n{body}"
+
+
+def check_response(response: httpx.Response) -> None:
+    """Hold a whole response of ours against OpenAI's schema: document, every event of a stream, or error."""
+    path = response.request.url.path
+    if response.status_code >= 400:
+        ERROR_STATUSES[response.status_code] += 1
+        check(ERROR, response.json())
+        return
+    is_stream = response.headers["content-type"].startswith("text/event-stream")
+    match path:
+        case "/v1/chat/completions" if is_stream:
+            _check_events(response, CHAT_CHUNK)
+        case "/v1/completions" if is_stream:
+            _check_events(response, COMPLETION_CHUNK)
+        case "/v1/chat/completions":
+            check(CHAT, response.json())
+        case "/v1/completions":
+            asked = json.loads(response.request.content)
+            has_null = asked.get("echo") and asked.get("logprobs") is not None
+            check(ECHOED if has_null else COMPLETION, response.json())
+        case "/v1/models":
+            check(MODELS, response.json())
+        case _ if path.startswith("/v1/models/"):
+            check(MODEL, response.json())
+        case _:
+            pass  # a route that is not OpenAI's
+
+
+def _check_events(response: httpx.Response, name: str) -> None:
+    for line in response.text.splitlines():
+        data = line.removeprefix("data: ")
+        if data in (line, "[DONE]"):
+            continue
+        body = json.loads(data)
+        check(ERROR if "error" in body else name, body)
+
+
+async def check_read(response: httpx.Response) -> None:
+    """`check_response` as a hook of `httpx.AsyncClient`: it reads the response first."""
+    await response.aread()
+    if response.status_code != 503 or not response.request.url.path.startswith("/health"):
+        check_response(response)
