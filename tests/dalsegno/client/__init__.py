@@ -1,0 +1,1 @@
+"""The client, against a gateway that answers by script, and against a log in memory."""
