@@ -31,7 +31,7 @@ from shared.tensors import inline_ids, read_ids
 from shared.transcript import Transcript
 from tests.tiny import tiny_checkpoint
 from tests.workers import harness
-from tests.workers.engine.oracle import generate, prompts
+from tests.workers.engine.oracle import generate, log_softmax, prompts
 from tests.workers.harness import RANK, SUBJECTS
 from workers import settings
 from workers.model import LocalModel
@@ -168,6 +168,80 @@ async def test_a_second_attempt_goes_on_exactly_behind_what_was_released(
             assert life.text(name) == life.text("whole")
             assert done.results[-1].facts == whole.results[-1].facts
             assert done.output == totals_of(life.chunks(name))
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 9])
+async def test_after_a_death_one_output_has_all_log_probabilities_of_prompt_and_answer(
+    kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.output.COALESCE_S", 0.0)  # a chunk for every token
+    [prompt] = prompts(1, seed=2, shortest=30)
+    asked: dict[str, Any] = {"sampling": GREEDY, "logprobs": 4, "echo": "the prompt"}
+    async with living(max_step_tokens=16) as life:
+        life.answer("whole", prompt, **asked)
+        await life.event(WalkCompleted, "whole")
+        for chunk in life.chunks("whole")[:kept]:
+            copy = msgspec.structs.replace(chunk, request_id="r", id=f"r.out.1.{chunk.index}")
+            life.server.append(SUBJECTS.output("g-1", "r", "w0"), encode(copy))
+        life.server.append(SUBJECTS.output("g-1", "r", "conductor"), encode(harness.fence("r", 2)))
+        life.answer("r", prompt, attempt=2, **asked)
+        done = await life.event(WalkCompleted, "r", attempt=2)
+        chunks = life.chunks("r")
+
+    expected = generate("qwen3", prompt, TOKENS)
+    assert chunks[0].text == "the prompt"
+    assert chunks[0].metadata == {"echo": True, "token_ids": prompt}
+    assert [id for chunk in chunks for id in chunk.token_ids] == expected
+    assert done.output == totals_of(chunks)
+    first, *told = [told for chunk in chunks for told in chunk.logprobs or []]
+    assert (first.id, first.logprob, first.top) == (prompt[0], None, [])
+    rows = log_softmax("qwen3", prompt + expected)
+    for place, score in enumerate(told):
+        token_id = (prompt + expected)[place + 1]
+        assert score.id == token_id
+        assert score.logprob == pytest.approx(float(rows[place][token_id]), abs=1e-4)
+        assert [likely.id for likely in score.top] == rows[place].topk(4).indices.tolist()
+        assert len(score.token) > 0
+    assert len(told) == len(prompt) - 1 + TOKENS
+
+
+async def test_the_same_choice_gives_the_same_answer_and_another_an_independent_one() -> None:
+    async with living() as life:
+        [prompt] = prompts(1, seed=6)
+        hot = {"temperature": 1.3, "top_p": 1.0, "top_k": 0}
+        for choice in (0, 1, 2):
+            for copy in "ab":
+                life.answer(f"{choice}{copy}", prompt, sampling=hot, choice=choice)
+        life.answer("default", prompt, sampling=hot)
+        names = ["0a", "0b", "1a", "1b", "2a", "2b", "default"]
+        for name in names:
+            await life.event(WalkCompleted, name)
+        answers = {name: life.tokens(name) for name in names}
+
+    assert answers["0a"] == answers["0b"] == answers["default"]
+    assert answers["1a"] == answers["1b"]
+    assert answers["2a"] == answers["2b"]
+    pairs = [("0a", "1a"), ("0a", "2a"), ("1a", "2a")]
+    for one, other in pairs:
+        same = sum(a == b for a, b in zip(answers[one], answers[other], strict=True))
+        assert same < TOKENS / 2
+
+
+async def test_a_prompt_is_scored_without_an_answer() -> None:
+    async with living() as life:
+        [prompt] = prompts(1, seed=7, shortest=20)
+        args = {"echo": "text", "logprobs": 0, "max_tokens": 0}
+        call = WalkCall(name="score", inputs={"token_ids": inline_ids("p", prompt)}, args=args)
+        life.order(harness.ready("r", call, step=1))
+        done = await life.event(WalkCompleted, "r")
+        [chunk] = life.chunks("r")
+
+    rows = log_softmax("qwen3", prompt)
+    assert done.results[0].facts == {"completion_tokens": 0, "finish_reason": "length"}
+    assert chunk.logprobs is not None
+    found = [told.logprob for told in chunk.logprobs]
+    assert found[0] is None
+    assert found[1:] == pytest.approx([float(rows[n][id]) for n, id in enumerate(prompt[1:])], abs=1e-4)
 
 
 def totals_of(chunks: list[OutputChunk]) -> OutputTotals:

@@ -157,6 +157,45 @@ def test_padding_and_truncation_of_the_tokenizer_file_do_not_apply(tmp_path: Pat
     assert prepare(load(folder), Inputs(text="What does len do?", chat=False)) == expected
 
 
+def text_of(loaded: DecoderLmProcessing, inputs: Inputs) -> object:
+    args = msgspec.to_builtins({"inputs": inputs, "params": Params(echo=True)})
+    return loaded.run("prepare", "k", {}, args).facts["prompt_text"]
+
+
+def test_the_text_of_a_prompt_is_the_very_text_that_was_given(llama: Path) -> None:
+    """Decoding its tokens would give another: this tokenizer loses a space at the front."""
+    loaded, text = load(llama), "  Grüße \x00 e\u0301"
+
+    assert text_of(loaded, Inputs(text=text, chat=False)) == text
+
+
+def test_the_text_of_a_prompt_of_tokens_is_what_they_decode_to_special_ones_too(chatml: Path) -> None:
+    ids = checkpoints.byte_level().encode("<|im_start|>What does len do?").ids
+
+    assert text_of(load(chatml), Inputs(token_ids=ids)) == "<|im_start|>What does len do?"
+
+
+def test_the_text_of_a_chat_is_the_rendered_one(chatml: Path) -> None:
+    found = text_of(load(chatml), Inputs(text="hi"))
+
+    assert isinstance(found, str)
+    assert found.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_without_an_echo_no_text_is_told(chatml: Path) -> None:
+    args = msgspec.to_builtins({"inputs": Inputs(text="hi"), "params": Params()})
+
+    assert set(load(chatml).run("prepare", "k", {}, args).facts) == {"prompt_tokens", "sampling"}
+
+
+def test_a_prompt_as_long_as_the_context_may_be_echoed_alone(chatml: Path) -> None:
+    loaded, inputs = load(chatml), Inputs(token_ids=[5] * 512)
+
+    assert len(prepare(loaded, inputs, Params(max_tokens=0, echo=True))) == 512
+    with pytest.raises(ClientError, match="512"):
+        prepare(loaded, Inputs(token_ids=[5] * 513), Params(max_tokens=0, echo=True))
+
+
 BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "empty text": ({"text": "", "chat": False}, "invalid_request", "empty"),
     "no tokens": ({"token_ids": []}, "invalid_request", "empty"),

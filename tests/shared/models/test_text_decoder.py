@@ -141,3 +141,65 @@ def id_of(token: str) -> int:
     found = tokenizer("byte_level").token_to_id(token)
     assert found is not None
     return found
+
+
+# ---- the bytes of single tokens --------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=30))
+def test_the_bytes_of_byte_level_tokens_put_together_are_the_text(text: str) -> None:
+    decoder = decoders_of("byte_level").new()
+    ids = tokenizer("byte_level").encode(text, add_special_tokens=False).ids
+
+    assert b"".join(map(decoder.bytes_of, ids)) == text.encode()
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=30))
+def test_the_bytes_of_pieces_put_together_are_the_text_with_the_space_before_it(text: str) -> None:
+    """SentencePiece sets a space in front; a marked space that was in the text is one, too."""
+    decoder = decoders_of("sentence_piece").new()
+    ids = tokenizer("sentence_piece").encode(text, add_special_tokens=False).ids
+    special = {id_ for id_ in ids if id_ < 3}
+
+    spelt = b"".join(decoder.bytes_of(id) for id in ids)
+
+    assert special or spelt == f" {text}".replace("▁", " ").encode() * bool(text)
+
+
+def test_a_part_of_a_character_has_its_bytes() -> None:
+    alphabet = {byte: token for token, byte in byte_tokens().items()}
+    pieces_ = tokenizer("sentence_piece")
+
+    assert decoders_of("byte_level").new().bytes_of(alphabet[0xE2]) == b"\xe2"
+    assert decoders_of("sentence_piece").new().bytes_of(pieces_.token_to_id("<0xE2>")) == b"\xe2"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_beyond_the_vocabulary_has_no_bytes(kind: str) -> None:
+    assert decoders_of(kind).new().bytes_of(tokenizer(kind).get_vocab_size() + 3) == b""
+
+
+@pytest.mark.parametrize(
+    ("kind", "token"),
+    [("byte_level", "<|im_start|>"), ("byte_level", "<tool→call>"), ("sentence_piece", "<s>")],
+)
+def test_a_special_or_added_tokens_bytes_are_its_text(kind: str, token: str) -> None:
+    assert decoders_of(kind).new().bytes_of(tokenizer(kind).token_to_id(token)) == token.encode()
+
+
+def test_only_where_the_decoder_says_so_a_mark_is_a_space_and_a_byte_name_a_byte() -> None:
+    plain = Tokenizer(models.WordLevel({"▁a": 0, "<0x41>": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    marked = Tokenizer.from_str(plain.to_str())
+    marked.decoder = decoders.Metaspace()
+
+    assert [TextDecoders(plain).new().bytes_of(id) for id in (0, 1)] == ["▁a".encode(), b"<0x41>"]
+    assert [TextDecoders(marked).new().bytes_of(id) for id in (0, 1)] == [b" a", b"<0x41>"]
+
+
+def test_a_tokenizer_that_chains_byte_level_with_others_has_bytes_too() -> None:
+    chained = byte_level_with(decoders.Sequence([decoders.ByteLevel(), decoders.Replace("len", "LEN")]))
+    decoder = TextDecoders(chained).new()
+
+    assert b"".join(decoder.bytes_of(id) for id in chained.encode("len 你好").ids) == "len 你好".encode()
