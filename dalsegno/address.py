@@ -72,7 +72,9 @@ def nats_url(text: str) -> str:
     except ValueError as error:
         raise AddressError(f"{text!r} is no address of a NATS server: {error}") from error
     if parts.username is not None or parts.password is not None:
-        raise AddressError(f"--nats carries a secret that others can see: put the token in {NATS_TOKEN}")
+        raise AddressError(
+            f"the NATS server's address carries a secret that others can see: put the token in {NATS_TOKEN}"
+        )
     if parts.scheme not in _SCHEMES or not parts.hostname or parts.path.strip("/") or parts.query:
         raise AddressError(f"{text!r} is no address of a NATS server: expected nats://host:port")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname

@@ -30,7 +30,11 @@ class NoServerError(CapacityError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked, of whom; None is the server's default."""
+    """What is asked, of whom; None is the server's default.
+
+    Attributes:
+        api_key: what the server knows us by, where it takes no one without.
+    """
 
     text: str
     url: str
@@ -38,6 +42,7 @@ class Question:
     max_tokens: int | None = None
     temperature: float | None = None
     seed: int | None = None
+    api_key: str | None = None
 
 
 def ask(question: Question, notice: Callable[[str], None], silent_s: float = _SILENT_S) -> Iterator[str]:
@@ -51,7 +56,7 @@ def ask(question: Question, notice: Callable[[str], None], silent_s: float = _SI
     timer.daemon = True
     timer.start()
     try:
-        model = question.model or _first_model(question.url)
+        model = question.model or _first_model(question)
         for piece in _stream(question, model):
             timer.cancel()
             yield piece
@@ -79,11 +84,19 @@ def _connected(url: str) -> Iterator[http.client.HTTPConnection]:
         connection.close()
 
 
-def _first_model(url: str) -> str:
+def _headers(question: Question) -> dict[str, str]:
+    known_by = {"Authorization": f"Bearer {question.api_key}"} if question.api_key is not None else {}
+    return {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"} | known_by
+
+
+def _first_model(question: Question) -> str:
+    url = question.url
     with _connected(url) as connection:
-        connection.request("GET", "/v1/models", headers={"Accept": "application/json"})
+        connection.request("GET", "/v1/models", headers=_headers(question))
         response = connection.getresponse()
         body = response.read()
+    if response.status in {http.client.UNAUTHORIZED, http.client.FORBIDDEN}:
+        raise _refusal(response.status, body)
     try:
         return str(json.loads(body)["data"][0]["id"])
     except (ValueError, KeyError, IndexError, TypeError) as error:
@@ -104,9 +117,8 @@ def _stream(question: Question, model: str) -> Iterator[str]:
         "stream": True,
         **{name: value for name, value in optional.items() if value is not None},
     }
-    headers = {"Content-Type": "application/json"}
     with _connected(question.url) as connection:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), _headers(question))
         response = connection.getresponse()
         if response.status != http.client.OK:
             raise _refusal(response.status, response.read())

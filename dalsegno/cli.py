@@ -24,13 +24,14 @@ DEFAULT_URL: Final = "http://127.0.0.1:8000"
 EX_INTERRUPTED: Final = 130
 
 _ELSEWHERE: Final = {
+    "config": ("dalsegno.effective", "config"),
     "log": ("dalsegno.history", "log"),
     "replay": ("dalsegno.replay", "replay"),
 }
 """Commands in modules of their own, imported when they are called or listed."""
 
 _SECTIONS: Final = {
-    "Commands": ("serve", "ask", "log", "replay"),
+    "Commands": ("serve", "ask", "log", "replay", "config"),
     "The roles one by one, on a NATS server of your own": ("provision", "gateway", "conductor", "worker"),
     "Besides": ("version",),
 }
@@ -75,29 +76,20 @@ def main() -> None:
 
 @main.command()
 @click.argument("model")
-@options.HOST
-@options.PORT
-@click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where the log is kept. [default: $DALSEGNO_DATA_DIR, else ./.dalsegno/MODEL]",
-)
-@click.option("--nats", metavar="URL", help="Join this NATS server instead of starting a private one.")
-@options.PREFIX
-@options.LOG_LEVEL
+@options.of_serve
 @click.option(
     "--ready-file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Receives addresses, token and process ids as JSON once all is ready.",
 )
-def serve(**told: Any) -> None:
+def serve(model: str, ready_file: Path | None, **told: Any) -> None:
     """Serve MODEL on this machine: all it needs, supervised.
 
     MODEL is a name in configs/ (try `demo`), a YAML file, or a folder with a Hugging Face checkpoint.
     """
     from dalsegno.launcher import ServeOptions, serve
 
-    serve(ServeOptions(**told))
+    serve(ServeOptions(model=model, told=options.settings_in(told), ready_file=ready_file))
 
 
 @main.command()
@@ -110,15 +102,18 @@ def serve(**told: Any) -> None:
 def ask(**told: Any) -> None:
     """Ask a running server, and print the answer as it comes.
 
-    TEXT is the question; `-` is what stdin says.
+    TEXT is the question; `-` is what stdin says. A server that asks for a key gets $DALSEGNO_API_KEY.
     """
+    from dalsegno import environment
     from dalsegno.ask import Question, ask
 
     if told["text"] == "-":
         told["text"] = sys.stdin.read()
     began = False
     try:
-        for piece in ask(Question(**told), lambda text: click.echo(text, err=True)):
+        for piece in ask(
+            Question(**told, api_key=environment.read().api_key), lambda text: click.echo(text, err=True)
+        ):
             click.echo(piece, nl=False)
             began = True
     finally:
@@ -127,32 +122,33 @@ def ask(**told: Any) -> None:
 
 
 @main.command()
-@options.NATS
-@options.PREFIX
-def provision(nats: str, prefix: str) -> None:
+@options.of_log
+def provision(**told: Any) -> None:
     """Make a deployment's stream in a NATS server.
 
     One that is there already stays, with all it holds.
     """
     import asyncio
 
-    from dalsegno import address, environment
+    from dalsegno import address, configuration
     from dalsegno.launcher import provision
+    from shared.config import nats_token
 
-    url = address.nats_url(nats)
-    asyncio.run(provision(url, environment.read().nats_token, prefix))
-    click.echo(f"The stream of prefix {prefix!r} is in {url}.")
+    nats = configuration.reach(options.settings_in(told)).nats
+    if nats.url is None:
+        raise click.UsageError("which NATS server? Name it with --nats, or in DALSEGNO_NATS_URL")
+    url = address.nats_url(nats.url)
+    asyncio.run(provision(url, nats_token(nats), nats.prefix))
+    click.echo(f"The stream of prefix {nats.prefix!r} is in {url}.")
 
 
 @main.command()
-@options.HOST
-@options.PORT
-@options.of_role
-def gateway(host: str, port: int, **told: Any) -> None:
+@options.of_gateway
+def gateway(**told: Any) -> None:
     """Run one gateway: HTTP in, events out."""
     from dalsegno import roles
 
-    sys.exit(roles.gateway(_options(told), told["config"], host, port))
+    sys.exit(roles.gateway(_options(told)))
 
 
 @main.command()
@@ -161,7 +157,7 @@ def conductor(**told: Any) -> None:
     """Run one conductor; of several, one leads and the others stand by."""
     from dalsegno import roles
 
-    sys.exit(roles.conductor(_options(told), told["config"]))
+    sys.exit(roles.conductor(_options(told)))
 
 
 @main.command()
@@ -171,7 +167,7 @@ def worker(rank: int, **told: Any) -> None:
     """Run the worker of one rank."""
     from dalsegno import roles
 
-    sys.exit(roles.worker(_options(told), told["config"], rank))
+    sys.exit(roles.worker(_options(told), rank))
 
 
 @main.command()
@@ -183,12 +179,6 @@ def version() -> None:
 
 
 def _options(told: dict[str, Any]) -> "RoleOptions":
-    from dalsegno import address
     from dalsegno.roles import RoleOptions
 
-    return RoleOptions(
-        nats=address.nats_url(told["nats"]),
-        prefix=told["prefix"],
-        log_level=told["log_level"],
-        parent=told["parent"],
-    )
+    return RoleOptions(told=options.settings_in(told), **told)

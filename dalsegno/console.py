@@ -3,14 +3,16 @@
     gateway   | 2026-11-20 09:13:38.123 INFO  listening on http://127.0.0.1:8000
     dalsegno  | 2026-11-20 09:14:02.500 INFO  worker-0 was killed by SIGKILL; it starts again in 0.2 s
 
-The lines of a role go to the terminal behind its name, and as they are to `<logs>/<role>.log`. A terminal
-that is gone or a disk that is full loses lines, and stops nothing.
+The lines of a role go to the terminal behind its name, and as they are to `<logs>/<role>.log`. Where logs
+are JSON, each line is one object, also on the terminal: what is none (a traceback, a library's print) is
+put into one. A terminal that is gone or a disk that is full loses lines, and stops nothing.
 """
 
 import contextlib
+import json
 import sys
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -43,21 +45,32 @@ class LogFile:
 
 @dataclass(slots=True)
 class Console:
-    """Writes lines as they come; stderr, because stdout is for what was asked for."""
+    """Writes lines as they come; stderr, because stdout is for what was asked for.
+
+    Attributes:
+        is_json: whether a line is an object, for programs.
+    """
 
     logs: Path
     colours: bool = False
+    is_json: bool = False
     _files: dict[str, LogFile] = field(default_factory=dict)
 
     def role(self, name: str, line: bytes) -> None:
         """One line of output of a role."""
+        if self.is_json:
+            line = _as_object(name, line)
         with contextlib.suppress(OSError):
             self._file(name).write(line)
         with contextlib.suppress(OSError):
-            print(self._label(name), line.decode(errors="replace"), file=sys.stderr, flush=True)
+            label = "" if self.is_json else f"{self._label(name)} "
+            print(f"{label}{line.decode(errors='replace')}", file=sys.stderr, flush=True)
 
     def say(self, line: str) -> None:
         """One line of the launcher's own."""
+        if self.is_json:
+            self.role("dalsegno", line.encode())
+            return
         now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
         self.role("dalsegno", f"{now} INFO  {line}".encode())
 
@@ -77,3 +90,12 @@ class Console:
         label = f"{name:<{_WIDTH}} |"
         colour = _COLOURS.get(name.partition("-")[0], "0")
         return f"\x1b[{colour}m{label}\x1b[0m" if self.colours else label
+
+
+def _as_object(name: str, line: bytes) -> bytes:
+    """A line of JSON as it is; any other as the message of one."""
+    if line.startswith(b"{") and line.endswith(b"}"):
+        return line
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    said = {"time": now, "level": "info", "role": name, "message": line.decode(errors="replace")}
+    return json.dumps(said, ensure_ascii=False).encode()

@@ -21,7 +21,6 @@ from typing import Any
 
 import msgspec
 
-from dalsegno import environment
 from shared.errors import ClientError, DalSegnoError
 
 
@@ -125,8 +124,8 @@ class DataDir:
 
 
 def of(model_name: str, told: Path | None = None) -> DataDir:
-    """The data dir of a model: the one told, else the environment's, else `.dalsegno/<model>`."""
-    path = told or environment.read().data_dir or Path(".dalsegno") / model_name
+    """The data dir of a model: the one told, else `.dalsegno/<model>`."""
+    path = told or Path(".dalsegno") / model_name
     return DataDir(path.expanduser().resolve())
 
 

@@ -1,45 +1,48 @@
 """The environment, read and written in this one module.
 
-    DALSEGNO_NATS_TOKEN        the token of a NATS server; by environment, as arguments are for all to see
-    DALSEGNO_NATS_TOKEN_FILE   a file that holds it, where there is no DALSEGNO_NATS_TOKEN
-    DALSEGNO_DATA_DIR          where `serve` keeps its log, unless `--data-dir` says so
-    NO_COLOR                   no colours in the terminal, whatever its value (no-color.org)
-
-Everything else is told by options, so that a process list says what runs.
+DALSEGNO_<KEY>         a key of the configuration: DALSEGNO_GATEWAY_PORT is gateway.port
+DALSEGNO_NATS_TOKEN    the token of a NATS server; by environment, as arguments are for all to see
+DALSEGNO_API_KEY       what `dalsegno ask` shows to a server that takes no one without
+NO_COLOR               no colours in the terminal, whatever its value (no-color.org)
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from shared.errors import ClientError
+from shared.layers import KEYS, VARIABLE_PREFIX
 
-NATS_TOKEN: Final = "DALSEGNO_NATS_TOKEN"  # noqa: S105 - the variable's name, not a token
-NATS_TOKEN_FILE: Final = "DALSEGNO_NATS_TOKEN_FILE"  # noqa: S105 - again a name
-DATA_DIR: Final = "DALSEGNO_DATA_DIR"
+NATS_TOKEN: Final = KEYS["nats.token"].variable
+NATS_TOKEN_FILE: Final = KEYS["nats.token_file"].variable
+DATA_DIR: Final = KEYS["data_dir"].variable
+API_KEY: Final = "DALSEGNO_API_KEY"
 NO_COLOR: Final = "NO_COLOR"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What the environment says; None where it is silent. An empty variable is a silent one."""
+    """What the environment says. An empty variable is a silent one.
 
-    nats_token: str | None
-    data_dir: Path | None
+    Attributes:
+        settings: the variables of the configuration, each as it is; also misspelt ones (`shared.layers`).
+        api_key: a client's.
+    """
+
+    settings: Mapping[str, str]
+    api_key: str | None
     colours: bool
 
 
 def read() -> Environment:
-    """The environment as it is now.
-
-    Raises:
-        ClientError: the token's file cannot be read, or holds none.
-    """
-    data_dir = os.environ.get(DATA_DIR)
+    """The environment as it is now."""
     return Environment(
-        nats_token=os.environ.get(NATS_TOKEN) or _token_in_file(),
-        data_dir=Path(data_dir) if data_dir else None,
+        settings={
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(VARIABLE_PREFIX) and name != API_KEY
+        },
+        api_key=os.environ.get(API_KEY) or None,
         colours=not os.environ.get(NO_COLOR),
     )
 
@@ -54,16 +57,3 @@ def for_child(*, nats_token: str | None) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name not in theirs}
     token = {NATS_TOKEN: nats_token} if nats_token else {}
     return {"OMP_WAIT_POLICY": "PASSIVE"} | inherited | token | {"PYTHONUNBUFFERED": "1"}
-
-
-def _token_in_file() -> str | None:
-    path = os.environ.get(NATS_TOKEN_FILE)
-    if not path:
-        return None
-    try:
-        token = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ClientError(f"{NATS_TOKEN_FILE}: cannot read {path}: {error}") from error
-    if not token:
-        raise ClientError(f"{NATS_TOKEN_FILE}: {path} is empty; expected the token of the NATS server")
-    return token

@@ -35,7 +35,7 @@ def log(
     as_json: bool,
     nats: str | None,
     data_dir: Path | None,
-    prefix: str,
+    prefix: str | None,
 ) -> None:
     """Show recent requests, or one request's events.
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from dalsegno import address, datadir, environment, health, neighbour
+from dalsegno import address, configuration, datadir, environment, health, neighbour
 from dalsegno.address import Listen
 from dalsegno.console import Console
 from dalsegno.datadir import DataDir, Deployment, Pids
@@ -32,14 +32,13 @@ from dalsegno.private_nats import PrivateNats
 from dalsegno.signals import Echo
 from dalsegno.supervisor import Child, Command, RoleProcess, Supervisor
 from dalsegno.welcome import welcome
-from shared.config import DeploymentConfig, resolve
+from shared.config import DeploymentConfig, nats_token
 from shared.errors import ClientError, DalSegnoError
+from shared.layers import Setting
 from shared.log.server import NatsServer
 
-GATEWAY_GRACE_S: Final = 40.0
-"""Longer than the gateway itself gives its running streams after Ctrl-C."""
 GRACE_S: Final = 10.0
-"""How long any other process may take to stop."""
+"""How long a process may take to stop; a gateway, once its running streams have had their time."""
 _PROVISION_S: Final = 30.0
 """For how long the private server may be away (it is being restarted) while the streams are made."""
 _LOOK_EVERY_S: Final = 0.05
@@ -53,17 +52,12 @@ class ServeOptions:
 
     Attributes:
         model: a name in `configs/`, a YAML file, or a checkpoint folder.
-        nats: a NATS server to join; None starts a private one.
+        told: what the flags say of the configuration.
         ready_file: receives a `Deployment` as JSON once all is ready.
     """
 
     model: str
-    host: str
-    port: int
-    data_dir: Path | None
-    nats: str | None
-    prefix: str
-    log_level: str
+    told: Sequence[Setting]
     ready_file: Path | None
 
 
@@ -74,14 +68,17 @@ def serve(options: ServeOptions) -> None:
         DalSegnoError: it cannot run; nothing is left running.
     """
     began_s = time.monotonic()
-    config = resolve(options.model)
-    data = datadir.of(config.name, options.data_dir)
+    found = configuration.effective(options.model, options.told)
+    configuration.check(found)
+    config = found.config
+    data = datadir.of(config.name, Path(config.data_dir) if config.data_dir is not None else None)
     # Locked first: who starts the same thing twice is told so, and the files are left to whom they belong.
     with data.lock() as hold:
-        listen = address.free(options.host, options.port)
+        listen = address.free(config.gateway.host, config.gateway.port)
         for file in described_in(options, data):
             _forget(file)
-        console = Console(data.logs, colours=sys.stderr.isatty() and environment.read().colours)
+        colours = sys.stderr.isatty() and environment.read().colours
+        console = Console(data.logs, colours=colours, is_json=config.logs.format == "json")
 
         def ready() -> None:
             hold.is_used = True
@@ -99,19 +96,20 @@ async def _serve(
     console: Console,
     ready: Callable[[], None],
 ) -> None:
-    nats = PrivateNats(NatsServer(data.nats)) if options.nats is None else None
+    nats = PrivateNats(NatsServer(data.nats)) if config.nats.url is None else None
     try:
-        url, token = await _start(nats) if nats is not None else await _join(options)
+        url, token = await _start(nats) if nats is not None else await _join(config)
         launcher = Launcher(
             listen=listen,
             nats=nats,
             nats_url=url,
             nats_token=token,
-            prefix=options.prefix,
+            prefix=config.nats.prefix,
+            gateway_grace_s=config.gateway.drain_s + GRACE_S,
             commands=commands(options, config, listen, url, token),
             console=console,
             files=described_in(options, data),
-            prepare=lambda: provision(url, token, options.prefix, patience_s=_PROVISION_S),
+            prepare=lambda: provision(url, token, config.nats.prefix, patience_s=_PROVISION_S),
             ready=ready,
         )
         await launcher.run()
@@ -125,11 +123,10 @@ async def _start(nats: PrivateNats) -> tuple[str, str | None]:
     return nats.server.url, nats.server.token
 
 
-async def _join(options: ServeOptions) -> tuple[str, str | None]:
-    assert options.nats is not None
-    url, token = address.nats_url(options.nats), environment.read().nats_token
-    await provision(url, token, options.prefix)  # first: a server that will not do is one line
-    await _stand_alone(url, token, options.prefix)
+async def _join(config: DeploymentConfig) -> tuple[str, str | None]:
+    url, token = configuration.nats_url(config), nats_token(config.nats)
+    await provision(url, token, config.nats.prefix)  # first: a server that will not do is one line
+    await _stand_alone(url, token, config.nats.prefix)
     return url, token
 
 
@@ -153,11 +150,16 @@ def described_in(options: ServeOptions, data: DataDir) -> list[Path]:
 def commands(
     options: ServeOptions, config: DeploymentConfig, listen: Listen, nats_url: str, nats_token: str | None
 ) -> list[Command]:
-    """How each role is started, in the order of starting."""
+    """How each role is started, in the order of starting.
+
+    Roles read file and environment as we do, and are told what we were told: by argument, as no flag takes a
+    secret. What the launcher found itself (a free port, its own server) stands behind that, and wins.
+    """
     # -P: a folder named `shared` or `torch.py` where the user happens to be is not ours.
     python = (sys.executable, "-P", "-m", "dalsegno")
-    log = ("--nats", nats_url, "--prefix", options.prefix)
-    common = (*log, "--config", options.model, "--log-level", options.log_level, "--parent", str(os.getpid()))
+    told = [part for one in options.told for part in ("--set", f"{one.key}={one.text}")]
+    log = ("--nats", nats_url, "--prefix", config.nats.prefix)
+    common = ("--config", options.model, *told, *log, "--parent", str(os.getpid()))
     env = environment.for_child(nats_token=nats_token)
     own: dict[str, tuple[str, ...]] = {
         **{f"worker-{rank}": ("worker", "--rank", str(rank)) for rank in config.ranks},
@@ -184,6 +186,7 @@ class Launcher:
     """Starts, watches and stops the processes of one deployment.
 
     Attributes:
+        gateway_grace_s: how long the gateway may take to stop: longer than its running streams may go on.
         nats: the private server, already started; None where the deployment joined another.
         commands: `gateway`, `conductor` and `worker-<rank>`, in the order of starting.
         files: where the deployment is described while it is ready.
@@ -196,6 +199,7 @@ class Launcher:
     nats_url: str
     nats_token: str | None
     prefix: str
+    gateway_grace_s: float
     commands: Sequence[Command]
     console: Console
     files: Sequence[Path]
@@ -267,7 +271,7 @@ class Launcher:
             async with asyncio.TaskGroup() as group:
                 for name in names:
                     if (supervisor := self._supervisors.get(name)) is not None:
-                        grace_s = GATEWAY_GRACE_S if name == "gateway" else GRACE_S
+                        grace_s = self.gateway_grace_s if name == "gateway" else GRACE_S
                         group.create_task(supervisor.stop(grace_s))
 
     async def _wait_until_ready(self) -> None:

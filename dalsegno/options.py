@@ -1,48 +1,78 @@
-"""Options that several commands share. Nothing is imported here that would hold a command up."""
+"""Options that several commands share. Nothing is imported here that would hold a command up.
 
-from collections.abc import Callable
+What is configured has no default here: an option that is not given leaves environment and file their word
+(`dalsegno.configuration`). The defaults in the help are the configuration's, and a test compares them.
+"""
+
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from shared.layers import Setting
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def _prefix(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
+def _prefix(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     from shared.ids import is_prefix
 
-    if not is_prefix(value):
+    if value is not None and not is_prefix(value):
         raise click.BadParameter(f"{value!r}: expected 1 to 64 small letters, digits, '_' or '-'")
+    return value
+
+
+def _set(ctx: click.Context, parameter: click.Parameter, value: Sequence[str]) -> Sequence[str]:
+    """Refuse at once what cannot be: it is a mistake in the arguments."""
+    from shared.config import ConfigError
+    from shared.layers import of_flag
+
+    for text in value:
+        try:
+            of_flag(text)
+        except ConfigError as error:
+            raise click.BadParameter(error.message.removeprefix("--set: ")) from error
     return value
 
 
 PREFIX: Final = click.option(
     "--prefix",
-    default="ds",
-    show_default=True,
+    show_default="ds",
     callback=_prefix,
     help="First token of all subjects; deployments that share a NATS differ in it.",
 )
-NATS: Final = click.option(
-    "--nats",
-    required=True,
-    metavar="URL",
-    help="The NATS server, nats://host:port; its token in DALSEGNO_NATS_TOKEN.",
+SET: Final = click.option(
+    "--set",
+    "set_",
+    metavar="KEY=VALUE",
+    multiple=True,
+    callback=_set,
+    help="Any key of the configuration, e.g. gateway.max_tokens=512; may be said again.",
 )
-LOG_LEVEL: Final = click.option(
+_HOST: Final = click.option("--host", show_default="127.0.0.1", help="Where to listen.")
+_PORT: Final = click.option(
+    "--port", type=click.IntRange(0, 65535), show_default="8000", help="0: any free one."
+)
+_NATS: Final = click.option(
+    "--nats", metavar="URL", help="The NATS server, nats://host:port; its token in DALSEGNO_NATS_TOKEN."
+)
+_NATS_OF_SERVE: Final = click.option(
+    "--nats", metavar="URL", help="Join this NATS server instead of starting a private one."
+)
+_LOG_LEVEL: Final = click.option(
     "--log-level",
     type=click.Choice(("debug", "info", "warning", "error")),
-    default="info",
-    show_default=True,
+    show_default="info",
     help="What is logged.",
 )
-HOST: Final = click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-PORT: Final = click.option(
-    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one."
+_LOG_FORMAT: Final = click.option(
+    "--log-format", type=click.Choice(("human", "json")), show_default="human", help="How it is logged."
 )
 _CONFIG: Final = click.option(
     "--config",
+    "model",
     required=True,
     metavar="MODEL",
     help="The model: a name in configs/, a YAML file, or a checkpoint folder.",
@@ -53,16 +83,44 @@ _DATA_DIR: Final = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     help="The deployment's, running or at rest. [default: $DALSEGNO_DATA_DIR, else the one in ./.dalsegno]",
 )
+_DATA_DIR_OF_SERVE: Final = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the log is kept. [default: $DALSEGNO_DATA_DIR, else ./.dalsegno/MODEL]",
+)
 _READ_NATS: Final = click.option(
     "--nats", metavar="URL", help="Read from this NATS server; token in DALSEGNO_NATS_TOKEN."
 )
 
 
+def of_serve(command: _F) -> _F:
+    """What a whole deployment is configured by."""
+    logs = _LOG_LEVEL(_LOG_FORMAT(SET(command)))
+    return _HOST(_PORT(_DATA_DIR_OF_SERVE(_NATS_OF_SERVE(PREFIX(logs)))))
+
+
 def of_role(command: _F) -> _F:
-    """The options of every role."""
-    return NATS(PREFIX(_CONFIG(LOG_LEVEL(_PARENT(command)))))
+    """What every role is configured by."""
+    return _NATS(PREFIX(_CONFIG(_LOG_LEVEL(_LOG_FORMAT(SET(_PARENT(command)))))))
+
+
+def of_gateway(command: _F) -> _F:
+    """What a gateway is configured by."""
+    return _HOST(_PORT(of_role(command)))
+
+
+def of_log(command: _F) -> _F:
+    """Which NATS server it is."""
+    return _NATS(PREFIX(command))
 
 
 def of_reader(command: _F) -> _F:
     """The options of every command that reads a log (`dalsegno.source`)."""
     return _DATA_DIR(_READ_NATS(PREFIX(command)))
+
+
+def settings_in(told: dict[str, Any]) -> "tuple[Setting, ...]":
+    """Take what is configured out of a command's options."""
+    from dalsegno.configuration import FLAGS, settings_of
+
+    return settings_of(**{name: told.pop(name) for name in ("set_", *FLAGS) if name in told})

@@ -16,15 +16,16 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from dalsegno import environment, garbage, lifeline, logs
+from dalsegno import configuration, garbage, lifeline, logs
 from dalsegno.signals import Echo
 from dalsegno.supervisor import EX_CONFIG
-from shared.config import ConfigError, DeploymentConfig, resolve
+from shared.config import ConfigError, DeploymentConfig, nats_token
 from shared.errors import BugError, ClientError, DalSegnoError
+from shared.layers import Setting
 
 EX_UNAVAILABLE: Final = 1
 EX_SOFTWARE: Final = 70
@@ -43,71 +44,79 @@ class RoleOptions:
     """What every role is told.
 
     Attributes:
+        model: a name in `configs/`, a YAML file, or a checkpoint folder.
+        told: what the flags say of the configuration.
         parent: the launcher's process; None for a role that stands alone.
     """
 
-    nats: str
-    prefix: str
-    log_level: str
+    model: str
+    told: Sequence[Setting]
     parent: int | None
 
 
-def gateway(options: RoleOptions, model: str, host: str, port: int) -> int:
+def gateway(options: RoleOptions) -> int:
     """Run a gateway until told to stop; return the exit status."""
 
     def compose(config: DeploymentConfig) -> Role:
-        _reach(options)
+        _reach(options, config)
         from gateway import app
 
-        return app.run(app.GatewayOptions(**_common(options), config=config, host=host, port=port))
+        return app.run(app.GatewayOptions(**_common(config)))
 
-    return _enter("gateway", options, model, compose)
+    return _enter("gateway", options, compose)
 
 
-def conductor(options: RoleOptions, model: str) -> int:
+def conductor(options: RoleOptions) -> int:
     """Run a conductor until told to stop; return the exit status."""
 
     def compose(config: DeploymentConfig) -> Role:
-        _reach(options)
+        _reach(options, config)
         from conductor import process
 
-        return process.run(process.ConductorOptions(**_common(options), config=config))
+        return process.run(process.ConductorOptions(**_common(config)))
 
-    return _enter("conductor", options, model, compose)
+    return _enter("conductor", options, compose)
 
 
-def worker(options: RoleOptions, model: str, rank: int) -> int:
+def worker(options: RoleOptions, rank: int) -> int:
     """Run the worker of one rank until told to stop; return the exit status."""
 
     def compose(config: DeploymentConfig) -> Role:
         if rank not in config.ranks:
             raise ConfigError(f"rank {rank} is none of {config.name}'s: expected one of {config.ranks}")
-        _reach(options)
+        _reach(options, config)
         from workers import process
 
-        return process.run(process.WorkerOptions(**_common(options), config=config, rank=rank))
+        return process.run(process.WorkerOptions(**_common(config), rank=rank))
 
-    return _enter(f"worker-{rank}", options, model, compose)
+    return _enter(f"worker-{rank}", options, compose)
 
 
-def _enter(name: str, options: RoleOptions, model: str, compose: Callable[[DeploymentConfig], Role]) -> int:
+def _enter(name: str, options: RoleOptions, compose: Callable[[DeploymentConfig], Role]) -> int:
     if options.parent is not None:
         lifeline.die_with(options.parent)
-    logs.set_up(options.log_level, role=None if options.parent is not None else name)
+
+    def begin() -> Role:
+        config = configuration.effective(options.model, options.told).config
+        # The launcher puts the name before every line that is for people; a program's has it inside.
+        is_named = options.parent is None or config.logs.format == "json"
+        logs.set_up(config.logs, role=name if is_named else None)
+        return compose(config)
 
     with garbage.collected_seldom():
-        return run(lambda: compose(resolve(model)))
+        return run(begin)
 
 
-def _common(options: RoleOptions) -> dict[str, Any]:
+def _common(config: DeploymentConfig) -> dict[str, Any]:
     return {
-        "nats_url": options.nats,
-        "nats_token": environment.read().nats_token,
-        "prefix": options.prefix,
+        "config": config,
+        "nats_url": configuration.nats_url(config),
+        "nats_token": nats_token(config.nats),
+        "prefix": config.nats.prefix,
     }
 
 
-def _reach(options: RoleOptions) -> None:
+def _reach(options: RoleOptions, config: DeploymentConfig) -> None:
     """Raise what is wrong with the log's address, token or stream.
 
     Later a role waits for a log that is away; at its own start that is most often a mistake, and told at
@@ -118,11 +127,11 @@ def _reach(options: RoleOptions) -> None:
     from shared.log import jetstream
     from shared.subjects import Subjects
 
+    url, token = configuration.nats_url(config), nats_token(config.nats)
+    subjects = Subjects(config.nats.prefix)
+
     async def come_and_go() -> None:
-        token = environment.read().nats_token
-        log = await jetstream.connect(
-            options.nats, token=token, subjects=Subjects(options.prefix), name="dalsegno"
-        )
+        log = await jetstream.connect(url, token=token, subjects=subjects, name="dalsegno")
         await log.close()
 
     asyncio.run(come_and_go())

@@ -11,19 +11,24 @@ from pathlib import Path
 
 import click
 
-from dalsegno import address, environment
+from dalsegno import address, configuration
 from dalsegno.datadir import DataDir, DataDirError
+from shared import config
 from shared.log.port import Log
 from shared.subjects import Subjects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What the person told: a server, or a data dir, or neither (then the only data dir here)."""
+    """What the person told: a server, or a data dir; else the environment does, else it is the only one here.
+
+    Attributes:
+        prefix: None is the environment's, or `ds`.
+    """
 
     nats: str | None = None
     data_dir: Path | None = None
-    prefix: str = "ds"
+    prefix: str | None = None
 
     def __post_init__(self) -> None:
         if self.nats is not None and self.data_dir is not None:
@@ -40,11 +45,12 @@ async def open_log(source: Source, *, alive: bool = False) -> AsyncGenerator[tup
     """
     from shared.log import jetstream
 
-    if source.nats is not None:
-        url, token = address.nats_url(source.nats), environment.read().nats_token
-        subjects = Subjects(source.prefix)
+    told = configuration.reach(configuration.settings_of(nats=source.nats, prefix=source.prefix))
+    subjects = Subjects(told.nats.prefix)
+    if told.nats.url is not None and source.data_dir is None:
+        url, token = address.nats_url(told.nats.url), config.nats_token(told.nats)
     else:
-        data_dir = _data_dir(source.data_dir)
+        data_dir = _data_dir(source.data_dir or told.data_dir)
         running = data_dir.running()
         if running is None and alive:
             raise DataDirError(
@@ -52,8 +58,8 @@ async def open_log(source: Source, *, alive: bool = False) -> AsyncGenerator[tup
                 "leave --follow out to read what there is, or start it with `dalsegno serve`"
             )
         if running is None:
-            async with _at_rest(data_dir, Subjects(source.prefix)) as log:
-                yield log, Subjects(source.prefix)
+            async with _at_rest(data_dir, subjects) as log:
+                yield log, subjects
             return
         url, token, subjects = running.nats_url, running.nats_token, Subjects(running.prefix)
     reader = await jetstream.connect(url, token=token, subjects=subjects, name="reader")
@@ -84,9 +90,8 @@ async def _at_rest(data_dir: DataDir, subjects: Subjects) -> AsyncGenerator[Log,
 
 
 def _data_dir(told: Path | None) -> DataDir:
-    path = told or environment.read().data_dir
-    if path is not None:
-        return DataDir(path.expanduser().resolve())
+    if told is not None:
+        return DataDir(told.expanduser().resolve())
     here = Path(".dalsegno")
     found = sorted(entry for entry in here.glob("*") if (entry / "nats").is_dir()) if here.is_dir() else []
     if len(found) == 1:

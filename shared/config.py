@@ -152,11 +152,14 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         url: `nats://host:port`; without one, `serve` starts a private server.
         prefix: the first token of all subjects; deployments that share a server differ in it.
         token: the server's; by environment, not in a file that is shared.
+        token_file: a file that holds it, where there is no `token`: for secrets that are mounted. Relative
+            to the YAML file.
     """
 
     url: str | None = None
     prefix: Annotated[str, Meta(pattern=r"^[a-z0-9_-]{1,64}\Z")] = "ds"
     token: str | None = None
+    token_file: str | None = None
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,7 +254,7 @@ SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "traces": TraceSettings,
     "nats": NatsSettings,
 }
-PATHS: Final = frozenset({"checkpoint", "data_dir", "gateway.api_keys_file"})
+PATHS: Final = frozenset({"checkpoint", "data_dir", "gateway.api_keys_file", "nats.token_file"})
 """Relative to the file they are in; in the environment and on the command line, to the current folder."""
 SECRETS: Final = frozenset({"gateway.api_keys", "nats.token"})
 """Never printed, never an argument of a process."""
@@ -406,11 +409,12 @@ def check(
         gateway=msgspec.structs.replace(
             config.gateway, api_keys_file=_absolute(folder, config.gateway.api_keys_file)
         ),
+        nats=msgspec.structs.replace(config.nats, token_file=_absolute(folder, config.nats.token_file)),
     )
     if not (Path(config.checkpoint) / "config.json").is_file():
         raise ConfigError(f"{whence.of('checkpoint')}: checkpoint {config.checkpoint} has no config.json")
     for key, secret in ("gateway.api_keys", config.gateway.api_keys), ("nats.token", [config.nats.token]):
-        if any(one is not None and one.endswith(MASK) for one in secret):
+        if any(one is not None and split_key(one)[1] == MASK for one in secret):
             raise ConfigError(f"{whence.of(key)}: {key}: {MASK} stands for a secret that was not printed")
     _check_placement(config, registry.graph(config.model), whence.of("node_groups"))
     return config
@@ -532,33 +536,57 @@ def api_keys(settings: GatewaySettings) -> tuple[ApiKey, ...]:
     return _keys(told)
 
 
+def split_key(text: str) -> tuple[str, str]:
+    """The name, empty where there is none, and the secret in `name=secret`."""
+    told = _NAMED_KEY.fullmatch(text)
+    return (told[1], told[2]) if told else ("", text)
+
+
+def nats_token(settings: NatsSettings) -> str | None:
+    """The token of the NATS server, told or in its file.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds none.
+    """
+    if settings.token or settings.token_file is None:
+        return settings.token or None
+    path = Path(settings.token_file)
+    token = _text_of(path, "nats.token_file").strip()
+    if not token:
+        raise ConfigError(f"nats.token_file: {path} is empty; expected the token of the NATS server")
+    return token
+
+
 def _lines(path: Path) -> Iterable[tuple[str, str]]:
     """The file's lines that hold something, and where each is."""
-    try:
-        mode = path.stat().st_mode
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
-        raise ConfigError(f"gateway.api_keys_file: cannot read {path}: {why}") from error
-    if mode & stat.S_IROTH:
+    text = _text_of(path, "gateway.api_keys_file")
+    if path.stat().st_mode & stat.S_IROTH:
         _LOGGER.warning("%s holds keys, and everybody on this machine can read it: chmod o-r", path)
     lines = [(f"{path}, line {number}", line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     return [(where, line) for where, line in lines if line and not line.startswith("#")]
+
+
+def _text_of(path: Path, key: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise ConfigError(f"{key}: cannot read {path}: {why}") from error
 
 
 def _keys(told: Iterable[tuple[str, str]]) -> tuple[ApiKey, ...]:
     found: dict[str, ApiKey] = {}
     secrets: dict[str, str] = {}
     for place, (where, text) in enumerate(told, 1):
-        named_key = _NAMED_KEY.fullmatch(text)
-        name, secret = (named_key[1], named_key[2]) if named_key else (f"key-{place}", text)
-        if named_key is None and text.endswith("=") and len(text) < _PADDED_CHARS:
+        name, secret = split_key(text)
+        if not name and text.endswith("=") and len(text) < _PADDED_CHARS:
             raise ConfigError(f"{where}: expected a secret behind the sign of equality, found nothing")
         if not secret or not all("!" <= char <= "~" for char in secret):
             raise ConfigError(
                 f"{where}: expected `name=secret` or a secret, of printable ASCII without spaces; "
                 "found what no client could send"
             )
+        name = name or f"key-{place}"
         if name in found:
             raise ConfigError(f"{where}: the name {name!r} is given to another key already")
         if secret in secrets:

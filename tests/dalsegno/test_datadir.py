@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno import datadir, environment
+from dalsegno import datadir
 from dalsegno.datadir import DataDir, DataDirError, Deployment, Pids
 from shared.errors import CapacityError
 
@@ -19,15 +19,12 @@ DEPLOYMENT = Deployment(
 
 
 def test_the_default_is_beside_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(environment.DATA_DIR, raising=False)
     monkeypatch.chdir(tmp_path)
     assert datadir.of("demo").path == tmp_path / ".dalsegno" / "demo"
 
 
-def test_the_option_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(environment.DATA_DIR, str(tmp_path / "environment"))
-    assert datadir.of("demo").path == tmp_path / "environment"
-    assert datadir.of("demo", tmp_path / "option").path == tmp_path / "option"
+def test_one_that_is_told_is_taken(tmp_path: Path) -> None:
+    assert datadir.of("demo", tmp_path / "told").path == tmp_path / "told"
 
 
 def test_two_deployments_on_one_data_dir_are_refused_by_the_first_ones_process(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dalsegno import address, environment, launcher, signals
+from dalsegno import address, configuration, environment, launcher, signals
 from dalsegno.address import Listen
 from dalsegno.launcher import Launcher, ServeOptions
 from dalsegno.private_nats import PrivateNats
@@ -79,6 +80,7 @@ def serving(tmp_path: Path) -> Serving:
             nats_url="nats://127.0.0.1:4222",
             nats_token="sesame",
             prefix="ds",
+            gateway_grace_s=60.0,
             commands=[
                 command("worker-0", worker),
                 command("gateway", HEALTHY_GATEWAY, str(listen.port)),
@@ -203,37 +205,33 @@ async def test_a_nats_server_that_is_killed_comes_back_at_its_address(
         nats.close()
 
 
-def options(tmp_path: Path, **changed: Any) -> ServeOptions:
-    told: dict[str, Any] = {
-        "model": "demo",
-        "host": "127.0.0.1",
-        "port": 8000,
-        "data_dir": tmp_path,
-        "nats": None,
-        "prefix": "ds",
-        "log_level": "info",
-        "ready_file": None,
-    }
-    return ServeOptions(**told | changed)
-
-
-def commands(tmp_path: Path) -> dict[str, Command]:
+def commands(*flags: str) -> dict[str, Command]:
     config = DeploymentConfig(
         model="decoder_lm",
         checkpoint="/checkpoint",
         max_seq_len=64,
         node_groups=[NodeGroup(node_names=["prepare"], ranks=[0]), NodeGroup(node_names=["llm"], ranks=[1])],
     )
+    options = ServeOptions(model="demo", told=configuration.settings_of(set_=flags), ready_file=None)
     listen = Listen(host="127.0.0.1", port=8000)
-    found = launcher.commands(options(tmp_path), config, listen, "nats://127.0.0.1:4222", "sesame")
+    found = launcher.commands(options, config, listen, "nats://127.0.0.1:4222", "sesame")
     return {one.name: one for one in found}
 
 
-def test_there_is_one_worker_per_rank_and_they_start_first(tmp_path: Path) -> None:
-    assert list(commands(tmp_path)) == ["worker-0", "worker-1", "gateway", "conductor"]
+def test_there_is_one_worker_per_rank_and_they_start_first() -> None:
+    assert list(commands()) == ["worker-0", "worker-1", "gateway", "conductor"]
 
 
-def test_no_argument_holds_the_token(tmp_path: Path) -> None:
-    for one in commands(tmp_path).values():
+def test_no_argument_holds_the_token() -> None:
+    for one in commands().values():
         assert "sesame" not in " ".join(one.argv)
         assert one.env[environment.NATS_TOKEN] == "sesame"
+
+
+def test_what_the_flags_say_is_handed_on_to_every_role_and_understood_the_same() -> None:
+    flags = ("gateway.cors_origins=a, *", "model_kwargs.device=cuda:0", "kv_tokens=", "name=a = b")
+    told = configuration.settings_of(set_=flags)
+
+    for one in commands(*flags).values():
+        handed = [text for flag, text in itertools.pairwise(one.argv) if flag == "--set"]
+        assert configuration.settings_of(set_=handed) == told

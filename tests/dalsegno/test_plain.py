@@ -4,6 +4,7 @@ import pytest
 
 from dalsegno import logs
 from dalsegno.plain import plain
+from shared.config import LogSettings
 
 
 def test_what_is_printed_stays_as_it_is() -> None:
@@ -27,7 +28,7 @@ def test_a_client_cannot_write_a_line_of_its_own_into_our_log(capsys: pytest.Cap
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:
-        logs.set_up("info", "test")
+        logs.set_up(LogSettings(), "test")
         logging.getLogger("t").info(
             "refused: %s", "\x1b[2J\n2026-11-20 09:13:38.123 gateway INFO  all is well"
         )

@@ -11,8 +11,9 @@ from shared.errors import BugError, CapacityError, ClientError
 ROLE = """
 import asyncio, signal, sys
 from dalsegno import logs, roles, signals
+from shared.config import LogSettings
 signals.ECHO_S = 0.0 if "impatient" in sys.argv else 1e9
-logs.set_up("info", "test")
+logs.set_up(LogSettings(), "test")
 
 async def role():
     go_on = asyncio.Event()

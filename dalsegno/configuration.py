@@ -1,0 +1,117 @@
+"""The configuration as this process is told it: file, environment, flags, in this order; later ones win.
+
+Thin: what is read here is laid over one another in `shared.layers`.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from dalsegno import address, environment
+from shared import config, layers
+from shared.config import Base, ConfigError, DeploymentConfig, NatsSettings
+from shared.layers import Effective, Setting
+
+FLAGS: Final = {
+    "host": "gateway.host",
+    "port": "gateway.port",
+    "data_dir": "data_dir",
+    "log_level": "logs.level",
+    "log_format": "logs.format",
+    "nats": "nats.url",
+    "prefix": "nats.prefix",
+}
+"""Flags of their own for keys that are said often; `--log-level debug` is `--set logs.level=debug`."""
+
+_IN_MAP: Final = re.compile(r"model_kwargs(?:: unknown key |\.)(\w+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """Where a log is, as far as it is told without a model; `data_dir` is absolute."""
+
+    nats: NatsSettings
+    data_dir: Path | None
+
+
+def settings_of(*, set_: Sequence[str] = (), **flags: object) -> tuple[Setting, ...]:
+    """What the flags say, those of their own behind `--set`; a flag that is None says nothing.
+
+    Raises:
+        ConfigError: there is no such key, or its value is not what the key takes.
+    """
+    own = [
+        layers.setting(FLAGS[name], str(value), f"--{name.replace('_', '-')}")
+        for name, value in flags.items()
+        if value is not None
+    ]
+    return (*map(layers.of_flag, set_), *own)
+
+
+def effective(model: str, told: Sequence[Setting]) -> Effective:
+    """The configuration of `model`: a name in `configs/`, a YAML file, or a checkpoint folder.
+
+    Raises:
+        ConfigError: it cannot be served; says source, key, value, and what would be right.
+    """
+    base = config.read(model)
+    return layers.effective(base, [*_of_environment(), *told], Path.cwd())
+
+
+def reach(told: Sequence[Setting]) -> Reach:
+    """What environment and flags say of where the log is, for those who know no model.
+
+    Raises:
+        ConfigError: a variable is unknown, or has a value that cannot be.
+    """
+    nobody = Base(values={}, source="", folder=Path.cwd(), name="")
+    values, _ = layers.overlay(nobody, [*_of_environment(), *told], Path.cwd())
+    data_dir = values.get("data_dir")
+    return Reach(
+        nats=msgspec.convert(values.get("nats", {}), NatsSettings),
+        data_dir=Path(data_dir) if data_dir is not None else None,
+    )
+
+
+def check(found: Effective) -> None:
+    """Look at what is looked at by one role alone, and later: the family's settings, files, addresses.
+
+    Raises:
+        ConfigError, AddressError: a role would refuse it.
+    """
+    from workers import settings
+
+    told = found.config
+    try:
+        settings.parse(told.model_kwargs)
+    except ConfigError as error:
+        at = _IN_MAP.match(error.message)
+        source = found.sources.get(f"model_kwargs.{at[1]}" if at else "model_kwargs")
+        raise ConfigError(f"{source}: {error.message}") from error
+    config.api_keys(told.gateway)
+    config.nats_token(told.nats)
+    if told.nats.url is not None:
+        address.nats_url(told.nats.url)
+
+
+def nats_url(told: DeploymentConfig) -> str:
+    """The address of the server that a role joins.
+
+    Raises:
+        ConfigError: none is told.
+        AddressError: it is none, or carries a secret.
+    """
+    if told.nats.url is None:
+        raise ConfigError(
+            "a role joins a NATS server: name it with --nats nats://host:port, "
+            f"{layers.KEYS['nats.url'].variable}, or nats.url in the YAML file"
+        )
+    return address.nats_url(told.nats.url)
+
+
+def _of_environment() -> list[Setting]:
+    return layers.of_environment(environment.read().settings)
