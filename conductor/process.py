@@ -41,6 +41,7 @@ from shared.log import jetstream
 from shared.log.port import Log, LogState, StoredRecord, WrongLastSequenceError
 from shared.meters import ConductorMeters
 from shared.models import registry
+from shared.said import quoting
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 
 _LOGGER = logging.getLogger("conductor")
@@ -134,7 +135,7 @@ class Conductor:
         folded = self._cluster.fold(record)
         self._folded += 1
         if folded.note and is_news:
-            _LOGGER.info(folded.note)
+            _LOGGER.info(folded.note, extra=quoting(folded.quotation) if folded.quotation else None)
         if folded.divergence:
             _LOGGER.error("record %d: %s", record.seq, folded.divergence.message)
         led, self._led = self._led, self.leading

@@ -92,4 +92,4 @@ def _say(scope: Scope, exchange: _Exchange, took_s: float) -> None:
         words += f", key {facts['key']}"
     if facts["request_id"] is not None:
         words += f", request {facts['request_id']}"
-    _LOGGER.log(level, "%s", words, extra={"http": facts})
+    _LOGGER.log(level, "%s", words, extra=facts)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from gateway import errors
@@ -225,13 +225,22 @@ class Connection(HttpToolsProtocol):
             self._give_up_on_head()
 
     @property
+    def _is_answered(self) -> bool:
+        """Whether there was a request, and the last one has its answer."""
+        cycle = cast(
+            "RequestResponseCycle | None", self.cycle
+        )  # None before the first, whatever uvicorn says
+        return cycle is not None and cycle.response_complete
+
+    @property
     def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        return bool(self.cycle) and not self._is_answered
 
     def _lingering_s(self, now_s: float) -> float:
         """For how long the rest of a request has been thrown away."""
-        is_answered = self.cycle is not None and self.cycle.response_complete
-        if not self.wire.lingers and not (is_answered and self.wire.owes and self._head_since_s is None):
+        if not self.wire.lingers and not (
+            self._is_answered and self.wire.owes and self._head_since_s is None
+        ):
             self._lingers_since_s, self._thrown_bytes = None, 0
             return 0.0
         if self._lingers_since_s is None:

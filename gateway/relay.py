@@ -36,6 +36,7 @@ from shared.events import (
 )
 from shared.fence import EpochFence
 from shared.log.port import Log, StoredRecord
+from shared.said import quoting
 from shared.subjects import Address, Subjects
 from shared.transcript import Transcript
 
@@ -275,7 +276,7 @@ def decode_or_none(record: StoredRecord) -> AnyEvent | None:
     try:
         return decode(record.data)
     except MalformedEventError as error:
-        _LOGGER.warning("record %d on %s: %s", record.seq, record.subject, error)
+        _LOGGER.warning("record %d on %s is no event", record.seq, record.subject, extra=quoting(str(error)))
         return None
 
 

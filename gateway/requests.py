@@ -158,7 +158,7 @@ class Question:
         submitted = self.parts[self.id].event
         if submitted is None:
             raise UnknownRequestError(self.id)
-        if submitted.parts > 1:
+        if submitted.parts > 1 and submitted.parent in {None, self.id}:
             ids = [self.id, *(f"{self.id}-{number}" for number in range(1, submitted.parts))]
             self.parts = {one: Part(id=one) for one in ids}
             self._fence, self._seq = EpochFence(), 0

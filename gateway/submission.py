@@ -38,6 +38,7 @@ from shared.events import (
 )
 from shared.ids import RequestId, parse_request_id
 from shared.log.port import Log, LogUnavailableError, WrongLastSequenceError
+from shared.said import PROMPT, told_correlation
 from shared.subjects import Subjects
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -146,7 +147,9 @@ class Submissions:
         audience.clients += 1
         audience.publishing += 1
         claim = Claim(self, relay)
-        storing = self._tasks.create_task(self._store(relay, audience, data), name=f"submit {event.id}")
+        storing = self._tasks.create_task(
+            self._store(relay, audience, event, data), name=f"submit {event.id}"
+        )
         try:
             async with asyncio.timeout(ACCEPT_S):
                 await asyncio.wait({storing})  # which it survives, whatever ends the waiting
@@ -194,9 +197,12 @@ class Submissions:
             trace=traceparent(asked.trace),
             parent=asked.parent,
             parts=asked.parts,
+            correlation=told_correlation(),
         )
 
-    async def _store(self, relay: Relay, audience: _Audience, data: bytes) -> DalSegnoError | None:
+    async def _store(
+        self, relay: Relay, audience: _Audience, event: RequestSubmitted, data: bytes
+    ) -> DalSegnoError | None:
         """Publish; return what went wrong. Goes on when the client is gone."""
         try:
             subject = self._subjects.request(relay.request_id)
@@ -206,6 +212,9 @@ class Submissions:
         else:
             audience.is_ours = True
             relay.submitted_at(seq)
+            _LOGGER.info(
+                "request %s asks %r with %r", event.request_id, event.inputs, event.params, extra=PROMPT
+            )
             return None
         finally:
             audience.publishing -= 1

@@ -37,6 +37,7 @@ from shared.events import (
     WalkStopped,
 )
 from shared.log.port import Log
+from shared.said import MAY_QUOTE
 from shared.subjects import Subjects
 from shared.tracing import Span
 from workers.chain import Chain, Hosted
@@ -136,7 +137,7 @@ class Executor:
             failure = Failure(code=error.failure_code, message=error.message, status=error.failure_status)
             await self._fail(order, failure)
         except Exception as error:  # an order's outermost loop: it fails, the worker goes on
-            _LOGGER.exception("step %s failed", order.key)
+            _LOGGER.exception("step %s failed", order.key, extra=MAY_QUOTE)
             span.fail(BugError.code)
             failure = Failure(code=BugError.code, message=f"{type(error).__name__}: {error}")
             await self._fail(order, failure)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from shared.errors import BugError, DalSegnoError
+from shared.said import MAY_QUOTE
 from workers.answer import Answer
 from workers.echo import ScoredEcho, spell
 from workers.engine.sequence import Output, PromptOutput, SequenceSpec, TokenOutput, TokenScore
@@ -142,7 +143,7 @@ class Rows:
             try:
                 row.take(output)
             except Exception as error:  # one row's text must not hold up the others
-                _LOGGER.exception("the text of %s failed", output.key)
+                _LOGGER.exception("the text of %s failed", output.key, extra=MAY_QUOTE)
                 row.fail(error)
             self._settle(row, in_engine=output.finish is None)
 

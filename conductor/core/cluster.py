@@ -79,6 +79,7 @@ class Folded(msgspec.Struct, frozen=True):
         confirmed: the record is a decision, and the same as decided here.
         divergence: the record is a decision, and not the one decided here.
         note: something an operator may want to know; None mostly.
+        quotation: the rest of it, where that may quote a client.
     """
 
     decisions: tuple[Decision, ...] = ()
@@ -86,6 +87,7 @@ class Folded(msgspec.Struct, frozen=True):
     confirmed: bool = False
     divergence: Divergence | None = None
     note: str | None = None
+    quotation: str | None = None
 
 
 @dataclass(slots=True)
@@ -305,7 +307,7 @@ class Cluster:
     # ---- what cannot be read -----------------------------------------------------------------------
     def _malformed(self, address: Address, record: StoredRecord, error: str) -> Folded:
         if address.kind != "request" or not is_addressable(str(address.request_id)):
-            return Folded(note=f"record {record.seq} on {record.subject[:200]} is ignored: {error}")
+            return Folded(note=f"record {record.seq} on {record.subject[:200]} is ignored", quotation=error)
         failure = Failure(code="malformed_request", message=error, status=400)
         return self._refuse(str(address.request_id), record, failure)
 
@@ -318,9 +320,8 @@ class Cluster:
             submission_seq=record.seq,
         )
         self.refusals[refusal.id] = refusal
-        return Folded(
-            (refusal,), note=f"submission {record.seq} ({request_id}) is refused: {failure.message}"
-        )
+        note = f"submission {record.seq} ({request_id}) is refused, {failure.code}"
+        return Folded((refusal,), note=note, quotation=failure.message)
 
 
 _KINDS: Final[dict[str, tuple[type, ...]]] = {

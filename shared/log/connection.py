@@ -20,6 +20,7 @@ from nats.protocol import parser
 
 from shared.log.jetstream_api import ConsumerInfo, MessageReply, StreamInfo
 from shared.log.port import LogUnavailableError
+from shared.said import MAY_QUOTE
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -231,7 +232,7 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         try:
             handler(subject, reply, data, headers)
         except Exception:  # it would end nats-py's read loop without a word
-            _LOGGER.exception("a message on %r was not understood", subject)
+            _LOGGER.exception("a message on %r was not understood", subject, extra=MAY_QUOTE)
 
     async def _process_err(self, err_msg: str) -> None:
         """nats-py closes the connection for good on nearly every error line; we want it back."""
