@@ -23,6 +23,7 @@ from typing import Any, Final, TypeAlias
 from dalsegno import configuration, garbage, lifeline, logs
 from dalsegno.signals import Echo
 from dalsegno.supervisor import EX_CONFIG
+from shared import tracing
 from shared.config import ConfigError, DeploymentConfig, nats_token
 from shared.errors import BugError, ClientError, DalSegnoError
 from shared.layers import Setting
@@ -101,10 +102,14 @@ def _enter(name: str, options: RoleOptions, compose: Callable[[DeploymentConfig]
         # The launcher puts the name before every line that is for people; a program's has it inside.
         is_named = options.parent is None or config.logs.format == "json"
         logs.set_up(config.logs, role=name if is_named else None)
+        tracing.set_up(config.traces, name)
         return compose(config)
 
     with garbage.collected_seldom():
-        return run(begin)
+        try:
+            return run(begin)
+        finally:
+            tracing.shut_down()
 
 
 def _common(config: DeploymentConfig) -> dict[str, Any]:
