@@ -73,8 +73,8 @@ class FakeGateway:
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def generate(self, request: Request) -> Response:
-        script = self.scripts[len(self.asked)]
         self.asked.append(await _parsed(request))
+        script = self.scripts[len(self.asked) - 1]
         return script if isinstance(script, Response) else _Scripted(self, script)
 
     async def cancel(self, request: Request) -> Response:
