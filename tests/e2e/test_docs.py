@@ -20,7 +20,7 @@ from dalsegno.cli import main
 from gateway import errors, generate_request, openai_requests
 from gateway.openai_requests import ChatRequest, CompletionRequest
 from shared import config
-from shared.config import DeploymentConfig, NodeGroup
+from shared.config import SECTIONS, DeploymentConfig, NodeGroup
 from tests.e2e import clients
 from tests.e2e.deploy import Running
 from tests.tiny import tiny_checkpoint
@@ -32,8 +32,9 @@ CONFIGURATION: Final = (clients.ROOT / "docs" / "configuration.md").read_text(en
 README: Final = (clients.ROOT / "README.md").read_text(encoding="utf-8")
 _URL: Final = "http://127.0.0.1:8000"
 _CHANGING: Final = (
-    "created", "epoch", "incarnation", "kv_total", "kv_used", "open", "pid", "running", "seq", "silent_s",
-    "steps", "version", "waiting",
+    "avg_latency_s", "avg_throughput_tok_s", "created", "epoch", "incarnation", "inflight_per_engine",
+    "inflight_total", "kv_total", "kv_used", "open", "pid", "running", "seq", "silent_s",
+    "prefill_misses", "prefix_misses", "steps", "version", "waiting",
 )  # fmt: skip
 _OTHERS_EVERY_TIME: Final = (
     (re.compile(rf'("(?:{"|".join(_CHANGING)})":)[^,}}]+'), r"\1_"),
@@ -102,7 +103,7 @@ def test_every_program_of_the_http_page_runs(deployment: Running) -> None:
 
 def test_the_commands_of_the_configuration_page_can_be_said() -> None:
     told = list(sessions(CONFIGURATION))
-    assert len(told) == 3
+    assert len(told) == 5
 
     for command, _ in told:
         program, name, *args = shlex.split(command, comments=True)
@@ -133,6 +134,7 @@ def test_the_configuration_of_the_page_can_be_served(tmp_path: Path) -> None:
         ("## Keys", DeploymentConfig),
         ("## `node_groups`", NodeGroup),
         ("## `model_kwargs` of `decoder_lm`", EngineSettings),
+        *((f"## `{name}`", kind) for name, kind in SECTIONS.items()),
     ],
 )
 def test_every_key_is_in_its_table_with_its_default(heading: str, kind: type[msgspec.Struct]) -> None:
@@ -144,7 +146,7 @@ def test_every_key_is_in_its_table_with_its_default(heading: str, kind: type[msg
     for field in fields:
         shown = defaults[field.encode_name]
         assert (shown == "required") == field.required
-        if isinstance(field.default, int) or field.default == "auto":
+        if type(field.default) is int or field.default == "auto":
             assert shown == f"`{field.default}`"
 
 
@@ -152,7 +154,8 @@ def test_every_variable_is_in_its_table() -> None:
     _, *told = rows(CONFIGURATION, "## Environment variables")
 
     assert [key.strip("`") for key, _ in told] == [
-        environment.NATS_TOKEN, environment.NATS_TOKEN_FILE, environment.DATA_DIR, environment.NO_COLOR,
+        environment.NATS_TOKEN, environment.NATS_TOKEN_FILE, environment.DATA_DIR, environment.API_KEY,
+        environment.NO_COLOR,
     ]  # fmt: skip
 
 
