@@ -1,8 +1,8 @@
 r"""Log probabilities as OpenAI writes them, for chats and for completions.
 
 A token is listed once some of its text is told, so that the tokens of an answer, put together, are its
-text: what a stop string cut off is not listed, nor is the token that ended the answer, which has no text.
-In a prompt that is echoed every token is listed.
+text: what a stop string cut off is not listed, nor is the token that ended the answer. (A special token in
+the middle, which only comes with `ignore_eos`, is.) In a prompt that is echoed every token is listed.
 
 Tokens are bytes, and a character may be several tokens. A chat gives each token's `bytes`, and as `token`
 what of them is text; completions have one string for both, so bytes that are no text by themselves are
@@ -32,63 +32,71 @@ class Listed:
 
 @dataclass(slots=True)
 class TokenList:
-    """The tokens of one choice, listed as their text is told.
+    """The tokens of one choice, each beside its text.
+
+    Text and tokens do not come together: text is held back while it may be the beginning of a stop string or
+    the first bytes of a character, and special tokens are no part of it. So each token takes from the text
+    what it spells, and waits while there is none.
 
     Attributes:
         told: characters of the text so far, the echoed prompt's included.
-        read: characters in the tokens so far; ahead of `told` while text is held back.
     """
 
     told: int = 0
-    read: int = 0
-    _waiting: deque[Listed] = field(default_factory=deque)
-    _is_aligned: bool = False
+    _text: str = ""  # told, and not taken by a token yet
+    _ahead: str = ""  # taken by a token, and not told yet
+    _waiting: deque[tuple[TokenLogprobs, str]] = field(default_factory=deque)
+    _is_in_echo: bool = False
     _utf8: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
     )
 
     def take(self, chunk: OutputChunk) -> list[Listed]:
         """Take a chunk; the tokens that are to be listed with it."""
-        if is_echo(chunk):
-            return self._take_echo(chunk)
+        self._enter(is_echo(chunk))
+        self._tell(chunk.text)
         for token in chunk.logprobs or []:
-            self._read(token)
-        if chunk.text and not self._is_aligned:
-            self._align(chunk.text)
-        self.told += len(chunk.text)
+            self._waiting.append((token, self._utf8.decode(token.token)))
         listed = []
-        while self._waiting and self._waiting[0].offset < self.told:
-            listed.append(self._waiting.popleft())
-        return [one for one in listed if one.token.token]
+        while self._waiting and (self._text or self._is_in_echo):  # of a prompt all tokens are listed
+            listed.append(self._list())
+        return listed
 
     def end(self, finish_reason: str) -> list[Listed]:
-        """The tokens whose text was still to come when the answer ended."""
-        rest = [] if finish_reason == _STOP else [one for one in self._waiting if one.token.token]
-        self._waiting.clear()
-        return rest
+        """The tokens that are to be listed though their text did not come: not those that ended the answer."""
+        if finish_reason == _STOP:
+            self._waiting.clear()
+        return [self._list() for _ in range(len(self._waiting))]
 
-    def _read(self, token: TokenLogprobs) -> None:
-        self._waiting.append(Listed(self.read, token))
-        self.read += len(self._utf8.decode(token.token))
+    def _enter(self, is_in_echo: bool) -> None:
+        """Answer and prompt are decoded apart."""
+        if is_in_echo != self._is_in_echo:
+            self._is_in_echo = is_in_echo
+            self._text = self._ahead = ""
+            self._utf8.reset()
 
-    def _align(self, text: str) -> None:
-        """Some tokenizers drop the space that the first token of a text begins with."""
-        self._is_aligned = True
-        first = self._waiting[0].token.token if self._waiting else b""
-        if first.startswith(b" ") and not text.startswith(" "):
-            self.read -= 1
-            self._waiting = deque(Listed(max(self.told, one.offset - 1), one.token) for one in self._waiting)
+    def _tell(self, text: str) -> None:
+        self.told += len(text)
+        if text.startswith(self._ahead):
+            self._text += text[len(self._ahead) :]
+            self._ahead = ""
+        elif self._ahead.startswith(text):
+            self._ahead = self._ahead[len(text) :]
+        else:  # the token was not what it seemed
+            self._text, self._ahead = text, ""
 
-    def _take_echo(self, chunk: OutputChunk) -> list[Listed]:
-        """The prompt: all of it is told at once, also the tokens that have no text."""
-        for token in chunk.logprobs or []:
-            self._read(token)
-        begin, self.told = self.told, self.told + len(chunk.text)
-        listed = [Listed(max(begin, min(one.offset, self.told)), one.token) for one in self._waiting]
-        self._waiting.clear()
-        self._utf8.reset()
-        self.read = self.told
-        return listed
+    def _list(self) -> Listed:
+        token, spelt = self._waiting.popleft()
+        listed = Listed(self.told - len(self._text) + len(self._ahead), token)
+        for text in (spelt, spelt.removeprefix(" ")):  # some tokenizers drop the first space of a text
+            if self._text.startswith(text):
+                self._text = self._text[len(text) :]
+                break
+            if text.startswith(self._text):
+                self._ahead += text[len(self._text) :]
+                self._text = ""
+                break
+        return listed  # a special token spells what is not in the text, and takes nothing
 
 
 def is_echo(chunk: OutputChunk) -> bool:

@@ -60,7 +60,7 @@ def folded(schema: Any) -> Any:
         if key == "properties" or (key not in _SAID and not key.startswith("x-"))
     }
     if "$ref" in plain:
-        plain["$ref"] = "#/$defs/" + plain["$ref"].removeprefix(_REF)
+        plain["$ref"] = "#/$defs/" + str(plain["$ref"]).removeprefix(_REF)
     return {"anyOf": [plain, {"type": "null"}]} if is_nullable else plain
 
 
