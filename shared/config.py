@@ -28,7 +28,7 @@ from shared.ids import Rank
 from shared.misfit import Misfit, described, misfit
 from shared.models import registry
 from shared.models.base import ModelGraph
-from shared.models.checkpoint import read_json
+from shared.models.checkpoint import context_length, read_json
 
 _LOGGER: Final = logging.getLogger(__name__)
 _NAMED_KEY: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})=(?!=*$)(.+)", re.DOTALL)
@@ -118,7 +118,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """What processes say to their operator.
 
     Attributes:
-        level: what is less than this is not said.
+        level: what matters less is not said.
         format: `human`, one line each, or `json`, one object each.
         prompts: whether what clients wrote may appear in them.
         requests: whether each HTTP request is worth a line.
@@ -150,7 +150,8 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     Attributes:
         url: `nats://host:port`; without one, `serve` starts a private server.
-        prefix: the first token of all subjects; deployments that share a server differ in it.
+        prefix: the first token of all subjects, 1 to 64 small letters, digits, `_` or `-`; deployments that
+            share a server differ in it.
         token: the server's; by environment, not in a file that is shared.
         token_file: a file that holds it, where there is no `token`: for secrets that are mounted. Relative
             to the YAML file.
@@ -359,10 +360,12 @@ def _of_file(path: Path) -> Base:
 def _of_folder(folder: Path) -> Base:
     folder = folder.resolve()
     family = registry.family_of(folder)
-    length = read_json(folder / "config.json").get("max_position_embeddings")
-    if not isinstance(length, int):
+    said = read_json(folder / "config.json")
+    length = context_length(said)
+    if length is None:
         raise ConfigError(
-            f"{folder}/config.json: expected an integer max_position_embeddings, found {length!r}; "
+            f"{folder}/config.json: expected an integer max_position_embeddings, "
+            f"found {said.get('max_position_embeddings')!r}; "
             "write a YAML file with max_seq_len instead"
         )
     values: dict[str, Any] = {

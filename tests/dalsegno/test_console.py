@@ -1,5 +1,6 @@
 import errno
 import io
+import json
 import re
 import sys
 from pathlib import Path
@@ -76,3 +77,18 @@ def test_a_terminal_that_is_gone_stops_nothing(tmp_path: Path, monkeypatch: pyte
     told.show("welcome")
     told.close()
     assert (tmp_path / "gateway.log").read_text() == "listening\n"
+
+
+def test_where_logs_are_json_every_line_is_an_object(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = Console(tmp_path, is_json=True)
+    told.role("gateway", b'{"level":"info","message":"listening"}')
+    told.role("worker-0", b"Traceback (most recent call last):")
+    told.say("all is well")
+    told.close()
+    theirs, wrapped, ours = map(json.loads, capsys.readouterr().err.splitlines())
+    assert theirs == {"level": "info", "message": "listening"}
+    assert (wrapped["role"], wrapped["message"]) == ("worker-0", "Traceback (most recent call last):")
+    assert (ours["role"], ours["level"], ours["message"]) == ("dalsegno", "info", "all is well")
+    assert json.loads((tmp_path / "worker-0.log").read_text()) == wrapped
