@@ -1,6 +1,7 @@
 """A checkpoint folder in Hugging Face format: its JSON files, and what may be wrong with it. No torch."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +38,25 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} cannot be read: expected a JSON object, found {type(found).__name__}")
     return found
+
+
+def context_length(config: Mapping[str, Any]) -> int | None:
+    """How many tokens a text may have at most, by a model's `config.json`; None when it does not say.
+
+    Less than `max_position_embeddings` where long texts turn by other angles than short ones
+    (`long_factor`, as of Phi-3's 128k models): keys would have to be computed anew when a text grows
+    past the change, so only texts before it are served.
+    """
+    length = config.get("max_position_embeddings")
+    if not isinstance(length, int):
+        return None
+    ropes = [config.get("rope_scaling"), config.get("rope_parameters")]
+    ropes += [part for rope in ropes if isinstance(rope, dict) for part in rope.values()]
+    changes = [
+        rope.get("original_max_position_embeddings")
+        for rope in ropes
+        if isinstance(rope, dict) and "long_factor" in rope
+    ]
+    if changes:
+        changes.append(config.get("original_max_position_embeddings"))
+    return min([length, *(change for change in changes if isinstance(change, int))])

@@ -6,7 +6,11 @@ slots and lets each span attend to its own history there. What differs from step
 thread-local context, not through the model: some models drop keyword arguments on the way.
 
 Spans of like shape are computed together, padded; how they are grouped is worked out once per step and
-shared by all layers. Padding points at cells of the same span, so no sequence ever reads another's.
+shared by all layers that look back equally far. Padding points at cells of the same span, so no sequence
+ever reads another's.
+
+A layer with a sliding window of W lets the query at position i see the keys j with i - W < j <= i, as
+transformers' masks do; older keys stay in the pool, but are not gathered.
 """
 
 import math
@@ -23,7 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from shared.errors import BugError
-from workers.engine.step import Spans, Step
+from workers.engine.step import Int32s, Spans, Step
 
 ATTENTION: Final = "dalsegno_paged"
 """The name it is registered under."""
@@ -76,11 +80,37 @@ class Group:
     mask: torch.Tensor  # (B, 1, Q, L), added to the scores
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """How a layer makes weights of its queries and keys.
+
+    Attributes:
+        scaling: the products are multiplied by it; None is the head dimension to the power of -1/2.
+        softcap: then bent to stay below it in magnitude, by tanh (Gemma 2); None leaves them.
+    """
+
+    scaling: float | None = None
+    softcap: float | None = None
+
+
 class _Context:
-    pool: PagedPool
-    slots: torch.Tensor  # (T,) int64
-    groups: Sequence[Group]
+    """One step: where its tokens' keys go, and who is computed with whom."""
+
+    def __init__(self, pool: PagedPool, step: Step) -> None:
+        self.pool: Final = pool
+        self.slots: Final = step.slots.long()  # (T,)
+        self._spans: Final = step.spans
+        self._longest: Final = int(step.spans.kv_lengths.max())
+        self._groups: Final[dict[int | None, Sequence[Group]]] = {}
+
+    def groups(self, window: int | None) -> Sequence[Group]:
+        """The groups of layers with that window, made when the first of them is reached."""
+        if window is not None and window >= self._longest:
+            window = None
+        if window not in self._groups:
+            device, dtype = self.slots.device, self.pool.keys[0].dtype
+            self._groups[window] = group_spans(self._spans, window, device=device, dtype=dtype)
+        return self._groups[window]
 
 
 _thread: Final = local()
@@ -89,8 +119,7 @@ _thread: Final = local()
 @contextmanager
 def attending(pool: PagedPool, step: Step) -> Iterator[None]:
     """In this thread, attention reads and writes `pool` as `step` says."""
-    groups = group_spans(step.spans, device=step.slots.device, dtype=pool.keys[0].dtype)
-    _thread.context = _Context(pool, step.slots.long(), groups)
+    _thread.context = _Context(pool, step)
     try:
         yield
     finally:
@@ -104,9 +133,11 @@ def paged_attention(
     value: torch.Tensor,  # (1, K, T, D)
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What `AttentionInterface` calls; its `kwargs` were examined when the checkpoint was loaded."""
+    """What `AttentionInterface` calls; its other `kwargs` were examined when the checkpoint was loaded."""
     context: _Context | None = getattr(_thread, "context", None)
     if context is None:
         raise BugError("paged attention was called outside of an engine step")
@@ -116,11 +147,12 @@ def paged_attention(
     values.index_copy_(0, context.slots, value[0].transpose(0, 1))
 
     queries = query[0].transpose(0, 1)  # (T, H, D)
-    if len(context.groups) == 1:  # its tokens are all of them, in order
-        return _attend(queries, keys, values, context.groups[0], scaling)[None], None
+    groups, scores = context.groups(sliding_window), Scores(scaling=scaling, softcap=softcap)
+    if len(groups) == 1:  # its tokens are all of them, in order
+        return _attend(queries, keys, values, groups[0], scores)[None], None
     out = queries.new_empty(queries.shape)
-    for group in context.groups:
-        out.index_copy_(0, group.tokens, _attend(queries, keys, values, group, scaling))
+    for group in groups:
+        out.index_copy_(0, group.tokens, _attend(queries, keys, values, group, scores))
     return out[None], None
 
 
@@ -128,7 +160,7 @@ AttentionInterface.register(ATTENTION, paged_attention)
 
 
 def _attend(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: Group, scaling: float | None
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: Group, scores: Scores
 ) -> torch.Tensor:
     """The group's attention: from (T, H, D) its (N, H, D)."""
     slots, kv_heads, dim = keys.shape
@@ -140,24 +172,52 @@ def _attend(
         # One query per span: the heads that share a KV head stand where the queries would. Half the
         # time of `enable_gqa`.
         q = queries.index_select(0, group.tokens).view(group.spans, kv_heads, -1, dim)
-        out = scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scaling)
+        out = _weighted(q, k, v, group.mask, scores)
         return out.reshape(group.spans, -1, dim)
     q = (
         queries.index_select(0, group.queries).view(group.spans, -1, *queries.shape[1:]).transpose(1, 2)
     )  # (B, H, Q, D)
-    out = scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scaling, enable_gqa=True)
+    out = _weighted(q, k, v, group.mask, scores)
     return out.transpose(1, 2).flatten(0, 1).index_select(0, group.kept)
 
 
-def group_spans(spans: Spans, *, device: torch.device, dtype: torch.dtype) -> list[Group]:
-    """Which spans of a step are computed together."""
-    return [_group(spans, members, device, dtype) for members in partition(spans)]
+def _weighted(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scores: Scores
+) -> torch.Tensor:
+    """(B, H, Q, D) from queries of that shape, and keys and values of (B, K, L, D)."""
+    is_shared = q.shape[1] != k.shape[1]
+    if scores.softcap is None:
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=scores.scaling, enable_gqa=is_shared
+        )
+    # No kernel bends its scores; step by step, in the dtypes of transformers' own.
+    if is_shared:
+        k, v = (cells.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for cells in (k, v))
+    scaling = q.shape[-1] ** -0.5 if scores.scaling is None else scores.scaling
+    products = torch.matmul(q, k.transpose(2, 3)) * scaling
+    bent = torch.tanh(products / scores.softcap) * scores.softcap + mask
+    return torch.matmul(torch.softmax(bent, dim=-1, dtype=torch.float32).to(q.dtype), v)
 
 
-def partition(spans: Spans) -> list[list[int]]:
+def group_spans(
+    spans: Spans, window: int | None = None, *, device: torch.device, dtype: torch.dtype
+) -> list[Group]:
+    """Which spans of a step are computed together, in layers that look back over `window` keys, or all."""
+    return [_group(spans, members, window, device, dtype) for members in partition(spans, window)]
+
+
+def _first_keys(spans: Spans, window: int | None) -> Int32s:
+    """The first key that each span's first query sees: (B,)."""
+    if window is None:
+        return np.zeros_like(spans.kv_lengths)
+    starts = spans.kv_lengths - np.diff(spans.query_offsets)
+    return np.maximum(starts - window + 1, 0)
+
+
+def partition(spans: Spans, window: int | None = None) -> list[list[int]]:
     """The spans' indices, in groups: alike enough that a quarter of the work at most is padding."""
     counts = np.diff(spans.query_offsets).tolist()
-    lengths = spans.kv_lengths.tolist()
+    lengths = (spans.kv_lengths - _first_keys(spans, window)).tolist()
     parts: list[list[int]] = []
     queries = keys = work = 0
     for index in sorted(range(len(counts)), key=lambda i: (counts[i], lengths[i]), reverse=True):
@@ -175,16 +235,22 @@ def partition(spans: Spans) -> list[list[int]]:
     return [sorted(part) for part in parts]
 
 
-def _group(spans: Spans, members: list[int], device: torch.device, dtype: torch.dtype) -> Group:
+def _group(
+    spans: Spans, members: list[int], window: int | None, device: torch.device, dtype: torch.dtype
+) -> Group:
     starts, ends = spans.query_offsets[:-1][members], spans.query_offsets[1:][members]
     counts, lengths = ends - starts, spans.kv_lengths[members]
+    firsts = _first_keys(spans, window)[members]
     # (B, L): padding repeats a span's last cell.
-    cells = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
+    places = firsts[:, None] + np.arange((lengths - firsts).max())
+    cells = np.minimum(places, lengths[:, None] - 1)
     blocks = np.take_along_axis(spans.block_tables[members], cells // spans.block_size, axis=1)
     # (B, Q): padding repeats a span's last query.
     ordinals = np.minimum(np.arange(counts.max()), counts[:, None] - 1)
-    seen = (lengths - counts)[:, None] + ordinals
-    visible = np.arange(lengths.max()) <= seen[:, :, None]  # (B, Q, L)
+    seen = ((lengths - counts)[:, None] + ordinals)[:, :, None]
+    visible = places[:, None, :] <= seen  # (B, Q, L)
+    if window is not None:
+        visible &= places[:, None, :] > seen - window
 
     def on_device(array: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(device)

@@ -1,9 +1,10 @@
 """The proof, at load, that the paged pool gives what the stock model gives.
 
 A short text is run twice: by transformers as it is, in one go; and through the pool, cut into spans,
-over scattered blocks, with a stranger beside it in the batch. If the logits differ by more than
-rounding, the model has something the engine does not serve (a scaled head, positions of its own, a
-window), and it is refused by name instead of answering slightly wrong for ever.
+over scattered blocks, with a stranger beside it in the batch who stands at the end of the longest text.
+If the logits differ by more than rounding, the model has something the engine does not serve (positions
+of its own, angles that turn with the batch's longest text, a state beside keys and values), and it is
+refused by name instead of answering slightly wrong for ever.
 """
 
 from itertools import pairwise
@@ -66,6 +67,8 @@ def _paged_logits(node: Node, ids: list[int]) -> torch.Tensor:
     for start, end in pairwise(_CUTS):
         spans = [Span(text, start, end - start), Span(stranger, 0, len(stranger.ids))]
         step = builder.build(spans)
+        # Far away: some models choose their angles by the largest position they are shown.
+        step.positions[end - start :] += max(node.max_positions - len(stranger.ids), 0)
         with attending(pool, step):
             hidden = node.forward(node.embed(step.token_ids), step)
         logits.append(node.head(hidden, torch.arange(end - start, device=node.device)))

@@ -4,14 +4,15 @@
 own; only the one modelling file the checkpoint names is imported, no Auto classes, no hub, no remote
 code, no pickle. What cannot be served *exactly* is refused by name before a weight is read: the model
 is first built without memory (on torch's meta device) and run once, with a probe in the place of
-attention that sees what each layer would ask for.
+attention that sees what each layer would ask for, and with a probe in the place of the mask that sees
+which keys transformers itself would let it look at.
 
 This knows no pool and no requests: the engine says which attention function the layers go through.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -20,11 +21,18 @@ from typing import Any, Final, Protocol
 
 import torch
 from safetensors import safe_open
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.modeling_outputs import MoeModelOutputWithPast
+from transformers.models.auto.configuration_auto import model_type_to_module_name
 from transformers.utils import logging as transformers_logging
 
 from shared.models.base import KVLayout
-from shared.models.checkpoint import CheckpointError, UnsupportedArchitectureError, read_json
+from shared.models.checkpoint import (
+    CheckpointError,
+    UnsupportedArchitectureError,
+    context_length,
+    read_json,
+)
 from shared.models.weights import Shard, read_shards, weights_digest
 
 NODE: Final = "llm"
@@ -34,10 +42,13 @@ CPU_FLOAT32_BYTES: Final = 8 * 2**30
 """On a CPU, `auto` means float32 as long as the weights fit in this; CPUs compute it fastest."""
 
 _PROBE: Final = "dalsegno_probe"
+_NO_LIMIT: Final = 2**20
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SAFETENSORS_DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _HARMLESS: Final = frozenset({"position_ids", "use_cache", "output_attentions", "output_hidden_states"})
 """Keyword arguments of attention that change nothing for packed causal attention over a pool."""
+_OBEYED: Final = frozenset({"scaling", "sliding_window", "softcap"})
+"""Those the engine's attention does as it is told."""
 
 Progress = Callable[[int, int, str], None]
 """Called while weights load with bytes read, bytes in all, and the tensor's name; from several threads."""
@@ -72,6 +83,7 @@ class DecoderLM:
         self.weights_digest: Final = weights_digest
         self.architecture: Final = type(model).__name__
         self._model = model
+        self._head = _head_of(model)
         self._stock_attention: str = model.config._attn_implementation  # noqa: SLF001 - no public reader
         # A mask of four dimensions is taken as it is: without one, transformers looks for packed
         # sequences in the positions, which costs a host synchronisation per forward.
@@ -110,7 +122,8 @@ class DecoderLM:
         return hidden
 
     def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self._model.get_output_embeddings()(hidden.index_select(0, indices))
+        # By the model's own `forward`: behind the matrix some models scale or cap their logits.
+        logits: torch.Tensor = self._head(inputs_embeds=hidden.index_select(0, indices)[None]).logits[0]
         return logits.float()
 
     @torch.inference_mode()
@@ -153,13 +166,14 @@ def load(
     model_class = _model_class(raw, checkpoint)
     config = _config(model_class, raw, checkpoint)
     shards = read_shards(checkpoint)
-    layout = _probe(model_class, config)
+    max_positions = _max_positions(config, raw)
+    layout = _probe(model_class, config, max_positions)
     chosen = _choose_dtype(dtype, on, shards)
     model = _load_weights(model_class, config, shards, on, chosen, progress)
     return DecoderLM(
         model,
         layout=layout,
-        max_positions=int(config.max_position_embeddings),
+        max_positions=max_positions,
         weights_digest=weights_digest(shards),
     )
 
@@ -178,6 +192,10 @@ _NOT_THE_MODELS: Final = frozenset(
         "auto_map",
         "torch_dtype",
         "dtype",
+        # What else to give back; nobody here reads it.
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
     }
 )
 
@@ -191,7 +209,7 @@ def _model_class(raw: Mapping[str, Any], checkpoint: Path) -> Any:
             f"{checkpoint / 'config.json'}: expected architectures and model_type, "
             f"found {names!r} and {model_type!r}"
         )
-    module_name = model_type.replace("-", "_")
+    module_name = model_type_to_module_name(model_type)  # gemma3_text is in gemma3
     is_plain = re.fullmatch(r"[a-z0-9_]+", module_name) and re.fullmatch(r"\w+ForCausalLM", name)
     refused = UnsupportedArchitectureError(
         f"{name} (model_type {model_type!r}) is not served: expected a decoder-only language model that "
@@ -211,11 +229,26 @@ def _model_class(raw: Mapping[str, Any], checkpoint: Path) -> Any:
 
 def _config(model_class: Any, raw: Mapping[str, Any], checkpoint: Path) -> Any:
     try:
-        return model_class.config_class.from_dict({k: v for k, v in raw.items() if k not in _NOT_THE_MODELS})
+        config = model_class.config_class.from_dict(
+            {k: v for k, v in raw.items() if k not in _NOT_THE_MODELS}
+        )
     except Exception as error:
         raise CheckpointError(
             f"{checkpoint / 'config.json'} makes no {model_class.__name__}: {type(error).__name__}: {error}"
         ) from error
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for rope in (ropes, *ropes.values()):
+        # Dynamic angles are the plain ones up to `max_position_embeddings`, and no text is longer here;
+        # to see that for itself, transformers would wait for the device in every forward.
+        if isinstance(rope, dict) and rope.get("rope_type") == "dynamic":
+            rope["rope_type"] = "default"
+    return config
+
+
+def _max_positions(config: Any, raw: Mapping[str, Any]) -> int:
+    """The longest text that is served; a model without a limit has states and no positions."""
+    default = getattr(config, "max_position_embeddings", None)
+    return context_length({"max_position_embeddings": default, **raw}) or _NO_LIMIT
 
 
 def _choose_dtype(name: str, device: torch.device, shards: list[Shard]) -> torch.dtype:
@@ -237,64 +270,130 @@ def _choose_dtype(name: str, device: torch.device, shards: list[Shard]) -> torch
 
 # ---- what the model would ask of its attention -----------------------------------------------------
 
+_ANY_RULE: Final = "a rule that is neither causal nor a sliding window"
 
-def _probe(model_class: Any, config: Any) -> KVLayout:
-    """The layout of the model's keys and values.
 
-    Raises:
-        UnsupportedArchitectureError: a layer is not plain causal attention that goes through us.
+class _Probe:
+    """What stands in the place of attention and mask while a model is run without memory.
+
+    Attributes:
+        shapes: of each layer, KV heads and their dimension.
+        complaints: why the model is not served, if it is not.
     """
-    name = model_class.__name__
-    shapes: dict[int, tuple[int, int]] = {}
-    complaints: list[str] = []
 
-    def seen(
-        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: object, **kwargs: Any
+    def __init__(self, max_positions: int) -> None:
+        self.shapes: Final[dict[int, tuple[int, int]]] = {}
+        self.complaints: Final[list[str]] = []
+        self._max_positions: Final = max_positions
+        self._windows: Final[dict[int, int | str | None]] = {}  # what each layer says of itself
+        self._masks: Final[list[tuple[torch.Tensor, int | str | None]]] = []
+
+    def attention(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: object = None,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         layer = module.layer_idx
-        if layer in shapes:
-            complaints.append(f"layer {layer} attends twice")
-        shapes[layer] = (key.shape[1], key.shape[3])
+        complain = self.complaints.append
+        if layer in self.shapes:
+            complain(f"layer {layer} attends twice")
+        self.shapes[layer] = (key.shape[1], key.shape[3])
         if value.shape != key.shape:
-            complaints.append(
-                f"layer {layer}: keys {tuple(key.shape)} and values {tuple(value.shape)} differ"
-            )
+            complain(f"layer {layer}: keys {tuple(key.shape)} and values {tuple(value.shape)} differ")
         if not getattr(module, "is_causal", True):
-            complaints.append(f"layer {layer} is not causal")
+            complain(f"layer {layer} is not causal")
         if getattr(module, "sinks", None) is not None:
-            complaints.append(f"layer {layer} has attention sinks")
+            complain(f"layer {layer} has attention sinks")
         given = {k for k, v in kwargs.items() if v is not None and k not in _HARMLESS}
         if not kwargs.get("dropout"):
             given.discard("dropout")
-        complaints.extend(f"layer {layer} needs {what}" for what in sorted(given - {"scaling"}))
-        heads = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
-        return query.new_empty(heads), None
+        for what in sorted(given - _OBEYED):
+            complain(f"layer {layer} needs {what}")
+        window = kwargs.get("sliding_window")
+        self._windows[layer] = None if window is None or window >= self._max_positions else window
+        return self._result(query, value)
 
-    AttentionInterface.register(_PROBE, seen)
+    def compare_layers(self, layers: int) -> None:
+        """Complain of layers that were not seen, or are not alike; once whatever else is wrong is known."""
+        if not self.complaints and sorted(self.shapes) != list(range(layers)):
+            missing = sorted(set(range(layers)) - set(self.shapes))
+            self.complaints.append(f"layers {missing} do not go through the attention interface")
+        if not self.complaints and len(set(self.shapes.values())) > 1:
+            self.complaints.append(f"layers differ in their keys' shape: {sorted(set(self.shapes.values()))}")
+
+    def masked_attention(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: object = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Attention of the second run: compare what the layer says with what its mask would do.
+
+        The pool reads the keyword; a model that leaves its window, or its chunks, to the mask alone would
+        be right on a short text and wrong on a long one.
+        """
+        layer, rule = module.layer_idx, _ANY_RULE
+        known = [window for mask, window in self._masks if mask is attention_mask]
+        found = known[0] if known else (None if attention_mask is None else rule)
+        if found != self._windows.get(layer):
+            self.complaints.append(
+                f"layer {layer} is masked by {_described(found)} in transformers, "
+                f"but asks its attention for {_described(self._windows.get(layer))}"
+            )
+        return self._result(query, value)
+
+    def mask(self, *, mask_function: Callable[..., Any], **_: Any) -> torch.Tensor:
+        """What `AttentionMaskInterface` calls: remember the rule by the mask that stands for it."""
+        placeholder = torch.zeros(1, 1, 1, 1)
+        self._masks.append((placeholder, _window_of(mask_function, self._max_positions)))
+        return placeholder
+
+    @staticmethod
+    def _result(query: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return query.new_empty((query.shape[0], query.shape[2], query.shape[1], value.shape[3])), None
+
+
+def _probe(model_class: Any, config: Any, max_positions: int) -> KVLayout:
+    """The layout of the model's keys and values.
+
+    Raises:
+        UnsupportedArchitectureError: a layer is not causal attention, whole or windowed, that goes
+            through us.
+    """
+    name = model_class.__name__
+    probe = _Probe(max_positions)
+    complaints, shapes = probe.complaints, probe.shapes
     try:
-        _run_on_meta(model_class, config)
+        _run_on_meta(model_class, config, probe)
     except Exception as error:  # noqa: BLE001 - whatever a foreign model stumbles over, it is refused
         complaints.append(f"it cannot be run over a packed batch ({type(error).__name__}: {error})")
-    layers = int(config.num_hidden_layers)
-    if not complaints and sorted(shapes) != list(range(layers)):
-        missing = sorted(set(range(layers)) - set(shapes))
-        complaints.append(f"layers {missing} do not go through the attention interface")
-    if not complaints and len(set(shapes.values())) > 1:
-        complaints.append(f"layers differ in their keys' shape: {sorted(set(shapes.values()))}")
     if complaints:
         raise UnsupportedArchitectureError(
             f"{name} is not served: {complaints[0]}"
             + (f" (and {len(complaints) - 1} more)" if len(complaints) > 1 else "")
-            + "; expected full causal attention in every layer, through transformers' attention interface"
+            + "; expected causal attention in every layer, whole or over a sliding window, through "
+            "transformers' attention interface"
         )
     kv_heads, head_dim = shapes[0]
-    return KVLayout(layers=layers, kv_heads=kv_heads, head_dim=head_dim)
+    return KVLayout(layers=len(shapes), kv_heads=kv_heads, head_dim=head_dim)
 
 
-def _run_on_meta(model_class: Any, config: Any) -> None:
-    """One forward of two packed tokens, without weights: shapes only."""
+def _run_on_meta(model_class: Any, config: Any, probe: _Probe) -> None:
+    """Forwards of two packed tokens, without weights: shapes only.
+
+    The first is run as the engine will run the model, the second with transformers making its own masks.
+    """
     previous = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)  # grouped expert kernels accept nothing else
+    AttentionInterface.register(_PROBE, probe.attention)
+    AttentionMaskInterface.register(_PROBE, probe.mask)
     try:
         with torch.device("meta"), torch.inference_mode():
             # A copy, for the model writes its attention into it.
@@ -303,8 +402,57 @@ def _run_on_meta(model_class: Any, config: Any) -> None:
             ids = torch.zeros(1, 2, dtype=torch.int32)
             no_mask = torch.zeros(1, 1, 1, 1)
             model.base_model(input_ids=ids, position_ids=ids, attention_mask=no_mask, use_cache=False)
+            probe.compare_layers(int(config.num_hidden_layers))
+            if probe.complaints:
+                return
+            AttentionInterface.register(_PROBE, probe.masked_attention)
+            all_seen = torch.ones(1, 2, dtype=torch.int64)
+            model.base_model(input_ids=ids, position_ids=ids, attention_mask=all_seen, use_cache=False)
     finally:
         torch.set_default_dtype(previous)
+
+
+def _window_of(mask_function: Callable[..., Any], positions: int) -> int | str | None:
+    """The sliding window of a mask by transformers, over texts of so many tokens; None is causal."""
+    keys = torch.arange(positions, device="cpu")
+
+    def seen_by(query: int) -> torch.Tensor:
+        at = torch.tensor(query, device="cpu")
+        found: torch.Tensor = mask_function(torch.tensor(0, device="cpu"), at, at, keys)
+        return found.cpu()
+
+    try:
+        window = int(seen_by(positions - 1).sum())
+        for query in (0, positions // 2, positions - 1):
+            expected = (keys <= query) & (keys > query - window)
+            if not torch.equal(seen_by(query), expected):
+                return _ANY_RULE
+    except (RuntimeError, NotImplementedError):  # it reads tensors that are not there
+        return _ANY_RULE
+    return None if window >= positions else window
+
+
+def _described(window: int | str | None) -> str:
+    if isinstance(window, str):
+        return window
+    return "all that came before" if window is None else f"a window of {window}"
+
+
+# ---- the head --------------------------------------------------------------------------------------
+
+
+class _Given(torch.nn.Module):
+    """In the place of a model's body: gives back what it is given."""
+
+    def forward(self, *, inputs_embeds: torch.Tensor, **_: Any) -> MoeModelOutputWithPast:
+        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+
+
+def _head_of(model: Any) -> Any:
+    """The same model, weights shared, whose body is done already: hidden states in, logits out."""
+    head = copy(model)
+    head.__dict__["_modules"] = {**model._modules, model.base_model_prefix: _Given()}  # noqa: SLF001 - torch's own
+    return head
 
 
 # ---- weights ---------------------------------------------------------------------------------------

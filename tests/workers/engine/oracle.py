@@ -2,28 +2,25 @@
 
 from collections.abc import Iterable
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoModelForCausalLM
 
 from tests.tiny import Family, tiny_checkpoint
 from workers.engine.kv_engine import KVEngine
 from workers.engine.sequence import Output, PromptOutput, SequenceSpec, TokenOutput, TokenScore
 
-_CLASSES = {
-    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
-    "llama": ("llama", "LlamaForCausalLM"),
-    "llama3_rope": ("llama", "LlamaForCausalLM"),
-}
-
 
 @cache
 def _stock_model(family: Family) -> Any:
-    module, name = _CLASSES[family]
-    model_class = getattr(import_module(f"transformers.models.{module}.modeling_{module}"), name)
-    return model_class.from_pretrained(tiny_checkpoint(family), dtype=torch.float32).eval()
+    """Found and loaded by transformers itself, from the folder."""
+    return AutoModelForCausalLM.from_pretrained(tiny_checkpoint(family), dtype=torch.float32).eval()
+
+
+class TieError(Exception):
+    """Two tokens are equally likely, as far as rounding goes."""
 
 
 def generate(family: Family, prompt: list[int], max_tokens: int) -> list[int]:
@@ -40,8 +37,21 @@ def generate(family: Family, prompt: list[int], max_tokens: int) -> list[int]:
     )
     for step in result.logits:
         best, second = step[0].topk(2).values.tolist()
-        assert best - second > 1e-4, "the prompt leads to a tie: choose another"
+        if best - second <= 1e-4:
+            raise TieError("the prompt leads to a tie: choose another")
     return [int(token) for token in result.sequences[0, len(prompt) :]]
+
+
+@cache
+def clear_text(family: Family, length: int, max_tokens: int) -> tuple[list[int], list[int]]:
+    """A random prompt of that length whose answer holds no tie, and the answer."""
+    for seed in range(10):
+        [text] = prompts(1, seed=seed, shortest=length, longest=length)
+        try:
+            return text, generate(family, text, max_tokens)
+        except TieError:
+            continue
+    raise TieError(f"ten prompts of {length} tokens led {family} to ties")
 
 
 def log_softmax(family: Family, ids: list[int]) -> torch.Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shared.errors import BugError
-from workers.engine.attention import PagedPool, group_spans, paged_attention, partition
+from workers.engine.attention import PagedPool, attending, group_spans, paged_attention, partition
 from workers.engine.step import Spans
 
 
@@ -61,6 +61,60 @@ def test_every_token_is_in_one_group_and_padding_stays_inside_its_span() -> None
             queries, keys = shapes[span]
             visible = (group.mask[row, 0, :queries] == 0).sum(-1).tolist()
             assert visible == [keys - queries + index + 1 for index in range(queries)]
+
+
+@pytest.mark.parametrize("window", [1, 5, 24, 1000])
+def test_a_query_sees_as_many_keys_as_its_window_is_wide_and_no_others_are_gathered(window: int) -> None:
+    random = np.random.default_rng(0)
+    shapes = [(int(n), int(n + random.integers(0, 90))) for n in random.choice([1, 1, 7, 40], 30)]
+    step = spans(shapes)
+    members = partition(step, window)
+    groups = group_spans(step, window, device=torch.device("cpu"), dtype=torch.float32)
+
+    assert sorted(span for part in members for span in part) == list(range(30))
+    for group, part in zip(groups, members, strict=True):
+        slots = group.slots.view(group.spans, -1)
+        for row, span in enumerate(part):
+            queries, keys = shapes[span]
+            places = {
+                int(step.block_tables[span, place // 4]) * 4 + place % 4: place for place in range(keys)
+            }
+            for query in range(queries):
+                at = keys - queries + query
+                seen = [places[int(slot)] for slot in slots[row][group.mask[row, 0, query] == 0]]
+                assert seen == list(range(max(0, at - window + 1), at + 1))
+        longest = max(min(shapes[span][1], shapes[span][0] + window - 1) for span in part)
+        assert slots.shape[1] == longest
+
+
+@pytest.mark.parametrize(("heads", "queries"), [(4, 1), (4, 9), (2, 9)])
+def test_scores_are_bent_below_their_cap(heads: int, queries: int) -> None:
+    """Against the definition, written out: scaled, bent by tanh, masked, weighed."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, n, 9, 8, generator=generator) * 3 for n in (heads, 2, 2))
+    pool = PagedPool(layers=1, kv_heads=2, head_dim=8, slots=12, device=torch.device("cpu"), dtype=k.dtype)
+    module = torch.nn.Identity()
+    module.layer_idx = 0  # type: ignore[assignment] # as attention modules have it
+    pool.keys[0][:9], pool.values[0][:9] = k[0].transpose(0, 1), v[0].transpose(0, 1)
+
+    class Packed:
+        slots = torch.arange(9 - queries, 9)
+        spans = Spans(
+            query_offsets=np.array([0, queries], np.int32),
+            kv_lengths=np.array([9], np.int32),
+            block_tables=np.array([[0, 1, 2]], np.int32),
+            block_size=4,
+        )
+
+    with attending(pool, Packed):  # type: ignore[arg-type] # all it reads of a step
+        late_q, late_k, late_v = (tensor[:, :, 9 - queries :] for tensor in (q, k, v))
+        found, _ = paged_attention(module, late_q, late_k, late_v, None, scaling=0.7, softcap=2.0)
+
+    keys, values = (cells.repeat_interleave(heads // 2, 1) for cells in (k, v))
+    scores = 2 * torch.tanh(q @ keys.transpose(2, 3) * 0.7 / 2)
+    scores = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), float("-inf"))
+    expected = (scores.softmax(-1) @ values)[:, :, 9 - queries :].transpose(1, 2)
+    assert torch.allclose(found, expected, atol=1e-5)
 
 
 def test_attention_outside_of_a_step_is_a_bug() -> None:

@@ -21,7 +21,7 @@ def test_the_served_families_pass(family: Family, dtype: str) -> None:
 
 
 class ScaledHead(DecoderLM):
-    """As Granite and Cohere do it: behind the head, where the engine does not look."""
+    """A head that is not the model's own: half of what Granite and Cohere do behind theirs."""
 
     def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         return super().head(hidden, indices) / 4

@@ -13,7 +13,8 @@ from shared.models.base import KVLayout
 from shared.models.checkpoint import CheckpointError, UnsupportedArchitectureError
 from shared.models.decoder_lm import nodes
 from shared.models.decoder_lm.nodes import DecoderLM, load
-from tests.tiny import FAMILIES, Family, tiny_checkpoint, write_checkpoint
+from tests.shared.models.decoder_lm.refused import REFUSED
+from tests.tiny import FAMILIES, MODELS, Family, tiny_checkpoint, write_checkpoint
 
 
 def edited(folder: Path, **changes: Any) -> Path:
@@ -21,7 +22,7 @@ def edited(folder: Path, **changes: Any) -> Path:
     path = write_checkpoint(folder) / "config.json"
     config = json.loads(path.read_text()) | changes
     if config["model_type"] not in ("qwen3", "llama"):
-        config = {"num_hidden_layers": 2} | changes  # for the rest, what that family's own config defaults to
+        config = {"num_hidden_layers": 4} | changes  # for the rest, what that family's own config defaults to
     path.write_text(json.dumps(config))
     return folder
 
@@ -31,10 +32,11 @@ def edited(folder: Path, **changes: Any) -> Path:
 def test_a_checkpoint_in_hub_format_becomes_a_node(family: Family, dtype: Any, shards: int) -> None:
     node = load(tiny_checkpoint(family, dtype=dtype, shards=shards))
 
-    assert node.layout == KVLayout(layers=2, kv_heads=2, head_dim=16)
-    assert (node.vocab_size, node.max_positions) == (512, 512)
+    model = MODELS[family]
+    assert node.layout == KVLayout(layers=len(model.windows), kv_heads=2, head_dim=16)
+    assert (node.vocab_size, node.max_positions) == (512, model.max_positions)
     assert node.dtype is torch.float32
-    assert node.architecture == ("Qwen3ForCausalLM" if family == "qwen3" else "LlamaForCausalLM")
+    assert node.architecture == model.architecture
 
 
 def test_rope_scaling_is_read_from_the_checkpoint() -> None:
@@ -98,39 +100,7 @@ def test_progress_counts_every_byte_of_every_tensor() -> None:
     assert len({name for _, _, name in seen}) == len(seen) == 25
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (
-            {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"},
-            "Qwen3NextForCausalLM is not served",
-        ),
-        ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "MambaForCausalLM is not served"),
-        (
-            {"architectures": ["FalconForCausalLM"], "model_type": "falcon"},
-            r"layers \[0, 1\] do not go through",
-        ),
-        ({"architectures": ["BloomForCausalLM"], "model_type": "bloom"}, "BloomForCausalLM is not served"),
-        ({"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}, "layer 0 needs (sliding|softcap)"),
-        (
-            {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 32},
-            "layer 0 needs sliding_window",
-        ),
-        (
-            {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1},
-            "layer 1 needs sliding_window",
-        ),
-        (
-            {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"},
-            "GptOssForCausalLM is not served",
-        ),
-        ({"architectures": ["MyOwnForCausalLM"], "model_type": "my_own"}, "remote code is never run"),
-        ({"architectures": ["OtherForCausalLM"]}, r"OtherForCausalLM \(model_type 'qwen3'\) is not served"),
-        ({"architectures": ["Qwen3Model"]}, "Qwen3Model .* is not served"),
-        ({"architectures": ["Qwen3ForCausalLM"], "model_type": "../../evil"}, "is not served"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised checkpoints"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "reason"), [(refused.config, refused.reason) for refused in REFUSED])
 def test_what_cannot_be_served_is_refused_by_name(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:

@@ -1,0 +1,53 @@
+"""What is not served, and what is said of it: one list for the tests and for docs/models.md."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A `config.json` and the reason, as a regular expression.
+
+    Attributes:
+        architecture: as docs/models.md names it; None where no architecture is at fault.
+    """
+
+    architecture: str | None
+    config: dict[str, Any]
+    reason: str
+
+
+def _named(name: str, model_type: str, reason: str, **config: Any) -> Refused:
+    changes = {"architectures": [name], "model_type": model_type, **config}
+    return Refused(name, changes, rf"{name} is not served: .*{reason}")
+
+
+REFUSED: Final = (
+    _named("GptOssForCausalLM", "gpt_oss", "layer 0 has attention sinks"),
+    _named("DeepseekV2ForCausalLM", "deepseek_v2", r"keys \(.*\) and values \(.*\) differ"),
+    _named("DeepseekV3ForCausalLM", "deepseek_v3", r"keys \(.*\) and values \(.*\) differ"),
+    _named("MiniCPM3ForCausalLM", "minicpm3", r"keys \(.*\) and values \(.*\) differ"),
+    _named("Llama4ForCausalLM", "llama4_text", "layer 0 is masked by a rule that is neither causal nor a sl"),
+    _named("Qwen3NextForCausalLM", "qwen3_next", r"layers \[0, 1, 2\] do not go through"),
+    _named("MambaForCausalLM", "mamba", "it cannot be run over a packed batch"),
+    _named("Lfm2ForCausalLM", "lfm2", "it cannot be run over a packed batch"),
+    _named("BloomForCausalLM", "bloom", "it cannot be run over a packed batch"),
+    _named("FalconForCausalLM", "falcon", r"layers \[0, 1, 2, 3\] do not go through"),
+    _named("GPTJForCausalLM", "gptj", "do not go through the attention interface"),
+    _named("DiffLlamaForCausalLM", "diffllama", "layer 0 attends twice"),
+    _named("InklingForCausalLM", "inkling", "layer 0 needs position_bias"),
+    _named("Gemma3ForCausalLM", "gemma3_text", "layer 0 is not causal", use_bidirectional_attention=True),
+    Refused(
+        None,
+        {"architectures": ["MyOwnForCausalLM"], "model_type": "my_own"},
+        r"MyOwnForCausalLM \(model_type 'my_own'\) is not served: .*remote code is never run",
+    ),
+    Refused(
+        None,
+        {"architectures": ["OtherForCausalLM"]},
+        r"OtherForCausalLM \(model_type 'qwen3'\) is not served",
+    ),
+    Refused(None, {"architectures": ["Qwen3Model"]}, "Qwen3Model .* is not served"),
+    Refused(None, {"architectures": ["Qwen3ForCausalLM"], "model_type": "../../evil"}, "is not served"),
+    Refused(None, {"quantization_config": {"quant_method": "gptq"}}, "quantised checkpoints"),
+)

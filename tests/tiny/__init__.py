@@ -1,0 +1,115 @@
+"""Tiny checkpoints in the layout the hub has: what tests serve in the place of an 8B model.
+
+Random weights, large enough that greedy output varies; a tokenizer of the family's kind with a chat
+template beside them. Written by hand, key by key as published checkpoints have them (`rope_theta`,
+`torch_dtype`, `weight_map`, one matrix per expert), not by the library that will read them; neither
+torch nor transformers is imported here.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Literal
+
+from tests.tiny import cohere, gemma, granite, llama, mistral, olmo, phi, qwen, smollm
+from tests.tiny.files import write_json, write_weights
+from tests.tiny.model import MAX_POSITIONS, WINDOW, Draw, Model
+from tests.tiny.vocabulary import VOCAB_SIZE, write_tokenizer
+
+__all__ = [
+    "FAMILIES",
+    "MAX_POSITIONS",
+    "MODELS",
+    "VOCAB_SIZE",
+    "WINDOW",
+    "Family",
+    "tiny_checkpoint",
+    "write_checkpoint",
+]
+
+Family = Literal[
+    "cohere2",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "granite",
+    "llama",
+    "llama3_rope",
+    "llama_dynamic",
+    "mistral",
+    "mixtral",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "phi3_longrope",
+    "qwen2",
+    "qwen2_window",
+    "qwen2_yarn",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+]
+
+MODELS: Final[Mapping[Family, Model]] = {
+    "cohere2": cohere.COHERE2,
+    "gemma": gemma.GEMMA,
+    "gemma2": gemma.GEMMA2,
+    "gemma3": gemma.GEMMA3,
+    "granite": granite.GRANITE,
+    "llama": llama.LLAMA,
+    "llama3_rope": llama.LLAMA3_ROPE,
+    "llama_dynamic": llama.LLAMA_DYNAMIC,
+    "mistral": mistral.MISTRAL,
+    "mixtral": mistral.MIXTRAL,
+    "olmo2": olmo.OLMO2,
+    "olmo3": olmo.OLMO3,
+    "phi3": phi.PHI3,
+    "phi3_longrope": phi.PHI3_LONGROPE,
+    "qwen2": qwen.QWEN2,
+    "qwen2_window": qwen.QWEN2_WINDOW,
+    "qwen2_yarn": qwen.QWEN2_YARN,
+    "qwen3": qwen.QWEN3,
+    "qwen3_moe": qwen.QWEN3_MOE,
+    "smollm3": smollm.SMOLLM3,
+}
+FAMILIES: Final[tuple[Family, ...]] = tuple(MODELS)
+
+_folders: Final[list[TemporaryDirectory[str]]] = []  # they live as long as the session
+
+
+@cache
+def tiny_checkpoint(
+    family: Family = "qwen3", *, seed: int = 0, dtype: Literal["F32", "BF16"] = "F32", shards: int = 1
+) -> Path:
+    """A checkpoint folder; built once per session, never to be written to."""
+    folder = TemporaryDirectory(prefix=f"dalsegno-{family}-")
+    _folders.append(folder)
+    return write_checkpoint(Path(folder.name), family, seed=seed, dtype=dtype, shards=shards)
+
+
+def write_checkpoint(
+    folder: Path,
+    family: Family = "qwen3",
+    *,
+    seed: int = 0,
+    dtype: Literal["F32", "BF16"] = "F32",
+    shards: int = 1,
+) -> Path:
+    """Write a checkpoint into an empty folder of the caller's own."""
+    model = MODELS[family]
+    ids = write_tokenizer(folder, model.vocabulary)
+    ends = [ids[text] for text in model.vocabulary.ends]
+    bos = model.vocabulary.bos
+    said: dict[str, Any] = {
+        "architectures": [model.architecture],
+        "bos_token_id": None if bos is None else ids[bos],
+        "eos_token_id": ends[-1],
+        "torch_dtype": "float32",
+        "transformers_version": "4.51.0",
+        "vocab_size": VOCAB_SIZE,
+    }
+    write_json(folder / "config.json", dict(model.config) | said)
+    write_json(folder / "generation_config.json", {"do_sample": False, "eos_token_id": ends})
+    write_weights(folder, model.weights(Draw(seed)), dtype, shards)
+    return folder
