@@ -63,7 +63,7 @@ class TokenList:
         return listed
 
     def end(self, finish_reason: str) -> list[Listed]:
-        """The tokens that are to be listed though their text did not come: not those that ended the answer."""
+        """The tokens to be listed though their text did not come: not those that ended the answer."""
         if finish_reason == _STOP:
             self._waiting.clear()
         return [self._list() for _ in range(len(self._waiting))]
