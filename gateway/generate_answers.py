@@ -30,7 +30,7 @@ class ChunkLines:
     def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
         if self.position.has(choice, chunk.index):
             return b""
-        metadata = {"index": chunk.index, "token_ids": chunk.token_ids, **chunk.metadata}
+        metadata = {"index": chunk.index, "token_ids": chunk.token_ids, **_logprobs(chunk), **chunk.metadata}
         return _line(chunk.modality, _data_of(chunk), metadata)
 
     def ended(self, choice: int, finish_reason: str) -> bytes:
@@ -53,13 +53,13 @@ class Document:
     media_type: str = "application/json"
     _finish_reason: str = ""
     _texts: list[str] = field(default_factory=list)
-    _token_ids: list[int] = field(default_factory=list)
+    _told: dict[str, list[Any]] = field(default_factory=lambda: {"token_ids": []})
     _others: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
         if chunk.modality == "text":
             self._texts.append(chunk.text)
-            self._token_ids += chunk.token_ids
+            self._tell(chunk)
         else:
             self._others.setdefault(chunk.modality, []).append(_entry(_data_of(chunk), chunk.metadata))
         return b""
@@ -69,7 +69,7 @@ class Document:
         return b""
 
     def complete(self, usage: Usage) -> bytes:
-        metadata = {"token_ids": self._token_ids, **_end_of(self._finish_reason, usage)}
+        metadata = {**self._told, **_end_of(self._finish_reason, usage)}
         text = _entry("".join(self._texts).encode(), metadata)
         return msgspec.json.encode(
             {"request_id": self.request_id, "outputs": {"text": [text], **self._others}}
@@ -77,6 +77,18 @@ class Document:
 
     def failed(self, error: HttpError) -> bytes:
         raise AssertionError("a document has not begun before it is complete")
+
+    def _tell(self, chunk: OutputChunk) -> None:
+        """Gather what a chunk tells of its tokens; those of an echo are the prompt's."""
+        is_echo = bool(chunk.metadata.get("echo"))
+        told = {"token_ids": chunk.token_ids, **_logprobs(chunk), **chunk.metadata}
+        for name in ("token_ids", "logprobs"):
+            if name in told:
+                self._told.setdefault(f"prompt_{name}" if is_echo else name, []).extend(told[name])
+
+
+def _logprobs(chunk: OutputChunk) -> dict[str, Any]:
+    return {} if chunk.logprobs is None else {"logprobs": chunk.logprobs}
 
 
 def _data_of(chunk: OutputChunk) -> bytes:

@@ -40,7 +40,9 @@ FIELDS: Final = (
     "timeout_s",
 )
 _LIMITS: Final = ("max_tokens", "max_output_tokens", "max_new_tokens")
-MODEL_KWARGS: Final = (*_LIMITS, "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos")
+MODEL_KWARGS: Final = (
+    *_LIMITS, "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "logprobs", "echo"
+)  # fmt: skip
 _BOOLEANS: Final[Mapping[str, bool]] = {
     "true": True, "1": True, "yes": True, "on": True,
     "false": False, "0": False, "no": False, "off": False,

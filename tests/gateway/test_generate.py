@@ -4,9 +4,10 @@ from base64 import b64decode
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
-from shared.events import Failure, RequestSubmitted
+from shared.events import Failure, LikelyToken, OutputChunk, RequestSubmitted, TokenLogprobs
 from tests.gateway.world import Performance, deployment, echo
 
 
@@ -112,6 +113,49 @@ async def test_what_is_asked_is_one_thing_and_of_its_type(
     error = response.json()["error"]
     assert error["param"] == param
     assert hint in error["message"]
+
+
+async def test_log_probabilities_stand_beside_their_tokens_and_an_echos_are_the_prompts() -> None:
+    def of(id: int, logprob: float | None) -> TokenLogprobs:
+        top = [] if logprob is None else [LikelyToken(id=9, token=b"\xff", logprob=-0.25)]
+        return TokenLogprobs(id=id, token=b"a", logprob=logprob, top=top)
+
+    async def script(performance: Performance) -> None:
+        echoed = msgspec.structs.replace(
+            OutputChunk(writer="w0", attempt=1, text="hi ", metadata={"echo": True, "token_ids": [7]}),
+            logprobs=[of(7, None)],
+        )
+        answered = OutputChunk(
+            writer="w0", attempt=1, index=1, text="a", text_offset=3, token_ids=[8], logprobs=[of(8, -0.5)]
+        )
+        for chunk in (echoed, answered):
+            performance.transcript.fold(chunk)
+            performance.output(chunk)
+        performance.finish()
+
+    async with deployment(script) as world:
+        body = {"text": "hi", "model_kwargs": {"logprobs": 1, "echo": True}}
+        streamed = await world.client.post("/generate", json=body)
+        document = await world.client.post("/generate", json={**body, "streaming": False})
+        event, _ = world.events("request")
+
+    assert isinstance(event, RequestSubmitted)
+    assert (event.params.logprobs, event.params.echo) == (1, True)
+    of_prompt = [{"id": 7, "token": "YQ=="}]
+    of_answer = [
+        {"id": 8, "token": "YQ==", "logprob": -0.5, "top": [{"id": 9, "token": "/w==", "logprob": -0.25}]}
+    ]
+    first, second, _ = lines(streamed)
+    assert first["metadata"] == {"index": 0, "token_ids": [7], "logprobs": of_prompt, "echo": True}
+    assert second["metadata"] == {"index": 1, "token_ids": [8], "logprobs": of_answer}
+    [entry] = document.json()["outputs"]["text"]
+    assert b64decode(entry["data"]) == b"hi a"
+    told = {
+        name: entry["metadata"][name] for name in entry["metadata"] if name not in ("usage", "finish_reason")
+    }
+    assert told == {
+        "prompt_token_ids": [7], "prompt_logprobs": of_prompt, "token_ids": [8], "logprobs": of_answer,
+    }  # fmt: skip
 
 
 async def test_the_event_holds_the_request_as_one_user_message() -> None:
