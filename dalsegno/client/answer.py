@@ -18,6 +18,7 @@ class Chunk:
         data: the piece as bytes, where it is not text.
         token_ids: the tokens it was made of.
         logprobs: of `token_ids`, one for one, where they were asked for.
+        is_echo: it is of the prompt, and so are its tokens.
         metadata: what is needed to read `data`, such as `sample_rate`.
     """
 
@@ -27,6 +28,7 @@ class Chunk:
     data: bytes = b""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
+    is_echo: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -63,6 +65,7 @@ class Answer:
     Attributes:
         finish_reason: `stop` or `length`; None while it is not complete.
         logprobs: of `token_ids`, one for one, where they were asked for.
+        prompt_token_ids, prompt_logprobs: the same of the prompt, where an echo was asked for.
         media: what is not text, by modality, in the order it came.
     """
 
@@ -71,6 +74,8 @@ class Answer:
     usage: Usage | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
+    prompt_token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] | None = None
     media: dict[str, list[Medium]] = field(default_factory=dict)
     _texts: list[str] = field(default_factory=list, repr=False)
 
@@ -90,9 +95,12 @@ class Answer:
 
     def take(self, chunk: Chunk) -> None:
         """Add the next chunk."""
-        self.token_ids += chunk.token_ids
-        if chunk.logprobs is not None:
-            self.logprobs = [*(self.logprobs or []), *chunk.logprobs]
+        if chunk.is_echo:
+            self.prompt_token_ids += chunk.token_ids
+            self.prompt_logprobs = _joined(self.prompt_logprobs, chunk.logprobs)
+        else:
+            self.token_ids += chunk.token_ids
+            self.logprobs = _joined(self.logprobs, chunk.logprobs)
         if chunk.modality == "text":
             self._texts.append(chunk.text)
         else:
@@ -101,6 +109,15 @@ class Answer:
     def finish(self, end: End) -> None:
         """Nothing comes any more."""
         self.finish_reason, self.usage = end.finish_reason, end.usage
+
+
+def _joined(
+    first: list[TokenLogprobs] | None, second: list[TokenLogprobs] | None
+) -> list[TokenLogprobs] | None:
+    if first is None or second is None:
+        return second if first is None else first
+    first += second
+    return first
 
 
 def _sound(pcm: bytes, metadata: dict[str, Any]) -> Audio:

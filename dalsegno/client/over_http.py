@@ -20,6 +20,7 @@ from dalsegno.client.question import Question
 from dalsegno.client.transport import Health
 from shared.errors import ClientError, DalSegnoError
 from shared.events import TokenLogprobs
+from shared.ids import parse_request_id
 
 _CONNECT_S: Final = 10.0
 _ASK_S: Final = 30.0
@@ -40,6 +41,7 @@ class _Metadata(msgspec.Struct):
     index: int | None = None
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] | None = None
+    echo: bool = False
     finish_reason: str | None = None
     usage: Usage | None = None
     status: int = 500
@@ -90,9 +92,11 @@ class HttpTransport:
         raise BrokenError(f"{self._url} closed the connection before the end of the answer")
 
     async def cancel(self, request_id: str) -> None:
-        response = await self._ask("DELETE", f"/v1/requests/{request_id}")
+        response = await self._ask("DELETE", f"/v1/requests/{parse_request_id(request_id)}")
         if not response.is_success:
-            raise _refusal(response, response.content)
+            refusal = _refusal(response, response.content)
+            if refusal.code != "request_ended":  # too late is no error: by the log's order it always may be
+                raise refusal
 
     async def health(self) -> Health:
         response = await self._ask("GET", "/health/ready")
@@ -189,6 +193,7 @@ def item_of(line: bytes) -> Chunk | End:
         data=b"" if is_text else data,
         token_ids=known.token_ids,
         logprobs=known.logprobs,
+        is_echo=known.echo,
         metadata={name: value for name, value in told.metadata.items() if name not in _OURS},
     )
 

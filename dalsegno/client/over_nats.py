@@ -195,15 +195,7 @@ def _is_same(original: AnyEvent, event: RequestSubmitted) -> bool:
 def _told(item: Item) -> Chunk | End:
     match item:
         case OutputChunk():
-            return Chunk(
-                index=item.index,
-                modality=item.modality,
-                text=item.text,
-                data=item.data or b"",
-                token_ids=item.token_ids,
-                logprobs=item.logprobs,
-                metadata=item.metadata,
-            )
+            return _chunk(item)
         case Answered():
             usage = Usage(
                 prompt_tokens=item.usage.prompt_tokens, completion_tokens=item.usage.completion_tokens
@@ -212,3 +204,18 @@ def _told(item: Item) -> Chunk | End:
         case Failed():
             failure = item.failure
             raise error_of(failure.status, failure.code, failure.message)
+
+
+def _chunk(told: OutputChunk) -> Chunk:
+    metadata = dict(told.metadata)
+    is_echo = bool(metadata.pop("echo", False))
+    return Chunk(
+        index=told.index,
+        modality=told.modality,
+        text=told.text,
+        data=told.data or b"",
+        token_ids=metadata.pop("token_ids", []) if is_echo else told.token_ids,
+        logprobs=told.logprobs,
+        is_echo=is_echo,
+        metadata=metadata,
+    )

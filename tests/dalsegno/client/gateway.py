@@ -70,6 +70,7 @@ class FakeGateway:
     scripts: list[Iterable[Line] | Response] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    cancelling: Response = field(default_factory=lambda: JSONResponse({"status": "cancelled"}))
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def generate(self, request: Request) -> Response:
@@ -79,7 +80,7 @@ class FakeGateway:
 
     async def cancel(self, request: Request) -> Response:
         self.cancelled.append(request.path_params["request_id"])
-        return Response(status_code=204)
+        return self.cancelling
 
     async def ready(self, request: Request) -> Response:
         return JSONResponse({"status": "loading", "missing": ["no conductor leads"]}, 503)

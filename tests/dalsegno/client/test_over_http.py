@@ -91,6 +91,18 @@ async def test_log_probabilities_come_with_their_tokens() -> None:
     assert (token.top[0].token, token.top[0].logprob) == (b"b", -0.25)
 
 
+async def test_the_tokens_of_an_echo_are_the_prompts() -> None:
+    told = [{"id": 7, "token": "YQ=="}]
+    echoed = line("text", b"hi ", index=0, token_ids=[7], logprobs=told, echo=True)
+    async with talking([echoed, text(1, "a"), end()]) as (_, client):
+        answer = await client.generate("hi", echo=True, logprobs=0)
+
+    assert (answer.text, answer.token_ids, answer.logprobs) == ("hi a", [1], None)
+    assert answer.prompt_token_ids == [7]
+    assert answer.prompt_logprobs is not None
+    assert answer.prompt_logprobs[0].logprob is None
+
+
 async def test_a_line_ends_where_json_lines_end_and_nowhere_else() -> None:
     separators = "a\u2028b\x0bc\u0085d"
     odd = line("text", b"x", index=0, note=separators).replace(b"\\u2028", separators[1].encode())
@@ -333,6 +345,19 @@ async def test_the_other_calls() -> None:
     assert (health.is_ready, health.status, health.missing) == (False, "loading", ("no conductor leads",))
     assert models == ["demo", "other"]
     assert fake.cancelled == ["mine"]
+
+
+async def test_a_cancel_that_comes_too_late_is_none_and_one_of_nobody_is_an_error() -> None:
+    async with talking() as (fake, client):
+        fake.cancelling = error(409, "request_ended", "finished already")
+        await client.cancel("mine")
+        fake.cancelling = error(404, "request_not_found")
+        with pytest.raises(NotFoundError):
+            await client.cancel("mine")
+        with pytest.raises(ClientError, match="cannot be used"):
+            await client.cancel("../health")
+
+    assert fake.cancelled == ["mine", "mine"]
 
 
 async def test_the_key_goes_with_every_call() -> None:

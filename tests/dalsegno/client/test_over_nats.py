@@ -18,6 +18,7 @@ from shared.events import (
     RequestCancel,
     RequestCancelled,
     RequestSubmitted,
+    TokenLogprobs,
     WorkerJoined,
     decode,
     encode,
@@ -103,6 +104,29 @@ async def test_media_come_and_go_as_bytes() -> None:
 
     assert it.submitted[0].inputs.input_modalities == ["image", "text"]
     assert (answer.images[0].data, answer.images[0].metadata) == (b"pixels", {"width": 2})
+
+
+async def test_the_tokens_of_an_echo_are_the_prompts() -> None:
+    async def script(performance: Performance) -> None:
+        for told in (
+            chunk(
+                0,
+                "hi ",
+                metadata={"echo": True, "token_ids": [7]},
+                logprobs=[TokenLogprobs(id=7, token=b"h")],
+            ),
+            chunk(1, "a", token_ids=[8], logprobs=[TokenLogprobs(id=8, token=b"a", logprob=-0.5)]),
+        ):
+            performance.transcript.fold(told)
+            performance.output(told)
+        performance.finish()
+
+    async with stage(script) as (_, client):
+        answer = await client.generate("hi", echo=True, logprobs=0)
+
+    assert (answer.text, answer.token_ids, answer.prompt_token_ids) == ("hi a", [8], [7])
+    assert answer.logprobs == [TokenLogprobs(id=8, token=b"a", logprob=-0.5)]
+    assert answer.prompt_logprobs == [TokenLogprobs(id=7, token=b"h")]
 
 
 async def test_the_death_of_a_worker_is_not_seen() -> None:
