@@ -13,8 +13,19 @@ from tests.gateway.world import CHAT, Performance, World, deployment, listening
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What does len do?"}]
 
 
-def openai_client(url: str) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30)
+def openai_client(url: str, *, is_strict: bool = True) -> openai.AsyncOpenAI:
+    """OpenAI's client, which refuses what is not as its types say.
+
+    They say that no event of a completion's stream has `finish_reason` null, and OpenAI's own have; a strict
+    client refuses those too.
+    """
+    return openai.AsyncOpenAI(
+        base_url=f"{url}/v1",
+        api_key="none",
+        max_retries=0,
+        timeout=30,
+        _strict_response_validation=is_strict,
+    )
 
 
 def events(response: httpx.Response) -> list[dict[str, Any] | str]:
@@ -67,16 +78,40 @@ class TestThroughOpenAIsOwnClient:
     async def test_a_completion_both_ways(self) -> None:
         async with deployment() as world, listening(world) as url, openai_client(url) as client:
             whole = await client.completions.create(model="demo", prompt="once upon a time")
-            stream = await client.completions.create(model="demo", prompt="once upon a time", stream=True)
-            chunks = [chunk async for chunk in stream]
+            async with openai_client(url, is_strict=False) as lenient:
+                stream = await lenient.completions.create(
+                    model="demo", prompt="once upon a time", stream=True
+                )
+                chunks = [chunk async for chunk in stream]
+            strictly = await client.completions.create(model="demo", prompt="once upon a time", stream=True)
+            with pytest.raises(openai.APIResponseValidationError):  # as it would OpenAI's own
+                [chunk async for chunk in strictly]
 
-        for completion in (whole, chunks[-1]):
-            Completion.model_validate(completion.model_dump(), strict=True)
+        Completion.model_validate(chunks[-1].model_dump(), strict=True)
         assert whole.choices[0].text == "once upon a time"
         assert "".join(chunk.choices[0].text for chunk in chunks) == "once upon a time"
         assert chunks[-1].choices[0].finish_reason == "stop"
         assert whole.usage is not None
         assert whole.usage.completion_tokens == 4
+
+    async def test_several_choices_of_several_prompts(self) -> None:
+        async with deployment() as world, listening(world) as url, openai_client(url) as client:
+            chat = await client.chat.completions.create(model="demo", messages=HELLO, n=3, seed=1)
+            stream = await client.chat.completions.create(
+                model="demo", messages=HELLO, n=2, stream=True, stream_options={"include_usage": True}
+            )
+            chunks = [chunk async for chunk in stream]
+            listed = await client.completions.create(model="demo", prompt=["a b", "c"], n=2)
+            tokens = await client.completions.create(model="demo", prompt=[[1, 2], [3]])
+
+        assert [choice.message.content for choice in chat.choices] == ["What does len do?"] * 3
+        assert chat.usage == CompletionUsage(prompt_tokens=7, completion_tokens=12, total_tokens=19)
+        for index in (0, 1):
+            said = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+            assert "".join(choice.delta.content or "" for choice in said) == "What does len do?"
+        assert chunks[-1].usage == CompletionUsage(prompt_tokens=7, completion_tokens=8, total_tokens=15)
+        assert [choice.text for choice in listed.choices] == ["a b", "a b", "c", "c"]
+        assert [choice.index for choice in tokens.choices] == [0, 1]
 
     async def test_the_models(self) -> None:
         async with deployment() as world, listening(world) as url, openai_client(url) as client:
@@ -90,6 +125,19 @@ class TestThroughOpenAIsOwnClient:
         async def full(performance: Performance) -> None:
             performance.reject(Failure(code="overloaded", message="full", status=429))
 
+        async def refused(performance: Performance) -> None:
+            performance.fail(Failure(code="chat_template_error", message="roles must alternate", status=400))
+
+        async with deployment(refused) as world, listening(world) as url, openai_client(url) as client:
+            mine = {"request_id": "q"}
+            with pytest.raises(openai.UnprocessableEntityError):
+                await client.chat.completions.create(model="demo", messages=HELLO, extra_body=mine)
+            with pytest.raises(openai.ConflictError):
+                await client.chat.completions.create(model="demo", messages=HELLO, extra_body=mine, n=2)
+            with pytest.raises(openai.NotFoundError, match="not served here"):
+                await client.responses.create(model="demo", input="hi")
+            with pytest.raises(openai.NotFoundError, match="not served here"):
+                await client.embeddings.create(model="demo", input="hi")
         async with deployment(full) as world, listening(world) as url, openai_client(url) as client:
             with pytest.raises(openai.NotFoundError, match="does not exist") as unknown:
                 await client.chat.completions.create(model="gpt-4", messages=HELLO)

@@ -46,7 +46,7 @@ def references(schema: object) -> Iterator[str]:
 
 
 def test_nullable_is_folded_wherever_it_stands() -> None:
-    schemas = {
+    schemas: dict[str, Any] = {
         name: {"type": "object", "properties": {"nullable": {"type": "string", "nullable": True}}}
         for name in ("CreateChatCompletionResponse", "CreateCompletionResponse", "ErrorResponse", "Model")
     }
