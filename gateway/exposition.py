@@ -7,8 +7,10 @@ anew with the process they are of, as Prometheus expects of them.
 What each series means, for those who run a deployment, is in docs/operations.md.
 """
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from itertools import accumulate
 from typing import Any, Final, TypeVar
@@ -32,13 +34,24 @@ _Meters = TypeVar("_Meters", bound=msgspec.Struct)
 _Labels = Mapping[tuple[str, ...], float]
 
 
-def text(snapshot: "Snapshot", accept: str) -> tuple[bytes, str]:
-    """All series in the format that `accept` asks for, and its content type."""
+async def text(snapshot: "Snapshot", accept: str) -> tuple[bytes, str]:
+    """All series in the format that `accept` asks for, and its content type.
+
+    Numbers are taken at once, and written in a thread: that takes milliseconds, which no stream is to wait.
+    """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(snapshot)
+    registry.register(_Taken(list(snapshot.collect())))
     ProcessCollector(registry=registry)
     encode, content_type = choose_encoder(accept)
-    return encode(registry), content_type
+    return await asyncio.to_thread(encode, registry), content_type
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Taken(Collector):
+    families: list[Metric]
+
+    def collect(self) -> list[Metric]:
+        return self.families
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +70,7 @@ class Heard:
         return float(value) if isinstance(value, int | float) else 0.0
 
 
-class Snapshot(Collector):
+class Snapshot:
     """One moment: `gateway` as it is, and the log as it answered (None: it did not)."""
 
     def __init__(self, gateway: Gateway, log: LogState | None, now_s: float) -> None:
@@ -85,7 +98,7 @@ class Snapshot(Collector):
     # ---- the gateway's own -------------------------------------------------------------------------
     def _answers(self) -> Iterator[Metric]:
         gateway, meter = self._gateway, self._meter
-        served = (version("dalsegno"), gateway.served.name, gateway.served.family)
+        served = (_version(), gateway.served.name, gateway.served.family)
         yield _gauge(
             "build_info", "What is served, and by which version.", ("version", "model", "family"), {served: 1}
         )
@@ -303,6 +316,11 @@ def _heard(name: str, beat: Beat, kind: type[_Meters], *, is_fresh: bool) -> Hea
     except msgspec.ValidationError:
         meters = None
     return Heard(name=name, is_fresh=is_fresh, state=beat.state, facts=beat.facts, meters=meters)
+
+
+@cache
+def _version() -> str:
+    return version("dalsegno")
 
 
 def _gauge(name: str, help_: str, labels: Sequence[str], values: _Labels) -> Metric:

@@ -17,7 +17,7 @@ def metrics_routes(gateway: Gateway) -> APIRouter:
     @router.get("/metrics", summary="Prometheus: this gateway, the log, and every role by its beats")
     async def metrics(request: Request) -> Response:
         snapshot = Snapshot(gateway, await gateway.log_state(), time.monotonic())
-        content, media_type = exposition.text(snapshot, request.headers.get("accept", ""))
+        content, media_type = await exposition.text(snapshot, request.headers.get("accept", ""))
         return Response(content, media_type=None, headers={"content-type": media_type})
 
     @router.get("/metrics.json", summary="Engines, what is in flight, and averages over the last answers")
