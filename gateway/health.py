@@ -82,18 +82,31 @@ class Presence:
                 missing.append(f"the worker of rank {rank} is {beat.state}{_progress(beat)}")
         return missing
 
-    def overview(self, now_s: float, *, log_answers: bool, is_draining: bool) -> dict[str, Any]:
-        """The state as `/health` shows it."""
+    def overview(
+        self, now_s: float, *, log_answers: bool, is_draining: bool, running: int = 0
+    ) -> dict[str, Any]:
+        """The state as `/health` shows it; `running` are the answers that this gateway gives."""
         missing = self.missing(now_s, log_answers=log_answers)
         if is_draining:
             missing.append("this gateway is shutting down")
         return {
             "status": "ready" if not missing else "degraded" if self._all_were_ready else "loading",
+            "state": self._state(is_missing=bool(missing), is_draining=is_draining, running=running),
             "missing": missing,
             "log": {"connected": log_answers},
             "conductors": {name: _shown(beat, now_s) for name, beat in sorted(self.conductors.items())},
             "workers": {str(rank): _shown(beat, now_s) for rank, beat in sorted(self.workers.items())},
         }
+
+    def _state(self, *, is_missing: bool, is_draining: bool, running: int) -> str:
+        """Where the deployment is in its life, as far as this gateway can tell."""
+        if is_draining:
+            return "draining"
+        if is_missing:
+            if self._all_were_ready:
+                return "degraded"
+            return "loading" if self.workers or self.has_been_ready else "uninitialized"
+        return "busy" if running or any(map(_is_busy, self.workers.values())) else "ready"
 
     @staticmethod
     def is_fresh(beat: Beat, now_s: float) -> bool:
@@ -108,7 +121,13 @@ class Presence:
 
 def _shown(beat: Beat, now_s: float) -> dict[str, Any]:
     facts = {name: fact for name, fact in beat.facts.items() if name != "meters"}  # those are for /metrics
-    return {**facts, "silent_s": round(now_s - beat.heard_s, 1)}
+    state = {"state": "busy"} if _is_busy(beat) else {}
+    return {**facts, **state, "silent_s": round(now_s - beat.heard_s, 1)}
+
+
+def _is_busy(beat: Beat) -> bool:
+    """Whether it is ready, and has something to do."""
+    return beat.state == "ready" and any(beat.facts.get(work) for work in ("running", "waiting"))
 
 
 def _progress(beat: Beat) -> str:

@@ -215,14 +215,23 @@ class Gateway:
     async def health(self) -> dict[str, Any]:
         """What `/health` answers."""
         overview = self.presence.overview(
-            time.monotonic(), log_answers=await self.log_answers(), is_draining=self.is_draining
+            time.monotonic(),
+            log_answers=await self.log_answers(),
+            is_draining=self.is_draining,
+            running=self._running,
         )
+        own = "draining" if self.is_draining else "busy" if self._running else "ready"
         return {
             **overview,
             "version": version("dalsegno"),
             "model": self.served.name,
             "family": self.served.family,
-            "gateway": {"origin": self.origin, "running": self._running, "draining": self.is_draining},
+            "gateway": {
+                "origin": self.origin,
+                "state": own,
+                "running": self._running,
+                "draining": self.is_draining,
+            },
         }
 
     # ---- the end ------------------------------------------------------------------------------------

@@ -80,6 +80,25 @@ class TestPresence:
         assert status(1.0) == "ready"
         assert status(9.0) == "degraded"
 
+    def test_the_state_tells_where_in_its_life_a_deployment_is(self) -> None:
+        presence = Presence(ranks=[0])
+
+        def state(now_s: float, *, is_draining: bool = False, running: int = 0) -> tuple[object, object]:
+            shown = presence.overview(now_s, log_answers=True, is_draining=is_draining, running=running)
+            return shown["state"], shown["workers"].get("0", {}).get("state")
+
+        assert state(0.0) == ("uninitialized", None)
+        presence.hear("ds.beat.worker.0", said("loading", progress=0.5), 1.0)
+        assert state(1.0) == ("loading", "loading")
+        presence.hear("ds.beat.conductor.c", said("leading"), 2.0)
+        presence.hear("ds.beat.worker.0", said("ready", running=0, waiting=0), 2.0)
+        assert state(2.0) == ("ready", "ready")
+        assert state(2.0, running=1) == ("busy", "ready")
+        presence.hear("ds.beat.worker.0", said("ready", running=0, waiting=3), 2.0)
+        assert state(2.0) == ("busy", "busy")
+        assert state(2.0, is_draining=True, running=1) == ("draining", "busy")
+        assert state(9.0) == ("degraded", "busy")
+
     def test_conductors_of_the_past_are_forgotten(self) -> None:
         presence = Presence(ranks=[0])
         for life in range(100):
