@@ -112,12 +112,9 @@ class Answer:
 
 
 def _joined(
-    first: list[TokenLogprobs] | None, second: list[TokenLogprobs] | None
+    before: list[TokenLogprobs] | None, more: list[TokenLogprobs] | None
 ) -> list[TokenLogprobs] | None:
-    if first is None or second is None:
-        return second if first is None else first
-    first += second
-    return first
+    return before if more is None else [*(before or []), *more]
 
 
 def _sound(pcm: bytes, metadata: dict[str, Any]) -> Audio:
