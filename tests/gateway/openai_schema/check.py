@@ -111,5 +111,7 @@ def _check_events(response: httpx.Response, name: str) -> None:
 async def check_read(response: httpx.Response) -> None:
     """`check_response` as a hook of `httpx.AsyncClient`: it reads the response first."""
     await response.aread()
+    if response.request.method == "OPTIONS":
+        return  # a preflight is between a browser and CORS
     if response.status_code != 503 or not response.request.url.path.startswith("/health"):
         check_response(response)
