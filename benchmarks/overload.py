@@ -119,7 +119,7 @@ async def _recovered(running: Running, expected: str) -> float:
     begun_s = time.monotonic()
     while time.monotonic() - begun_s < 10 * RECOVERY_S:
         health = await _health(running)
-        if health["status"] == "ready" and not health["gateway"]["running"]:
+        if health["status"] == "healthy" and not health["gateway"]["running"]:
             answer = await _ask(running, stream=False)
             if answer.status == 200 and answer.text == expected:
                 return time.monotonic() - begun_s

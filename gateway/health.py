@@ -85,12 +85,15 @@ class Presence:
     def overview(
         self, now_s: float, *, log_answers: bool, is_draining: bool, running: int = 0
     ) -> dict[str, Any]:
-        """The state as `/health` shows it; `running` are the answers that this gateway gives."""
+        """The state as `/health` shows it; `running` are the answers that this gateway gives.
+
+        `status` is the verdict, in the word M*'s clients look for; `state` says more.
+        """
         missing = self.missing(now_s, log_answers=log_answers)
         if is_draining:
             missing.append("this gateway is shutting down")
         return {
-            "status": "ready" if not missing else "degraded" if self._all_were_ready else "loading",
+            "status": "healthy" if not missing else "degraded" if self._all_were_ready else "loading",
             "state": self._state(is_missing=bool(missing), is_draining=is_draining, running=running),
             "missing": missing,
             "log": {"connected": log_answers},

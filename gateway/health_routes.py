@@ -24,7 +24,7 @@ def health_routes(gateway: Gateway) -> APIRouter:
     @router.get("/health/ready", summary="200 when a request would be served, else 503")
     async def ready() -> Response:
         state = await gateway.health()
-        is_ready = state["status"] == "ready"
+        is_ready = not state["missing"]
         headers = {} if is_ready else {"retry-after": str(RETRY_AFTER_S[503])}
         return Response(
             msgspec.json.encode(state), 200 if is_ready else 503, headers, media_type="application/json"

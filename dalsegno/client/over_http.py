@@ -104,7 +104,7 @@ class HttpTransport:
         missing = told.get("missing", ())
         return Health(
             is_ready=response.status_code == HTTPStatus.OK,
-            status=str(told.get("status", "")),
+            status=str(told.get("state", "")),
             missing=tuple(str(one) for one in missing) if isinstance(missing, list) else (),
             details=told,
         )

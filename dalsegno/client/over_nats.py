@@ -89,7 +89,7 @@ class NatsTransport:
             pass
         told = presence.overview(time.monotonic(), log_answers=log.connected, is_draining=False)
         missing = tuple(str(one) for one in told["missing"])
-        return Health(is_ready=not missing, status=str(told["status"]), missing=missing, details=told)
+        return Health(is_ready=not missing, status=str(told["state"]), missing=missing, details=told)
 
     async def models(self) -> list[str]:
         lives = await self._lives(await self._connected())

@@ -14,7 +14,7 @@ class Health:
 
     Attributes:
         is_ready: a request would be served now.
-        status: in one word.
+        status: in one word: `loading`, `ready`, `busy`, `degraded`, `draining`.
         missing: what it waits for, in words.
         details: everything it told.
     """

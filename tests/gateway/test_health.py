@@ -77,7 +77,7 @@ class TestPresence:
         assert status(0.0) == "loading"
         presence.hear("ds.beat.conductor.c", said("leading"), 1.0)
         presence.hear("ds.beat.worker.0", said("ready"), 1.0)
-        assert status(1.0) == "ready"
+        assert status(1.0) == "healthy"
         assert status(9.0) == "degraded"
 
     def test_the_state_tells_where_in_its_life_a_deployment_is(self) -> None:
