@@ -137,7 +137,7 @@ async def test_ready_needs_the_log_a_leader_and_every_worker() -> None:
     assert steps == [503, 503, 503]
     assert ready.status_code == 200
     state = ready.json()
-    assert (state["status"], state["missing"], state["model"]) == ("ready", [], "demo")
+    assert (state["status"], state["missing"], state["model"]) == ("healthy", [], "demo")
     assert state["workers"]["0"]["steps"] == 12
     assert state["conductors"]["c-1"]["epoch"] == 3
 
