@@ -42,8 +42,6 @@ TYPES: Final[Mapping[int, str]] = {
 }
 _STATUSES: Final[Mapping[str, int]] = {
     LogRegressedError.code: 503,  # the log was made anew: asked again, the request goes on the new one
-    "no_chat_template": 422,  # the request is well formed, and this checkpoint cannot take it
-    "chat_template_error": 422,
 }
 """Where HTTP sees it otherwise than the error itself."""
 RETRY_AFTER_S: Final[Mapping[int, int]] = {429: 1, 503: 2}

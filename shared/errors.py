@@ -1,7 +1,7 @@
 """Errors: whose fault it is, and whether trying again helps.
 
     DalSegnoError
-    ├── ClientError           the request is wrong; sending it again is of no use      400, 404, 409, 413
+    ├── ClientError           the request is wrong; sending it again is of no use      400, 404, 409, 413, 422
     ├── CapacityError         nothing is wrong, but not now; try again later           429, 503
     ├── WorkerError           a worker failed; the request may be tried elsewhere      500
     │   └── TensorGone        a handle's bytes are gone; its producer runs again

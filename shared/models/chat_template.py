@@ -22,9 +22,10 @@ from shared.errors import ClientError
 
 
 class ChatTemplateError(ClientError):
-    """The template cannot be read, or refuses these messages."""
+    """The template cannot be read, or refuses these messages, which are well formed."""
 
     code = "chat_template_error"
+    status = 422
 
 
 class _Generation(Extension):

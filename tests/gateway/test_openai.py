@@ -126,7 +126,7 @@ class TestThroughOpenAIsOwnClient:
             performance.reject(Failure(code="overloaded", message="full", status=429))
 
         async def refused(performance: Performance) -> None:
-            performance.fail(Failure(code="chat_template_error", message="roles must alternate", status=400))
+            performance.fail(Failure(code="chat_template_error", message="roles must alternate", status=422))
 
         async with deployment(refused) as world, listening(world) as url, openai_client(url) as client:
             mine = {"request_id": "q"}

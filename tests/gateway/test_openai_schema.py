@@ -129,8 +129,8 @@ def failing(code: str, status: int) -> Any:
     [
         (failing("context_length_exceeded", 400), 400, "context_length_exceeded"),
         (failing("payload_too_large", 413), 413, "payload_too_large"),
-        (failing("no_chat_template", 400), 422, "no_chat_template"),
-        (failing("chat_template_error", 400), 422, "chat_template_error"),
+        (failing("no_chat_template", 422), 422, "no_chat_template"),
+        (failing("chat_template_error", 422), 422, "chat_template_error"),
         (failing("overloaded", 429), 429, "overloaded"),
         (failing("worker_lost", 500), 500, "worker_lost"),
         (failing("log_unavailable", 503), 503, "log_unavailable"),

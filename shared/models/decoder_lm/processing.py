@@ -145,6 +145,7 @@ class DecoderLmProcessing:
                 "(POST /v1/completions, or /generate with chat=false), or serve it with a "
                 "chat_template.jinja in its checkpoint folder",
                 code="no_chat_template",
+                status=422,
             )
         if not messages:
             raise ClientError("messages is empty: expected at least one message")
