@@ -71,7 +71,7 @@ def serve(options: ServeOptions) -> None:
     found = configuration.effective(options.model, options.told)
     configuration.check(found)
     config = found.config
-    data = datadir.of(config.name, Path(config.data_dir) if config.data_dir is not None else None)
+    data = data_dir_of(config)
     # Locked first: who starts the same thing twice is told so, and the files are left to whom they belong.
     with data.lock() as hold:
         listen = address.free(config.gateway.host, config.gateway.port)
@@ -140,6 +140,11 @@ async def _stand_alone(url: str, token: str | None, prefix: str) -> None:
         await neighbour.refuse_one(log, subjects, url)
     finally:
         await log.close()
+
+
+def data_dir_of(config: DeploymentConfig) -> DataDir:
+    """Where the deployment keeps what it has."""
+    return datadir.of(config.name, Path(config.data_dir) if config.data_dir is not None else None)
 
 
 def described_in(options: ServeOptions, data: DataDir) -> list[Path]:
