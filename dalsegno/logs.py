@@ -108,9 +108,9 @@ class _ForPrograms(MsgspecFormatter):
         name = said.correlation()
         if name is not None:
             log_data["correlation"] = name
-        super().add_fields(log_data, record, {})
-        for about in _ABOUT:
-            log_data.pop(about, None)
+        more: dict[str, Any] = {}
+        super().add_fields(more, record, {})
+        log_data |= {key: value for key, value in more.items() if key not in {*log_data, *_ABOUT}}
         shown = _shown(record, shows_quotations=self._shows_quotations)
         if shown is not None:
             log_data["exception"] = shown

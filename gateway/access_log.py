@@ -59,10 +59,11 @@ class _Exchange:
         self.is_complete = False
 
     async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.request_id = Headers(raw=message["headers"]).get(correlation.HEADER)  # before it is renamed
         await self._send(message)
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            self.request_id = Headers(raw=message["headers"]).get(correlation.HEADER)
         elif message["type"] == "http.response.body":
             self.sent_bytes += len(message.get("body", b""))
             self.is_complete = not message.get("more_body", False)

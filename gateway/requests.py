@@ -8,8 +8,8 @@ where it does not, because it is away, the request is `cancelling`: it will end,
 """
 
 import asyncio
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -32,11 +32,13 @@ from shared.events import (
 )
 from shared.fence import EpochFence
 from shared.ids import RequestId
-from shared.log.port import Log, StoredRecord
+from shared.log.port import Log, LogUnavailableError, StoredRecord
 from shared.subjects import Subjects
 
 CANCEL_S: Final = 2.0
 """How long a conductor may take to say what became of a cancel, before its asker is told to look later."""
+LOG_S: Final = 5.0
+"""How long the log may take to tell, and to ack."""
 Status: TypeAlias = Literal["waiting", "running", "cancelling", "finished", "cancelled", "failed", "rejected"]
 ENDED: Final = frozenset({"finished", "cancelled", "failed", "rejected"})
 
@@ -154,6 +156,10 @@ class Question:
             UnknownRequestError: nothing.
             LogUnavailableError: the log does not answer.
         """
+        async with _patience():
+            await self._read()
+
+    async def _read(self) -> None:
         await self._fold_history()
         submitted = self.parts[self.id].event
         if submitted is None:
@@ -171,9 +177,10 @@ class Question:
         Raises:
             LogUnavailableError: the log does not answer.
         """
-        for part in self.parts.values():
-            if part.status not in ENDED:
-                await self._log.publish(self._subjects.control(part.id), encode(cancelled(part.id)))
+        async with _patience():
+            for part in self.parts.values():
+                if part.status not in ENDED:
+                    await self._log.publish(self._subjects.control(part.id), encode(cancelled(part.id)))
         try:
             async with (
                 asyncio.timeout(CANCEL_S),
@@ -209,6 +216,8 @@ class Question:
         return [subjects.epoch, *(kind(one) for one in self.parts for kind in kinds)]
 
     async def _fold_history(self) -> None:
+        if not self._log.connected:
+            raise LogUnavailableError("the log does not answer; try again")
         async with aclosing(self._log.history(self._watched())) as records:
             async for record in records:
                 self._fold(record)
@@ -222,3 +231,12 @@ class Question:
             return  # the conductor refuses it, or passes it over
         if self._fence.admits(event) and address is not None and address.request_id is not None:
             self.parts[address.request_id].fold(record, event)
+
+
+@asynccontextmanager
+async def _patience() -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(LOG_S):
+            yield
+    except TimeoutError as error:
+        raise LogUnavailableError(f"the log did not answer within {LOG_S:g} s; try again") from error

@@ -216,7 +216,7 @@ async def test_what_is_no_http_is_400_in_our_words(made: list[Connection]) -> No
 
 @pytest.mark.parametrize("meanwhile", [b"", b"\r\n"])
 async def test_a_connection_that_is_idle_is_closed(made: list[Connection], meanwhile: bytes) -> None:
-    settings = {"idle_timeout_s": 0.05, "header_timeout_s": 0.05}
+    settings: dict[str, Any] = {"idle_timeout_s": 0.05, "header_timeout_s": 0.05}
     async with serving(made, **settings) as served, served.client() as client:
         await client.send(GET)
         assert (await client.answer())[2] == b"hello"
@@ -295,7 +295,7 @@ async def test_a_server_that_ends_does_not_wait_for_a_client_that_takes_nothing(
     app = Endless()
     async with serving(made, app, send_timeout_s=1000) as served, served.client(65536) as client:
         await client.send(GET)
-        await until(lambda: bool(made) and made[0].flow is not None and made[0].flow.write_paused)
+        await until(lambda: bool(made) and made[0].flow.write_paused)
         begun_s = time.monotonic()
 
     assert app.left.is_set()
