@@ -32,9 +32,9 @@ CONFIGURATION: Final = (clients.ROOT / "docs" / "configuration.md").read_text(en
 README: Final = (clients.ROOT / "README.md").read_text(encoding="utf-8")
 _URL: Final = "http://127.0.0.1:8000"
 _CHANGING: Final = (
-    "avg_latency_s", "avg_throughput_tok_s", "created", "epoch", "incarnation", "inflight_per_engine",
-    "inflight_total", "kv_total", "kv_used", "open", "pid", "running", "seq", "silent_s",
-    "prefill_misses", "prefix_misses", "steps", "version", "waiting",
+    "avg_latency_s", "avg_throughput_tok_s", "created", "ended", "epoch", "incarnation",
+    "inflight_per_engine", "inflight_total", "kv_total", "kv_used", "open", "pid", "running", "seq", "silent_s",
+    "prefill_misses", "prefix_misses", "state", "steps", "version", "waiting",
 )  # fmt: skip
 _OTHERS_EVERY_TIME: Final = (
     (re.compile(rf'("(?:{"|".join(_CHANGING)})":)[^,}}]+'), r"\1_"),
