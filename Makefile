@@ -44,6 +44,7 @@ check: setup
 fix: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/python -m dalsegno.reference docs/configuration.md
 
 bench: setup
 	$(BIN)/python -m benchmarks

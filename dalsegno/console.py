@@ -98,4 +98,4 @@ def _as_object(name: str, line: bytes) -> bytes:
         return line
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     said = {"time": now, "level": "info", "role": name, "message": line.decode(errors="replace")}
-    return json.dumps(said, ensure_ascii=False).encode()
+    return json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()

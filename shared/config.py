@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, overload
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 import yaml
@@ -330,6 +330,30 @@ def read(model: str) -> Base:
     )
 
 
+def is_text(text: str) -> bool:
+    """Whether `text` can be written: a lone surrogate, which YAML can escape, cannot."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, where YAML's own takes the last; and half a character."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(problem="a key is there twice", problem_mark=key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        value = super().construct_scalar(node)
+        if not is_text(str(value)):
+            raise yaml.MarkedYAMLError(problem="half a character", problem_mark=node.start_mark)
+        return value
+
+
 def parse_yaml(text: str, source: str) -> Any:
     """What `text` says in YAML.
 
@@ -337,7 +361,7 @@ def parse_yaml(text: str, source: str) -> Any:
         ConfigError: it is no YAML; says where, in one line, and repeats nothing of it: there may be secrets.
     """
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)  # noqa: S506 - it is the safe one
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -404,17 +428,9 @@ def check(
     except msgspec.ValidationError as error:
         found = misfit(error, raw, DeploymentConfig)
         raise ConfigError(f"{whence.of(found.place)}: {discreet(found)}") from error
-    config = msgspec.structs.replace(
-        config,
-        name=config.name or name,
-        checkpoint=_absolute(folder, config.checkpoint),
-        data_dir=_absolute(folder, config.data_dir),
-        gateway=msgspec.structs.replace(
-            config.gateway, api_keys_file=_absolute(folder, config.gateway.api_keys_file)
-        ),
-        nats=msgspec.structs.replace(config.nats, token_file=_absolute(folder, config.nats.token_file)),
-    )
-    if not (Path(config.checkpoint) / "config.json").is_file():
+    config = _with_paths(config, folder, whence)
+    config = msgspec.structs.replace(config, name=config.name or name)
+    if not _is_file(Path(config.checkpoint) / "config.json"):
         raise ConfigError(f"{whence.of('checkpoint')}: checkpoint {config.checkpoint} has no config.json")
     for key, secret in ("gateway.api_keys", config.gateway.api_keys), ("nats.token", [config.nats.token]):
         if any(one is not None and split_key(one)[1] == MASK for one in secret):
@@ -486,17 +502,34 @@ def _refuse_unknown_in(raw: Mapping[str, Any], whence: _Whence) -> None:
             refuse_unknown(group, NodeGroup, f"{whence.of('node_groups')}: node_groups[{number}]")
 
 
-@overload
-def _absolute(folder: Path, path: str) -> str: ...
-@overload
-def _absolute(folder: Path, path: str | None) -> str | None: ...
-def _absolute(folder: Path, path: str | None) -> str | None:
-    if path is None:
-        return None
+def _with_paths(config: DeploymentConfig, folder: Path, whence: _Whence) -> DeploymentConfig:
+    """The configuration with its paths made absolute (`PATHS`)."""
+
+    def absolute(key: str, path: str) -> str:
+        try:
+            return str((folder / Path(path).expanduser()).resolve())
+        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, no home, a null byte
+            raise ConfigError(f"{whence.of(key)}: {key}: {path!r} is no path: {error}") from error
+
+    def absolute_if_told(key: str, path: str | None) -> str | None:
+        return absolute(key, path) if path is not None else None
+
+    keys_file = absolute_if_told("gateway.api_keys_file", config.gateway.api_keys_file)
+    token_file = absolute_if_told("nats.token_file", config.nats.token_file)
+    return msgspec.structs.replace(
+        config,
+        checkpoint=absolute("checkpoint", config.checkpoint),
+        data_dir=absolute_if_told("data_dir", config.data_dir),
+        gateway=msgspec.structs.replace(config.gateway, api_keys_file=keys_file),
+        nats=msgspec.structs.replace(config.nats, token_file=token_file),
+    )
+
+
+def _is_file(path: Path) -> bool:
     try:
-        return str((folder / Path(path).expanduser()).resolve())
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, no home, a null byte
-        raise ConfigError(f"{path!r} is no path: {error}") from error
+        return path.is_file()
+    except OSError:  # a name that is too long, a folder that is not ours to look into
+        return False
 
 
 def _check_placement(config: DeploymentConfig, graph: ModelGraph, source: str) -> None:

@@ -28,6 +28,7 @@ from shared.config import (
     DeploymentConfig,
     check,
     discreet,
+    is_text,
     neighbour,
     parse_yaml,
 )
@@ -160,6 +161,8 @@ def setting(name: str, text: str, source: str) -> Setting:
     Raises:
         ConfigError: as told by `of_environment` and `of_flag`; names `source`.
     """
+    if not is_text(text):
+        raise ConfigError(f"{source}: {name}: expected text in UTF-8, found other bytes")
     map_, _, inner = name.partition(".")
     if map_ in _MAPS and inner:
         value = parse_yaml(text, f"{source}: {name}")
@@ -200,8 +203,8 @@ def overlay(base: Base, settings: Iterable[Setting], here: Path) -> tuple[dict[s
             sources |= {f"{map_}.{key}": base.source for key in inner}
     for one in settings:
         value: Any = one.value
-        if one.key in PATHS and value is not None:
-            value = str(here / Path(value).expanduser())
+        if one.key in PATHS and value is not None and not value.startswith("~"):
+            value = str(here / value)
         if one.key in _MAPS:
             for key, item in value.items():
                 _put(values, f"{one.key}.{key}", item, base.source)

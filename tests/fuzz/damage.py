@@ -7,12 +7,12 @@ from typing import Any, Final
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-EXAMPLES: Final = int(os.environ.get("DALSEGNO_FUZZ_EXAMPLES", "100"))
+EXAMPLES: Final = int(os.environ.get("FUZZ_EXAMPLES", "100"))
 
 FUZZED: Final = settings(
     max_examples=EXAMPLES,
     deadline=None,
-    derandomize="DALSEGNO_FUZZ_EXAMPLES" not in os.environ,  # a soak tries others each time
+    derandomize="FUZZ_EXAMPLES" not in os.environ,  # a soak tries others each time
     suppress_health_check=list(HealthCheck),
 )
 

@@ -54,3 +54,27 @@ def test_a_folder_of_another_kind_of_model_says_which_kind_is_served(tmp_path: P
 def test_an_unknown_name_says_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"'dmeo' is no model to serve: .*did you mean 'demo'\?"):
         config.resolve("dmeo")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gateway: {}\nlogs: {}\ngateway: {}\n", r"is no YAML: a key is there twice in line 3, column 1$"),
+        ("nats: {token: sesame, token: simsim}", "a key is there twice in line 1"),
+        ("nats: {token: sesame", r"is no YAML: expected ',' or '}'.* in line 1, column 21$"),
+        ('name: "\\ud800"', "is no YAML: half a character in line 1, column 7$"),
+        ("- sesame", "expected keys and values, found an array of 1 item"),
+        ("", "expected keys and values, found null"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_told_in_one_line_without_repeating_it(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(text)
+
+    with pytest.raises(ConfigError, match=message) as raised:
+        config.load(file)
+
+    assert "sesame" not in raised.value.message
+    assert "\n" not in raised.value.message

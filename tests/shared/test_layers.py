@@ -127,6 +127,7 @@ def test_a_text_is_read_as_its_key_takes_it(key: str, text: str, value: object) 
         ("logs.format=xml", "--set: logs.format: expected one of human, json, found 'xml'"),
         ("model_kwargs.max_rows=[", "--set: model_kwargs.max_rows is no YAML: .*line 1"),
         ("model_kwargs=5", "--set: model_kwargs: expected an object, found 5"),
+        ("name=\udcff", "--set: name: expected text in UTF-8, found other bytes"),
         ("nats.token=sesame", "--set: nats.token is a secret, .*: put it into DALSEGNO_NATS_TOKEN$"),
         (
             "gateway.api_keys=sesame",
