@@ -62,10 +62,16 @@ def _score(
     """Of n rows the tokens' log probabilities (n, 1), the likeliest ids and theirs (n, top); float64."""
     logprobs = torch.log_softmax(logits, dim=-1)
     taken = logprobs.gather(-1, token_ids.clamp(min=0)[:, None])
-    # The bits of a float, as an integer of the same order; below them the id, so that no two are equal.
-    bits = logits.view(torch.int32)
-    ascending = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
-    ids = torch.arange(logits.shape[-1], device=logits.device)
-    keys = ((ascending << 32) | (_LOW_BITS - ids)).topk(top, dim=-1).values
-    likely = _LOW_BITS - (keys & _LOW_BITS)
+    likely = _likeliest(logits, top) if top else token_ids.new_empty(len(token_ids), 0)
     return taken.double(), likely.double(), logprobs.gather(-1, likely).double()
+
+
+def _likeliest(logits: torch.Tensor, top: int) -> torch.Tensor:
+    """The ids of the `top` largest of each row, in order: (n, vocab) float32 to (n, top)."""
+    # The bits of a float, as an integer of the same order; below them the id, so that no two are equal.
+    # In place: on a CPU most of its time would go to fresh memory.
+    bits = logits.view(torch.int32)
+    ascending = (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits)
+    ids = torch.arange(logits.shape[-1], device=logits.device)
+    keys = ascending.long().bitwise_left_shift_(32).bitwise_or_(_LOW_BITS - ids)
+    return _LOW_BITS - (keys.topk(top, dim=-1).values & _LOW_BITS)
