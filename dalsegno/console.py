@@ -94,8 +94,9 @@ class Console:
 
 def _as_object(name: str, line: bytes) -> bytes:
     """A line of JSON as it is; any other as the message of one."""
-    if line.startswith(b"{") and line.endswith(b"}"):
-        return line
+    with contextlib.suppress(ValueError):
+        if isinstance(json.loads(line), dict):
+            return line
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     said = {"time": now, "level": "info", "role": name, "message": line.decode(errors="replace")}
     return json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()

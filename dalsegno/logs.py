@@ -51,6 +51,16 @@ def set_up(settings: LogSettings, role: str | None = None) -> None:
     logging.captureWarnings(capture=True)
 
 
+def last_word(text: str) -> None:
+    """Say why this process ends: plainly, as a command does, or as the object that every line is."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, _ForPrograms):
+            text = handler.formatter.format(
+                logging.LogRecord(__name__, logging.CRITICAL, "", 0, "%s", (text,), None)
+            )
+    print(text, file=sys.stderr)
+
+
 def formatter(settings: LogSettings, role: str | None) -> logging.Formatter:
     """What makes a line of a record."""
     if settings.format == "json":

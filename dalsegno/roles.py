@@ -15,7 +15,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -206,5 +205,5 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _refuse(error: DalSegnoError) -> int:
-    print(f"Error: {error.message}", file=sys.stderr)
+    logs.last_word(f"Error: {error.message}")
     return EX_CONFIG if isinstance(error, ClientError) else EX_UNAVAILABLE

@@ -10,6 +10,7 @@ again, and its last line says why (`RefusedError`). Any other end is an accident
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
@@ -263,9 +264,18 @@ class Supervisor:
         self.started()
         status = await self.child.wait()
         if status == EX_CONFIG and not self._stopping.is_set():
-            why = self.child.last_line.removeprefix("Error: ")
+            why = _message(self.child.last_line).removeprefix("Error: ")
             raise RefusedError(f"{self.child.name}: {why}")
         return _ending(status)
+
+
+def _message(line: str) -> str:
+    """What a line says, also one that is an object for programs."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(line)
+        if isinstance(found, dict) and "message" in found:
+            return str(found["message"])
+    return line
 
 
 def _ending(status: int) -> str:

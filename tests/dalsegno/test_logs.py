@@ -164,6 +164,16 @@ def test_warnings_of_python_are_lines(capsys: pytest.CaptureFixture[str]) -> Non
     assert found["level"] == "warning"
 
 
+@pytest.mark.parametrize("format_", ["human", "json"])
+def test_the_last_word_is_as_every_line_is(capsys: pytest.CaptureFixture[str], format_: str) -> None:
+    printed = Printed(capsys, format=format_)
+    logs.last_word("Error: no such model")
+
+    text = printed.text
+    assert text == "Error: no such model\n" if format_ == "human" else json.loads(text)["level"] == "critical"
+    assert "Error: no such model" in text
+
+
 def _fail() -> None:
     try:
         dict[str, int]()[SECRET]

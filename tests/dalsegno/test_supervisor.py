@@ -1,4 +1,5 @@
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -64,6 +65,13 @@ async def test_a_role_that_ends_by_itself_starts_again(heard: Heard, supervised:
 async def test_a_role_that_refuses_its_configuration_does_not(heard: Heard) -> None:
     supervisor = Supervisor(RoleProcess(command("role", REFUSING), heard), heard, lambda: None)
     with pytest.raises(RefusedError, match=r"^role: model 'x' is unknown$"):
+        await supervisor.run()
+
+
+async def test_a_refusal_that_is_an_object_is_read(heard: Heard) -> None:
+    script = f"print({json.dumps(json.dumps({'message': 'Error: no such model'}))}); raise SystemExit(78)"
+    supervisor = Supervisor(RoleProcess(command("role", script), heard), heard, lambda: None)
+    with pytest.raises(RefusedError, match=r"^role: no such model$"):
         await supervisor.run()
 
 
