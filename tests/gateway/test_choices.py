@@ -227,10 +227,12 @@ async def test_a_client_that_does_not_read_is_bounded_however_many_choices_it_as
     ):
         await reader.readuntil(b"\r\n\r\n")
         slow = [await world.performance(number) for number in range(3)]
-        await world.until(lambda: all(one.transcript.next_index == count for one in slow))
         assert world.gateway._line is not None
         hub = world.gateway._line.submissions._hub
-        await world.until(lambda: not len(hub))  # let go: the rest comes from the log
+        relays = [relay for relays in hub._relays.values() for relay in relays]
+        await world.until(lambda: all(one.transcript.next_index == count for one in slow))
+        await world.until(lambda: not len(hub))
+        assert [relay.is_behind for relay in relays] == [True] * 3  # the rest comes from the log
         assert world.gateway.running == 1
         received = bytearray()
         while b"[DONE]" not in received[-100:]:
