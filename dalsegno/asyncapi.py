@@ -1,0 +1,324 @@
+"""The contract of the log as an AsyncAPI 3 document: docs/asyncapi.yaml is what this writes.
+
+    $ python -m dalsegno.asyncapi docs/asyncapi.yaml
+
+Channels are the subjects of `shared.subjects`, messages the events of `shared.events`, their descriptions
+the docstrings there. Who writes and who reads what is said here, once per channel: an operation is a role's,
+named `<role>.<does>.<channel>`.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import yaml
+
+from dalsegno.reference import meanings_of
+from shared import events, tensors
+from shared.events import Event
+from shared.subjects import DEFAULT_ORIGIN, Subjects
+
+Kind: TypeAlias = type[Event]
+
+_SUBJECTS: Final = Subjects("{prefix}")
+_PACKED: Final = "application/msgpack"
+_JSON: Final = "application/json"
+_PARAMETERS: Final[dict[str, dict[str, Any]]] = {
+    "prefix": {"default": "ds", "description": "The deployment's, a token in small letters."},
+    "request_id": {"description": "Chosen by whoever submits it: 1 to 64 letters, digits, `_` or `-`."},
+    "origin": {
+        "default": DEFAULT_ORIGIN,
+        "description": "What the request named as its origin: a gateway's name, or a service's own.",
+    },
+    "writer": {
+        "description": "`w<rank>` for a worker, `conductor` for fences.",
+        "examples": ["w0", "conductor"],
+    },
+    "rank": {"description": "The worker's position.", "examples": ["0"]},
+    "kind": {"enum": ["epoch", "lost"], "description": "A term begins, or a worker's life is declared over."},
+    "role": {"enum": ["worker", "conductor"], "description": "Whose beat it is."},
+    "name": {"description": "A worker's rank, a conductor's name.", "examples": ["0", "c-1f0a2b3c"]},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channel:
+    """One family of subjects: who writes which events there, and who reads them.
+
+    `is_public` ones may be written by anybody, in JSON too.
+    """
+
+    name: str
+    address: str
+    summary: str
+    writers: dict[str, Sequence[Kind]]
+    readers: Sequence[str]
+    is_public: bool = False
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """The events that are written there, each once."""
+        return list(dict.fromkeys(kind for kinds in self.writers.values() for kind in kinds))
+
+
+CHANNELS: Final = (
+    Channel(
+        name="request",
+        address=_SUBJECTS.request("{request_id}"),
+        summary="Requests. Stored once acked; the same id executes once.",
+        writers={role: [events.RequestSubmitted] for role in ("service", "gateway")},
+        readers=["conductor", "gateway"],
+        is_public=True,
+    ),
+    Channel(
+        name="control",
+        address=_SUBJECTS.control("{request_id}"),
+        summary="Cancels. Whether one came in time is decided by its place in the log.",
+        writers={role: [events.RequestCancel] for role in ("service", "gateway")},
+        readers=["conductor"],
+        is_public=True,
+    ),
+    Channel(
+        name="walk",
+        address=_SUBJECTS.walk("{request_id}"),
+        summary="What became of a request: admitted or rejected, and its end.",
+        writers={
+            "conductor": [
+                events.RequestAdmitted,
+                events.RequestRejected,
+                events.RequestFinished,
+                events.RequestFailed,
+                events.RequestCancelled,
+            ]
+        },
+        readers=["service", "gateway", "conductor"],
+    ),
+    Channel(
+        name="output",
+        address=_SUBJECTS.output("{origin}", "{request_id}", "{writer}"),
+        summary="The answer, piece by piece, and the fences that void pieces of dead workers.",
+        writers={"worker": [events.OutputChunk], "conductor": [events.OutputFence]},
+        readers=["service", "gateway", "worker"],
+    ),
+    Channel(
+        name="conductor",
+        address=_SUBJECTS.conductor("{kind}"),
+        summary="The conductors' terms, and the workers they gave up.",
+        writers={"conductor": [events.EpochOpened, events.WorkerLost]},
+        readers=["service", "gateway", "conductor", "worker"],
+    ),
+    Channel(
+        name="ready",
+        address=f"{_SUBJECTS.prefix}.ready.{{rank}}.{{request_id}}",
+        summary="Orders to a rank.",
+        writers={"conductor": [events.NodeReady, events.WalkStop]},
+        readers=["worker", "conductor"],
+    ),
+    Channel(
+        name="done",
+        address=f"{_SUBJECTS.prefix}.done.{{rank}}.{{request_id}}",
+        summary="What a rank did of its orders.",
+        writers={"worker": [events.WalkCompleted, events.WalkFailed, events.WalkStopped]},
+        readers=["conductor"],
+    ),
+    Channel(
+        name="worker",
+        address=f"{_SUBJECTS.prefix}.worker.{{rank}}",
+        summary="The lives of a rank.",
+        writers={"worker": [events.WorkerJoined, events.WorkerLeaving]},
+        readers=["service", "gateway", "conductor", "worker"],
+    ),
+)
+BEAT: Final = "beat"
+_BEAT_READERS: Final = ("service", "gateway", "conductor")
+
+
+class _Plain(yaml.SafeDumper):
+    """YAML without anchors: what is the same twice stands there twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def document() -> dict[str, Any]:
+    """The whole document, as plain values."""
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "Dal Segno",
+            "version": version("dalsegno"),
+            "description": (
+                "The event log of a Dal Segno deployment: one JetStream stream. docs/nats.md tells how to "
+                "read an answer. Bytes stand in JSON as base64, in MessagePack as they are; fields that have "
+                "their default are left out; unknown ones are to be ignored."
+            ),
+            "license": {"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
+        },
+        "defaultContentType": _PACKED,
+        "servers": {
+            "nats": {
+                "host": "127.0.0.1:4222",
+                "protocol": "nats",
+                "description": "NATS with JetStream; its address is in the deployment's ready file.",
+                "security": [{"$ref": "#/components/securitySchemes/token"}],
+            }
+        },
+        "channels": {channel.name: _channel(channel) for channel in CHANNELS} | {BEAT: _beat_channel()},
+        "operations": dict(_operations()),
+        "components": {
+            "messages": dict(_messages()),
+            "schemas": _schemas(),
+            "parameters": _PARAMETERS,
+            "securitySchemes": {
+                "token": {
+                    "type": "apiKey",
+                    "in": "password",
+                    "description": "NATS' own token, given when the connection is made.",
+                }
+            },
+        },
+    }
+
+
+def text() -> str:
+    """The document as YAML."""
+    return yaml.dump(document(), Dumper=_Plain, sort_keys=False, allow_unicode=True, width=110)
+
+
+def _channel(channel: Channel) -> dict[str, Any]:
+    return {
+        "address": channel.address,
+        "summary": channel.summary,
+        "parameters": _parameters(channel.address),
+        "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in _names(channel)},
+    }
+
+
+def _beat_channel() -> dict[str, Any]:
+    address = _SUBJECTS.beat("{role}", "{name}")
+    return {
+        "address": address,
+        "summary": "Who is there, twice a second; core NATS, not stored.",
+        "parameters": _parameters(address),
+        "messages": {"Beat": {"$ref": "#/components/messages/Beat"}},
+    }
+
+
+def _parameters(address: str) -> dict[str, Any]:
+    names = [name for name in _PARAMETERS if f"{{{name}}}" in address]
+    return {name: {"$ref": f"#/components/parameters/{name}"} for name in names}
+
+
+def _names(channel: Channel) -> list[str]:
+    """The names of a channel's messages; at the public ones also of their JSON."""
+    names = [kind.__name__ for kind in channel.kinds]
+    return [*names, *(f"{name}Json" for name in names)] if channel.is_public else names
+
+
+def _operations() -> Iterator[tuple[str, dict[str, Any]]]:
+    for channel in CHANNELS:
+        for role, kinds in channel.writers.items():
+            names = [name for name in _names(channel) if name.removesuffix("Json") in _called(kinds)]
+            yield _operation(role, "send", channel.name, names)
+        for role in channel.readers:
+            yield _operation(role, "receive", channel.name, _names(channel))
+    for role in ("worker", "conductor"):
+        yield _operation(role, "send", BEAT, ["Beat"])
+    for role in _BEAT_READERS:
+        yield _operation(role, "receive", BEAT, ["Beat"])
+
+
+def _called(kinds: Sequence[Kind]) -> set[str]:
+    return {kind.__name__ for kind in kinds}
+
+
+def _operation(role: str, action: str, channel: str, names: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    told = {
+        "action": action,
+        "channel": {"$ref": f"#/channels/{channel}"},
+        "tags": [{"name": role}],
+        "messages": [{"$ref": f"#/channels/{channel}/messages/{name}"} for name in names],
+    }
+    return f"{role}.{action}.{channel}", told
+
+
+def _messages() -> Iterator[tuple[str, dict[str, Any]]]:
+    for channel in CHANNELS:
+        for name in _names(channel):
+            kind = getattr(events, name.removesuffix("Json"))
+            yield name, _message(kind, name, _JSON if name.endswith("Json") else _PACKED)
+    yield (
+        "Beat",
+        {"name": "Beat", "contentType": _PACKED, "payload": {"$ref": "#/components/schemas/Beat"}},
+    )
+
+
+def _message(kind: Kind, name: str, content_type: str) -> dict[str, Any]:
+    summary, _, _ = cleandoc(kind.__doc__ or "").partition("\n")
+    return {
+        "name": name,
+        "title": str(kind.__struct_config__.tag),
+        "summary": summary,
+        "contentType": content_type,
+        "payload": {"$ref": f"#/components/schemas/{kind.__name__}"},
+    }
+
+
+# ---- payloads ------------------------------------------------------------------------------------------
+
+
+def _schemas() -> dict[str, Any]:
+    kinds = [kind for channel in CHANNELS for kind in channel.kinds]
+    _, found = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    public = {kind.__name__ for channel in CHANNELS if channel.is_public for kind in channel.kinds}
+    schemas = {name: _schema(name, found[name], is_public=name in public) for name in sorted(found)}
+    state = {"type": "string", "examples": ["loading", "ready", "draining", "following", "leading"]}
+    schemas["Beat"] = {
+        "title": "Beat",
+        "description": "The last word of one process, and facts for people.",
+        "type": "object",
+        "properties": {"state": state, "pid": {"type": "integer"}},
+        "required": ["state"],
+    }
+    return schemas
+
+
+def _schema(name: str, found: dict[str, Any], *, is_public: bool) -> dict[str, Any]:
+    """As msgspec has it, each field told about at its place, patterns as other languages write them."""
+    kind = _kind_of(name)
+    about, _, _ = cleandoc(kind.__doc__ or "").partition("\n\nAttributes:")
+    meanings = {**meanings_of(Event), **meanings_of(kind)} if issubclass(kind, Event) else meanings_of(kind)
+    properties = {
+        field: {**({"description": meanings[field]} if field in meanings else {}), **schema}
+        for field, schema in found["properties"].items()
+    }
+    told = _portable({**found, "description": about, "properties": properties})
+    if is_public:  # only one type of event belongs on its subject, so the tag may be left out
+        told["required"] = [field for field in told["required"] if field != "type"]
+    return {key: value for key, value in told.items() if key != "required" or value}
+
+
+def _kind_of(name: str) -> Any:
+    return getattr(events, name, None) or getattr(tensors, name)
+
+
+def _portable(schema: Any) -> Any:
+    match schema:
+        case dict():
+            return {
+                key: value.replace(r"\A", "^").replace(r"\Z", "$") if key == "pattern" else _portable(value)
+                for key, value in schema.items()
+            }
+        case list():
+            return [_portable(one) for one in schema]
+        case _:
+            return schema
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(text(), encoding="utf-8")
