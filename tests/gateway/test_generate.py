@@ -81,7 +81,7 @@ async def test_messages_and_tokens_stand_in_the_place_of_a_text(name: str) -> No
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a b"}]
     async with deployment() as world:
         for field, value in (("messages", messages), ("token_ids", [1, 2])):
-            body = {field: json.dumps(value) if name == "data" else value}
+            body: Any = {field: json.dumps(value) if name == "data" else value}
             response = await world.client.post("/generate", **{name: body})
             assert response.status_code == 200, response.text
         chat, tokens = world.events("request")
