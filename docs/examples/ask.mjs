@@ -1,0 +1,60 @@
+// Ask Dal Segno a question over NATS from JavaScript: Node 20 or later, and
+//
+//     npm install @nats-io/transport-node @nats-io/jetstream @msgpack/msgpack
+//     dalsegno serve demo --ready-file ready.json
+//     node ask.mjs ready.json demo "What does len do?"
+
+import { randomUUID } from "node:crypto";
+import { readFileSync } from "node:fs";
+import { decode } from "@msgpack/msgpack";
+import { jetstream } from "@nats-io/jetstream";
+import { connect } from "@nats-io/transport-node";
+
+const [readyFile, model, question] = process.argv.slice(2);
+const server = JSON.parse(readFileSync(readyFile, "utf8"));
+const client = await connect({ servers: server.nats_url, token: server.nats_token });
+const { prefix } = server;
+
+const id = randomUUID();
+const request = { model, inputs: { text: question }, params: { temperature: 0, max_tokens: 64 } };
+// Stored once it is acked. No ack? Publish the same again: the same id executes once.
+const ack = await jetstream(client).publish(`${prefix}.request.${id}`, JSON.stringify(request));
+
+// One consumer for everything, so that all of it comes in the order of the log, from its beginning.
+const consumer = await jetstream(client).consumers.get(`${prefix.toUpperCase()}_LOG`, {
+  filter_subjects: [`${prefix}.conductor.epoch`, `${prefix}.walk.${id}`, `${prefix}.output.nats.${id}.*`],
+});
+
+let epoch = 0;
+let attempt = 0;
+let next = 0;
+let early = new Map(); // by index: valid, but before their predecessor
+
+for await (const message of await consumer.consume()) {
+  const event = decode(message.data); // fields that have their default are left out
+  if (event.type === "epoch.opened.v1") {
+    epoch = Math.max(epoch, event.epoch);
+  } else if (event.writer === "conductor" && event.epoch < epoch) {
+    continue; // from a conductor that has a successor, and did not know it yet
+  } else if (event.type === "output.fence.v1" && event.attempt > attempt) {
+    attempt = event.attempt; // a worker died: what is not printed yet is computed again
+    early = new Map();
+  } else if (event.type === "output.chunk.v1") {
+    const index = event.index ?? 0;
+    if (event.attempt >= attempt && index >= next && !early.has(index)) early.set(index, event);
+    for (; early.has(next); early.delete(next++)) process.stdout.write(early.get(next).text ?? "");
+  } else if (event.type === "request.finished.v1") {
+    console.log();
+    console.error(event.finish_reasons, event.usage);
+    break;
+  } else if (event.type === "request.failed.v1" || event.type === "request.cancelled.v1") {
+    console.error(event.failure ?? event.reason);
+    process.exitCode = 1;
+    break;
+  } else if (event.type === "request.rejected.v1" && event.submission_seq === ack.seq) {
+    console.error(event.failure);
+    process.exitCode = 1;
+    break;
+  }
+}
+await client.close();
