@@ -83,7 +83,9 @@ class FakeGateway:
         return self.cancelling
 
     async def ready(self, request: Request) -> Response:
-        return JSONResponse({"status": "degraded", "state": "loading", "missing": ["no conductor leads"]}, 503)
+        return JSONResponse(
+            {"status": "degraded", "state": "loading", "missing": ["no conductor leads"]}, 503
+        )
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": "demo"}, {"id": "other"}]})
