@@ -34,12 +34,18 @@ def check_node(node: Node) -> None:
     """Compare pool and stock model on one short text; the node must use the pool's attention.
 
     Raises:
-        UnsupportedArchitectureError: they differ.
+        UnsupportedArchitectureError: they differ, or the model cannot be run like this at all.
     """
     # Any ids do, as long as they vary: a fixed stride through the vocabulary.
     ids = [(7919 * (index + 1)) % node.vocab_size for index in range(_CUTS[-1])]
     expected = node.reference(torch.tensor(ids, device=node.device))
-    found = _paged_logits(node, ids)
+    try:
+        found = _paged_logits(node, ids)
+    except (AttributeError, LookupError, NotImplementedError, TypeError, ValueError) as stumble:
+        raise UnsupportedArchitectureError(
+            f"{node.architecture} is not served: it cannot be run over the paged pool "
+            f"({type(stumble).__name__}: {stumble})"
+        ) from stumble
     error = float((found - expected).abs().max() / expected.std())
     if not error <= _TOLERANCE[node.dtype]:
         raise UnsupportedArchitectureError(

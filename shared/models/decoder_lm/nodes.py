@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 
 import torch
 from safetensors import safe_open
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 from transformers.utils import logging as transformers_logging
@@ -313,8 +313,7 @@ class _Probe:
             given.discard("dropout")
         for what in sorted(given - _OBEYED):
             complain(f"layer {layer} needs {what}")
-        window = kwargs.get("sliding_window")
-        self._windows[layer] = None if window is None or window >= self._max_positions else window
+        self._windows[layer] = self._effective(kwargs.get("sliding_window"))
         return self._result(query, value)
 
     def compare_layers(self, layers: int) -> None:
@@ -348,6 +347,19 @@ class _Probe:
                 f"but asks its attention for {_described(self._windows.get(layer))}"
             )
         return self._result(query, value)
+
+    def compare_cache(self, cache: DynamicCache) -> None:
+        """Compare what layers say with what `generate` would keep for them."""
+        for layer, kept in enumerate(cache.layers):
+            found = self._effective(getattr(kept, "sliding_window", None))
+            if not self.complaints and layer in self._windows and found != self._windows[layer]:
+                self.complaints.append(
+                    f"layer {layer} asks its attention for {_described(self._windows[layer])}, "
+                    f"but its cache in transformers keeps {_described(found)}"
+                )
+
+    def _effective(self, window: int | None) -> int | None:
+        return None if window is None or window >= self._max_positions else window
 
     def mask(self, *, mask_function: Callable[..., Any], **_: Any) -> torch.Tensor:
         """What `AttentionMaskInterface` calls: remember the rule by the mask that stands for it."""
@@ -408,6 +420,7 @@ def _run_on_meta(model_class: Any, config: Any, probe: _Probe) -> None:
             AttentionInterface.register(_PROBE, probe.masked_attention)
             all_seen = torch.ones(1, 2, dtype=torch.int64)
             model.base_model(input_ids=ids, position_ids=ids, attention_mask=all_seen, use_cache=False)
+            probe.compare_cache(DynamicCache(config=config))
     finally:
         torch.set_default_dtype(previous)
 
@@ -441,11 +454,22 @@ def _described(window: int | str | None) -> str:
 # ---- the head --------------------------------------------------------------------------------------
 
 
+@dataclass
+class _BodyOutput(MoeModelOutputWithPast):  # type: ignore[misc] # transformers has no types
+    """All that heads look for, most of it absent."""
+
+    cross_attentions: None = None
+
+
 class _Given(torch.nn.Module):
     """In the place of a model's body: gives back what it is given."""
 
-    def forward(self, *, inputs_embeds: torch.Tensor, **_: Any) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+    @property
+    def decoder(self) -> "_Given":  # OPT calls a part of its body
+        return self
+
+    def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _BodyOutput:
+        return _BodyOutput(last_hidden_state=inputs_embeds)
 
 
 def _head_of(model: Any) -> Any:

@@ -48,3 +48,18 @@ def test_what_goes_past_the_engine_is_refused_by_name(
 
     with pytest.raises(UnsupportedArchitectureError, match="LlamaForCausalLM is not served"):
         check_node(node)
+
+
+def test_a_model_that_stumbles_over_the_pool_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = load(tiny_checkpoint("llama"))
+    node.use_attention(ATTENTION)
+
+    def stumble(hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        raise AttributeError("no last_hidden_state")
+
+    monkeypatch.setattr(node, "head", stumble)
+
+    with pytest.raises(
+        UnsupportedArchitectureError, match=r"LlamaForCausalLM is not served: it cannot .*state"
+    ):
+        check_node(node)

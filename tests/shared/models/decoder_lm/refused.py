@@ -28,6 +28,8 @@ REFUSED: Final = (
     _named("DeepseekV3ForCausalLM", "deepseek_v3", r"keys \(.*\) and values \(.*\) differ"),
     _named("MiniCPM3ForCausalLM", "minicpm3", r"keys \(.*\) and values \(.*\) differ"),
     _named("Llama4ForCausalLM", "llama4_text", "layer 0 is masked by a rule that is neither causal nor a sl"),
+    _named("PhimoeForCausalLM", "phimoe", "is masked by a window of 24 in transf", sliding_window=24),
+    _named("MoshiForCausalLM", "moshi", "its cache in transformers keeps a window of 24", sliding_window=24),
     _named("Qwen3NextForCausalLM", "qwen3_next", r"layers \[0, 1, 2\] do not go through"),
     _named("MambaForCausalLM", "mamba", "it cannot be run over a packed batch"),
     _named("Lfm2ForCausalLM", "lfm2", "it cannot be run over a packed batch"),
