@@ -49,9 +49,11 @@ fix: setup
 bench: setup
 	$(BIN)/python -m benchmarks
 
-# The simulator over many seeds: hours are well spent here before a release.
+# The simulator over many seeds, and damaged input by the thousand: hours are well spent here before a release.
 soak: setup
+	@$(PIP) install --quiet --group soak
 	SIMULATION_SEEDS=20000 $(BIN)/python -m pytest tests/simulation -q
+	FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest tests/fuzz -q --timeout 3600
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

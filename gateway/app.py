@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from gateway import errors, schema, server
 from gateway.about_routes import about_routes
@@ -36,6 +37,7 @@ from shared.subjects import Subjects
 
 _LOGGER: Final = logging.getLogger(__name__)
 _RETRY_S: Final = 0.2
+_METHODS: Final = ("DELETE", "GET", "HEAD", "POST")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,12 +150,23 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         case 404:
             found = HttpError(status=404, code="not_found", message=f"there is no route {where}")
         case 405:
-            allowed = (error.headers or {}).get("Allow", "another method")
+            allowed = _methods_of(request)
             message = f"{where} is not allowed; expected {allowed}"
             found = HttpError(status=405, code="method_not_allowed", message=message)
+            return _response(found, {"allow": allowed})
         case status:
             found = HttpError(status=status, code="invalid_request", message=str(error.detail))
     return _response(found, dict(error.headers or {}))
+
+
+def _methods_of(request: Request) -> str:
+    """What the path takes: it may be several routes', and the framework names the first one's alone."""
+
+    def taken(method: str) -> bool:
+        scope = {**request.scope, "method": method}
+        return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+
+    return ", ".join(filter(taken, _METHODS))
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:

@@ -30,6 +30,8 @@ from shared.meters import ConductorMeters, WorkerMeters
 SCHEDULER: Final = "fcfs"
 """How engines choose who is next: first come, first served (`workers.engine.scheduler`)."""
 
+MEDIA_TYPES: Final = ("text/plain", "application/openmetrics-text")
+
 _Meters = TypeVar("_Meters", bound=msgspec.Struct)
 _Labels = Mapping[tuple[str, ...], float]
 

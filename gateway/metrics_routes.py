@@ -14,7 +14,12 @@ def metrics_routes(gateway: Gateway) -> APIRouter:
     """The routes of one gateway."""
     router = APIRouter(tags=["metrics"])
 
-    @router.get("/metrics", summary="Prometheus: this gateway, the log, and every role by its beats")
+    @router.get(
+        "/metrics",
+        summary="Prometheus: this gateway, the log, and every role by its beats",
+        responses={200: {"content": {kind: {} for kind in exposition.MEDIA_TYPES}}},
+        response_class=Response,
+    )
     async def metrics(request: Request) -> Response:
         snapshot = Snapshot(gateway, await gateway.log_state(), time.monotonic())
         content, media_type = await exposition.text(snapshot, request.headers.get("accept", ""))

@@ -31,6 +31,11 @@ ERROR: Final[dict[str, Any]] = {
         }
     },
 }
+_STREAMS: Final = {
+    "/generate": "application/x-ndjson",
+    "/v1/chat/completions": "text/event-stream",
+    "/v1/completions": "text/event-stream",
+}
 _ASKING: Final = (400, 404, 408, 409, 410, 413, 422, 429, 431, 500, 503, 504)
 _LOOKING: Final = (400, 404, 408, 409, 413, 429, 431, 500, 503)
 _KEYS: Final = (401, 403)
@@ -64,6 +69,8 @@ def _complete_operation(path: str, method: str, operation: dict[str, Any], *, ne
     responses = operation["responses"]
     if "HTTPValidationError" in str(responses.get("422")):
         del responses["422"]
+    if path in _STREAMS and method == "post":
+        responses["200"]["content"][_STREAMS[path]] = {}
     errors = (_ASKING if method == "post" else _LOOKING) + (_KEYS if needs_key else ())
     for status in errors:
         responses.setdefault(

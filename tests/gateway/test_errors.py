@@ -60,10 +60,12 @@ async def test_an_unknown_route_and_a_wrong_method_have_openais_schema() -> None
     async with deployment() as world:
         missing = await world.client.get("/v1/nothing")
         wrong = await world.client.get("/generate")
+        shared_path = await world.client.put("/v1/requests/x")
 
     assert (missing.status_code, error_of(missing)["code"]) == (404, "not_found")
     assert (wrong.status_code, error_of(wrong)["code"]) == (405, "method_not_allowed")
     assert wrong.headers["allow"] == "POST"
+    assert shared_path.headers["allow"] == "DELETE, GET"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,32 @@
+"""Schemathesis, over our own `/openapi.json`: each answer is one that the document tells of."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.deploy import Running
+from tests.fuzz.damage import EXAMPLES
+
+_CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "unsupported_method",
+)
+
+
+@pytest.mark.skipif(find_spec("schemathesis") is None, reason="`make soak` installs schemathesis")
+def test_every_answer_is_one_that_the_document_tells_of(deployment: Running, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "schemathesis.cli", "run", f"{deployment.url}/openapi.json"),
+            *("--max-examples", str(EXAMPLES), "--request-timeout", "30", "--checks", ",".join(_CHECKS)),
+        ],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+
+    assert ended.returncode == 0, ended.stdout[-8000:] + ended.stderr[-2000:]
