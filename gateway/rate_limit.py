@@ -6,6 +6,7 @@ Counted is what was let in, by this gateway; each has its own count.
 
 import math
 import time
+from ipaddress import ip_network
 from typing import Final
 
 from limits import RateLimitItemPerMinute
@@ -68,4 +69,11 @@ def _who(scope: Scope) -> tuple[str, str]:
     if key is not None:
         return "key", key
     client = scope.get("client")
-    return "address", client[0] if client else "unknown"
+    return "address", _network(client[0]) if client else "unknown"
+
+
+def _network(host: str) -> str:
+    """Whose address it is: of IPv6 everybody has 2**64, which are one."""
+    if ":" not in host:
+        return host
+    return str(ip_network((host.partition("%")[0], 64), strict=False))

@@ -95,3 +95,17 @@ async def test_health_and_metrics_are_never_limited() -> None:
         ]
 
     assert set(found) == {200}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "are_one"),
+    [
+        ("10.0.0.1", "10.0.0.2", False), ("10.0.0.1", "10.0.0.1", True),
+        ("2001:db8::1", "2001:db8::ffff", True), ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("fe80::1%eth0", "fe80::2%eth1", True),
+    ],
+)  # fmt: skip
+def test_addresses_of_one_owner_count_as_one(first: str, second: str, are_one: bool) -> None:
+    found = [rate_limit._who({"client": (address, 1)}) for address in (first, second)]
+
+    assert (found[0] == found[1]) is are_one
