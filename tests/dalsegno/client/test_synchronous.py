@@ -140,7 +140,7 @@ def test_closing_ends_the_call_that_waits_in_another_thread() -> None:
 def program(url: str, text: str) -> "subprocess.Popen[str]":
     """A program that treats every warning as an error, and tells of what was not closed."""
     script = f"from dalsegno import Client\nclient = Client({url!r})\n{text}"
-    command = [sys.executable, "-X", "dev", "-W", "error", "-c", script]
+    command = [sys.executable, "-W", "error", "-c", script]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
