@@ -7,7 +7,7 @@ few numbers per token, in one copy.
 Of equal logits the lower id is the likelier token, as it is for the greedy choice.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import torch
@@ -16,6 +16,8 @@ from workers.engine.sequence import TokenScore
 
 _SLICE_FLOATS: Final = 2**22
 """So many logits are worked on at once: 16 MiB of them, and some times that beside them."""
+_CACHED_FLOATS: Final = 2**19
+"""And so many on a CPU: what stays in its cache takes a third of the time (32 x 150k logits; 2026-11)."""
 _LOW_BITS: Final = 0xFFFFFFFF
 
 
@@ -39,9 +41,11 @@ def score(
     Returns:
         N scores; a `logprob` that is no number comes of logits that are none.
     """
-    rows = max(1, _SLICE_FLOATS // vocab_size)
-    slices = zip(torch.split(indices, rows), torch.split(token_ids, rows), strict=True)
-    parts = [_score(logits_at(at), ids.long(), min(top, vocab_size)) for at, ids in slices]
+    parts = [
+        _score(logits, ids.long(), min(top, vocab_size))
+        for at, of_slice in _slices(_SLICE_FLOATS // vocab_size, indices, token_ids)
+        for logits, ids in _cached_slices(logits_at(at), of_slice)
+    ]
     taken, likely, logprobs = (torch.cat(column) for column in zip(*parts, strict=True))
     # One copy to the host: ids are exact in float64, and so are the others.
     table = torch.cat([token_ids.double()[:, None], taken, likely, logprobs], dim=-1).tolist()
@@ -54,6 +58,15 @@ def score(
         )
         for row in table
     ]
+
+
+def _slices(rows: int, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    return zip(*(torch.split(tensor, max(1, rows)) for tensor in tensors), strict=True)
+
+
+def _cached_slices(logits: torch.Tensor, token_ids: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    is_cpu = logits.device.type == "cpu"
+    return _slices(_CACHED_FLOATS // logits.shape[-1] if is_cpu else len(logits), logits, token_ids)
 
 
 def _score(
