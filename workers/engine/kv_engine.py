@@ -200,7 +200,9 @@ class KVEngine:
         tokens, scores, prompt_scores = iter(ran.tokens), iter(ran.scores), iter(ran.prompt_scores)
         for span in spans:
             spec = span.sequence.spec
-            of_prompt = [_cut(told, spec) for told in islice(prompt_scores, span.scored)]
+            of_prompt = (
+                [_cut(told, spec) for told in islice(prompt_scores, span.scored)] if ran.prompt_scores else []
+            )
             token = next(tokens) if span.samples else None
             told = _cut(next(scores), spec) if token is not None and spec.logprobs is not None else None
             asked += bool(of_prompt) or token is not None
