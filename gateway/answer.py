@@ -129,7 +129,7 @@ class Answer(Response):
             if error.status != _UNAVAILABLE or not self._question.parts[0].id_is_chosen:
                 self._choices.leave(f"its answer failed: {error.code}")
         finally:
-            self._choices.leave(_LEFT if self._gone else "")
+            self._choices.leave(_LEFT if self._gone else "", linger_s=self._question.parts[0].linger_s)
         if error is not None:
             self._observation.end(error.code)
             await self._fail(error)

@@ -8,6 +8,8 @@ from shared.events import Params
 
 MAX_TIMEOUT_S: Final = 86400.0
 """A day: the longest a request may ask to be waited for."""
+MAX_LINGER_S: Final = 600.0
+"""Ten minutes: the longest a request may go on for a client that left."""
 
 
 def check_params(params: Params, settings: GatewaySettings, name: str = "max_tokens") -> None:
@@ -52,6 +54,18 @@ def limit_s(asked_s: float | None, settings: GatewaySettings) -> float | None:
     """How long a request may take: what it asks for, at most what is allowed; None is for ever."""
     allowed = [seconds for seconds in (asked_s, settings.request_timeout_s) if seconds]
     return min(allowed, default=None)
+
+
+def check_linger(found: float | None) -> None:
+    """Refuse a time to wait for a client that left, which is none.
+
+    Raises:
+        InvalidParamError: it is not from 0 to ten minutes.
+    """
+    if found is not None and not 0 <= found <= MAX_LINGER_S:
+        raise InvalidParamError(
+            "linger_s", f"linger_s: expected seconds from 0 to {MAX_LINGER_S:g}, found {found!r:.80}"
+        )
 
 
 def check_timeout(found: float | None) -> None:

@@ -118,10 +118,13 @@ class Choices:
             for pump in pumps:
                 pump.cancel()
 
-    def leave(self, cancel: str = "") -> None:
-        """Let go of all parts; with a reason to `cancel`, they end if nobody else here wants them."""
+    def leave(self, cancel: str = "", *, linger_s: float = 0.0) -> None:
+        """Let go of all parts; with a reason to `cancel`, they end if nobody else here wants them.
+
+        They go on for `linger_s` seconds before that, for a client that comes back.
+        """
         for claim in self._claims:
-            claim.leave(cancel)
+            claim.leave(cancel, linger_s=linger_s)
 
     async def _claim(self, part: Asked) -> AsyncGenerator[Item, None]:
         claim = await self._gateway.submit(part)

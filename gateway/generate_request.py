@@ -7,7 +7,7 @@ nearest one that is known.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final
@@ -38,6 +38,7 @@ FIELDS: Final = (
     "request_id",
     "model",
     "timeout_s",
+    "linger_s",
 )
 _LIMITS: Final = ("max_tokens", "max_output_tokens", "max_new_tokens")
 MODEL_KWARGS: Final = (
@@ -60,6 +61,7 @@ class GenerateRequest:
     model: str | None
     request_id: str | None
     timeout_s: float | None = None
+    linger_s: float | None = None
 
 
 async def read(request: Request, served: Served) -> GenerateRequest:
@@ -95,7 +97,8 @@ def parse(fields: Mapping[str, Any], served: Served) -> GenerateRequest:
         streaming=_boolean(fields, "streaming", default=True),
         model=_text(fields, "model"),
         request_id=_text(fields, "request_id") or None,
-        timeout_s=_timeout(fields.get("timeout_s")),
+        timeout_s=_seconds(fields, "timeout_s", caps.check_timeout),
+        linger_s=_seconds(fields, "linger_s", caps.check_linger),
     )
 
 
@@ -231,7 +234,8 @@ def _boolean(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
     return value
 
 
-def _timeout(found: object) -> float | None:
+def _seconds(fields: Mapping[str, Any], name: str, check: Callable[[float | None], None]) -> float | None:
+    found = fields.get(name)
     if found is None or found == "":
         return None
     try:
@@ -241,8 +245,8 @@ def _timeout(found: object) -> float | None:
     except (ValueError, OverflowError):
         seconds = math.nan
     if math.isnan(seconds):
-        raise InvalidParamError("timeout_s", f"timeout_s: expected a number, found {described(found)}")
-    caps.check_timeout(seconds)
+        raise InvalidParamError(name, f"{name}: expected a number, found {described(found)}")
+    check(seconds)
     return seconds
 
 

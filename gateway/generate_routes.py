@@ -22,6 +22,8 @@ _FIELDS: Final[dict[str, Any]] = {
     "model_kwargs": {"type": "object", "properties": {name: {} for name in generate_request.MODEL_KWARGS}},
     "request_id": {"type": "string"},
     "model": {"type": "string"},
+    "timeout_s": {"type": "number"},
+    "linger_s": {"type": "number"},
 }
 _QUESTIONS: Final = [{"required": [name]} for name in generate_request.QUESTIONS]
 _SCHEMA: Final = {"type": "object", "oneOf": _QUESTIONS, "properties": _FIELDS}
@@ -49,6 +51,7 @@ def generate_routes(gateway: Gateway) -> APIRouter:
             inputs=parsed.inputs,
             params=parsed.params,
             trace=request.headers.get("traceparent"),
+            linger_s=parsed.linger_s or 0.0,
         )
         position = resume.asked_for(request, 1, is_stream=parsed.streaming, id_is_chosen=asked.id_is_chosen)
         form: Format = ChunkLines(position) if parsed.streaming else Document(asked.request_id)

@@ -29,7 +29,10 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What both routes have in common. `request_id`, `timeout_s`, `top_k` and `ignore_eos` are ours."""
+    """What both routes have in common.
+
+    `request_id`, `timeout_s`, `linger_s`, `top_k` and `ignore_eos` are ours.
+    """
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "logit_bias": ({},),
@@ -53,6 +56,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     request_id: str | None = None
     timeout_s: float | None = None
+    linger_s: float | None = None
 
     @property
     def limit_tokens(self) -> tuple[str, int | None]:
@@ -92,6 +96,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
             InvalidParamError: a value is out of its range, or more than allowed.
         """
         caps.check_timeout(self.timeout_s)
+        caps.check_linger(self.linger_s)
         limit_name, limit = self.limit_tokens
         given = {
             "max_tokens": limit,

@@ -103,6 +103,7 @@ def _asked(
         inputs=prompts[0],
         params=params,
         trace=request.headers.get("traceparent"),
+        linger_s=body.linger_s or 0.0,
     )
     parts = split(asked, prompts, body.answers)
     position = resume.asked_for(

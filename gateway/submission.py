@@ -60,6 +60,7 @@ class Asked:
 
     Attributes:
         id_is_chosen: the client named the id, so it may come back for the answer.
+        linger_s: how long the request goes on for a client that left, and may come back.
         parent: the request this is a part of, one of so many `parts` (see `gateway.choices`).
     """
 
@@ -71,6 +72,7 @@ class Asked:
     trace: str | None = None
     parent: RequestId | None = None
     parts: int = 1
+    linger_s: float = 0.0
 
 
 def request_id_of(chosen: str | None, prefix: str) -> RequestId:
@@ -84,12 +86,17 @@ def request_id_of(chosen: str | None, prefix: str) -> RequestId:
 
 @dataclass(slots=True)
 class _Audience:
-    """The clients of one request at this gateway. `unwanted` says why one of them gave it up."""
+    """The clients of one request at this gateway. `unwanted` says why one of them gave it up.
+
+    While all have left and one may come back, `farewell` is the timer that gives the request up.
+    """
 
     clients: int = 0
     publishing: int = 0
     is_ours: bool = False
     unwanted: str = ""
+    linger_s: float = 0.0
+    farewell: asyncio.TimerHandle | None = None
 
 
 class Claim:
@@ -104,11 +111,14 @@ class Claim:
         """The answer."""
         return self.relay.items()
 
-    def leave(self, cancel: str = "") -> None:
-        """Let go; twice is nothing. With a reason to `cancel`, the request ends if nobody else wants it."""
+    def leave(self, cancel: str = "", *, linger_s: float = 0.0) -> None:
+        """Let go; twice is nothing. With a reason to `cancel`, the request ends if nobody else wants it.
+
+        It goes on for `linger_s` seconds before that, and ends only if nobody came back for it.
+        """
         if self._held:
             self._held = False
-            self._submissions.left(self.relay, "" if self.relay.output.ended else cancel)
+            self._submissions.left(self.relay, "" if self.relay.output.ended else cancel, linger_s)
 
 
 class Submissions:
@@ -146,6 +156,9 @@ class Submissions:
         audience = self._audiences.setdefault(asked.request_id, _Audience())
         audience.clients += 1
         audience.publishing += 1
+        audience.unwanted = ""
+        if audience.farewell is not None:
+            audience.farewell.cancel()
         claim = Claim(self, relay)
         storing = self._tasks.create_task(
             self._store(relay, audience, event, data), name=f"submit {event.id}"
@@ -169,18 +182,19 @@ class Submissions:
                 f"the log did not answer within {ACCEPT_S:g} s; the request was not taken, try again"
             ) from error
         except asyncio.CancelledError:
-            claim.leave("its client no longer waits for it")
+            claim.leave("its client no longer waits for it", linger_s=asked.linger_s)
             raise
         except DalSegnoError:
             claim.leave()
             raise
 
-    def left(self, relay: Relay, cancel: str) -> None:
+    def left(self, relay: Relay, cancel: str, linger_s: float) -> None:
         """A client let go of its relay; `cancel` is why nobody may need it any more."""
         self._hub.close(relay)
         audience = self._audiences[relay.request_id]
         audience.clients -= 1
         audience.unwanted = audience.unwanted or cancel
+        audience.linger_s = linger_s
         self._settle(relay.request_id, audience)
 
     def _event(self, asked: Asked) -> RequestSubmitted:
@@ -224,6 +238,14 @@ class Submissions:
         """Cancel what is ours and wanted by nobody; forget what has no clients."""
         if audience.clients or audience.publishing:
             return
+        if audience.is_ours and audience.unwanted and audience.linger_s:
+            loop = asyncio.get_running_loop()
+            audience.farewell = loop.call_later(audience.linger_s, self._give_up, request_id, audience)
+            audience.linger_s = 0.0
+            return
+        self._give_up(request_id, audience)
+
+    def _give_up(self, request_id: str, audience: _Audience) -> None:
         self._audiences.pop(request_id, None)
         if audience.is_ours and audience.unwanted:
             self._cancel(request_id, audience.unwanted)

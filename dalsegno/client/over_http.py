@@ -5,9 +5,11 @@ no more. The connection has no deadline but for connecting: an answer may be lon
 says when it gives up. The operating system's keep-alives notice a peer that is gone without a word.
 """
 
+import asyncio
 import socket
 from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -25,6 +27,8 @@ from shared.ids import parse_request_id
 _CONNECT_S: Final = 10.0
 _ASK_S: Final = 30.0
 """How long a question that is no request (health, models, cancel) may take."""
+_LINGER_S: Final = 30.0
+"""How long a gateway is to keep a request whose client it lost; one that has enough says so."""
 _KEEP_ALIVE: Final = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *(
@@ -65,6 +69,7 @@ class HttpTransport:
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
         key = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._url = url.rstrip("/")
+        self._partings: set[asyncio.Task[None]] = set()
         self._http = httpx.AsyncClient(
             base_url=self._url,
             headers=key,
@@ -76,6 +81,7 @@ class HttpTransport:
 
     async def items(self, question: Question, after: int) -> AsyncGenerator[Chunk | End, None]:
         headers = {"last-event-id": str(after)} if after >= 0 else {}
+        ended = False
         try:
             async with self._http.stream(
                 "POST", "/generate", headers=headers, **body_of(question)
@@ -84,11 +90,16 @@ class HttpTransport:
                     raise _refusal(response, await response.aread())
                 async for line in _lines(response):
                     item = item_of(line)
+                    ended = isinstance(item, End)
                     yield item
-                    if isinstance(item, End):
+                    if ended:
                         return
         except httpx.HTTPError as error:
             raise self._trouble(error) from error
+        except (GeneratorExit, asyncio.CancelledError):
+            if not ended and not self._http.is_closed:
+                self._part(question.request_id)
+            raise
         raise BrokenError(f"{self._url} closed the connection before the end of the answer")
 
     async def cancel(self, request_id: str) -> None:
@@ -116,7 +127,20 @@ class HttpTransport:
         return [str(model["id"]) for model in _object(response)["data"]]
 
     async def close(self) -> None:
+        if self._partings:
+            await asyncio.wait(self._partings)
         await self._http.aclose()
+
+    def _part(self, request_id: str) -> None:
+        """Cancel a request that its client has enough of; whoever had enough does not wait for it."""
+
+        async def parting() -> None:
+            with suppress(DalSegnoError):  # the server is gone, or has never had it
+                await self.cancel(request_id)
+
+        task = asyncio.create_task(parting(), name=f"cancel {request_id}")
+        self._partings.add(task)
+        task.add_done_callback(self._partings.discard)
 
     async def _ask(self, method: str, path: str) -> httpx.Response:
         try:
@@ -146,6 +170,7 @@ def body_of(question: Question) -> dict[str, Any]:
         "model_kwargs": question.model_kwargs or None,
         "model": question.model,
         "request_id": question.request_id,
+        "linger_s": _LINGER_S,
     }
     said = {name: value for name, value in fields.items() if value is not None}
     if not inputs.files:

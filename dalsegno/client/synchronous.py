@@ -33,6 +33,8 @@ class _Loop:
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
         self._is_ended = False
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._partings: set[asyncio.Task[Any]] = set()
         self._lock = threading.Lock()
         begun = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(begun,), name="dalsegno-client", daemon=True)
@@ -40,18 +42,22 @@ class _Loop:
         begun.wait()
 
     def _run(self, begun: threading.Event) -> None:
-        with asyncio.Runner() as runner:  # at its end, what still runs is cancelled
+        with asyncio.Runner() as runner:
             runner.run(self._until_ended(begun))
 
     async def _until_ended(self, begun: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         begun.set()
         await self._stop.wait()
+        for call in self._calls:
+            call.cancel()
+        if self._calls or self._partings:
+            await asyncio.wait(self._calls | self._partings)
         await self._farewell()
 
     def call(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine there and wait for it; whoever stops waiting cancels it."""
-        future = self.begin(work)
+        future = self._begin(work, self._calls)
         try:
             return future.result()
         except FutureCancelledError:
@@ -60,17 +66,29 @@ class _Loop:
             future.cancel()
             raise
 
-    def begin(self, work: Coroutine[Any, Any, _T]) -> "Future[_T]":
-        """Run a coroutine there.
+    def part(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine there that lets go of something; nobody waits for it but the loop's end.
 
         Raises:
             ClientError: the loop has ended.
         """
+        self._begin(work, self._partings)
+
+    def _begin(self, work: Coroutine[Any, Any, _T], kept: set[asyncio.Task[Any]]) -> "Future[_T]":
+        async def working() -> _T:
+            task = asyncio.current_task()
+            assert task is not None
+            kept.add(task)
+            try:
+                return await work
+            finally:
+                kept.remove(task)
+
         with self._lock:
             if self._is_ended:
                 work.close()
                 raise ClientError("this client is closed", code="closed")
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+            return asyncio.run_coroutine_threadsafe(working(), self._loop)
 
     def end(self) -> None:
         """End the thread; ending it twice is nothing."""
@@ -145,7 +163,7 @@ async def _next(stream: AsyncStream) -> Chunk | None:
 def _abandon(loop: _Loop, stream: AsyncStream) -> None:
     """A stream that was dropped on the way is closed as if its `with` had been left."""
     with suppress(ClientError):  # the client is closed, and its streams with it
-        loop.begin(stream.aclose())
+        loop.part(stream.aclose())
 
 
 class Client:

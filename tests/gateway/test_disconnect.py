@@ -75,6 +75,48 @@ async def test_a_client_that_leaves_before_the_first_token_cancels(streaming: bo
     assert event.reason == "the client disconnected"
 
 
+async def test_a_client_that_comes_back_in_time_finds_its_request_going_on() -> None:
+    body = {"text": "x", "request_id": "r-1", "linger_s": 600}
+
+    async with deployment(wait_for_cancel) as world, listening(world) as url:
+        async with raw(url, "/generate", body) as reader:
+            await reader.readuntil(b"\r\n\r\n")
+        await world.until(lambda: not world.gateway.running)
+        async with raw(url, "/generate", body) as reader:
+            await reader.readuntil(b'"modality"')
+            assert not world.events("control")
+
+
+async def test_a_client_that_does_not_come_back_cancels_when_its_time_is_over() -> None:
+    body = {"text": "x", "request_id": "r-1", "linger_s": 0.05}
+
+    async with deployment(wait_for_cancel) as world, listening(world) as url:
+        async with raw(url, "/generate", body) as reader:
+            await reader.readuntil(b"\r\n\r\n")
+        event = await cancelled(world)
+
+    assert event.reason == "the client disconnected"
+
+
+async def test_a_limit_that_is_over_does_not_wait_for_a_client_to_come_back() -> None:
+    body = {"text": "x", "request_id": "r-1", "linger_s": 600, "timeout_s": 0.05}
+
+    async with deployment(wait_for_cancel) as world, listening(world) as url:
+        async with raw(url, "/generate", body) as reader:
+            await reader.read()
+        event = await cancelled(world)
+
+    assert "took longer" in event.reason
+
+
+@pytest.mark.parametrize("wrong", [-1, 601, "soon"])
+async def test_a_time_to_come_back_that_is_none_is_refused(wrong: object) -> None:
+    async with deployment() as world:
+        response = await world.client.post("/generate", json={"text": "x", "linger_s": wrong})
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "linger_s")
+
+
 async def test_a_client_that_leaves_before_the_ack_cancels_once_it_is_stored() -> None:
     async with deployment(wait_for_cancel) as world, listening(world) as url:
         world.server.make_room(len(world.server.records))
