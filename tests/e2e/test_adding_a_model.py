@@ -1,7 +1,6 @@
 """`docs/adding-a-model.md`: a family from outside is served, streamed, replayed; the page shows its files."""
 
 import os
-import re
 import subprocess
 import sys
 import tomllib
@@ -14,10 +13,10 @@ import httpx
 import msgspec
 import pytest
 
-from tests.e2e import clients, deploy
+from tests.e2e import clients, deploy, pages
 
 FAMILY: Final = clients.ROOT / "docs" / "examples" / "shout"
-PAGE: Final = (clients.ROOT / "docs" / "adding-a-model.md").read_text(encoding="utf-8")
+PAGE: Final = pages.Page("docs/adding-a-model.md")
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +88,17 @@ def test_its_requests_replay(shouting: deploy.Running, environment: dict[str, st
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
 
 
+def test_the_pages_commands_give_what_is_shown(shouting: deploy.Running, tmp_path: Path) -> None:
+    terminal = pages.Terminal(tmp_path, pages.Place.of(shouting))
+
+    pages.run(PAGE, terminal, runs_programs=False)
+
+
 @pytest.mark.parametrize("name", ["shout/graph.py", "shout/processing.py", "shout.yaml", "pyproject.toml"])
 def test_the_page_shows_the_files_as_they_are(name: str) -> None:
     source = (FAMILY / name).read_text()
     language = {".py": "python", ".yaml": "yaml", ".toml": "toml"}[Path(name).suffix]
-    shown = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    shown = pages.blocks(PAGE.text, language)
 
     assert any(block in source for block in shown)
     assert language != "python" or all(

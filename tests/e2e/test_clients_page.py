@@ -15,7 +15,7 @@ from dalsegno.client import question
 from tests.e2e import clients
 from tests.e2e.clients import Ended
 from tests.e2e.deploy import Running
-from tests.e2e.test_docs import blocks, sessions
+from tests.e2e.pages import blocks, sessions
 
 PAGE: Final = (clients.ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
 NATS_PAGE: Final = (clients.ROOT / "docs" / "nats.md").read_text(encoding="utf-8")

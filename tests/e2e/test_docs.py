@@ -2,11 +2,8 @@
 
 import json
 import re
-import shlex
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -16,113 +13,139 @@ import pytest
 import yaml
 
 from dalsegno import environment
-from dalsegno.cli import main
 from gateway import errors, generate_request, openai_requests
 from gateway.openai_requests import ChatRequest, CompletionRequest
 from shared import config
 from shared.config import SECTIONS, DeploymentConfig, NodeGroup
-from tests.e2e import clients
+from tests.e2e import clients, pages
 from tests.e2e.deploy import Running
+from tests.e2e.pages import named, rows
 from tests.tiny import tiny_checkpoint
 from workers import settings
 from workers.settings import EngineSettings
 
-HTTP: Final = (clients.ROOT / "docs" / "http.md").read_text(encoding="utf-8")
-CONFIGURATION: Final = (clients.ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-README: Final = (clients.ROOT / "README.md").read_text(encoding="utf-8")
-_URL: Final = "http://127.0.0.1:8000"
-_CHANGING: Final = (
-    "avg_latency_s", "avg_throughput_tok_s", "created", "ended", "epoch", "incarnation",
-    "inflight_per_engine", "inflight_total", "kv_total", "kv_used", "open", "pid", "running", "seq", "silent_s",
-    "prefill_misses", "prefix_misses", "state", "steps", "version", "waiting",
-)  # fmt: skip
-_OTHERS_EVERY_TIME: Final = (
-    (re.compile(rf'("(?:{"|".join(_CHANGING)})":)[^,}}]+'), r"\1_"),
-    (re.compile(r"\b(c|g)-[0-9a-f]{8}\b"), r"\1-_"),
-    (re.compile(r"sequence \d+ of the log"), "sequence _ of the log"),
+HTTP: Final = pages.Page("docs/http.md").text
+CONFIGURATION: Final = pages.Page("docs/configuration.md").text
+ON_THE_DEMO: Final = (
+    "CONTRIBUTING.md",
+    "README.md",
+    "deploy/README.md",
+    "docs/configuration.md",
+    "docs/http.md",
+    "docs/operations.md",
 )
+"""Pages that are run on the deployment all tests share."""
+ELSEWHERE: Final = {
+    "docs/adding-a-model.md": "tests/e2e/test_adding_a_model.py",
+    "docs/clients.md": "tests/e2e/test_clients_page.py",
+    "docs/nats.md": "tests/e2e/test_nats.py",
+    "docs/quickstart.md": "tests/e2e/test_guides.py",
+    "docs/serving.md": "tests/e2e/test_guides.py",
+    "docs/walks.md": "tests/shared/walks/test_page.py",
+}
+"""Pages that need a deployment of their own, or none; and who runs them."""
+ALL_PAGES: Final = [page.name for page in pages.all_pages()]
+NOT_IN_THE_INDEX: Final = {"CHANGELOG.md", "README.md", "configs/demo/README.md"}
+"""What the front page leads to, or is."""
 
 
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+# ---- commands, programs, settings ----------------------------------------------------------------------
 
 
-def sessions(page: str) -> Iterator[tuple[str, str]]:
-    """Each command of the page's terminals, and what is shown behind it."""
-    for block in blocks(page, "console"):
-        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, _, shown = part.partition("\n")
-            yield command, shown.strip()
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the pages' commands are curl's")
+@pytest.mark.parametrize("name", ON_THE_DEMO)
+def test_every_command_and_program_of_a_page_gives_what_is_shown(
+    name: str, deployment: Running, tmp_path: Path
+) -> None:
+    pages.run(pages.Page(name), pages.Terminal(tmp_path, pages.Place.of(deployment)))
 
 
-def masked(text: str) -> str:
-    for pattern, replacement in _OTHERS_EVERY_TIME:
-        text = pattern.sub(replacement, text)
-    return text
+def test_no_page_is_left_out() -> None:
+    runnable = {page.name for page in pages.all_pages() if page.typed or page.programs}
+
+    assert runnable == {*ON_THE_DEMO, *ELSEWHERE}
+    for page, test in ELSEWHERE.items():
+        assert Path(page).name in (clients.ROOT / test).read_text(encoding="utf-8")
 
 
-def rows(page: str, heading: str) -> list[list[str]]:
-    """The cells of every table under a heading."""
-    section = page.split(f"\n{heading}\n")[1].split("\n## ", maxsplit=1)[0]
-    lines = [line for line in section.splitlines() if line.startswith("|") and "|---" not in line]
-    return [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
+def test_what_is_parsed_only_has_a_reason_that_is_needed() -> None:
+    typed = [one for page in pages.all_pages() for one in page.typed]
+    beginnings = {" ".join(pages.words(one.command)) for one in typed if one.reason_not_to_run}
+
+    for key in pages.NOT_RUN:
+        assert any(words.startswith(key) for words in beginnings), key
 
 
-def named(cell: str) -> set[str]:
-    return set(re.findall(r"`([^`]+)`", cell))
+@pytest.mark.parametrize("command", ["make sreve", "dalsegno serve", "docker compose pause worker"])
+def test_a_command_that_could_not_be_run_is_noticed(command: str) -> None:
+    with pytest.raises((AssertionError, click.UsageError, subprocess.CalledProcessError)):
+        pages.parse(command)
 
 
-# ---- commands ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("shown", "came", "does"),
+    [
+        ("a\n...\nd", "a\nb\nc\nd", True),
+        ("a\n...\nd", "a\nb\nc", False),
+        ("a\n...", "a", True),
+        ("a", "a\nb", False),
+        ("a ... c", "a b c", True),
+        ("a ... c", "a\nb c", False),
+        ("a.c", "abc", False),
+        ('{"pid":1,"n":2}', '{"pid":7,"n":2}', True),
+        ('{"pid":1,"n":2}', '{"pid":7,"n":3}', False),
+    ],
+)
+def test_what_came_is_held_against_what_is_shown(shown: str, came: str, does: bool) -> None:
+    assert pages.agrees(shown, came) == does
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="the page's commands are curl's")
-def test_every_command_of_the_http_page_gives_the_answer_shown(deployment: Running) -> None:
-    told = list(sessions(HTTP))
-    assert len(told) > 8
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [(name, text) for name in ALL_PAGES for text in pages.blocks(pages.Page(name).text, "yaml")],
+)
+def test_every_configuration_of_a_page_can_be_served(name: str, text: str, tmp_path: Path) -> None:
+    raw = yaml.safe_load(text)
+    if raw.get("model", "decoder_lm") != "decoder_lm":
+        assert name in ELSEWHERE
+        return
+    base = yaml.safe_load((config.configs_folder() / "demo.yaml").read_text())
+    whole = raw if "model" in raw else {**base, **raw}
+    checkpoint = tmp_path / whole["checkpoint"]
+    checkpoint.parent.mkdir(exist_ok=True)
+    checkpoint.symlink_to(tiny_checkpoint(), target_is_directory=True)
+    (tmp_path / "page.yaml").write_text(yaml.safe_dump(whole))
 
-    for command, shown in told:
-        ended = subprocess.run(
-            ["bash", "-c", command.replace(_URL, deployment.url)],
-            capture_output=True, text=True, check=True, timeout=60,
-        )  # fmt: skip
-        assert masked(ended.stdout.strip()) == masked(shown), command
-
-
-def test_every_program_of_the_http_page_runs(deployment: Running) -> None:
-    ended = [
-        subprocess.run(
-            [sys.executable, "-c", program.replace(_URL, deployment.url)],
-            capture_output=True, text=True, check=True, timeout=60,
-        ).stdout
-        for program in blocks(HTTP, "python")
-    ]  # fmt: skip
-
-    assert ended[0].endswith(" stop\n")
-    assert ended[1] == "Return a new list containing all items from the iterable in ascending order."
+    settings.parse(config.resolve(str(tmp_path / "page.yaml")).model_kwargs)
 
 
-def test_the_commands_of_the_configuration_page_can_be_said() -> None:
-    told = list(sessions(CONFIGURATION))
-    assert len(told) == 5
-
-    for command, _ in told:
-        program, name, *args = shlex.split(command, comments=True)
-        found = main.get_command(click.Context(main), name)
-        assert program == "dalsegno"
-        assert found is not None
-        found.make_context(name, args)
+# ---- links ---------------------------------------------------------------------------------------------
 
 
-def test_the_configuration_of_the_page_can_be_served(tmp_path: Path) -> None:
-    [shown] = blocks(CONFIGURATION, "yaml")
-    raw = yaml.safe_load(shown)
-    (tmp_path / raw["checkpoint"]).symlink_to(tiny_checkpoint(), target_is_directory=True)
-    (tmp_path / "qwen3.yaml").write_text(shown)
+@pytest.mark.parametrize("name", ALL_PAGES)
+def test_every_link_leads_somewhere(name: str) -> None:
+    page = pages.Page(name)
 
-    found = config.resolve(str(tmp_path / "qwen3.yaml"))
+    assert [target for target in page.links if not pages.leads_somewhere(page, target)] == []
 
-    assert (found.name, found.max_seq_len) == ("qwen3", 8192)
-    assert settings.parse(found.model_kwargs).max_rows == 64
+
+def test_a_link_that_leads_nowhere_is_noticed() -> None:
+    page = pages.Page("docs/http.md")
+
+    assert pages.leads_somewhere(page, "#errors")
+    assert pages.leads_somewhere(page, "operations.md#series")
+    assert not pages.leads_somewhere(page, "#mistakes")
+    assert not pages.leads_somewhere(page, "htpp.md")
+    assert not pages.leads_somewhere(page, "nats.md#errors")
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = pages.Page("docs/README.md")
+    found = {(index.path.parent / target).resolve() for target in index.links}
+
+    for name in set(ALL_PAGES) - NOT_IN_THE_INDEX - {index.name}:
+        path = clients.ROOT / name
+        assert path in found or path.parent in found, name
 
 
 # ---- tables ------------------------------------------------------------------------------------------
@@ -204,11 +227,3 @@ def test_every_status_and_every_code_of_the_gateway_is_in_the_table() -> None:
     sources = [path.read_text() for path in folder.glob("*.py") if path.name != "server.py"]
     for code in re.findall(r'\bcode ?= ?"([a-z_]+)"', "\n".join(sources)):
         assert code in said
-
-
-# ---- links -------------------------------------------------------------------------------------------
-
-
-def test_the_readme_leads_to_both_pages() -> None:
-    for page in ("docs/http.md", "docs/configuration.md"):
-        assert f"({page})" in README

@@ -21,7 +21,7 @@ from shared.subjects import Subjects
 from tests.collector import Collected, Collector, collecting
 from tests.e2e import clients
 from tests.e2e.deploy import Running, serve
-from tests.e2e.test_docs import blocks, named, rows, sessions
+from tests.e2e.pages import blocks, named, rows, sessions
 
 PAGE: Final = (clients.ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 DEPLOY: Final = clients.ROOT / "deploy"
