@@ -1,8 +1,10 @@
 """The client on real deployments: the same calls, the same answers, over HTTP and NATS, whoever dies."""
 
+import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 import pytest
@@ -102,6 +104,51 @@ async def test_what_is_wrong_is_an_error_that_says_so(way: str, deployment: Runn
     assert (unknown.value.code, unknown.value.status) == ("model_not_found", 404)
     assert (refused.value.code, refused.value.status) == ("unsupported_modality", 400)
     assert (too_long.value.code, too_long.value.status) == ("context_length_exceeded", 400)
+
+
+@asynccontextmanager
+async def breaking(url: str) -> AsyncIterator[str]:
+    """A way to `url` on which each connection breaks after its first 1500 bytes of answer."""
+    host, port = url.removeprefix("http://").split(":")
+
+    async def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection(host, int(port))
+
+        async def forward() -> None:
+            while data := await reader.read(65536):
+                up_writer.write(data)
+
+        async def answer() -> None:
+            told = 0
+            while told < 1500 and (data := await up_reader.read(500)):
+                told += len(data)
+                writer.write(data)
+                await writer.drain()
+
+        both = [asyncio.create_task(forward()), asyncio.create_task(answer())]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            pass  # the test is over; asyncio would call it an error of the callback
+        finally:
+            for one in both:
+                one.cancel()
+            writer.transport.abort()
+            up_writer.transport.abort()
+
+    async with await asyncio.start_server(on_client, "127.0.0.1") as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_a_stream_over_a_network_that_breaks_is_whole(random_deployment: Running) -> None:
+    undisturbed = await story(random_deployment, "http", "network-whole")
+    async with breaking(random_deployment.url) as url, AsyncClient(url) as client:
+        stream = client.stream(STORY, temperature=0, max_tokens=TOKENS, ignore_eos=True)
+        answer = await stream.read()
+
+    assert stream.resumed >= 2
+    assert (answer.text, answer.token_ids) == (undisturbed.text, undisturbed.token_ids)
+    assert answer.usage == undisturbed.usage
 
 
 @pytest.mark.parametrize("way", WAYS)
