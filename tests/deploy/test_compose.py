@@ -111,7 +111,7 @@ def test_nothing_runs_before_what_it_needs() -> None:
     for name, service in ROLES.items():
         before = {"nats": "service_healthy"}
         if name != "provision":
-            before = {"provision": "service_completed_successfully"}
+            before["provision"] = "service_completed_successfully"
         assert (
             before.items()
             <= {needed: how["condition"] for needed, how in service["depends_on"].items()}.items()
