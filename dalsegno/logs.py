@@ -28,7 +28,8 @@ from shared.config import LogSettings
 
 _CHATTY: Final = ("asyncio", "httpx", "nats", "transformers", "urllib3", "uvicorn")
 """What these say at INFO is no news to an operator; `--log-level debug` lets them speak."""
-_OURS: Final = frozenset({"conductor", "configs", "dalsegno", "gateway", "shared", "workers"})
+OURS: Final = frozenset({"conductor", "configs", "dalsegno", "gateway", "shared", "workers"})
+"""The packages of this project."""
 _ABOUT: Final = ("may_quote", "is_prompt", "quoting")
 _MOST_CHARS: Final = 10_000
 _DEEPEST: Final = 16
@@ -147,7 +148,7 @@ def _shown(record: logging.LogRecord, *, shows_quotations: bool) -> str | None:
     error = record.exc_info[1] if record.exc_info else None
     if error is None:
         return None
-    may_quote = getattr(record, "may_quote", False) or record.name.partition(".")[0] not in _OURS
+    may_quote = getattr(record, "may_quote", False) or record.name.partition(".")[0] not in OURS
     if shows_quotations or not may_quote:
         return "".join(traceback.format_exception(error)).rstrip()
     return "\n".join(_without_messages(error, 0))

@@ -31,8 +31,6 @@ EX_UNAVAILABLE: Final = 1
 EX_SOFTWARE: Final = 70
 EX_TOLD_TWICE: Final = 130
 
-_OURS: Final = frozenset({"conductor", "configs", "dalsegno", "gateway", "shared", "workers"})
-
 Role: TypeAlias = Coroutine[Any, Any, None]
 """What a plane's composition root returns: it runs until it is cancelled."""
 
@@ -190,7 +188,7 @@ def _judge(error: Exception) -> int:
 def _as_told(error: BaseException) -> BaseException:
     """A library that is not installed is no bug: each role has an extra of its own."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if not name or name in _OURS:
+    if not name or name in logs.OURS:
         return error
     return ClientError(f"{name} is not installed, and this role needs it: pip install 'dalsegno[all]'")
 

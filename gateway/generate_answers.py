@@ -80,11 +80,10 @@ class Document:
 
     def _tell(self, chunk: OutputChunk) -> None:
         """Gather what a chunk tells of its tokens; those of an echo are the prompt's."""
-        is_echo = bool(chunk.metadata.get("echo"))
         told = {"token_ids": chunk.token_ids, **_logprobs(chunk), **chunk.metadata}
         for name in ("token_ids", "logprobs"):
             if name in told:
-                self._told.setdefault(f"prompt_{name}" if is_echo else name, []).extend(told[name])
+                self._told.setdefault(f"prompt_{name}" if chunk.is_echo else name, []).extend(told[name])
 
 
 def _logprobs(chunk: OutputChunk) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class TokenList:
 
     def take(self, chunk: OutputChunk) -> list[Listed]:
         """Take a chunk; the tokens that are to be listed with it."""
-        self._enter(is_echo(chunk))
+        self._enter(chunk.is_echo)
         self._tell(chunk.text)
         for token in chunk.logprobs or []:
             self._waiting.append((token, self._utf8.decode(token.token)))
@@ -97,11 +97,6 @@ class TokenList:
                 self._text = ""
                 break
         return listed  # a special token spells what is not in the text, and takes nothing
-
-
-def is_echo(chunk: OutputChunk) -> bool:
-    """Whether a chunk is the prompt, and not of the answer."""
-    return bool(chunk.metadata.get("echo"))
 
 
 def chat_logprobs(listed: Iterable[Listed]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from gateway.openai_answers import usage_of
 from shared.errors import ClientError
 from shared.events import (
     AnyEvent,
@@ -118,13 +119,7 @@ class Part(msgspec.Struct, kw_only=True):
             "created": self.submitted_ns // 10**9,
             "ended": None if self.ended_ns is None else self.ended_ns // 10**9,
             "finish_reason": self.finish_reason,
-            "usage": None
-            if usage is None
-            else {
-                "prompt_tokens": usage.prompt_tokens,
-                "completion_tokens": usage.completion_tokens,
-                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            },
+            "usage": None if usage is None else usage_of(usage),
             "error": None if failure is None else {"code": failure.code, "message": failure.message},
         }
 

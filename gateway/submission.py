@@ -16,7 +16,6 @@ id and will find the answer.
 
 import asyncio
 import logging
-import re
 import secrets
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
@@ -40,11 +39,11 @@ from shared.ids import RequestId, parse_request_id
 from shared.log.port import Log, LogUnavailableError, WrongLastSequenceError
 from shared.said import PROMPT, told_correlation
 from shared.subjects import Subjects
+from shared.tracing import traceparent_in
 
 _LOGGER: Final = logging.getLogger(__name__)
 ACCEPT_S: Final = 5.0
 """How long the log may take to ack before the client is told to try again."""
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class RequestConflictError(ClientError):
@@ -208,7 +207,7 @@ class Submissions:
             inputs=asked.inputs,
             params=asked.params,
             origin=self._origin,
-            trace=traceparent(asked.trace),
+            trace=traceparent_in(asked.trace),
             parent=asked.parent,
             parts=asked.parts,
             correlation=told_correlation(),
@@ -320,8 +319,3 @@ def encode_or_refuse(event: RequestSubmitted) -> bytes:
         ) from error
     except (OverflowError, RecursionError, TypeError, ValueError) as error:
         raise ClientError(f"the request cannot be put on the log: {error}") from error
-
-
-def traceparent(header: str | None) -> str | None:
-    """A W3C `traceparent` if it is one; others are not worth an error."""
-    return header if header is not None and _TRACEPARENT.fullmatch(header) else None

@@ -204,6 +204,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
 
 class OutputTotals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an output amounts to: how many chunks, and `shared.transcript`'s digest of them."""
@@ -466,6 +470,11 @@ class OutputChunk(
     logprobs: list[TokenLogprobs] | None = None
     data: bytes | None = None
     metadata: dict[str, Any] = {}
+
+    @property
+    def is_echo(self) -> bool:
+        """Whether it is of the prompt, and not of the answer."""
+        return bool(self.metadata.get("echo"))
 
 
 ConductorEvent: TypeAlias = (

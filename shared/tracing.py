@@ -128,11 +128,16 @@ def is_on() -> bool:
     return _tracer is not None
 
 
+def traceparent_in(header: str | None) -> str | None:
+    """A W3C `traceparent` if it is one; others are not worth an error."""
+    return header if header is not None and _TRACEPARENT.fullmatch(header) else None
+
+
 def serve(name: str, traceparent: str | None, attributes: Attributes) -> Span:
     """The span of a request from outside: of the client's trace, or the first of a new one."""
     if _tracer is None:
         return NOTHING
-    parent = traceparent if traceparent is not None and _TRACEPARENT.fullmatch(traceparent) else None
+    parent = traceparent_in(traceparent)
     return _tracer.span(name, parent, is_server=True, since_ns=None, attributes=attributes)
 
 
@@ -141,11 +146,10 @@ def start(name: str, traceparent: str | None, attributes: Attributes, *, since_n
 
     `since_ns` is when it began (nanoseconds since 1970), if that was before now.
     """
-    if _tracer is None or traceparent is None or not _TRACEPARENT.fullmatch(traceparent):
+    parent = traceparent_in(traceparent)
+    if _tracer is None or parent is None or not int(parent[-2:], 16) & 1:
         return NOTHING
-    if not int(traceparent[-2:], 16) & 1:
-        return NOTHING
-    return _tracer.span(name, traceparent, is_server=False, since_ns=since_ns, attributes=attributes)
+    return _tracer.span(name, parent, is_server=False, since_ns=since_ns, attributes=attributes)
 
 
 def current() -> Span:

@@ -16,7 +16,7 @@ over_nats     publish, and read the log
 errors        what can go wrong
 """
 
-from dalsegno.client.answer import Answer, Chunk, Usage
+from dalsegno.client.answer import Answer, Chunk
 from dalsegno.client.asynchronous import AsyncClient
 from dalsegno.client.errors import (
     AuthenticationError,
@@ -32,6 +32,7 @@ from dalsegno.client.media import Audio, Medium
 from dalsegno.client.stream import AsyncStream
 from dalsegno.client.synchronous import Client, Stream
 from dalsegno.client.transport import Health
+from shared.events import Usage
 
 __all__ = [
     "Answer",

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dalsegno.client.media import Audio, Medium
-from shared.events import TokenLogprobs
+from shared.events import TokenLogprobs, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +36,6 @@ class Chunk:
         """The piece as sound, where it is sound."""
         assert self.modality == "audio", f"this is {self.modality}"
         return _sound(self.data, self.metadata)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """Tokens, counted once each."""
-
-    prompt_tokens: int
-    completion_tokens: int
-
-    @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,12 +16,12 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from dalsegno.client.answer import Chunk, End, Usage
+from dalsegno.client.answer import Chunk, End
 from dalsegno.client.errors import BrokenError, UnreachableError, error_of, error_of_body
 from dalsegno.client.question import Question
 from dalsegno.client.transport import Health
 from shared.errors import ClientError, DalSegnoError
-from shared.events import TokenLogprobs
+from shared.events import TokenLogprobs, Usage
 from shared.ids import parse_request_id
 
 _CONNECT_S: Final = 10.0

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Final
 
-from dalsegno.client.answer import Chunk, End, Usage
+from dalsegno.client.answer import Chunk, End
 from dalsegno.client.errors import ConflictError, UnreachableError, error_of
 from dalsegno.client.question import Question
 from dalsegno.client.transport import Health
@@ -197,10 +197,7 @@ def _told(item: Item) -> Chunk | End:
         case OutputChunk():
             return _chunk(item)
         case Answered():
-            usage = Usage(
-                prompt_tokens=item.usage.prompt_tokens, completion_tokens=item.usage.completion_tokens
-            )
-            return End(finish_reason=item.finish_reason, usage=usage)
+            return End(finish_reason=item.finish_reason, usage=item.usage)
         case Failed():
             failure = item.failure
             raise error_of(failure.status, failure.code, failure.message)
