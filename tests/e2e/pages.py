@@ -25,6 +25,7 @@ from typing import Final
 import click
 import yaml
 
+from benchmarks.__main__ import MEASUREMENTS, TABLES
 from dalsegno import environment
 from dalsegno.cli import main
 from shared.log.server import nats_server_binary
@@ -39,6 +40,7 @@ NOT_RUN: Final[Mapping[str, str]] = {
     "make": "it sets up a virtual environment, serves until it is stopped, or is what runs this",
     "dalsegno serve": "it serves until it is stopped, as every deployment of these tests does",
     "docker": "it needs an engine and an image registry; deploy/smoke.sh tries all of it",
+    "python -m benchmarks": "it measures for minutes, and means nothing on a machine that does other things",
     "pip": "it asks a package index; the family's own test has it installed",
 }
 """What is not run but parsed, by how the command begins; and why."""
@@ -65,8 +67,8 @@ _OTHERS_EVERY_TIME: Final = (
     (re.compile(r"_ ms +\d+$", re.MULTILINE), "_ ms EVENTS"),
     (re.compile(r"\b(w\d+|conductor)/\d+"), r"\1/_"),
     (re.compile(r"\b(seed|life|chunk) \(?\d+\)?"), r"\1 _"),
-    (re.compile(r"\(\d+ events;"), "(_ events;"),
-    (re.compile(r"\d+ events in _ s \(\d+ events/s\)"), "_ events in _ s"),
+    (re.compile(r"\([\d,]+ events;"), "(_ events;"),
+    (re.compile(r"[\d,]+ events in _ s \([\d,]+ events/s\)"), "_ events in _ s"),
     (re.compile(r" {2,}"), " "),
 )
 
@@ -177,6 +179,12 @@ class Page:
         ]
 
     @property
+    def said(self) -> list[str]:
+        """The commands of ours in its sentences and tables, but for patterns of commands."""
+        found = re.findall(r"`(dalsegno [a-z]+ [^`]+)`", self._prose())
+        return [command for command in found if not re.search(r"[|<>]|\.\.\.", command)]
+
+    @property
     def links(self) -> list[str]:
         """Where its links lead that stay in the repository."""
         found = re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", self._prose())
@@ -207,7 +215,7 @@ def leads_somewhere(page: Page, target: str) -> bool:
 
 def all_pages() -> list[Page]:
     """Every page of the repository that somebody reads."""
-    folders = [ROOT / "docs", ROOT / "deploy", ROOT / "configs"]
+    folders = [ROOT / name for name in ("benchmarks", "configs", "deploy", "docs")]
     paths = [*ROOT.glob("*.md"), *(path for folder in folders for path in folder.rglob("*.md"))]
     return [Page(str(path.relative_to(ROOT))) for path in sorted(paths) if "node_modules" not in path.parts]
 
@@ -383,6 +391,8 @@ def parse(command: str) -> None:
             # -n: it says what it would do. PYTHON: it need not look for one.
             told = ["make", "-n", f"PYTHON={sys.executable}", *args]
             subprocess.run(told, cwd=ROOT, check=True, capture_output=True)
+        case "python", ["-m", "benchmarks", *names]:
+            assert set(names) <= {*MEASUREMENTS, *TABLES}, command
         case "pip", ["install", what]:
             assert (ROOT / what / "pyproject.toml").is_file(), command
         case "docker", ["compose", *arguments]:

@@ -29,6 +29,7 @@ CONFIGURATION: Final = pages.Page("docs/configuration.md").text
 ON_THE_DEMO: Final = (
     "CONTRIBUTING.md",
     "README.md",
+    "benchmarks/README.md",
     "deploy/README.md",
     "docs/configuration.md",
     "docs/http.md",
@@ -45,7 +46,7 @@ ELSEWHERE: Final = {
 }
 """Pages that need a deployment of their own, or none; and who runs them."""
 ALL_PAGES: Final = [page.name for page in pages.all_pages()]
-NOT_IN_THE_INDEX: Final = {"CHANGELOG.md", "README.md", "configs/demo/README.md"}
+NOT_IN_THE_INDEX: Final = {"CHANGELOG.md", "README.md", "benchmarks/README.md", "configs/demo/README.md"}
 """What the front page leads to, or is."""
 
 
@@ -66,6 +67,12 @@ def test_no_page_is_left_out() -> None:
     assert runnable == {*ON_THE_DEMO, *ELSEWHERE}
     for page, test in ELSEWHERE.items():
         assert Path(page).name in (clients.ROOT / test).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ALL_PAGES)
+def test_every_command_in_a_sentence_can_be_said(name: str) -> None:
+    for command in pages.Page(name).said:
+        pages.parse(command)
 
 
 def test_what_is_parsed_only_has_a_reason_that_is_needed() -> None:
