@@ -23,16 +23,20 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from gateway import errors
 from gateway.errors import HttpError
+from gateway.parser import Parser
 from shared.errors import CapacityError, ClientError
 
 _LOGGER: Final = logging.getLogger(__name__)
 MAX_HEAD_BYTES: Final = 64 * 1024
+_FRAMING_PER_BYTE: Final = 16
+"""A byte in a chunk of its own has five around it. What there is beyond are extensions and trailers."""
 LINGER_S: Final = 5.0
 LINGER_BYTES: Final = 32 * 1024 * 1024
 _PHRASES: Final = {
@@ -143,10 +147,14 @@ class Connection(HttpToolsProtocol):
         limits: ConnectionLimits,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.parser = cast("httptools.HttpRequestParser", Parser(self))
         self._limits = limits
         self._head_since_s: float | None = None
         self._head_bytes = 0
         self._heads_begun = 0
+        self._body_bytes = 0
+        self._framing_bytes = 0
+        self._fault: ClientError | None = None
         self._lingers_since_s: float | None = None
         self._thrown_bytes = 0
         self._stalled_since_s: float | None = None
@@ -170,7 +178,13 @@ class Connection(HttpToolsProtocol):
             return
         begins_in_head = self._head_since_s is not None or not self.wire.owes
         self._heads_begun = 0
+        body_bytes = self._body_bytes
         super().data_received(data)
+        if not begins_in_head and not self._heads_begun:
+            self._framing_bytes += len(data) - (self._body_bytes - body_bytes)
+            if self._framing_bytes > MAX_HEAD_BYTES + _FRAMING_PER_BYTE * self._body_bytes:
+                self._refuse(NotHttpError("there is more around the chunks of this body than in them"))
+                return
         if self._head_since_s is None:
             if not self._is_answering and not self.wire.owes and self.timeout_keep_alive_task is None:
                 self._head_since_s = (
@@ -180,9 +194,7 @@ class Connection(HttpToolsProtocol):
         if begins_in_head and self._heads_begun <= 1:
             self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES and not self.wire.is_closing():
-            self._refuse(
-                HeadTooLargeError(f"the head of a request may have {MAX_HEAD_BYTES} bytes; this one has more")
-            )
+            self._refuse(_head_too_large())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_since_s = None
@@ -193,14 +205,23 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._head_since_s, self._head_bytes = time.monotonic(), 0
         self._heads_begun += 1
+        self._body_bytes = self._framing_bytes = 0
         self.wire.owes = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_since_s is not None:  # what comes behind a body is no header, and nobody waits for it
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._head_since_s = None
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
+            self._fault = _head_too_large()
+            raise self._fault  # to the parser, which stops
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
+        self._body_bytes += len(body)
         if self.cycle.response_complete:
             self._throw_away(len(body))
 
@@ -209,10 +230,8 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(NotHttpError("this is no HTTP request that can be read; expected HTTP/1.1"))
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Anybody can ask for HTTP/2 or a web socket, and is answered in HTTP/1.1: no news."""
+        wrong = NotHttpError("this is no HTTP request that can be read; expected HTTP/1.1")
+        self._refuse(self._fault or wrong)
 
     # ---- time ----------------------------------------------------------------------------------------
     def look(self, now_s: float) -> None:
@@ -285,6 +304,10 @@ class Connection(HttpToolsProtocol):
         self.wire.owes = True  # who knows what it still sends
         self.wire.write(_written(errors.of_exception(error)))
         self.wire.close()
+
+
+def _head_too_large() -> HeadTooLargeError:
+    return HeadTooLargeError(f"the head of a request may have {MAX_HEAD_BYTES} bytes; this one has more")
 
 
 def _written(error: HttpError) -> bytes:

@@ -16,6 +16,7 @@ from gateway.connection import Connection
 from shared.config import GatewaySettings
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 HALF = b"GET / HTTP/1.1\r\nHost: "
 
 
@@ -60,9 +61,9 @@ class Client:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def send_for_ever(self) -> None:
+    async def send_for_ever(self, piece: bytes = b"x" * 65536) -> None:
         while True:
-            await self.send(b"x" * 65536)
+            await self.send(piece)
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
         """The next answer; it has a length."""
@@ -204,11 +205,81 @@ async def test_an_endless_head_is_431(made: list[Connection]) -> None:
     assert answering.result()[0::2] == (431, "headers_too_large")
 
 
+async def test_a_head_that_is_too_long_is_431_also_when_it_comes_at_once(made: list[Connection]) -> None:
+    async with serving(made) as served, served.client() as client:
+        await client.send(GET[:-2] + b"x: " + b"x" * connection.MAX_HEAD_BYTES + b"\r\n\r\n")
+        assert (await client.error())[0::2] == (431, "headers_too_large")
+        assert await client.end() == b""
+
+
 async def test_what_is_no_http_is_400_in_our_words(made: list[Connection]) -> None:
     async with serving(made) as served, served.client() as client:
         await client.send(b"\x16\x03\x01 hello\r\n\r\n")
         status, headers, code = await client.error()
         assert (status, headers["connection"], code) == (400, "close", "invalid_http")
+
+
+# ---- what is around a body -------------------------------------------------------------------------------
+
+
+class Reader:
+    """Reads its request to the end, and says what it was."""
+
+    def __init__(self) -> None:
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        self.headers = list(scope["headers"])
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(b"content-length", b"%d" % len(body))],
+            }
+        )
+        await send({"type": "http.response.body", "body": body})
+
+
+async def test_a_body_comes_with_an_upgrade_that_is_not_granted(made: list[Connection]) -> None:
+    offer = (
+        b"POST / HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
+    )
+    async with serving(made, Reader()) as served, served.client() as client:
+        for _ in range(2):
+            await client.send(offer + b"Content-Length: 5\r\n\r\n")
+            await client.send(b"GET /")
+            assert (await client.answer())[0::2] == (200, b"GET /")
+
+
+async def test_what_comes_behind_a_body_is_no_header(made: list[Connection]) -> None:
+    app = Reader()
+    async with serving(made, app) as served, served.client() as client:
+        await client.send(CHUNKED + b"1\r\nx\r\n0\r\nAuthorization: Bearer x\r\n\r\n")
+        assert (await client.answer())[2] == b"x"
+
+    assert app.headers == [(b"transfer-encoding", b"chunked")]
+
+
+@pytest.mark.parametrize("endless", [b"1;", b"0\r\nTrailer: ", b"0\r\n"])
+async def test_what_is_around_a_body_has_an_end(made: list[Connection], endless: bytes) -> None:
+    piece = b"a: b\r\n" * 4096 if endless.endswith(b"\n") else b"x" * 32768
+    async with serving(made, Reader()) as served, served.client() as client:
+        await client.send(CHUNKED + endless)
+        with pytest.raises(ConnectionError):
+            await client.send_for_ever(piece)
+
+
+async def test_the_smallest_chunks_make_a_body(made: list[Connection]) -> None:
+    async with serving(made, Reader()) as served, served.client() as client:
+        await client.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100_000)
+        await client.send(b"0\r\n\r\n")
+        assert len((await client.answer())[2]) == 100_000
 
 
 # ---- between requests ------------------------------------------------------------------------------------
