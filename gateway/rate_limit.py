@@ -1,12 +1,14 @@
 """How often one client may ask: so many requests in any minute, by key, or by address where there are none.
 
 Behind a proxy all clients have one address, the proxy's: give them keys, or let the proxy limit them.
-Counted is what was let in, by this gateway; each has its own count.
+Counted is what was let in, by this gateway; each has its own count. Who has not asked for a minute is
+forgotten: addresses are many, and the library would keep an entry of each for ever.
 """
 
 import math
 import time
-from ipaddress import ip_network
+from collections import OrderedDict
+from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final
 
 from limits import RateLimitItemPerMinute
@@ -39,6 +41,7 @@ class RateLimit:
         self._app = app
         self._limit = RateLimitItemPerMinute(per_minute)
         self._limiter = MovingWindowRateLimiter(MemoryStorage())
+        self._asked_s: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or is_watching(scope["path"]):
@@ -46,6 +49,7 @@ class RateLimit:
             return
         kind, who = _who(scope)
         is_let_in = self._limiter.hit(self._limit, kind, who)
+        self._remember(kind, who)
         stats = self._limiter.get_window_stats(self._limit, kind, who)
         reset_s = max(1, math.ceil(stats.reset_time - time.time()))
         told = dict(zip(HEADERS, map(str, (self._limit.amount, stats.remaining, reset_s)), strict=True))
@@ -62,6 +66,15 @@ class RateLimit:
 
         await self._app(scope, receive, send_with_headers)
 
+    def _remember(self, kind: str, who: str) -> None:
+        """Note who asked last, and forget whose window is over."""
+        now_s = time.time()
+        self._asked_s[kind, who] = now_s
+        self._asked_s.move_to_end((kind, who))
+        while (oldest := next(iter(self._asked_s.items())))[1] < now_s - self._limit.get_expiry():
+            del self._asked_s[oldest[0]]
+            self._limiter.clear(self._limit, *oldest[0])
+
 
 def _who(scope: Scope) -> tuple[str, str]:
     """Whose count it is."""
@@ -73,7 +86,13 @@ def _who(scope: Scope) -> tuple[str, str]:
 
 
 def _network(host: str) -> str:
-    """Whose address it is: of IPv6 everybody has 2**64, which are one."""
+    """Whose address it is: of IPv6 everybody has 2**64, which are one.
+
+    A socket that listens on both calls an IPv4 address `::ffff:10.0.0.7`.
+    """
     if ":" not in host:
         return host
-    return str(ip_network((host.partition("%")[0], 64), strict=False))
+    address = ip_address(host.partition("%")[0])
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ip_network((address, 64), strict=False))

@@ -1,9 +1,11 @@
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from limits.storage import memory
+from starlette.types import Receive, Send
 
 from gateway import rate_limit
 from shared.config import ApiKey, GatewaySettings
@@ -103,9 +105,29 @@ async def test_health_and_metrics_are_never_limited() -> None:
         ("10.0.0.1", "10.0.0.2", False), ("10.0.0.1", "10.0.0.1", True),
         ("2001:db8::1", "2001:db8::ffff", True), ("2001:db8::1", "2001:db8:0:1::1", False),
         ("fe80::1%eth0", "fe80::2%eth1", True),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False), ("::ffff:10.0.0.1", "10.0.0.1", True),
     ],
 )  # fmt: skip
 def test_addresses_of_one_owner_count_as_one(first: str, second: str, are_one: bool) -> None:
     found = [rate_limit._who({"client": (address, 1)}) for address in (first, second)]
 
     assert (found[0] == found[1]) is are_one
+
+
+async def test_who_has_not_asked_for_a_minute_is_forgotten(later: Callable[[float], None]) -> None:
+    async def app(*_: object) -> None:
+        pass
+
+    limit = rate_limit.RateLimit(app, per_minute=1)
+
+    async def ask(address: str) -> None:
+        scope = {"type": "http", "path": "/", "client": (address, 1)}
+        await limit(scope, cast("Receive", None), cast("Send", app))
+
+    for number in range(100):
+        await ask(f"10.0.0.{number}")
+        later(1)
+
+    kept = cast("memory.MemoryStorage", limit._limiter.storage).events
+    assert len(kept) == 61
+    assert sum(map(len, kept.values())) <= 61
