@@ -197,8 +197,9 @@ class Answer(Response):
             "x-request-id": self._question.request_id,
             **headers,
         }
-        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
-        await self._to_server({"type": "http.response.start", "status": status, "headers": raw})
+        await self._to_server(
+            {"type": "http.response.start", "status": status, "headers": errors.raw(fields)}
+        )
 
     async def _put(self, data: bytes, *, last: bool) -> None:
         self._complete = last

@@ -15,7 +15,6 @@ from shared.errors import ClientError
 from shared.events import Params
 from shared.misfit import described, misfit
 
-MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 SLOWEST_BYTES_PER_S: Final = 1024
 _LITTLE_BYTES: Final = 64 * 1024
 
@@ -60,8 +59,8 @@ class BodyLimit:
         self,
         app: ASGIApp,
         *,
-        limit_bytes: int = MAX_BODY_BYTES,
-        timeout_s: float = 30.0,
+        limit_bytes: int,
+        timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
@@ -154,13 +153,22 @@ def parse_object(data: bytes | str, what: str = "the body") -> dict[str, Any]:
     Raises:
         MalformedBodyError: `data` is something else.
     """
-    try:
-        found = msgspec.json.decode(data)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise MalformedBodyError(f"{what} is not JSON: {error}") from error
+    found = parse_json(data, what)
     if not isinstance(found, dict):
         raise MalformedBodyError(f"{what}: expected a JSON object, found {described(found)}")
     return found
+
+
+def parse_json(data: bytes | str, what: str) -> Any:
+    """What `data` says in JSON.
+
+    Raises:
+        MalformedBodyError: it is none.
+    """
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise MalformedBodyError(f"{what} is not JSON: {error}") from error
 
 
 def params_of(given: Mapping[str, object], where: str = "") -> Params:

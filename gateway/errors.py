@@ -127,9 +127,13 @@ async def send(send: Send, error: HttpError, headers: Mapping[str, str] | None =
         "cache-control": "no-store",
     }
     told = {**fields, **error.headers, **(headers or {})}
-    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in told.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.start", "status": error.status, "headers": raw(told)})
     await send({"type": "http.response.body", "body": body})
+
+
+def raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """Headers as ASGI has them."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
 def of_failure(failure: Failure) -> HttpError:

@@ -7,7 +7,8 @@ nearest one that is known.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final
@@ -17,7 +18,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
 from gateway import caps, errors, openai_requests
-from gateway.bodies import MAX_BODY_BYTES, params_of, parse_object
+from gateway.bodies import params_of, parse_json, parse_object
 from gateway.errors import InvalidParamError
 from gateway.openai_requests import ChatRequest
 from gateway.service import Served
@@ -27,23 +28,26 @@ from shared.misfit import described, misfit
 
 QUESTIONS: Final = ("text", "messages", "token_ids")
 """One of them is what is asked."""
-FIELDS: Final = (
-    *QUESTIONS,
-    "chat",
-    "files",
-    "input_modalities",
-    "output_modalities",
-    "streaming",
-    "model_kwargs",
-    "request_id",
-    "model",
-    "timeout_s",
-    "linger_s",
-)
 _LIMITS: Final = ("max_tokens", "max_output_tokens", "max_new_tokens")
 MODEL_KWARGS: Final = (
     *_LIMITS, "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "logprobs", "echo"
 )  # fmt: skip
+FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "text": {"type": "string"},
+    "messages": {"type": "array", "items": {"type": "object"}},
+    "token_ids": {"type": "array", "items": {"type": "integer"}},
+    "chat": {"type": "boolean", "default": True},
+    "files": {"type": "array", "items": {"type": "string", "format": "binary"}},
+    "input_modalities": {"type": "string"},
+    "output_modalities": {"type": "string"},
+    "streaming": {"type": "boolean", "default": True},
+    "model_kwargs": {"type": "object", "properties": {name: {} for name in MODEL_KWARGS}},
+    "request_id": {"type": "string"},
+    "model": {"type": "string"},
+    "timeout_s": {"type": "number"},
+    "linger_s": {"type": "number"},
+}
+"""Every field, and its schema."""
 _BOOLEANS: Final[Mapping[str, bool]] = {
     "true": True, "1": True, "yes": True, "on": True,
     "false": False, "0": False, "no": False, "off": False,
@@ -72,7 +76,8 @@ async def read(request: Request, served: Served) -> GenerateRequest:
     """
     body_start = (await request.body())[:64].lstrip() if not _is_multipart(request) else b""
     if _is_form(request) and not body_start.startswith(b"{"):
-        async with request.form(max_files=64, max_fields=64, max_part_size=MAX_BODY_BYTES) as form:
+        # How large a part may be, `BodyLimit` says: no more than the whole.
+        async with request.form(max_files=64, max_fields=64, max_part_size=sys.maxsize) as form:
             return parse(_fields_of(form), served)
     return parse(parse_object(await request.body()), served)
 
@@ -114,7 +119,7 @@ def model_kwargs(found: object) -> Params:
         try:
             found = parse_object(found, "model_kwargs")
         except ClientError as error:
-            raise InvalidParamError("model_kwargs", error.message, code="invalid_json") from error
+            raise InvalidParamError("model_kwargs", error.message, code=error.code) from error
     if not isinstance(found, dict):
         raise InvalidParamError("model_kwargs", f"model_kwargs: expected an object, found {described(found)}")
     for name in found:
@@ -156,9 +161,9 @@ def _list(name: str, found: object) -> list[Any]:
     """An array; in a form its JSON."""
     if isinstance(found, str):
         try:
-            found = msgspec.json.decode(found)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise InvalidParamError(name, f"{name} is not JSON: {error}", code="invalid_json") from error
+            found = parse_json(found, name)
+        except ClientError as error:
+            raise InvalidParamError(name, error.message, code=error.code) from error
     if not isinstance(found, list):
         raise InvalidParamError(name, f"{name}: expected an array, found {described(found)}")
     return found
@@ -250,10 +255,10 @@ def _seconds(fields: Mapping[str, Any], name: str, check: Callable[[float | None
     return seconds
 
 
-def _check_known(name: str, known: Sequence[str], where: str, hint: str | None = None) -> None:
+def _check_known(name: str, known: Iterable[str], where: str, hint: str | None = None) -> None:
     if name in known:
         return
-    near = [hint] if hint else get_close_matches(name, known, n=1, cutoff=0.5)
+    near = [hint] if hint else get_close_matches(name, list(known), n=1, cutoff=0.5)
     advice = f"did you mean {near[0]!r}?" if near else f"expected one of {_listed(known)}"
     raise InvalidParamError(
         f"{where}{name}"[:200], f"{where}{name[:80]}: unknown name; {advice}", code="unknown_parameter"

@@ -10,23 +10,8 @@ from gateway.generate_answers import ChunkLines, Document
 from gateway.service import Gateway
 from gateway.submission import Asked, request_id_of
 
-_FIELDS: Final[dict[str, Any]] = {
-    "text": {"type": "string"},
-    "messages": {"type": "array", "items": {"type": "object"}},
-    "token_ids": {"type": "array", "items": {"type": "integer"}},
-    "chat": {"type": "boolean", "default": True},
-    "files": {"type": "array", "items": {"type": "string", "format": "binary"}},
-    "input_modalities": {"type": "string"},
-    "output_modalities": {"type": "string"},
-    "streaming": {"type": "boolean", "default": True},
-    "model_kwargs": {"type": "object", "properties": {name: {} for name in generate_request.MODEL_KWARGS}},
-    "request_id": {"type": "string"},
-    "model": {"type": "string"},
-    "timeout_s": {"type": "number"},
-    "linger_s": {"type": "number"},
-}
 _QUESTIONS: Final = [{"required": [name]} for name in generate_request.QUESTIONS]
-_SCHEMA: Final = {"type": "object", "oneOf": _QUESTIONS, "properties": _FIELDS}
+_SCHEMA: Final = {"type": "object", "oneOf": _QUESTIONS, "properties": generate_request.FIELDS}
 _BODY: Final[dict[str, Any]] = {
     "requestBody": {
         "required": True,

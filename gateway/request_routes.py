@@ -5,8 +5,9 @@ from typing import Any, Final
 import msgspec
 from fastapi import APIRouter, Response
 
-from gateway.requests import ENDED, Question, RequestEndedError
+from gateway.requests import ENDED, RecordedRequest, RequestEndedError
 from gateway.service import Gateway
+from gateway.submission import cancel_of
 from shared.events import RequestCancel
 from shared.ids import parse_request_id
 
@@ -67,33 +68,24 @@ def request_routes(gateway: Gateway) -> APIRouter:
         response_class=Response,
     )
     async def cancel(request_id: str) -> Response:
-        question = await _read(gateway, request_id)
-        if question.status in ENDED and question.status != "cancelled":
-            raise RequestEndedError(request_id, question.status)
+        recorded = await _read(gateway, request_id)
 
         def cancelled(one: str) -> RequestCancel:
-            number = gateway.next_number()
-            return RequestCancel(
-                id=f"{gateway.origin}.{number}",
-                writer=gateway.origin,
-                number=number,
-                request_id=one,
-                reason="cancelled over HTTP",
-            )
+            return cancel_of(one, "cancelled over HTTP", gateway.origin, gateway.next_number())
 
-        await question.cancel(cancelled)
-        if question.status in ENDED and question.status != "cancelled":
-            raise RequestEndedError(request_id, question.status)  # it came too late
-        return _response(question, 200 if question.status == "cancelled" else 202)
+        await recorded.cancel(cancelled)
+        if recorded.status in ENDED and recorded.status != "cancelled":
+            raise RequestEndedError(request_id, recorded.status)
+        return _response(recorded, 200 if recorded.status == "cancelled" else 202)
 
     return router
 
 
-async def _read(gateway: Gateway, request_id: str) -> Question:
-    question = Question(gateway.log, gateway.subjects, parse_request_id(request_id))
-    await question.read()
-    return question
+async def _read(gateway: Gateway, request_id: str) -> RecordedRequest:
+    recorded = RecordedRequest(gateway.log, gateway.subjects, parse_request_id(request_id))
+    await recorded.read()
+    return recorded
 
 
-def _response(question: Question, status: int) -> Response:
-    return Response(msgspec.json.encode(question.told()), status, media_type="application/json")
+def _response(recorded: RecordedRequest, status: int) -> Response:
+    return Response(msgspec.json.encode(recorded.told()), status, media_type="application/json")

@@ -124,7 +124,7 @@ class Part(msgspec.Struct, kw_only=True):
         }
 
 
-class Question:
+class RecordedRequest:
     """A request with all its parts; a fold over their records."""
 
     def __init__(self, log: Log, subjects: Subjects, request_id: RequestId) -> None:
@@ -167,7 +167,9 @@ class Question:
             self.parts = {one: part for one, part in self.parts.items() if self._is_ours(part)}
 
     async def cancel(self, cancelled: Callable[[str], RequestCancel]) -> None:
-        """Cancel what has not ended, and wait a while to see it ended; `cancelled` makes the event of an id.
+        """Cancel what has not ended, if anything, and wait a while to see it ended.
+
+        `cancelled` makes the event of an id.
 
         Raises:
             LogUnavailableError: the log does not answer.
@@ -202,7 +204,7 @@ class Question:
         return whole
 
     def _is_ours(self, part: Part) -> bool:
-        """Whether it was submitted, and as a part of this question, not under a name like one."""
+        """Whether it was submitted, and as a part of this one, not under a name like one."""
         return part.event is not None and self.id in {part.id, part.event.parent}
 
     def _watched(self) -> list[str]:

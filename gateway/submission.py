@@ -250,14 +250,7 @@ class Submissions:
             self._cancel(request_id, audience.unwanted)
 
     def _cancel(self, request_id: str, reason: str) -> None:
-        number = next(self._numbers)
-        event = RequestCancel(
-            id=f"{self._origin}.{number}",
-            writer=self._origin,
-            number=number,
-            request_id=request_id,
-            reason=reason,
-        )
+        event = cancel_of(request_id, reason, self._origin, next(self._numbers))
         try:
             self._log.post(self._subjects.control(request_id), encode(event))
         except DalSegnoError as error:  # the backlog is full, or the log is gone: the request runs on
@@ -296,6 +289,13 @@ class Submissions:
         raise RequestConflictError(
             f"request_id {request_id!r} is taken by a message that is no request; choose another id"
         )
+
+
+def cancel_of(request_id: str, reason: str, origin: str, number: int) -> RequestCancel:
+    """The event that cancels a request; `number` is its place among those of the gateway `origin`."""
+    return RequestCancel(
+        id=f"{origin}.{number}", writer=origin, number=number, request_id=request_id, reason=reason
+    )
 
 
 def _identity(event: RequestSubmitted) -> tuple[str, str | None, int]:

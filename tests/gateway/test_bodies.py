@@ -74,7 +74,7 @@ async def test_a_body_that_drips_is_given_up_however_short_its_pauses() -> None:
         while (await receive())["more_body"]:
             pass
 
-    limit = BodyLimit(read_all, timeout_s=10, clock=lambda: now_s)
+    limit = BodyLimit(read_all, limit_bytes=2**20, timeout_s=10, clock=lambda: now_s)
     with pytest.raises(BodyTimeoutError):
         await limit({"type": "http", "headers": []}, drip, drip)  # type: ignore[arg-type] # nothing is sent
 
@@ -95,7 +95,7 @@ async def test_a_large_body_has_the_time_it_needs() -> None:
         while (await receive())["more_body"]:
             pass
 
-    await BodyLimit(read_all, timeout_s=10, clock=lambda: now_s)(
+    await BodyLimit(read_all, limit_bytes=2**20, timeout_s=10, clock=lambda: now_s)(
         {"type": "http", "headers": []},
         steady,
         steady,  # type: ignore[arg-type] # nothing is sent
