@@ -3,8 +3,7 @@
 app           the composition: routes, middleware, process
 server        the socket, uvicorn, and how it ends
 connection    one connection, and an end to all that a client can leave unfinished
-front         what every request passes before its route, in which order: `correlation`, `access_log`,
-              `security_headers`, `api_keys`, `rate_limit`, `admission`, `bodies`
+doors/        what every request passes before its route
 service       what the routes share: is the log there, who is working, how many streams run
 submission    a request becomes an event, or attaches to the one that is there
 choices       one question that asks for several answers, and their answers merged
@@ -14,9 +13,10 @@ resume        a client that lost its connection goes on behind what it has
 caps          what one request may ask for
 requests      how a request stands, and an end to it, by the log
 health        what the beats tell
-bodies        request bodies: how large, how late, what JSON, which parameters
+bodies        request bodies: what JSON is, and the parameters both APIs share
 errors        the one table from errors to HTTP
 schema        `/openapi.json`, with our errors
-generate_*    `/generate`: M*'s form and JSON, NDJSON and one document
-openai_*      `/v1/*`: OpenAI's requests, answers and routes
+generate/     `/generate`: M*'s form and JSON, NDJSON and one document
+openai/       `/v1/*`: OpenAI's requests, answers and routes
+metrics/      what is counted, and `/metrics`
 """

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from gateway import errors
 from gateway.choices import Choices, Tally
 from gateway.errors import HttpError
-from gateway.meter import FINISHED
+from gateway.metrics.meter import FINISHED
 from gateway.relay import Answered, Failed
 from gateway.service import Gateway
 from gateway.submission import Asked

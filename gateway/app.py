@@ -21,12 +21,12 @@ from starlette.routing import Match
 
 from gateway import errors, schema, server
 from gateway.about_routes import about_routes
+from gateway.doors.front import FrontDoor
 from gateway.errors import HttpError
-from gateway.front import FrontDoor
-from gateway.generate_routes import generate_routes
+from gateway.generate.routes import generate_routes
 from gateway.health_routes import health_routes
-from gateway.metrics_routes import metrics_routes
-from gateway.openai_routes import openai_routes
+from gateway.metrics.routes import metrics_routes
+from gateway.openai.routes import openai_routes
 from gateway.request_routes import request_routes
 from gateway.service import Gateway, Served
 from shared.config import ApiKey, DeploymentConfig, api_keys

@@ -3,7 +3,7 @@
     connected ──► head ──► body ──► answer ──► idle ──► head ...
        header_timeout_s    │          │          idle_timeout_s (uvicorn's)
                  body_timeout_s   send_timeout_s
-                (gateway.bodies)
+               (gateway.doors.body_limit)
 
 A head that does not end is answered with 408, one that is too long with 431, what is no HTTP with 400, and a
 connection too many with 503: each as every error is. A client that takes nothing of its answer is cut off:

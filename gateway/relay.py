@@ -20,7 +20,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from gateway.hops import Hops, Journey
+from gateway.metrics.hops import Hops, Journey
 from shared.events import (
     AnyEvent,
     Failure,

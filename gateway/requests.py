@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from gateway.openai_answers import usage_of
+from gateway.openai.answers import usage_of
 from shared.errors import ClientError
 from shared.events import (
     AnyEvent,

@@ -10,7 +10,7 @@ from typing import Any, Final
 import fastapi
 from fastapi.openapi.utils import get_openapi
 
-from gateway.paths import is_open
+from gateway.doors.paths import is_open
 
 _METHODS: Final = frozenset({"get", "post", "delete"})
 ERROR: Final[dict[str, Any]] = {

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, Final
 
 from gateway.health import Presence
-from gateway.meter import Meter
+from gateway.metrics.meter import Meter
 from gateway.relay import Hub
 from gateway.submission import Asked, Claim, Submissions
 from shared.config import DeploymentConfig, GatewaySettings

@@ -13,8 +13,10 @@ import pytest
 import yaml
 
 from dalsegno import environment
-from gateway import errors, generate_request, openai_requests
-from gateway.openai_requests import ChatRequest, CompletionRequest
+from gateway import errors
+from gateway.generate import request as generate_request
+from gateway.openai import requests as openai_requests
+from gateway.openai.requests import ChatRequest, CompletionRequest
 from shared import config
 from shared.config import SECTIONS, DeploymentConfig, NodeGroup
 from tests.e2e import clients, pages

@@ -8,8 +8,8 @@ import pytest
 from gateway.relay import BUFFER_BYTES
 from shared.config import GatewaySettings
 from shared.events import Failure, RequestCancel, RequestSubmitted
+from tests.gateway.openai.test_routes import events
 from tests.gateway.test_disconnect import raw
-from tests.gateway.test_openai import events
 from tests.gateway.world import CHAT, Performance, World, deployment, listening
 
 COMPLETION = {"model": "demo", "prompt": "x"}

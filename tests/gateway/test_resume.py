@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 
 from gateway.resume import Position
-from tests.gateway.test_generate import lines, text_of
-from tests.gateway.test_openai import events
-from tests.gateway.test_openai_logprobs import token
+from tests.gateway.generate.test_routes import lines, text_of
+from tests.gateway.openai.test_logprobs import token
+from tests.gateway.openai.test_routes import events
 from tests.gateway.world import CHAT, Performance, deployment
 
 BODY = CHAT | {"stream": True, "request_id": "mine"}

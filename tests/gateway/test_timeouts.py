@@ -7,8 +7,8 @@ import pytest
 from gateway import caps
 from shared.config import GatewaySettings
 from shared.events import RequestCancel
-from tests.gateway.test_generate import lines
-from tests.gateway.test_openai import events
+from tests.gateway.generate.test_routes import lines
+from tests.gateway.openai.test_routes import events
 from tests.gateway.world import CHAT, Performance, World, deployment
 
 SOON_S = 0.02

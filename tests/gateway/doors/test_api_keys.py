@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api_keys import bearer
+from gateway.doors.api_keys import bearer
 from shared.config import ApiKey, GatewaySettings
 from tests.gateway.test_errors import error_of
 from tests.gateway.world import CHAT, deployment

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from gateway.errors import HttpError
-from gateway.openai_logprobs import Listed, TokenList, chat_logprobs, completion_logprobs
+from gateway.openai.logprobs import Listed, TokenList, chat_logprobs, completion_logprobs
 from gateway.resume import Position
 from shared.events import OutputChunk, Usage
 

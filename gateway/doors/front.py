@@ -23,17 +23,17 @@ import fastapi
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from gateway import correlation, rate_limit
-from gateway.access_log import AccessLog
-from gateway.admission import Admission
-from gateway.api_keys import ApiKeys
-from gateway.bodies import BodyLimit, UnreadBody
-from gateway.correlation import Correlation
-from gateway.http_meter import HttpMeter
-from gateway.rate_limit import RateLimit
-from gateway.security_headers import SecurityHeaders
+from gateway.doors import correlation, rate_limit
+from gateway.doors.access_log import AccessLog
+from gateway.doors.admission import Admission
+from gateway.doors.api_keys import ApiKeys
+from gateway.doors.body_limit import BodyLimit, UnreadBody
+from gateway.doors.correlation import Correlation
+from gateway.doors.http_meter import HttpMeter
+from gateway.doors.rate_limit import RateLimit
+from gateway.doors.security_headers import SecurityHeaders
+from gateway.doors.traced import Traced
 from gateway.service import Gateway
-from gateway.traced import Traced
 from shared.config import ApiKey
 
 _METHODS: Final = ("GET", "POST", "DELETE")

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from gateway.errors import HttpError
-from gateway.openai_answers import usage_of
+from gateway.openai.answers import usage_of
 from gateway.resume import Position
 from shared.events import OutputChunk, Usage
 

@@ -3,7 +3,7 @@ import logging
 import httpx
 import pytest
 
-from gateway.correlation import named
+from gateway.doors.correlation import named
 from shared.events import RequestSubmitted
 from tests.gateway.world import CHAT, World, deployment
 

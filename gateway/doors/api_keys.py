@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import errors
-from gateway.paths import is_open
+from gateway.doors.paths import is_open
 from shared.config import ApiKey
 from shared.errors import ClientError
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway import correlation
-from gateway.paths import is_watching
+from gateway.doors import correlation
+from gateway.doors.paths import is_watching
 
 _LOGGER: Final = logging.getLogger(__name__)
 _PATH_CHARS: Final = 200

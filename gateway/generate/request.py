@@ -17,10 +17,11 @@ import msgspec
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
-from gateway import caps, errors, openai_requests
+from gateway import caps, errors
 from gateway.bodies import params_of, parse_json, parse_object
 from gateway.errors import InvalidParamError
-from gateway.openai_requests import ChatRequest
+from gateway.openai import requests as openai_requests
+from gateway.openai.requests import ChatRequest
 from gateway.service import Served
 from shared.errors import ClientError
 from shared.events import Inputs, Params

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.bodies import SLOWEST_BYTES_PER_S, BodyLimit, BodyTimeoutError
+from gateway.doors.body_limit import SLOWEST_BYTES_PER_S, BodyLimit, BodyTimeoutError
 from shared.config import GatewaySettings
 from tests.gateway.test_connection import Client
 from tests.gateway.test_errors import error_of

@@ -11,7 +11,7 @@ KEYS = (ApiKey(name="alice", secret="sk-secret"),)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [record for record in caplog.records if record.name == "gateway.access_log"]
+    return [record for record in caplog.records if record.name == "gateway.doors.access_log"]
 
 
 def facts(record: logging.LogRecord) -> dict[str, Any]:

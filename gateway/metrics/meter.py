@@ -1,4 +1,4 @@
-"""What the gateway counts of the answers it gives; `gateway.exposition` shows it at `/metrics`.
+"""What the gateway counts of the answers it gives; `gateway.metrics.exposition` shows it at `/metrics`.
 
 An answer is observed from its beginning to its end: one `Observation` per HTTP answer, whatever the number
 of its choices. Everything is counted on the event loop, in plain numbers: a chunk costs about a microsecond.
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.hops import Hops
+from gateway.metrics.hops import Hops
 from shared import tracing
 from shared.events import Usage
 from shared.histogram import SECONDS, Histogram

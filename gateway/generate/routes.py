@@ -4,9 +4,10 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
-from gateway import caps, generate_request, resume
+from gateway import caps, resume
 from gateway.answer import Answer, Format, Question
-from gateway.generate_answers import ChunkLines, Document
+from gateway.generate import request as generate_request
+from gateway.generate.answers import ChunkLines, Document
 from gateway.service import Gateway
 from gateway.submission import Asked, request_id_of
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.exposition import Snapshot
+from gateway.metrics.exposition import Snapshot
 from shared.histogram import ROWS, SECONDS, Histogram
 from shared.log.port import LogStats
 from shared.meters import ConductorMeters, WorkerMeters

@@ -7,7 +7,7 @@ import pytest
 from limits.storage import memory
 from starlette.types import Receive, Send
 
-from gateway import rate_limit
+from gateway.doors import rate_limit
 from shared.config import ApiKey, GatewaySettings
 from tests.gateway.test_errors import error_of
 from tests.gateway.world import CHAT, deployment

@@ -11,7 +11,7 @@ from typing import Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.http_meter import route_of
+from gateway.doors.http_meter import route_of
 from shared import tracing
 
 TRACEPARENT: Final = "traceparent"

@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from gateway import submission
-from gateway.openai_routes import NOT_SERVED
+from gateway.openai.routes import NOT_SERVED
 from shared.config import ApiKey, GatewaySettings
 from shared.events import Failure
 from tests.gateway.openai_schema import check

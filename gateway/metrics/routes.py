@@ -5,8 +5,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from gateway import exposition
-from gateway.exposition import Snapshot
+from gateway.metrics import exposition
+from gateway.metrics.exposition import Snapshot
 from gateway.service import Gateway
 
 

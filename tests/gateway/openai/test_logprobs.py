@@ -4,9 +4,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.openai_logprobs import LEAST, TokenList, chat_logprobs, completion_logprobs
+from gateway.openai.logprobs import LEAST, TokenList, chat_logprobs, completion_logprobs
 from shared.events import LikelyToken, OutputChunk, RequestSubmitted, TokenLogprobs
-from tests.gateway.test_openai import events
+from tests.gateway.openai.test_routes import events
 from tests.gateway.world import CHAT, Performance, deployment
 
 COMPLETION = {"model": "demo", "prompt": "Hi yo", "logprobs": 2}

@@ -1,7 +1,7 @@
 import pytest
 
-from gateway.hops import Hops
-from gateway.meter import WINDOW, Meter
+from gateway.metrics.hops import Hops
+from gateway.metrics.meter import WINDOW, Meter
 from shared.events import (
     AnyEvent,
     Limits,

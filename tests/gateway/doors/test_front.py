@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway import security_headers
+from gateway.doors import security_headers
 from shared.config import GatewaySettings
 from tests.gateway.world import CHAT, deployment
 

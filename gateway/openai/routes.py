@@ -13,8 +13,8 @@ from gateway import caps, resume
 from gateway.answer import Answer, Format, Question
 from gateway.bodies import read_object
 from gateway.choices import split
-from gateway.openai_answers import ChatDocument, ChatStream, CompletionDocument, CompletionStream, Head
-from gateway.openai_requests import ChatRequest, CompletionRequest, parse
+from gateway.openai.answers import ChatDocument, ChatStream, CompletionDocument, CompletionStream, Head
+from gateway.openai.requests import ChatRequest, CompletionRequest, parse
 from gateway.resume import Position
 from gateway.service import Gateway
 from gateway.submission import Asked, request_id_of

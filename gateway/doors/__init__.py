@@ -1,0 +1,1 @@
+"""What a request passes before its route, a module each; `front` says which, and in which order."""

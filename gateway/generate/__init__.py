@@ -1,0 +1,1 @@
+"""`/generate`: M*'s form and JSON, NDJSON and one document."""

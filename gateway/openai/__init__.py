@@ -1,0 +1,1 @@
+"""`/v1/*`: OpenAI's requests, answers and routes."""
