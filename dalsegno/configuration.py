@@ -1,6 +1,6 @@
 """The configuration as this process is told it: file, environment, flags, in this order; later ones win.
 
-Thin: what is read here is laid over one another in `shared.layers`.
+Thin: what is read here is laid over one another in `dalsegno.layers`.
 """
 
 import re
@@ -11,10 +11,10 @@ from typing import Final
 
 import msgspec
 
-from dalsegno import address, environment
-from shared import config, layers
+from dalsegno import address, environment, layers
+from dalsegno.layers import Effective, Setting
+from shared import config
 from shared.config import Base, ConfigError, DeploymentConfig, NatsSettings
-from shared.layers import Effective, Setting
 
 FLAGS: Final = {
     "host": "gateway.host",

@@ -19,8 +19,8 @@ import msgspec
 import yaml
 
 from dalsegno import configuration, options
+from dalsegno.layers import KEYS, Effective
 from shared.config import MASK, SECRETS, SECTIONS, split_key
-from shared.layers import KEYS, Effective
 
 _COMMENT_AT: Final = 40
 """The column of the comments, where the values leave room."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shared.layers import KEYS, VARIABLE_PREFIX
+from dalsegno.layers import KEYS, VARIABLE_PREFIX
 
 NATS_TOKEN: Final = KEYS["nats.token"].variable
 NATS_TOKEN_FILE: Final = KEYS["nats.token_file"].variable
@@ -25,7 +25,7 @@ class Environment:
     """What the environment says. An empty variable is a silent one.
 
     Attributes:
-        settings: the variables of the configuration, each as it is; also misspelt ones (`shared.layers`).
+        settings: the variables of the configuration, each as it is; also misspelt ones (`dalsegno.layers`).
         api_key: a client's.
     """
 

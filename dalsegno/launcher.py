@@ -28,13 +28,13 @@ from dalsegno import address, configuration, datadir, environment, health, neigh
 from dalsegno.address import Listen
 from dalsegno.console import Console
 from dalsegno.datadir import DataDir, Deployment, Pids
+from dalsegno.layers import Setting
 from dalsegno.private_nats import PrivateNats
 from dalsegno.signals import Echo
 from dalsegno.supervisor import Child, Command, RoleProcess, Supervisor
 from dalsegno.welcome import welcome
 from shared.config import DeploymentConfig, nats_token
 from shared.errors import ClientError, DalSegnoError
-from shared.layers import Setting
 from shared.log.server import NatsServer
 
 GRACE_S: Final = 10.0

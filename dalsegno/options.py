@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from shared.layers import Setting
+    from dalsegno.layers import Setting
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -26,8 +26,8 @@ def _prefix(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 
 def _set(ctx: click.Context, parameter: click.Parameter, value: Sequence[str]) -> Sequence[str]:
     """Refuse at once what cannot be: it is a mistake in the arguments."""
+    from dalsegno.layers import of_flag
     from shared.config import ConfigError
-    from shared.layers import of_flag
 
     for text in value:
         try:

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from dalsegno import configuration, garbage, lifeline, logs
+from dalsegno.layers import Setting
 from dalsegno.signals import Echo
 from dalsegno.supervisor import EX_CONFIG
 from shared import tracing
 from shared.config import ConfigError, DeploymentConfig, nats_token
 from shared.errors import BugError, ClientError, DalSegnoError
-from shared.layers import Setting
 
 EX_UNAVAILABLE: Final = 1
 EX_SOFTWARE: Final = 70

@@ -5,7 +5,7 @@ and a few of ours: docs/configuration.md, written from the structs below. Unknow
 node without a home: each is a clear error at start.
 
 A configuration starts from a YAML file, a name in `configs/`, or a folder with a Hugging Face checkpoint
-(`read`); `resolve` takes it as it is, `shared.layers` lays environment and flags over it.
+(`read`); `resolve` takes it as it is, `dalsegno.layers` lays environment and flags over it.
 """
 
 import logging
@@ -296,17 +296,8 @@ def resolve(model: str) -> DeploymentConfig:
     Raises:
         ConfigError: it is none of them, or cannot be served.
     """
-    return _checked(read(model))
-
-
-def load(path: Path) -> DeploymentConfig:
-    """The configuration in one YAML file, checked."""
-    return _checked(_of_file(path))
-
-
-def of_checkpoint(folder: Path) -> DeploymentConfig:
-    """A configuration for a bare checkpoint folder: everything on rank 0."""
-    return _checked(_of_folder(folder))
+    base = read(model)
+    return check(base.values, source=base.source, folder=base.folder, name=base.name)
 
 
 def read(model: str) -> Base:
@@ -399,10 +390,6 @@ def _of_folder(folder: Path) -> Base:
         "node_groups": [{"node_names": list(registry.graph(family).nodes), "ranks": [0]}],
     }
     return Base(values=values, source=str(folder), folder=folder, name=folder.name)
-
-
-def _checked(base: Base) -> DeploymentConfig:
-    return check(base.values, source=base.source, folder=base.folder, name=base.name)
 
 
 def check(

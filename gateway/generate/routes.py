@@ -6,13 +6,13 @@ from fastapi import APIRouter, Request, Response
 
 from gateway import caps, resume
 from gateway.answer import Answer, Format, Question
-from gateway.generate import request as generate_request
 from gateway.generate.answers import ChunkLines, Document
+from gateway.generate.request import FIELDS, QUESTIONS, read
 from gateway.service import Gateway
 from gateway.submission import Asked, request_id_of
 
-_QUESTIONS: Final = [{"required": [name]} for name in generate_request.QUESTIONS]
-_SCHEMA: Final = {"type": "object", "oneOf": _QUESTIONS, "properties": generate_request.FIELDS}
+_QUESTIONS: Final = [{"required": [name]} for name in QUESTIONS]
+_SCHEMA: Final = {"type": "object", "oneOf": _QUESTIONS, "properties": FIELDS}
 _BODY: Final[dict[str, Any]] = {
     "requestBody": {
         "required": True,
@@ -27,7 +27,7 @@ def generate_routes(gateway: Gateway) -> APIRouter:
 
     @router.post("/generate", summary="Answer one message", openapi_extra=_BODY)
     async def generate(request: Request) -> Response:
-        parsed = await generate_request.read(request, gateway.served)
+        parsed = await read(request, gateway.served)
         caps.check_params(parsed.params, gateway.settings, "model_kwargs.max_tokens")
         caps.check_messages(len(parsed.inputs.messages or []), gateway.settings)
         asked = Asked(

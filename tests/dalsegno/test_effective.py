@@ -9,8 +9,8 @@ from click.testing import CliRunner, Result
 
 from dalsegno import effective
 from dalsegno.cli import main
+from dalsegno.layers import KEYS
 from shared import config
-from shared.layers import KEYS
 from tests.tiny import tiny_checkpoint
 
 SECRETS = {"DALSEGNO_NATS_TOKEN": "sesame", "DALSEGNO_GATEWAY_API_KEYS": "web=open,c2VzYW1lIG9wZW4hIQ=="}

@@ -6,7 +6,7 @@ import pytest
 from dalsegno import options
 from dalsegno.cli import main
 from dalsegno.configuration import FLAGS
-from shared.layers import KEYS
+from dalsegno.layers import KEYS
 
 CONFIGURED = ("serve", "config", "gateway", "conductor", "worker")
 

@@ -19,16 +19,16 @@ import msgspec
 import pytest
 
 from conductor.deployment import deployment_of
-from dalsegno import configuration, launcher, logs, roles
+from dalsegno import configuration, launcher, layers, logs, roles
 from dalsegno.address import Listen
 from dalsegno.launcher import ServeOptions
+from dalsegno.layers import KEYS
 from gateway import app as gateway_app
 from gateway.app import GatewayOptions
 from gateway.service import Gateway
-from shared import layers, tracing
+from shared import tracing
 from shared.config import Base, DeploymentConfig, api_keys
 from shared.events import NodeReady, Params, RequestAdmitted
-from shared.layers import KEYS
 from shared.models import registry
 from shared.said import PROMPT
 from shared.subjects import Subjects

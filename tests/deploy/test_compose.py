@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from dalsegno.cli import main
+from dalsegno.layers import KEYS
 from shared.config import GatewaySettings
-from shared.layers import KEYS
 from shared.log.server import nats_server_binary
 
 ROOT: Final = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from shared.layers import KEYS
+from dalsegno.layers import KEYS
 from tests.e2e import deploy, pages
 from tests.e2e.clients import PATIENCE_S
 from workers.settings import EngineSettings

@@ -47,7 +47,7 @@ def test_a_damaged_configuration_is_a_config_error(folder: Path, raw: Any) -> No
     path = folder / "damaged.yaml"
     path.write_text(yaml.safe_dump(raw, allow_unicode=False), encoding="utf-8")
 
-    said = refusal(lambda: config.load(path), ClientError)
+    said = refusal(lambda: config.resolve(str(path)), ClientError)
 
     assert said is None or str(path) in said or "model" in said
 
@@ -58,7 +58,7 @@ def test_damaged_yaml_is_a_config_error(folder: Path, text: bytes) -> None:
     path = folder / "damaged.yaml"
     path.write_bytes(text)
 
-    said = refusal(lambda: config.load(path), ClientError)
+    said = refusal(lambda: config.resolve(str(path)), ClientError)
 
     assert said is None or str(path) in said or "model" in said
 
@@ -107,6 +107,6 @@ def test_a_damaged_config_json_is_a_typed_error(folder: Path, raw: Any) -> None:
     (folder / "other").mkdir(exist_ok=True)
     (folder / "other" / "config.json").write_text(json.dumps(raw))
 
-    said = refusal(lambda: config.of_checkpoint(folder / "other"), ClientError)
+    said = refusal(lambda: config.resolve(str(folder / "other")), ClientError)
 
     assert said is None or "other" in said

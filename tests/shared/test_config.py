@@ -74,7 +74,7 @@ def test_a_file_that_is_no_configuration_is_told_in_one_line_without_repeating_i
     file.write_text(text)
 
     with pytest.raises(ConfigError, match=message) as raised:
-        config.load(file)
+        config.resolve(str(file))
 
     assert "sesame" not in raised.value.message
     assert "\n" not in raised.value.message

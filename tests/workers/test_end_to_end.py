@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer
 
-from shared.config import ConfigError, DeploymentConfig, of_checkpoint
+from shared.config import ConfigError, DeploymentConfig, resolve
 from shared.events import (
     Event,
     Inputs,
@@ -44,7 +44,7 @@ TOKENS = 24
 
 def config(**kwargs: Any) -> DeploymentConfig:
     return msgspec.structs.replace(
-        of_checkpoint(tiny_checkpoint("qwen3")), model_kwargs={"device": "cpu", "max_rows": 16} | kwargs
+        resolve(str(tiny_checkpoint("qwen3"))), model_kwargs={"device": "cpu", "max_rows": 16} | kwargs
     )
 
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from shared.config import ConfigError, of_checkpoint
+from shared.config import ConfigError, resolve
 from tests.tiny import tiny_checkpoint
 from workers.hosting import choose_device, make_engine
 from workers.settings import EngineSettings
@@ -39,7 +39,7 @@ def test_without_a_gpu_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_pool_is_as_large_as_configured_or_as_rows_can_use(
     changed: dict[str, Any], tokens: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = msgspec.structs.replace(of_checkpoint(tiny_checkpoint("qwen3")), **changed)
+    config = msgspec.structs.replace(resolve(str(tiny_checkpoint("qwen3"))), **changed)
     engine = make_engine(config, EngineSettings(device="cpu", max_rows=4), 0, no_progress)
 
     assert engine.stats().kv_total == tokens
@@ -49,7 +49,7 @@ def test_the_pool_is_as_large_as_configured_or_as_rows_can_use(
 def test_progress_is_told_while_weights_load() -> None:
     told: list[tuple[int, int]] = []
     make_engine(
-        of_checkpoint(tiny_checkpoint("qwen3")),
+        resolve(str(tiny_checkpoint("qwen3"))),
         EngineSettings(device="cpu"),
         0,
         lambda done, total, name: told.append((done, total)),

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared import layers
+from dalsegno import layers
+from dalsegno.layers import DEFAULT, KEYS, Effective
 from shared.config import SECRETS, Base, ConfigError
-from shared.layers import DEFAULT, KEYS, Effective
 from tests.tiny import tiny_checkpoint
 
 HERE = Path("/here")
