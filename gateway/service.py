@@ -124,7 +124,9 @@ class Gateway:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._listen(log), name="beats")
-                submissions = Submissions(log, self.subjects, self.origin, hub, tasks, self._numbers)
+                submissions = Submissions(
+                    log, self.subjects, self.origin, hub, tasks, self._numbers, self.settings.max_in_flight
+                )
                 self._line = _Line(log, submissions)
                 self.followed.set()
                 await self._relay(log, hub, state.last_seq + 1)

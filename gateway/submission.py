@@ -87,14 +87,16 @@ def request_id_of(chosen: str | None, prefix: str) -> RequestId:
 class _Audience:
     """The clients of one request at this gateway. `unwanted` says why one of them gave it up.
 
-    While all have left and one may come back, `farewell` is the timer that gives the request up.
+    Those that left may come back until `until_s`, by the event loop's clock. While all have left and one may,
+    `farewell` is the timer that gives the request up. `question` is what the request is a part of.
     """
 
+    question: str
     clients: int = 0
     publishing: int = 0
     is_ours: bool = False
     unwanted: str = ""
-    linger_s: float = 0.0
+    until_s: float = 0.0
     farewell: asyncio.TimerHandle | None = None
 
 
@@ -121,7 +123,11 @@ class Claim:
 
 
 class Submissions:
-    """Every request this gateway submitted or attached to, on one log."""
+    """Every request this gateway submitted or attached to, on one log.
+
+    Of questions whose clients have all left, and may come back, `most_left` go on: leaving is not to be a way
+    to have more computed at a time than may be asked for. Whoever left first is given up first.
+    """
 
     def __init__(
         self,
@@ -131,6 +137,7 @@ class Submissions:
         hub: Hub,
         tasks: asyncio.TaskGroup,
         numbers: Iterator[int],
+        most_left: int = 512,
     ) -> None:
         self._log = log
         self._subjects = subjects
@@ -139,6 +146,8 @@ class Submissions:
         self._tasks = tasks
         self._numbers = numbers
         self._audiences: dict[str, _Audience] = {}
+        self._most_left = most_left
+        self._left: dict[str, set[str]] = {}  # by question, which of its requests wait for clients
 
     async def submit(self, asked: Asked) -> Claim:
         """Submit a request, or attach to it.
@@ -152,12 +161,12 @@ class Submissions:
         event = self._event(asked)
         data = encode_or_refuse(event)
         relay = self._hub.open(asked.request_id)
-        audience = self._audiences.setdefault(asked.request_id, _Audience())
+        audience = self._audiences.setdefault(
+            asked.request_id, _Audience(question=asked.parent or asked.request_id)
+        )
         audience.clients += 1
         audience.publishing += 1
-        audience.unwanted = ""
-        if audience.farewell is not None:
-            audience.farewell.cancel()
+        self._wait_no_more(asked.request_id, audience)
         claim = Claim(self, relay)
         storing = self._tasks.create_task(
             self._store(relay, audience, event, data), name=f"submit {event.id}"
@@ -173,6 +182,9 @@ class Submissions:
                 self._hub.close(relay)
                 if isinstance(outcome, WrongLastSequenceError):
                     claim.relay = await self._attached(event, asked.request_id)
+                    audience.unwanted = ""
+                    if audience.clients == 1:  # it was waited for
+                        audience.until_s = 0.0
                     return claim
                 raise outcome
         except TimeoutError as error:
@@ -192,8 +204,9 @@ class Submissions:
         self._hub.close(relay)
         audience = self._audiences[relay.request_id]
         audience.clients -= 1
-        audience.unwanted = audience.unwanted or cancel
-        audience.linger_s = linger_s
+        if cancel:
+            audience.unwanted = audience.unwanted or cancel
+            audience.until_s = max(audience.until_s, asyncio.get_running_loop().time() + linger_s)
         self._settle(relay.request_id, audience)
 
     def _event(self, asked: Asked) -> RequestSubmitted:
@@ -237,17 +250,31 @@ class Submissions:
         """Cancel what is ours and wanted by nobody; forget what has no clients."""
         if audience.clients or audience.publishing:
             return
-        if audience.is_ours and audience.unwanted and audience.linger_s:
-            loop = asyncio.get_running_loop()
-            audience.farewell = loop.call_later(audience.linger_s, self._give_up, request_id, audience)
-            audience.linger_s = 0.0
+        loop = asyncio.get_running_loop()
+        if not (audience.is_ours and audience.unwanted and audience.until_s > loop.time()):
+            self._give_up(request_id, audience)
             return
-        self._give_up(request_id, audience)
+        audience.farewell = loop.call_at(audience.until_s, self._give_up, request_id, audience)
+        self._left.setdefault(audience.question, set()).add(request_id)
+        if len(self._left) > self._most_left:
+            for one in list(next(iter(self._left.values()))):
+                self._give_up(one, self._audiences[one])
 
     def _give_up(self, request_id: str, audience: _Audience) -> None:
+        self._wait_no_more(request_id, audience)
         self._audiences.pop(request_id, None)
         if audience.is_ours and audience.unwanted:
             self._cancel(request_id, audience.unwanted)
+
+    def _wait_no_more(self, request_id: str, audience: _Audience) -> None:
+        if audience.farewell is None:
+            return
+        audience.farewell.cancel()
+        audience.farewell = None
+        waiting = self._left[audience.question]
+        waiting.discard(request_id)
+        if not waiting:
+            del self._left[audience.question]
 
     def _cancel(self, request_id: str, reason: str) -> None:
         event = cancel_of(request_id, reason, self._origin, next(self._numbers))

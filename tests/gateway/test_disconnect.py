@@ -10,6 +10,7 @@ import pytest
 
 from gateway import submission
 from gateway.relay import BUFFER_BYTES
+from shared.config import GatewaySettings
 from shared.events import Inputs, RequestCancel, RequestSubmitted, encode
 from tests.gateway.world import CHAT, Performance, World, deployment, echo, listening
 
@@ -103,10 +104,57 @@ async def test_a_limit_that_is_over_does_not_wait_for_a_client_to_come_back() ->
 
     async with deployment(wait_for_cancel) as world, listening(world) as url:
         async with raw(url, "/generate", body) as reader:
-            await reader.read()
+            await reader.readuntil(b"request_timeout")
         event = await cancelled(world)
 
     assert "took longer" in event.reason
+
+
+async def test_a_client_that_may_come_back_is_waited_for_whoever_leaves_after_it() -> None:
+    body = {"text": "x", "request_id": "r-1"}
+
+    async with deployment(wait_for_cancel) as world, listening(world) as url:
+        async with raw(url, "/generate", body) as plain:
+            async with raw(url, "/generate", body | {"linger_s": 600}) as coming_back:
+                await plain.readuntil(b'"modality"')
+                await coming_back.readuntil(b'"modality"')
+            await world.until(lambda: world.gateway.running == 1)
+        await world.until(lambda: not world.gateway.running)
+        async with raw(url, "/generate", body) as reader:
+            await reader.readuntil(b'"modality"')
+            assert not world.events("control")
+        await cancelled(world)  # nobody is waited for any more
+
+
+async def test_a_request_that_waits_for_its_client_is_cancelled_in_time_also_if_others_want_its_id() -> None:
+    body = {"text": "x", "request_id": "r-1", "linger_s": 0.3}
+
+    async with deployment(wait_for_cancel) as world, listening(world) as url:
+        async with raw(url, "/generate", body) as reader:
+            await reader.readuntil(b"\r\n\r\n")
+        await world.until(lambda: not world.gateway.running)
+        conflict = await world.client.post("/generate", json=body | {"text": "another"})
+        assert not world.events("control")
+        event = await cancelled(world)
+
+    assert conflict.status_code == 409
+    assert event.reason == "the client disconnected"
+
+
+async def test_of_requests_that_wait_for_their_clients_so_many_go_on_as_may_be_asked_at_a_time() -> None:
+    settings = GatewaySettings(max_in_flight=2)
+    asked = {"model": "demo", "prompt": "x", "stream": True, "linger_s": 600, "n": 2}
+
+    async with deployment(wait_for_cancel, settings=settings) as world, listening(world) as url:
+        for name in "abc":
+            async with raw(url, "/v1/completions", asked | {"request_id": name}) as reader:
+                await reader.readuntil(b"data: ")
+                await world.performance({"a": 1, "b": 3, "c": 5}[name])
+            await world.until(lambda: not world.gateway.running)
+        await world.until(lambda: len(world.events("control")) == 2)
+        await (await world.performance(1)).cancelled.wait()
+
+    assert {event.request_id for event in world.events("control")} == {"a", "a-1"}
 
 
 @pytest.mark.parametrize("wrong", [-1, 601, "soon"])
