@@ -192,15 +192,27 @@ class RecordedRequest:
         """As a client is told."""
         first = self.parts[self.id]
         assert first.event is not None
-        whole = {
-            **first.told(),
-            "object": "request",
-            "status": self.status,
-            "model": first.event.model,
-            "correlation": first.event.correlation,
-        }
-        if len(self.parts) > 1:
-            whole["parts"] = [part.told() for part in self.parts.values()]
+        about = {"object": "request", "model": first.event.model, "correlation": first.event.correlation}
+        if len(self.parts) == 1:
+            return {**first.told(), **about}
+        parts = [part.told() for part in self.parts.values()]
+        return {**self._whole().told(), **about, "parts": parts}
+
+    def _whole(self) -> Part:
+        """All parts as one: it ends with the last, fails as the first that did, and counts each prompt once."""
+        first, parts = self.parts[self.id], list(self.parts.values())
+        whole = Part(id=self.id, submitted_ns=first.submitted_ns, status=self.status)
+        if self.status in ENDED:
+            whole.ended_ns = max(part.ended_ns or 0 for part in parts)
+            whole.failure = next((part.failure for part in parts if part.status == self.status), None)
+        if self.status == "finished":
+            whole.finish_reason = first.finish_reason
+            whole.usage = Usage(
+                prompt_tokens=sum(
+                    part.usage.prompt_tokens for part in parts if part.usage and _begins_prompt(part)
+                ),
+                completion_tokens=sum(part.usage.completion_tokens for part in parts if part.usage),
+            )
         return whole
 
     def _is_ours(self, part: Part) -> bool:
@@ -228,6 +240,11 @@ class RecordedRequest:
             return  # the conductor refuses it, or passes it over
         if self._fence.admits(event) and address is not None and address.request_id is not None:
             self.parts[address.request_id].fold(record, event)
+
+
+def _begins_prompt(part: Part) -> bool:
+    """Whether it is the first answer to its prompt."""
+    return part.event is not None and part.event.params.choice == 0
 
 
 @asynccontextmanager

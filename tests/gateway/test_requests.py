@@ -141,6 +141,56 @@ async def test_all_answers_of_one_question_are_cancelled_together_and_no_others(
     assert cancels(world) == ["q", "q-1", "q-2", "r"]
 
 
+async def test_a_question_has_ended_when_all_its_answers_have() -> None:
+    async def one_waits(performance: Performance) -> None:
+        performance.say("x", [1, 2])
+        if performance.request_id == "q-3":
+            await performance.cancelled.wait()
+        else:
+            performance.finish("length")
+
+    async with deployment(one_waits) as world:
+        asking = asyncio.create_task(
+            world.client.post(
+                "/v1/completions", json={"model": "demo", "prompt": ["a", "b"], "n": 2, "request_id": "q"}
+            )
+        )
+        await world.until(lambda: len(world.events("walk")) == 3)
+        running = (await world.client.get("/v1/requests/q")).json()
+        world.performances["q-3"].finish()
+        answer = (await asking).json()
+        finished = (await world.client.get("/v1/requests/q")).json()
+        world.performances["q-3"].cancelled.set()
+
+    assert [part["status"] for part in running["parts"]] == ["finished"] * 3 + ["waiting"]
+    assert [running[name] for name in ("status", "ended", "finish_reason", "usage")] == ["waiting"] + [
+        None
+    ] * 3
+    assert finished["status"] == "finished"
+    assert finished["ended"] == max(part["ended"] for part in finished["parts"])
+    assert finished["usage"] == answer["usage"]
+    assert finished["usage"]["prompt_tokens"] == 14
+    assert finished["finish_reason"] == "length"
+
+
+async def test_a_question_fails_as_its_answer_did() -> None:
+    async def second_fails(performance: Performance) -> None:
+        if performance.request_id == "q-1":
+            performance.fail(Failure(code="step_failed", message="it broke", status=500))
+        else:
+            await performance.cancelled.wait()
+
+    async with deployment(second_fails) as world:
+        await world.client.post(
+            "/v1/completions", json={"model": "demo", "prompt": "a", "n": 2, "request_id": "q"}
+        )
+        await (await world.performance()).cancelled.wait()
+        told = (await world.client.get("/v1/requests/q")).json()
+
+    assert [part["status"] for part in told["parts"]] == ["cancelled", "failed"]
+    assert (told["status"], told["error"]) == ("failed", {"code": "step_failed", "message": "it broke"})
+
+
 async def test_what_has_ended_cannot_be_cancelled() -> None:
     async with deployment() as world:
         await world.client.post("/v1/chat/completions", json=CHAT | {"request_id": "one"})
