@@ -8,17 +8,20 @@ and whoever reads or writes the log: a plain call each way, with no queue, task 
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import ParseResult, urlsplit
 
 import msgspec
 import nats.errors
-from nats.aio.client import Client
+from nats.aio.client import DEFAULT_BUFFER_SIZE, Client, Srv
 from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
 from nats.protocol import parser
 
 from shared.log.jetstream_api import ConsumerInfo, MessageReply, StreamInfo
+from shared.log.names import Names
 from shared.log.port import LogUnavailableError
 from shared.said import MAY_QUOTE
 
@@ -28,6 +31,7 @@ Handler = Callable[[bytes, bytes, bytes, bytes | None], None]
 """Called with subject, reply, data and header block of one message."""
 _Reply = TypeVar("_Reply", StreamInfo, ConsumerInfo, MessageReply)
 
+_PORT: Final = 4222
 _REQUEST_TIMEOUT_S: Final = 2.0
 _RESETS: Final = 5
 """So often a greeting may end in a reset before that is believed: a server that refuses a token closes
@@ -41,12 +45,33 @@ parser.HMSG_RE = re.compile(
 )
 
 
+class _Transport(TcpTransport):  # type: ignore[misc]  # as of the client
+    """nats-py's, but for how it finds the server."""
+
+    def __init__(self, names: Names) -> None:
+        super().__init__()
+        self._names = names
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        trouble: OSError | None = None
+        async with asyncio.timeout(connect_timeout):
+            for address in await self._names.addresses(uri.hostname or "", uri.port or _PORT):
+                there = uri._replace(netloc=f"[{address}]:{uri.port or _PORT}")
+                try:
+                    await super().connect(there, buffer_size, connect_timeout)
+                except OSError as error:
+                    trouble = trouble or error
+                else:
+                    return
+        raise trouble or OSError(f"{uri.hostname} has no address")
+
+
 class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read: it is not strict
     """nats-py's client, with a direct way in and out for the messages of the log.
 
-    Of nats-py's insides it relies on its parser's patterns, `_process_msg`, `_process_err`,
-    `_process_op_err`, `_transport`, `_sid` and `_subs`; the contract suite fails at once should a version
-    change one of them.
+    Of nats-py's insides it relies on its parser's patterns, `_connect_to_server`, `_process_msg`,
+    `_process_err`, `_process_op_err`, `_transport`, `_sid` and `_subs`; the contract suite fails at once
+    should a version change one of them.
     """
 
     def __init__(
@@ -60,8 +85,8 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         parts = urlsplit(url if "://" in url else f"nats://{url}")
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         # Without the password it may hold: these are shown.
-        self.address = f"{parts.scheme}://{host}:{parts.port or 4222}"
-        self.where = f"NATS at {host}:{parts.port or 4222}"
+        self.address = f"{parts.scheme}://{host}:{parts.port or _PORT}"
+        self.where = f"NATS at {host}:{parts.port or _PORT}"
         self._url = url
         self._connected = connected
         self._disconnected = disconnected
@@ -74,6 +99,7 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         self._greeted = False
         self._trouble: Exception | None = None
         self._resets = 0
+        self._names = Names()
 
     async def open(self, *, token: str | None, name: str, timeout_s: float) -> None:
         """Connect; up to `timeout_s` again and again, later for ever.
@@ -221,6 +247,14 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         for answer in self._questions.values():
             if not answer.done():
                 answer.set_exception(LogUnavailableError(f"{self.where} did not answer: {why}"))
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        if not self._transport and s.uri.scheme in ("nats", "tls"):
+            self._transport: _Transport | None = _Transport(self._names)
+            s.last_attempt = time.monotonic()
+            await self._transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
+        else:
+            await super()._connect_to_server(s)
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None
