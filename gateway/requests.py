@@ -199,7 +199,7 @@ class RecordedRequest:
         return {**self._whole().told(), **about, "parts": parts}
 
     def _whole(self) -> Part:
-        """All parts as one: it ends with the last, fails as the first that did, and counts each prompt once."""
+        """All parts as one: ends with the last, fails as the first that did, and counts each prompt once."""
         first, parts = self.parts[self.id], list(self.parts.values())
         whole = Part(id=self.id, submitted_ns=first.submitted_ns, status=self.status)
         if self.status in ENDED:
