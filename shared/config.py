@@ -586,12 +586,15 @@ def _lines(path: Path) -> Iterable[tuple[str, str]]:
     if path.stat().st_mode & stat.S_IROTH:
         _LOGGER.warning("%s holds keys, and everybody on this machine can read it: chmod o-r", path)
     lines = [(f"{path}, line {number}", line.strip()) for number, line in enumerate(text.splitlines(), 1)]
-    return [(where, line) for where, line in lines if line and not line.startswith("#")]
+    told = [(where, line) for where, line in lines if line and not line.startswith("#")]
+    if not told:  # without a key everybody may ask: nobody who names a file means that
+        raise ConfigError(f"gateway.api_keys_file: {path} holds no key; expected one per line")
+    return told
 
 
 def _text_of(path: Path, key: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # editors on Windows put a mark before the first line
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
         raise ConfigError(f"{key}: cannot read {path}: {why}") from error

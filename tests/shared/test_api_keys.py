@@ -40,6 +40,19 @@ def test_the_files_keys_come_behind_those_of_the_configuration(tmp_path: Path) -
     assert pairs("first", file=file) == [("key-1", "first"), ("web", "sesame"), ("key-3", "open")]
 
 
+def test_a_file_may_come_from_windows(tmp_path: Path) -> None:
+    file = write(tmp_path, "")
+    file.write_bytes(b"\xef\xbb\xbfweb=sesame\r\n\r\nopen\r\n")
+
+    assert pairs(file=file) == [("web", "sesame"), ("key-2", "open")]
+
+
+@pytest.mark.parametrize("text", ["", "# nobody yet\n\n"])
+def test_a_file_without_keys_is_told_and_does_not_let_everybody_in(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="keys holds no key; expected one per line"):
+        pairs(file=write(tmp_path, text))
+
+
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gateway.api_keys_file: cannot read .*keys: No such file"):
         pairs(file=tmp_path / "keys")
