@@ -27,7 +27,7 @@ FLAGS: Final = {
 }
 """Flags of their own for keys that are said often; `--log-level debug` is `--set logs.level=debug`."""
 
-_IN_MAP: Final = re.compile(r"model_kwargs(?:: unknown key |\.)(\w+)")
+_IN_MAP: Final = re.compile(r"model_kwargs(?:: unknown key |\.)([^;:\s]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,8 @@ def check(found: Effective) -> None:
         settings.parse(told.model_kwargs)
     except ConfigError as error:
         at = _IN_MAP.match(error.message)
-        source = found.sources.get(f"model_kwargs.{at[1]}" if at else "model_kwargs")
+        whole = found.sources["model_kwargs"]
+        source = found.sources.get(f"model_kwargs.{at[1]}", whole) if at else whole
         raise ConfigError(f"{source}: {error.message}") from error
     config.api_keys(told.gateway)
     config.nats_token(told.nats)

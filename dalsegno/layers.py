@@ -28,6 +28,7 @@ from shared.config import (
     DeploymentConfig,
     check,
     discreet,
+    is_integer_of_64_bits,
     is_text,
     neighbour,
     parse_yaml,
@@ -251,9 +252,11 @@ def _value(key: Key, text: str, source: str) -> Any:
         case inspect.BoolType():
             return _TRUTH.get(text.lower(), text)
         case inspect.IntType():
-            return int(text) if _INTEGER.fullmatch(text) else text
+            return _integer(key, text, source) if _INTEGER.fullmatch(text) else text
         case inspect.FloatType():
             return _number(text)
+        case inspect.ListType(item_type=inspect.StrType()) if text == "null":
+            return []  # pages in a sandbox call their origin so: that one is said in brackets
         case inspect.ListType(item_type=inspect.StrType()) if not text.startswith("["):
             return [item for part in text.split(",") if (item := part.strip())]
         case _:
@@ -262,6 +265,13 @@ def _value(key: Key, text: str, source: str) -> Any:
 
 def _members(kind: inspect.Type) -> tuple[inspect.Type, ...]:
     return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+
+
+def _integer(key: Key, text: str, source: str) -> int:
+    value = int(text)
+    if not is_integer_of_64_bits(value):
+        raise ConfigError(f"{source}: {key.name}: expected an integer of 64 bits, found {text}")
+    return value
 
 
 def _number(text: str) -> float | str:

@@ -326,8 +326,13 @@ def is_text(text: str) -> bool:
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
+def is_integer_of_64_bits(value: int) -> bool:
+    """Whether `value` can be written: what is larger has no place in an event."""
+    return -(2**63) <= value < 2**63
+
+
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice, where YAML's own takes the last; and half a character."""
+    """Refuses a key that is there twice, where YAML's own takes the last; and what cannot be written."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -343,6 +348,15 @@ class _Loader(yaml.SafeLoader):
         if not is_text(str(value)):
             raise yaml.MarkedYAMLError(problem="half a character", problem_mark=node.start_mark)
         return value
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        value: int = super().construct_yaml_int(node)
+        if not is_integer_of_64_bits(value):
+            raise yaml.MarkedYAMLError(problem="an integer beyond 64 bits", problem_mark=node.start_mark)
+        return value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def parse_yaml(text: str, source: str) -> Any:

@@ -98,6 +98,7 @@ def test_no_secret_is_printed_and_what_is_saved_says_nothing_in_its_place(file: 
             1,
             "--set: model_kwargs.max_rows: expected an integer >= 1, found",
         ),
+        (["--set", "model_kwargs.a.b=0"], 1, "Error: --set: model_kwargs: unknown key a.b; expected one of"),
         (["--set", "gateway.api_keys_file=/no/keys"], 1, "gateway.api_keys_file: cannot read /no/keys"),
         (["--set", "nats.token_file=/no/token"], 1, "nats.token_file: cannot read /no/token"),
         (["--nats", "nats://user:pass@host"], 1, "address carries a secret"),

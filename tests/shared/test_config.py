@@ -63,6 +63,7 @@ def test_an_unknown_name_says_the_nearest() -> None:
         ("nats: {token: sesame, token: simsim}", "a key is there twice in line 1"),
         ("nats: {token: sesame", r"is no YAML: expected ',' or '}'.* in line 1, column 21$"),
         ('name: "\\ud800"', "is no YAML: half a character in line 1, column 7$"),
+        (f"kv_tokens: {2**63}", "is no YAML: an integer beyond 64 bits in line 1, column 12$"),
         ("- sesame", "expected keys and values, found an array of 1 item"),
         ("", "expected keys and values, found null"),
     ],
