@@ -127,8 +127,7 @@ class Choices:
             claim.leave(cancel, linger_s=linger_s)
 
     async def _claim(self, part: Asked) -> AsyncGenerator[Item, None]:
-        claim = await self._gateway.submit(part)
-        self._claims.append(claim)
+        claim = await self._gateway.submit(part, self._claims.append)
         return claim.items()
 
     async def _pump(self, choice: int, part: Asked, arrivals: "asyncio.Queue[Tagged | Exception]") -> None:

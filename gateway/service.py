@@ -6,7 +6,7 @@ one log; when it ends, for whatever reason, every answer that hung on it ends wi
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -176,8 +176,8 @@ class Gateway:
             if not self._running:
                 self._idle.set()
 
-    async def submit(self, asked: Asked) -> Claim:
-        """Submit a request, or attach to it (see `gateway.submission`).
+    async def submit(self, asked: Asked, hold: Callable[[Claim], object]) -> Claim:
+        """Submit a request, or attach to it; `hold` is given the claim at once (see `gateway.submission`).
 
         Raises:
             CapacityError: not now: shutting down, no log, no worker yet.
@@ -192,7 +192,7 @@ class Gateway:
             raise NotReadyError(
                 f"the model {self.served.name!r} is not loaded yet; see /health and try again"
             )
-        return await line.submissions.submit(asked)
+        return await line.submissions.submit(asked, hold)
 
     # ---- health -------------------------------------------------------------------------------------
     async def log_answers(self) -> bool:

@@ -17,7 +17,7 @@ id and will find the answer.
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
@@ -149,8 +149,11 @@ class Submissions:
         self._most_left = most_left
         self._left: dict[str, set[str]] = {}  # by question, which of its requests wait for clients
 
-    async def submit(self, asked: Asked) -> Claim:
+    async def submit(self, asked: Asked, hold: Callable[[Claim], object]) -> Claim:
         """Submit a request, or attach to it.
+
+        `hold` is given the claim before anything is waited for: whoever ends the waiting lets go of it, and
+        alone knows why.
 
         Raises:
             ClientError: it cannot be an event (too large, not text), or its id is another request's.
@@ -168,6 +171,7 @@ class Submissions:
         audience.publishing += 1
         self._wait_no_more(asked.request_id, audience)
         claim = Claim(self, relay)
+        hold(claim)
         storing = self._tasks.create_task(
             self._store(relay, audience, event, data), name=f"submit {event.id}"
         )
@@ -192,9 +196,6 @@ class Submissions:
             raise LogUnavailableError(
                 f"the log did not answer within {ACCEPT_S:g} s; the request was not taken, try again"
             ) from error
-        except asyncio.CancelledError:
-            claim.leave("its client no longer waits for it", linger_s=asked.linger_s)
-            raise
         except DalSegnoError:
             claim.leave()
             raise

@@ -126,3 +126,16 @@ async def test_one_clients_limit_does_not_end_the_answer_of_another() -> None:
 
     assert lines(first)[-1]["metadata"]["code"] == "request_timeout"
     assert second.status_code == 200
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_limit_that_is_over_before_the_log_took_the_request_cancels_it_as_well(n: int) -> None:
+    body = CHAT | {"n": n, "linger_s": 600, "request_id": "mine"}
+    async with deployment(silent, settings=SOON) as world:
+        world.server.make_room(len(world.server.records))
+        response = await world.client.post("/v1/chat/completions", json=body)
+        world.server.make_room(None)
+        found = await cancels(world, n)
+
+    check_is_504(response)
+    assert {event.reason for event in found} == {"it took longer than its 0.02 s"}
