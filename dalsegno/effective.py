@@ -5,8 +5,9 @@
       port: 8001                          # from DALSEGNO_GATEWAY_PORT
       # api_keys: [web=***]               # from DALSEGNO_GATEWAY_API_KEYS; a secret is not printed
 
-It is YAML that can be saved and served as it is. A secret stands there as a comment, so that what is saved
-says nothing in its place: where it is from, it still is.
+It is YAML that can be saved and served as it is. A secret of the environment stands there as a comment, so
+that what is saved says nothing in its place: where it is from, it still is. One that is in the YAML file
+stands there masked, and is refused until it is said again: what is saved must not let in who was kept out.
 """
 
 import json
@@ -65,8 +66,9 @@ def lines(found: Effective) -> Iterator[str]:
         name, value, source = key.name.rpartition(".")[2], _shown(found, key.name), found.sources[key.name]
         inside = [one for one in found.sources if one.startswith(f"{key.name}.")]
         if key.name in SECRETS and value:
+            is_said_again = source == key.variable
             source += "; a secret is not printed"
-            yield _line(f"{indent}# {name}: {_flow(value)}", source)
+            yield _line(f"{indent}{'# ' if is_said_again else ''}{name}: {_flow(value)}", source)
         elif inside:
             yield f"{name}:"
             for one in inside:

@@ -435,7 +435,10 @@ def check(
         raise ConfigError(f"{whence.of('checkpoint')}: checkpoint {config.checkpoint} has no config.json")
     for key, secret in ("gateway.api_keys", config.gateway.api_keys), ("nats.token", [config.nats.token]):
         if any(one is not None and split_key(one)[1] == MASK for one in secret):
-            raise ConfigError(f"{whence.of(key)}: {key}: {MASK} stands for a secret that was not printed")
+            raise ConfigError(
+                f"{whence.of(key)}: {key}: {MASK} stands for a secret that was not printed; "
+                "say it by environment, or in a file of its own"
+            )
     _check_placement(config, registry.graph(config.model), whence.of("node_groups"))
     return config
 

@@ -82,6 +82,22 @@ def test_no_secret_is_printed_and_what_is_saved_says_nothing_in_its_place(file: 
     assert "api_keys" not in saved["gateway"]
 
 
+def test_what_is_saved_without_the_files_secrets_does_not_serve_without_them(
+    file: Path, tmp_path: Path
+) -> None:
+    file.write_text(file.read_text().replace("port: 9000", "port: 9000, api_keys: [web=sesame]"))
+    saved = tmp_path / "saved.yaml"
+    saved.write_text(show(str(file)).stdout)
+
+    refused = show(str(saved))
+    served = show(str(saved), "--json", env={"DALSEGNO_GATEWAY_API_KEYS": "app=open"})
+
+    assert "sesame" not in saved.read_text()
+    assert refused.exit_code == 1
+    assert "gateway.api_keys: *** stands for a secret that was not printed; say it" in refused.stderr
+    assert json.loads(served.stdout)["config"]["gateway"]["api_keys"] == ["app=***"]
+
+
 @pytest.mark.parametrize(
     ("args", "status", "said"),
     [
