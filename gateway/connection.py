@@ -298,8 +298,11 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, error: ClientError | CapacityError) -> None:
         """Answer, where no application can, and close."""
         if self._is_answering:
-            self.wire.transport.abort()  # another answer is under way: nothing can be said in its middle
-            return
+            if self.cycle.response_started or self.pipeline:
+                self.wire.transport.abort()  # an answer is under way: nothing can be said in its middle
+                return
+            self.cycle.disconnected = True  # the application, which waits for the body, says nothing then
+            self.cycle.message_event.set()
         _LOGGER.debug("%s: %s", self.client, error.message)
         self.wire.owes = True  # who knows what it still sends
         self.wire.write(_written(errors.of_exception(error)))

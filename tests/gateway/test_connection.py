@@ -266,6 +266,15 @@ async def test_what_comes_behind_a_body_is_no_header(made: list[Connection]) -> 
     assert app.headers == [(b"transfer-encoding", b"chunked")]
 
 
+@pytest.mark.parametrize("wrong", [b"zz\r\n", b"2\r\nxyz\r\n", b"-1\r\n"])
+async def test_a_body_that_is_no_http_is_400(made: list[Connection], wrong: bytes) -> None:
+    async with serving(made, Reader()) as served, served.client() as client:
+        await client.send(CHUNKED + b"1\r\nx\r\n")
+        await client.send(wrong)
+        assert (await client.error())[0::2] == (400, "invalid_http")
+        assert await client.end() == b""
+
+
 @pytest.mark.parametrize("endless", [b"1;", b"0\r\nTrailer: ", b"0\r\n"])
 async def test_what_is_around_a_body_has_an_end(made: list[Connection], endless: bytes) -> None:
     piece = b"a: b\r\n" * 4096 if endless.endswith(b"\n") else b"x" * 32768
