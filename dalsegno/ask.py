@@ -16,6 +16,7 @@ from threading import Timer
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from dalsegno.bearer import bearer
 from shared.errors import CapacityError, ClientError, DalSegnoError
 
 _CONNECT_S: Final = 10.0
@@ -85,7 +86,7 @@ def _connected(url: str) -> Iterator[http.client.HTTPConnection]:
 
 
 def _headers(question: Question) -> dict[str, str]:
-    known_by = {"Authorization": f"Bearer {question.api_key}"} if question.api_key is not None else {}
+    known_by = {"Authorization": bearer(question.api_key)} if question.api_key is not None else {}
     return {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"} | known_by
 
 

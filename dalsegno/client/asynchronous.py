@@ -119,7 +119,10 @@ class AsyncClient:
 
 
 def _transport(address: str, *, api_key: str | None, token: str | None, prefix: str) -> Transport:
-    scheme = urlsplit(address).scheme
+    try:
+        scheme = urlsplit(address).scheme
+    except ValueError as error:
+        raise ClientError(f"{address!r} is no address of a deployment: {error}") from error
     if scheme in {"http", "https"}:
         return HttpTransport(address, api_key=api_key)
     if scheme in {"nats", "tls"}:

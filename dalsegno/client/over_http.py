@@ -16,6 +16,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
+from dalsegno.bearer import bearer
 from dalsegno.client.answer import Chunk, End
 from dalsegno.client.errors import BrokenError, UnreachableError, error_of, error_of_body
 from dalsegno.client.question import Question
@@ -67,7 +68,7 @@ class HttpTransport:
     """One gateway, or whatever stands before several."""
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
-        key = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        key = {} if api_key is None else {"authorization": bearer(api_key)}
         self._url = url.rstrip("/")
         self._partings: set[asyncio.Task[None]] = set()
         self._http = httpx.AsyncClient(
@@ -96,6 +97,9 @@ class HttpTransport:
                         return
         except httpx.HTTPError as error:
             raise self._trouble(error) from error
+        except UnicodeEncodeError as error:
+            message = "the request has text that is no Unicode (an unpaired surrogate)"
+            raise ClientError(message, code="invalid_unicode") from error
         except (GeneratorExit, asyncio.CancelledError):
             if not ended and not self._http.is_closed:
                 self._part(question.request_id)

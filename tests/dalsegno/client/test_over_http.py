@@ -360,6 +360,21 @@ async def test_a_cancel_that_comes_too_late_is_none_and_one_of_nobody_is_an_erro
     assert fake.cancelled == ["mine", "mine"]
 
 
+async def test_half_a_character_is_refused_before_it_is_sent() -> None:
+    async with talking() as (fake, client):
+        with pytest.raises(ClientError) as refused:
+            await client.generate("hi", stop="\ud800")
+
+    assert refused.value.code == "invalid_unicode"
+    assert fake.asked == []
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8000", "ftp://x", "http://[::1", ""])
+def test_what_is_no_address_is_refused_at_once(address: str) -> None:
+    with pytest.raises(ClientError, match="is no address of a deployment"):
+        AsyncClient(address)
+
+
 async def test_the_key_goes_with_every_call() -> None:
     async with talking([end()], api_key="sesame") as (fake, client):
         await client.generate("hi")
