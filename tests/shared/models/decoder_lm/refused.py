@@ -49,6 +49,11 @@ REFUSED: Final = (
         {"architectures": ["OtherForCausalLM"]},
         r"OtherForCausalLM \(model_type 'qwen3'\) is not served",
     ),
+    Refused(
+        None,
+        {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 1},
+        "layer 0 asks its attention for a window of 1, but its cache in transformers keeps all",
+    ),
     Refused(None, {"architectures": ["Qwen3Model"]}, "Qwen3Model .* is not served"),
     Refused(None, {"architectures": ["Qwen3ForCausalLM"], "model_type": "../../evil"}, "is not served"),
     Refused(None, {"quantization_config": {"quant_method": "gptq"}}, "quantised checkpoints"),
