@@ -1,5 +1,10 @@
 """The sampler: logits to tokens, for all rows at once.
 
+The order is transformers': what changes logits comes first (`workers.engine.adjust`: logit bias,
+repetition, presence and frequency penalties, bad words, `min_tokens`), then temperature, top-k, top-p and
+min-p, each of what the one before it keeps (`workers.engine.filters`), then the draw. A greedy row takes
+the likeliest token behind the first group. Log probabilities are of the logits as the model made them.
+
 Randomness is counted, not drawn: the draw of a row is an integer hash of (seed, node, sample index,
 draw index), the same bits on every device, whatever row the sequence sits in and whoever sits beside
 it. From there on everything is integers: a token's weight is its probability in fixed point, so that
@@ -14,13 +19,11 @@ from typing import Final
 
 import torch
 
+from workers.engine.filters import WEIGHT_ONE, threshold
 from workers.engine.step import SamplingRows
 
 NOT_A_TOKEN: Final = -1
 """Stands for a row whose logits are not numbers."""
-
-_WEIGHT_ONE: Final = float(2**32)
-"""The weight of the likeliest token; the rest is relative to it. 2**18 tokens of it sum up below 2**53."""
 
 
 def node_key(name: str) -> int:
@@ -43,34 +46,18 @@ def sample(logits: torch.Tensor, rows: SamplingRows, node: int) -> torch.Tensor:
 def _draw(logits: torch.Tensor, top: torch.Tensor, rows: SamplingRows, node: int) -> torch.Tensor:
     # A greedy row among random ones must not divide by zero; its draw is thrown away.
     temperature = torch.where(rows.temperature > 0, rows.temperature, 1.0)
-    shares = torch.exp((logits - top[:, None]) / temperature[:, None])
-    weights = (torch.nan_to_num(shares, nan=0.0).double() * _WEIGHT_ONE).long()  # (S, V)
+    shares = (logits - top[:, None]).div_(temperature[:, None]).exp_()
+    # To fixed point exactly: the scale is a power of two, and a float32 times it fits.
+    weights = shares.nan_to_num_(nan=0.0).mul_(WEIGHT_ONE).long()  # (S, V)
     if rows.is_filtered:
-        weights = torch.where(weights >= _threshold(weights, rows)[:, None], weights, 0)
-    running = weights.cumsum(-1)
+        weights.masked_fill_(weights < threshold(weights, rows)[:, None], 0)
+    running = weights.cumsum_(-1)
     total = running[:, -1].clamp(min=1)
     # 53 random bits times the total, both exact in float64, so the product rounds the same everywhere.
     unit = _shift_right(_draw_bits(rows, node), 11).double() * 2.0**-53
     point = torch.minimum((unit * total.double()).long(), total - 1)
     picked = torch.searchsorted(running, point[:, None], right=True)[:, 0]
     return picked.clamp(max=logits.shape[-1] - 1)
-
-
-def _threshold(weights: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """The least weight each row keeps: (S, V) to (S,)."""
-    vocab = weights.shape[-1]
-    width = min(rows.candidates or vocab, vocab)
-    ranked = weights.topk(width, dim=-1).values  # (S, width), descending
-    last = torch.where(rows.top_k > 0, rows.top_k.long(), vocab).clamp(max=width) - 1
-    kth = ranked.gather(-1, last[:, None])  # (S, 1)
-    # A row without top-k beside rows that have one keeps everything, though `ranked` may end earlier.
-    kth = torch.where(rows.top_k[:, None] > 0, kth, 0)
-    kept = torch.where(weights >= kth, weights, 0).sum(-1)
-    needed = (rows.top_p.double() * kept.double()).ceil().long()
-    reached = ranked.cumsum(-1) < needed[:, None]  # ranks before the one that reaches the share
-    at = torch.minimum(reached.sum(-1), last)
-    nucleus = ranked.gather(-1, at[:, None])[:, 0]
-    return torch.where(rows.top_p < 1, torch.maximum(nucleus, kth[:, 0]), kth[:, 0])
 
 
 def _draw_bits(rows: SamplingRows, node: int) -> torch.Tensor:

@@ -26,6 +26,7 @@ class Sampling:
         temperature: 0 is greedy, and then nothing else here matters.
         top_k: keep the k likeliest tokens (and what ties with the last of them); 0 or less is off.
         top_p: of those, keep the fewest that hold this share of the probability; 1 is off.
+        min_p: of those, keep the ones at least this times as likely as the likeliest; 0 is off.
         seed: with the draw's index, the node and `sample_index` it keys every draw.
         sample_index: which of several answers to the same request this is.
     """
@@ -33,6 +34,7 @@ class Sampling:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int = 0
     sample_index: int = 0
 
@@ -41,6 +43,8 @@ class Sampling:
             raise ValueError(f"temperature must be finite and not negative, found {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, found {self.top_p}")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p must be from 0 to 1, found {self.min_p}")
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed must fit 64 bits with a sign, found {self.seed}")
         if not 0 <= self.sample_index < 2**31:

@@ -40,20 +40,27 @@ class SamplingRows:
 
     Attributes:
         is_random: whether any of them is not greedy.
-        is_filtered: whether any of the random ones has a top-k or a top-p.
-        candidates: how many of the likeliest tokens decide every filter; None is all of them.
+        has_top_k, has_top_p, has_min_p: whether any of the random ones has one.
+        candidates: how many of the likeliest tokens decide every top-k and top-p; None is all of them.
     """
 
     temperature: torch.Tensor  # (S,) float32
     top_p: torch.Tensor  # (S,) float32
     top_k: torch.Tensor  # (S,) int32
+    min_p: torch.Tensor  # (S,) float32
     seed_low: torch.Tensor  # (S,) int32
     seed_high: torch.Tensor  # (S,) int32
     sample_index: torch.Tensor  # (S,) int32
     draw_index: torch.Tensor  # (S,) int32
     is_random: bool
-    is_filtered: bool
+    has_top_k: bool
+    has_top_p: bool
+    has_min_p: bool
     candidates: int | None
+
+    @property
+    def is_filtered(self) -> bool:
+        return self.has_top_k or self.has_top_p or self.has_min_p
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +130,12 @@ class StepBuilder:
         tokens = dict.fromkeys(("token_ids", "positions", "slots"), max_step_tokens)
         spans = dict.fromkeys(("rows", "kv_lengths", "logit_indices", "sampled_rows", "draws"), max_rows)
         self._step = _Twins(tokens | spans | {"query_offsets": max_rows + 1}, device)
-        params = ("temperature", "top_p", "top_k", "seed_low", "seed_high", "sample_index")
+        params = ("temperature", "top_p", "top_k", "min_p", "seed_low", "seed_high", "sample_index")
         self._table = _Twins({"blocks": max_rows * max_blocks} | dict.fromkeys(params, max_rows), device)
         self._blocks = self._table.host["blocks"].reshape(max_rows, max_blocks)
         self._temperature = self._table.host["temperature"].view(np.float32)
         self._top_p = self._table.host["top_p"].view(np.float32)
+        self._min_p = self._table.host["min_p"].view(np.float32)
 
     def build(self, spans: Items[Span]) -> Step:
         """The step that computes `spans`; valid until the next call."""
@@ -172,6 +180,7 @@ class StepBuilder:
             self._blocks[row] = 0
             self._blocks[row, : len(sequence.blocks)] = sequence.blocks
             self._temperature[row], self._top_p[row] = sampling.temperature, sampling.top_p
+            self._min_p[row] = sampling.min_p
             host["top_k"][row] = max(sampling.top_k, 0)
             seed = np.array(sampling.seed, np.int64).view(np.uint64)
             host["seed_low"][row] = (seed & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
@@ -226,9 +235,9 @@ class StepBuilder:
         rows = self._step.host["sampled_rows"][:sampled]
         is_random = self._temperature[rows] > 0
         top_k = self._table.host["top_k"][rows]
-        is_filtered = is_random & ((top_k > 0) | (self._top_p[rows] < 1))
-        widths = top_k[is_filtered]
-        all_narrow = bool(is_filtered.any()) and bool((widths > 0).all())
+        has_top_k, has_top_p = is_random & (top_k > 0), is_random & (self._top_p[rows] < 1)
+        # A top-p without a top-k beside it may reach far down.
+        is_narrow = bool(has_top_k.any()) and not bool((has_top_p & ~has_top_k).any())
 
         on_device = self._step.device["sampled_rows"][:sampled]
         table = {
@@ -240,11 +249,14 @@ class StepBuilder:
             temperature=table["temperature"].view(torch.float32),
             top_p=table["top_p"].view(torch.float32),
             top_k=table["top_k"],
+            min_p=table["min_p"].view(torch.float32),
             seed_low=table["seed_low"],
             seed_high=table["seed_high"],
             sample_index=table["sample_index"],
             draw_index=self._step.device["draws"][:sampled],
             is_random=bool(is_random.any()),
-            is_filtered=bool(is_filtered.any()),
-            candidates=int(widths.max()) if all_narrow else None,
+            has_top_k=bool(has_top_k.any()),
+            has_top_p=bool(has_top_p.any()),
+            has_min_p=bool((is_random & (self._min_p[rows] > 0)).any()),
+            candidates=int(top_k[has_top_k].max()) if is_narrow else None,
         )

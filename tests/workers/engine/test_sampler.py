@@ -18,8 +18,8 @@ GREEDY = Sampling()
 def rows(samplings: Sequence[Sampling], draws: Sequence[int]) -> SamplingRows:
     """What a step would carry for these rows."""
     random = [s for s in samplings if s.temperature > 0]
-    filtered = [s for s in random if s.top_k > 0 or s.top_p < 1]
-    narrow = bool(filtered) and all(s.top_k > 0 for s in filtered)
+    widths = [s.top_k for s in random if s.top_k > 0]
+    is_wide = any(s.top_p < 1 and s.top_k <= 0 for s in random)
 
     def signed(value: int) -> int:
         return value - 2**32 if value >= 2**31 else value
@@ -28,13 +28,16 @@ def rows(samplings: Sequence[Sampling], draws: Sequence[int]) -> SamplingRows:
         temperature=torch.tensor([s.temperature for s in samplings], dtype=torch.float32),
         top_p=torch.tensor([s.top_p for s in samplings], dtype=torch.float32),
         top_k=torch.tensor([s.top_k for s in samplings], dtype=torch.int32),
+        min_p=torch.tensor([s.min_p for s in samplings], dtype=torch.float32),
         seed_low=torch.tensor([signed(s.seed & 0xFFFFFFFF) for s in samplings], dtype=torch.int32),
         seed_high=torch.tensor([s.seed >> 32 for s in samplings], dtype=torch.int32),
         sample_index=torch.tensor([s.sample_index for s in samplings], dtype=torch.int32),
         draw_index=torch.tensor(draws, dtype=torch.int32),
         is_random=bool(random),
-        is_filtered=bool(filtered),
-        candidates=max(s.top_k for s in filtered) if narrow else None,
+        has_top_k=bool(widths),
+        has_top_p=any(s.top_p < 1 for s in random),
+        has_min_p=any(s.min_p > 0 for s in random),
+        candidates=max(widths) if widths and not is_wide else None,
     )
 
 
@@ -49,7 +52,7 @@ def closed_form(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     kept = order[: sampling.top_k] if sampling.top_k > 0 else order
     ranked = shares[kept] / shares[kept].sum()
     before = ranked.cumsum(-1) - ranked
-    nucleus = kept[before < sampling.top_p]
+    nucleus = kept[(before < sampling.top_p) & (shares[kept] >= sampling.min_p * shares.max())]
     result = torch.zeros_like(shares)
     result[nucleus] = shares[nucleus] / shares[nucleus].sum()
     return result
@@ -71,6 +74,9 @@ DRAWS = 20_000
         Sampling(temperature=1.0, top_k=1000, top_p=0.999, seed=7),
         Sampling(temperature=1.0, top_k=1, seed=8),
         Sampling(temperature=1.0, top_p=1e-6, seed=2**63 - 1),
+        Sampling(temperature=1.0, min_p=0.1, seed=9),
+        Sampling(temperature=1.5, top_k=20, top_p=0.95, min_p=0.15, seed=10),
+        Sampling(temperature=2.0, min_p=1.0, seed=11),
     ],
 )
 def test_the_draws_follow_the_closed_form(sampling: Sampling) -> None:
@@ -118,6 +124,7 @@ def test_a_row_draws_the_same_alone_and_among_31_others(place: int) -> None:
             temperature=float(random.choice([0, 0.5, 1, 2])),
             top_k=int(random.choice([0, 3, 40])),
             top_p=float(random.choice([0.5, 0.9, 1])),
+            min_p=float(random.choice([0, 0.01, 0.3])),
             seed=int(random.integers(-(2**62), 2**62)),
         )
         for _ in range(32)
@@ -128,6 +135,7 @@ def test_a_row_draws_the_same_alone_and_among_31_others(place: int) -> None:
         Sampling(temperature=0.9, top_k=7, seed=42),
         Sampling(temperature=1.5, top_k=20, top_p=0.6, seed=42),
         Sampling(temperature=1.5, top_p=0.6, seed=42),
+        Sampling(temperature=1.5, min_p=0.2, seed=42),
     ):
         others[place] = mine
 

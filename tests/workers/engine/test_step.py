@@ -79,14 +79,19 @@ def test_the_draw_index_counts_generated_tokens_and_the_prefix() -> None:
 
 
 def test_the_host_knows_which_work_the_sampler_can_leave_out() -> None:
-    def mode(*samplings: Sampling) -> tuple[bool, bool, int | None]:
+    def mode(*samplings: Sampling) -> tuple[str, int | None]:
         spans = [Span(seated(str(i), [1], [i], row=i, sampling=s), 0, 1) for i, s in enumerate(samplings)]
         sampling = builder().build(spans).sampling
-        return sampling.is_random, sampling.is_filtered, sampling.candidates
+        has = {"k": sampling.has_top_k, "p": sampling.has_top_p, "m": sampling.has_min_p}
+        assert sampling.is_filtered is any(has.values())
+        return "r" * sampling.is_random + "".join(name for name, is_so in has.items() if is_so), (
+            sampling.candidates
+        )
 
-    greedy, plain = Sampling(top_k=5, top_p=0.5), Sampling(temperature=1)
+    greedy, plain = Sampling(top_k=5, top_p=0.5, min_p=0.5), Sampling(temperature=1)
     narrow, wide = Sampling(temperature=1, top_k=20, top_p=0.9), Sampling(temperature=1, top_p=0.9)
-    assert mode(greedy) == (False, False, None)
-    assert mode(greedy, plain) == (True, False, None)
-    assert mode(greedy, plain, narrow) == (True, True, 20)
-    assert mode(narrow, wide) == (True, True, None)
+    assert mode(greedy) == ("", None)
+    assert mode(greedy, plain) == ("r", None)
+    assert mode(greedy, plain, narrow) == ("rkp", 20)
+    assert mode(narrow, wide) == ("rkp", None)
+    assert mode(Sampling(temperature=1, min_p=0.1)) == ("rm", None)
