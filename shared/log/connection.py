@@ -98,6 +98,7 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         self._patient = False
         self._greeted = False
         self._trouble: Exception | None = None
+        self._cancels = 0
         self._resets = 0
         self._names = Names()
 
@@ -108,6 +109,7 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
             LogUnavailableError: nobody answers, or the token is wrong.
         """
         self._patient = timeout_s > 0
+        self._cancels = _cancels()
         try:
             async with asyncio.timeout(timeout_s if self._patient else None):
                 await self.connect(
@@ -125,6 +127,8 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
                 )
         except TimeoutError:
             raise self._unreachable(self._trouble) from None
+        finally:
+            self._obey()
         self._greeted = True
         self._reply_prefix = f"{self.new_inbox()}."
         self.attach(f"{self._reply_prefix}*", self._answered)
@@ -139,6 +143,7 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         if self._greeted:
             _LOGGER.debug("%s: %r", self.where, trouble)
             return
+        self._obey()
         if "authorization violation" in str(trouble).lower():
             raise LogUnavailableError(
                 f"{self.where} refused the token: give the one it was started with in DALSEGNO_NATS_TOKEN"
@@ -148,6 +153,11 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
             return
         if not self._patient:
             raise self._unreachable(trouble) from None
+
+    def _obey(self) -> None:
+        """End if told to: before Python 3.12 `asyncio.wait_for`, in which nats-py waits, may forget it."""
+        if _cancels() > self._cancels:
+            raise asyncio.CancelledError
 
     def _unreachable(self, trouble: Exception | None) -> LogUnavailableError:
         return LogUnavailableError(
@@ -273,3 +283,9 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         _LOGGER.warning("%s says %s", self.where, err_msg)
         if "permissions violation" not in err_msg:
             await self._process_op_err(nats.errors.Error(err_msg))
+
+
+def _cancels() -> int:
+    """How often the running task was told to end, and has not yet."""
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0

@@ -3,10 +3,11 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 import pytest
+from nats.aio.client import Client
 
 from shared.log.connection import Connection
 from shared.log.jetstream import JetStreamLog, connect, provision
@@ -345,6 +346,29 @@ async def test_a_server_that_comes_late_is_waited_for(tmp_path: Path, subjects: 
     assert log.connected
     await log.close()
     server.stop()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_who_is_told_to_end_while_connecting_ends_though_the_library_forgets_it(
+    server: NatsServer, subjects: Subjects, monkeypatch: pytest.MonkeyPatch, *, is_there: bool
+) -> None:
+    entered = asyncio.Event()
+    select = Client._select_next_server  # the first thing that connecting waits in
+
+    async def forgetful(client: Client) -> None:
+        """As `asyncio.wait_for` does before Python 3.12, when what it waits for has come as well."""
+        entered.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await select(client)
+
+    monkeypatch.setattr(Client, "_select_next_server", forgetful)
+    url = server.url if is_there else f"nats://127.0.0.1:{_unused_port()}"
+    connecting = asyncio.ensure_future(connect(url, token=server.token, subjects=subjects, name="told"))
+    await entered.wait()
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
 
 
 async def test_a_wrong_token_is_one_clear_line(server: NatsServer, subjects: Subjects) -> None:
