@@ -26,7 +26,7 @@ from dalsegno.plain import plain
 from shared import said
 from shared.config import LogSettings
 
-_CHATTY: Final = ("asyncio", "httpx", "nats", "transformers", "urllib3", "uvicorn")
+_CHATTY: Final = ("asyncio", "httpx", "nats", "torch", "transformers", "urllib3", "uvicorn")
 """What these say at INFO is no news to an operator; `--log-level debug` lets them speak."""
 OURS: Final = frozenset({"conductor", "configs", "dalsegno", "gateway", "shared", "workers"})
 """The packages of this project."""

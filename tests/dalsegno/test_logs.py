@@ -80,6 +80,13 @@ def test_the_level_is_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
         assert len(printed.text.splitlines()) == expected
 
 
+def test_what_libraries_say_at_info_is_no_news(capsys: pytest.CaptureFixture[str]) -> None:
+    for level, is_said in (("info", False), ("debug", True)):
+        printed = Printed(capsys, level=level)
+        logging.getLogger("torch._subclasses.fake_tensor").info("cache stats")
+        assert ("cache stats" in printed.text) == is_said
+
+
 @pytest.mark.parametrize("format_", ["human", "json"])
 @pytest.mark.parametrize("prompts", [False, True])
 def test_what_a_client_wrote_is_there_only_if_told(
