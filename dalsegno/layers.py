@@ -137,7 +137,8 @@ def of_environment(environ: Mapping[str, str]) -> list[Setting]:
             continue
         if name not in _VARIABLES:
             known = {variable.removeprefix(VARIABLE_PREFIX): variable for variable in _VARIABLES}
-            near = neighbour(name.removeprefix(VARIABLE_PREFIX), known)
+            leaves = {key.name.rpartition(".")[2].upper(): key.variable for key in KEYS.values()}
+            near = neighbour(name.removeprefix(VARIABLE_PREFIX), leaves | known, listed=_VARIABLES)
             raise ConfigError(f"unknown environment variable {name}; {near}")
         found.append(setting(_VARIABLES[name].name, text, name))
     return found
