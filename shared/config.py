@@ -33,6 +33,7 @@ from shared.models.checkpoint import context_length, read_json
 _LOGGER: Final = logging.getLogger(__name__)
 _NAMED_KEY: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})=(?!=*$)(.+)", re.DOTALL)
 """`name=secret`. Signs of equality at the end alone are a secret's own: base64 is padded with them."""
+_ON_A_HUB: Final = re.compile(r"[A-Za-z0-9][\w.-]*/([A-Za-z0-9][\w.-]*)")
 _PADDED_CHARS: Final = 16
 """What is shorter and ends so is no padded secret, but a name whose secret was forgotten."""
 
@@ -315,6 +316,9 @@ def read(model: str) -> Base:
         return _of_file(path)
     near = get_close_matches(model, named(), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
+    if hub := _ON_A_HUB.fullmatch(model):
+        get = f"`hf download {model} --local-dir {hub[1]}`"
+        hint = f"; nothing is downloaded by itself: {get}, then serve ./{hub[1]}"
     raise ConfigError(
         f"{model!r} is no model to serve: expected one of {named()}, a YAML file, "
         f"or a folder with a Hugging Face checkpoint{hint}"
@@ -439,7 +443,11 @@ def check(
                 f"{whence.of(key)}: {key}: {MASK} stands for a secret that was not printed; "
                 "say it by environment, or in a file of its own"
             )
-    _check_placement(config, registry.graph(config.model), whence.of("node_groups"))
+    try:
+        graph = registry.graph(config.model)
+    except registry.UnknownFamilyError as error:
+        raise registry.UnknownFamilyError(f"{whence.of('model')}: {error.message}") from error
+    _check_placement(config, graph, whence.of("node_groups"))
     return config
 
 

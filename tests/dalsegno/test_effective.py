@@ -128,13 +128,21 @@ def test_what_could_not_be_served_is_refused(file: Path, args: list[str], status
     assert "pass@" not in ended.stderr
 
 
-def test_an_unknown_variable_is_refused_with_the_nearest(file: Path) -> None:
-    ended = show(str(file), env={"DALSEGNO_GATEWAY_PRT": "1"})
+@pytest.mark.parametrize("unknown", ["DALSEGNO_GATEWAY_PRT", "DALSEGNO_PORT"])
+def test_an_unknown_variable_is_refused_with_the_nearest(file: Path, unknown: str) -> None:
+    ended = show(str(file), env={unknown: "1"})
 
     assert ended.exit_code == 1
     assert ended.stderr == (
-        "Error: unknown environment variable DALSEGNO_GATEWAY_PRT; did you mean 'DALSEGNO_GATEWAY_PORT'?\n"
+        f"Error: unknown environment variable {unknown}; did you mean 'DALSEGNO_GATEWAY_PORT'?\n"
     )
+
+
+def test_an_unknown_family_says_where_it_was_said(file: Path) -> None:
+    ended = show(str(file), env={"DALSEGNO_MODEL": "demo"})
+
+    assert ended.exit_code == 1
+    assert ended.stderr.startswith("Error: DALSEGNO_MODEL: model 'demo' is unknown: expected one of ")
 
 
 def test_the_name_of_a_key_is_no_part_of_its_secret() -> None:

@@ -56,6 +56,19 @@ def test_an_unknown_name_says_the_nearest() -> None:
         config.resolve("dmeo")
 
 
+def test_a_name_of_a_hub_says_how_to_get_a_folder() -> None:
+    with pytest.raises(
+        ConfigError, match=r"`hf download Org/M-1\.5 --local-dir M-1\.5`, then serve \./M-1\.5$"
+    ):
+        config.resolve("Org/M-1.5")
+
+
+@pytest.mark.parametrize("path", ["./M-1.5", "../M-1.5", "/M-1.5", "models/a/M-1.5", "~/M-1.5"])
+def test_a_folder_that_is_missing_is_no_name_of_a_hub(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"folder with a Hugging Face checkpoint$"):
+        config.resolve(path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
