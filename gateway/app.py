@@ -9,6 +9,7 @@ import logging
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -37,6 +38,8 @@ from shared.subjects import Subjects
 
 _LOGGER: Final = logging.getLogger(__name__)
 _RETRY_S: Final = 0.2
+_LONGEST_PATH: Final = 200
+_NEAR: Final = 0.8
 _METHODS: Final = ("DELETE", "GET", "HEAD", "POST")
 
 
@@ -148,7 +151,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     where = f"{request.method} {request.url.path}"
     match error.status_code:
         case 404:
-            found = HttpError(status=404, code="not_found", message=f"there is no route {where}")
+            message = f"there is no route {where}; {_meant(request)}"
+            found = HttpError(status=404, code="not_found", message=message)
         case 405:
             allowed = _methods_of(request)
             message = f"{where} is not allowed; expected {allowed}"
@@ -157,6 +161,15 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         case status:
             found = HttpError(status=status, code="invalid_request", message=str(error.detail))
     return _response(found, dict(error.headers or {}))
+
+
+def _meant(request: Request) -> str:
+    """What a path that is none may mean: most often the base URL has a `/v1` too many, or too few."""
+    asked = request.url.path[:_LONGEST_PATH].rstrip("/")
+    paths = [path for path in request.app.openapi()["paths"] if path != "/"]
+    near = [path for path in paths if asked and (path.endswith(asked) or asked.endswith(path))]
+    near = near or get_close_matches(asked, paths, n=1, cutoff=_NEAR)
+    return f"did you mean {near[0]}?" if near else "GET /openapi.json has those there are"
 
 
 def _methods_of(request: Request) -> str:
