@@ -45,6 +45,8 @@ def parse_json(data: bytes | str, what: str) -> Any:
     Raises:
         MalformedBodyError: it is none.
     """
+    if not data:
+        raise MalformedBodyError(f"{what} is empty: expected JSON")
     try:
         return msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:

@@ -216,7 +216,7 @@ def _modalities(fields: Mapping[str, Any], name: str, served: Served) -> list[st
         if one not in served.modalities:
             raise InvalidParamError(
                 name,
-                f"{name}: expected of {_listed(served.modalities)}, which the model {served.name!r} knows, "
+                f"{name}: the model {served.name!r} knows {_listed(served.modalities)}, "
                 f"found {described(one)}",
                 code="unsupported_modality",
             )

@@ -69,6 +69,28 @@ async def test_an_unknown_route_and_a_wrong_method_have_openais_schema() -> None
 
 
 @pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/v1/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/chat/completion", "did you mean /v1/chat/completions?"),
+        ("/v1/generate/", "did you mean /generate?"),
+        ("/models", "did you mean /v1/models?"),
+        ("/v1/messages", "GET /openapi.json has those there are"),
+        ("/docs", "GET /openapi.json has those there are"),
+        ("//", "GET /openapi.json has those there are"),
+        ("/" + "x" * 60_000, "GET /openapi.json has those there are"),
+    ],
+)
+async def test_an_unknown_route_says_the_nearest_or_where_all_are(path: str, hint: str) -> None:
+    async with deployment() as world:
+        response = await world.client.post(f"http://gateway{path}", json={})
+
+    assert response.status_code == 404
+    assert error_of(response)["message"] == f"there is no route POST {path}; {hint}"
+
+
+@pytest.mark.parametrize(
     ("path", "body"),
     [
         ("/v1/chat/completions", {"model": "gpt-4", "messages": MESSAGES}),
@@ -104,6 +126,7 @@ async def test_what_is_no_json_object_is_400(path: str, content: bytes) -> None:
 
     assert response.status_code == 400
     assert error_of(response)["code"] == "invalid_json"
+    assert ("the body is empty" in error_of(response)["message"]) == (not content)
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ async def test_messages_and_tokens_stand_in_the_place_of_a_text(name: str) -> No
     ("body", "param", "hint"),
     [
         ({"messages": "hi"}, "messages", "messages is not JSON"),
+        ({"messages": ""}, "messages", "messages is empty: expected JSON"),
         ({"messages": {}}, "messages", "expected an array, found an object"),
         ({"messages": []}, "messages", "expected an array of at least 1 item, found an empty array"),
         ({"messages": [{"role": "pirate"}]}, "messages[0].role", "expected one of system"),
@@ -201,7 +202,7 @@ async def test_the_event_holds_the_request_as_one_user_message() -> None:
         ({"model_kwargs": "[1]"}, "model_kwargs", "object"),
         ({"streaming": "perhaps"}, "streaming", "true or false, found 'perhaps'"),
         ({"chat": "perhaps"}, "chat", "true or false, found 'perhaps'"),
-        ({"output_modalities": "text,audio"}, "output_modalities", "audio"),
+        ({"output_modalities": "text,audio"}, "output_modalities", "knows text, found 'audio'"),
         ({"input_modalities": "image"}, "input_modalities", "image"),
         ({"temperature": "1"}, "temperature", "model_kwargs.temperature"),
         ({"txt": "1"}, "txt", "did you mean 'text'"),
