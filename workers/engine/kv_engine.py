@@ -13,6 +13,7 @@ from typing import Final
 import torch
 
 from shared.errors import BugError, ClientError
+from workers.engine.adjust import adjust
 from workers.engine.attention import ATTENTION, PagedPool, attending
 from workers.engine.blocks import BlockManager
 from workers.engine.cpu_threads import use_cpu_threads
@@ -126,11 +127,16 @@ class KVEngine:
                 f"max_tokens must be at least 1, found {spec.max_tokens}", code="invalid_max_tokens"
             )
         sequence = Sequence(spec)
-        if min(sequence.ids) < 0 or max(sequence.ids) >= self.node.vocab_size:
+        for what, ids in spec.named_ids.items():
+            if ids and (min(ids) < 0 or max(ids) >= self.node.vocab_size):
+                raise ClientError(
+                    f"{what}: token ids must be from 0 to {self.node.vocab_size - 1}, found {min(ids)} to "
+                    f"{max(ids)}",
+                    code="invalid_token_id",
+                )
+        if len(spec.bannable) >= self.node.vocab_size:
             raise ClientError(
-                f"token ids must be from 0 to {self.node.vocab_size - 1}, found {min(sequence.ids)} to "
-                f"{max(sequence.ids)}",
-                code="invalid_token_id",
+                "bad_words: with them and min_tokens there is no token left to choose", code="nothing_left"
             )
         self._scheduler.add(sequence)
         self._sequences[spec.key] = sequence
@@ -187,7 +193,12 @@ class KVEngine:
         if not step.logit_indices.numel():
             return _Ran(tokens=[], scores=[], prompt_scores=prompt_scores)
         logits = self.node.head(hidden, step.logit_indices)
-        tokens = sample(logits, step.sampling, self._node_key)
+        chosen_from = logits
+        if step.adjusted is not None:
+            # What is scored are the logits as the model made them.
+            chosen_from = logits.clone() if wanted else logits
+            adjust(chosen_from, step.adjusted)
+        tokens = sample(chosen_from, step.sampling, self._node_key)
         if wanted and wanted.sampled.numel():
             taken = tokens.index_select(0, wanted.sampled)
             scores = score(lambda at: logits.index_select(0, at), wanted.sampled, taken, **sizes)

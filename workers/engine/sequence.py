@@ -6,6 +6,7 @@ count to `max_tokens`, and the draws of randomness go on behind them, so the ans
 nothing had happened.
 """
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
@@ -23,12 +24,18 @@ class Sampling:
     """How a token is chosen from its logits.
 
     Attributes:
-        temperature: 0 is greedy, and then nothing else here matters.
+        temperature: 0 is greedy, and then of the rest only what changes logits matters.
         top_k: keep the k likeliest tokens (and what ties with the last of them); 0 or less is off.
         top_p: of those, keep the fewest that hold this share of the probability; 1 is off.
         min_p: of those, keep the ones at least this times as likely as the likeliest; 0 is off.
         seed: with the draw's index, the node and `sample_index` it keys every draw.
         sample_index: which of several answers to the same request this is.
+        repetition_penalty: 1 is off; above, tokens of the prompt and the answer become less likely.
+        presence_penalty, frequency_penalty: taken from the logit of a token of the answer, once and for
+            each time it was generated.
+        logit_bias: token ids, and what is added to their logits.
+        bad_words: sequences of token ids that are never completed.
+        min_tokens: no token ends the answer before it has so many.
     """
 
     temperature: float = 0.0
@@ -37,6 +44,12 @@ class Sampling:
     min_p: float = 0.0
     seed: int = 0
     sample_index: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Items[tuple[int, float]] = ()
+    bad_words: Items[Items[int]] = ()
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -49,6 +62,12 @@ class Sampling:
             raise ValueError(f"seed must fit 64 bits with a sign, found {self.seed}")
         if not 0 <= self.sample_index < 2**31:
             raise ValueError(f"sample_index must fit 31 bits, found {self.sample_index}")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise ValueError(
+                f"repetition_penalty must be finite and above 0, found {self.repetition_penalty}"
+            )
+        if not all(self.bad_words):
+            raise ValueError("bad_words must have a token each, found one without")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +81,7 @@ class SequenceSpec:
             is scored and not answered.
         eos_ids: tokens that end the answer.
         ignore_eos: take them as any other token.
+        stop_token_ids: tokens that end it whatever the model thinks of them.
         logprobs: score each generated token, and so many of the likeliest beside it; None is not.
         scores_prompt: score the prompt's tokens too, all but the first.
     """
@@ -72,9 +92,46 @@ class SequenceSpec:
     prefix_ids: list[int] = field(default_factory=list)
     eos_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    stop_token_ids: frozenset[int] = frozenset()
     sampling: Sampling = Sampling()
     logprobs: int | None = None
     scores_prompt: bool = False
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end this answer."""
+        return self.stop_token_ids if self.ignore_eos else self.stop_token_ids | self.eos_ids
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether it is to change logits before a token is chosen from them."""
+        sampling = self.sampling
+        return bool(
+            sampling.repetition_penalty != 1
+            or sampling.presence_penalty
+            or sampling.frequency_penalty
+            or sampling.logit_bias
+            or sampling.bad_words
+            or (sampling.min_tokens and self.ends)
+        )
+
+    @property
+    def named_ids(self) -> dict[str, Items[int]]:
+        """All token ids in it, by what names them."""
+        sampling = self.sampling
+        return {
+            "prompt": self.prompt_ids,
+            "prefix": self.prefix_ids,
+            "logit_bias": [token_id for token_id, _ in sampling.logit_bias],
+            "bad_words": [token_id for word in sampling.bad_words for token_id in word],
+            "stop_token_ids": list(self.stop_token_ids),
+        }
+
+    @property
+    def bannable(self) -> frozenset[int]:
+        """The tokens that some step may not choose."""
+        held = self.ends if self.sampling.min_tokens else frozenset()
+        return held | {word[-1] for word in self.sampling.bad_words}
 
     @property
     def finished(self) -> FinishReason | None:
@@ -85,7 +142,7 @@ class SequenceSpec:
 
     def finish_reason(self, token_id: int, generated: int) -> FinishReason | None:
         """Whether the answer ends with `token_id`, the last of `generated` tokens."""
-        if token_id in self.eos_ids and not self.ignore_eos:
+        if token_id in self.stop_token_ids or (token_id in self.eos_ids and not self.ignore_eos):
             return FinishReason.STOP
         return FinishReason.LENGTH if generated >= self.max_tokens else None
 
@@ -152,16 +209,19 @@ class Sequence:
         computed: how many of `ids` have their keys and values in the pool.
         blocks: the pool's blocks that are its own, in order; all of them, from admission on.
         row: its place in the step's tables while it runs.
+        adjusts: whether its spec does.
     """
 
     spec: SequenceSpec
     ids: list[int] = field(init=False)
+    adjusts: bool = field(init=False)
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     row: int | None = None
 
     def __post_init__(self) -> None:
         self.ids = [*self.spec.prompt_ids, *self.spec.prefix_ids]
+        self.adjusts = self.spec.adjusts
 
     @property
     def pending(self) -> int:

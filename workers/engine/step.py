@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from workers.engine.adjust import AdjustedRows
+from workers.engine.ledger import Ledger
 from workers.engine.scheduler import Span
 from workers.engine.sequence import Sequence
 
@@ -81,7 +83,7 @@ class ScoredRows:
 class Step:
     """One step: T tokens of B spans, of which S are sampled behind. Views of the fixed buffers.
 
-    `scored` is not of the buffers: it comes and goes with the few that ask.
+    `scored` and `adjusted` are not of the buffers: they come and go with the few that ask.
     """
 
     token_ids: torch.Tensor  # (T,) int32
@@ -95,6 +97,7 @@ class Step:
     sampling: SamplingRows
     spans: Spans
     scored: ScoredRows | None = None
+    adjusted: AdjustedRows | None = None
 
 
 class _Twins:
@@ -136,6 +139,7 @@ class StepBuilder:
         self._temperature = self._table.host["temperature"].view(np.float32)
         self._top_p = self._table.host["top_p"].view(np.float32)
         self._min_p = self._table.host["min_p"].view(np.float32)
+        self._ledger = Ledger(max_rows, device)
 
     def build(self, spans: Items[Span]) -> Step:
         """The step that computes `spans`; valid until the next call."""
@@ -164,7 +168,9 @@ class StepBuilder:
         host["sampled_rows"][: len(sampled)] = host["rows"][:batch][sampled]
         host["draws"][: len(sampled)] = [spans[index].sequence.generated for index in sampled]
         self._step.upload()
-        return self._views(batch, total, len(sampled), self._scored(spans, offsets, sampled))
+        scored = self._scored(spans, offsets, sampled)
+        adjusted = self._ledger.rows([spans[index].sequence for index in sampled])
+        return self._views(batch, total, len(sampled), scored, adjusted)
 
     def _seat(self, spans: Items[Span]) -> None:
         """Write the table's row of every sequence that is new in its row."""
@@ -210,7 +216,14 @@ class StepBuilder:
             top=max(count or 0 for count in wanted),
         )
 
-    def _views(self, batch: int, total: int, sampled: int, scored: ScoredRows | None) -> Step:
+    def _views(
+        self,
+        batch: int,
+        total: int,
+        sampled: int,
+        scored: ScoredRows | None,
+        adjusted: AdjustedRows | None,
+    ) -> Step:
         host, device = self._step.host, self._step.device
         return Step(
             token_ids=device["token_ids"][:total],
@@ -229,6 +242,7 @@ class StepBuilder:
                 block_size=self._block_size,
             ),
             scored=scored,
+            adjusted=adjusted,
         )
 
     def _sampling_rows(self, sampled: int) -> SamplingRows:

@@ -23,19 +23,22 @@ class TieError(Exception):
     """Two tokens are equally likely, as far as rounding goes."""
 
 
-def generate(family: Family, prompt: list[int], max_tokens: int) -> list[int]:
-    """The greedy answer; its every token must be a clear choice, or equality would be luck."""
+def generate(family: Family, prompt: list[int], max_tokens: int, **settings: Any) -> list[int]:
+    """The greedy answer; its every token must be a clear choice, or equality would be luck.
+
+    `settings` are `generate`'s own: processors, and what ends the answer.
+    """
     result = _stock_model(family).generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
         max_new_tokens=max_tokens,
         do_sample=False,
-        eos_token_id=None,
         pad_token_id=0,
-        output_logits=True,
+        output_scores=True,
         return_dict_in_generate=True,
+        **{"eos_token_id": None, **settings},
     )
-    for step in result.logits:
+    for step in result.scores:
         best, second = step[0].topk(2).values.tolist()
         if best - second <= 1e-4:
             raise TieError("the prompt leads to a tie: choose another")
