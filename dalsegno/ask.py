@@ -142,6 +142,8 @@ def _piece(event: dict[str, Any]) -> Iterator[str]:
 
 
 def _refusal(status: int, body: bytes) -> DalSegnoError:
+    if status == http.client.UNAUTHORIZED:
+        return ClientError("this server asks for an API key: say it in DALSEGNO_API_KEY", status=status)
     try:
         return _of_schema(json.loads(body)["error"], status)
     except (ValueError, KeyError, TypeError):

@@ -146,7 +146,8 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         self._obey()
         if "authorization violation" in str(trouble).lower():
             raise LogUnavailableError(
-                f"{self.where} refused the token: give the one it was started with in DALSEGNO_NATS_TOKEN"
+                f"{self.where} refused the token: give the one it was started with "
+                "in DALSEGNO_NATS_TOKEN, or to a Client as token="
             ) from None
         if isinstance(trouble, ConnectionResetError) and self._resets < _RESETS:
             self._resets += 1

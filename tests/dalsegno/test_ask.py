@@ -120,6 +120,13 @@ def test_a_refusal_is_the_servers_own_message(serving: Serving) -> None:
         list(asked_for(Question(text="len?", url=url, model="x")))
 
 
+def test_who_has_no_key_is_told_where_to_say_it(serving: Serving) -> None:
+    body = json.dumps({"error": {"message": "send it as a header", "code": "missing_api_key"}})
+    wanted = pytest.raises(ClientError, match=r"asks for an API key: say it in DALSEGNO_API_KEY$")
+    with serving(body, status=401) as (url, _), wanted:
+        list(asked_for(Question(text="len?", url=url)))
+
+
 def test_a_refusal_in_no_known_form_is_shown_as_it_is(serving: Serving) -> None:
     refused = pytest.raises(ClientError, match="answered 502: <h1>Bad Gateway")
     with serving("<h1>Bad Gateway</h1>", status=502) as (url, _), refused:
