@@ -1,7 +1,7 @@
 """The terminal and the log files of the roles that a launcher runs.
 
     gateway   | 2026-11-20 09:13:38.123 INFO  listening on http://127.0.0.1:8000
-    dalsegno  | 2026-11-20 09:14:02.500 INFO  worker-0 was killed by SIGKILL; it starts again in 0.2 s
+    dalsegno  | 2026-11-20 09:14:02.500 WARNING worker-0 was killed by SIGKILL; it starts again in 0.2 s
 
 The lines of a role go to the terminal behind its name, and as they are to `<logs>/<role>.log`. Where logs
 are JSON, each line is one object, also on the terminal: what is none (a traceback, a library's print) is
@@ -10,6 +10,7 @@ put into one. A terminal that is gone or a disk that is full loses lines, and st
 
 import contextlib
 import json
+import logging
 import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from typing import BinaryIO, Final
 
 _WIDTH: Final = 9
 _COLOURS: Final = {"gateway": "36", "conductor": "35", "worker": "33", "nats": "34", "dalsegno": "32"}
+_WEIGHT: Final = logging.getLevelNamesMapping()
 _FILE_BYTES: Final = 16 * 2**20
 """A log file that has grown beyond this becomes `<role>.log.1`, and a new one begins."""
 
@@ -49,11 +51,13 @@ class Console:
 
     Attributes:
         is_json: whether a line is an object, for programs.
+        level: what matters less is not said by the launcher; roles keep to it themselves.
     """
 
     logs: Path
     colours: bool = False
     is_json: bool = False
+    level: str = "info"
     _files: dict[str, LogFile] = field(default_factory=dict)
 
     def role(self, name: str, line: bytes) -> None:
@@ -66,13 +70,15 @@ class Console:
             label = "" if self.is_json else f"{self._label(name)} "
             print(f"{label}{line.decode(errors='replace')}", file=sys.stderr, flush=True)
 
-    def say(self, line: str) -> None:
+    def say(self, line: str, level: str = "info") -> None:
         """One line of the launcher's own."""
+        if _WEIGHT[level.upper()] < _WEIGHT[self.level.upper()]:
+            return
         if self.is_json:
-            self.role("dalsegno", line.encode())
+            self.role("dalsegno", _object("dalsegno", line, level))
             return
         now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-        self.role("dalsegno", f"{now} INFO  {line}".encode())
+        self.role("dalsegno", f"{now} {level.upper():<5} {line}".encode())
 
     def show(self, text: str) -> None:
         """What was asked for: to stdout, as it is."""
@@ -97,6 +103,10 @@ def _as_object(name: str, line: bytes) -> bytes:
     with contextlib.suppress(ValueError):
         if isinstance(json.loads(line), dict):
             return line
+    return _object(name, line.decode(errors="replace"), "info")
+
+
+def _object(name: str, line: str, level: str) -> bytes:
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    said = {"time": now, "level": "info", "role": name, "message": line.decode(errors="replace")}
+    said = {"time": now, "level": level, "role": name, "message": line}
     return json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()

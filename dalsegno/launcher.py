@@ -78,7 +78,9 @@ def serve(options: ServeOptions) -> None:
         for file in described_in(options, data):
             _forget(file)
         colours = sys.stderr.isatty() and environment.read().colours
-        console = Console(data.logs, colours=colours, is_json=config.logs.format == "json")
+        console = Console(
+            data.logs, colours=colours, is_json=config.logs.format == "json", level=config.logs.level
+        )
 
         def ready() -> None:
             hold.is_used = True
@@ -257,7 +259,7 @@ class Launcher:
             self.console.say(f"stopping ({number.name}): running streams finish first; once more to kill")
             self.stop()
             return
-        self.console.say("killing everything")
+        self.console.say("killing everything", "warning")
         for supervisor in self._supervisors.values():
             supervisor.kill()
 

@@ -230,7 +230,7 @@ class Supervisor:
                 if self._stopping.is_set():
                     return
                 delay = self.backoff.after(loop.time() - begin)
-                self.console.say(f"{self.child.name} {end}; it starts again in {delay:g} s")
+                self.console.say(f"{self.child.name} {end}; it starts again in {delay:g} s", "warning")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), delay)
         finally:
@@ -243,7 +243,7 @@ class Supervisor:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), grace_s)
             return
-        self.console.say(f"{self.child.name} did not stop within {grace_s:g} s: killed")
+        self.console.say(f"{self.child.name} did not stop within {grace_s:g} s: killed", "warning")
         self.child.kill()
         await self._ended.wait()
 

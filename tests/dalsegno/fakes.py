@@ -54,7 +54,7 @@ class Heard(Console):
     def role(self, name: str, line: bytes) -> None:
         self.lines.put_nowait((name, line.decode(errors="replace")))
 
-    def say(self, line: str) -> None:
+    def say(self, line: str, level: str = "info") -> None:
         self.lines.put_nowait(("dalsegno", line))
 
     async def until(self, part: str) -> tuple[str, str]:

@@ -92,3 +92,18 @@ def test_where_logs_are_json_every_line_is_an_object(
     assert (wrapped["role"], wrapped["message"]) == ("worker-0", "Traceback (most recent call last):")
     assert (ours["role"], ours["level"], ours["message"]) == ("dalsegno", "info", "all is well")
     assert json.loads((tmp_path / "worker-0.log").read_text()) == wrapped
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_the_launcher_keeps_to_the_level_as_roles_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_json: bool
+) -> None:
+    told = Console(tmp_path, is_json=is_json, level="warning")
+    told.say("all is well")
+    told.say("worker-0 was killed", "warning")
+    told.close()
+    [line] = capsys.readouterr().err.splitlines()
+    if is_json:
+        assert (json.loads(line)["level"], json.loads(line)["message"]) == ("warning", "worker-0 was killed")
+    else:
+        assert line.endswith(" WARNING worker-0 was killed")
