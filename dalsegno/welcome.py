@@ -1,6 +1,8 @@
 """What `serve` says once all is ready: three ways to talk to it, ready to be pasted."""
 
+import json
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -15,16 +17,19 @@ _DEFAULT_PORT: Final = 8000
 def welcome(model: str, listen: Listen, data_dir: Path, seconds: float) -> str:
     """The lines, for the terminal."""
     url = "" if listen.port == _DEFAULT_PORT else f" --url {listen.url}"
+    messages = [{"role": "user", "content": _QUESTION}]
+    body = shlex.quote(json.dumps({"model": model, "messages": messages, "stream": True}, ensure_ascii=False))
     return f"""
 Dal Segno serves {model} at {listen.url} (ready after {seconds:.1f} s). Talk to it:
 
   {_program()} ask "{_QUESTION}"{url}
 
-  curl -N {listen.url}/generate -F text="{_QUESTION}" -F streaming=true
+  curl -N {listen.url}/v1/chat/completions -d {body}
 
   from openai import OpenAI
   client = OpenAI(base_url="{listen.url}/v1", api_key="none")
-  client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "{_QUESTION}"}}])
+  answer = client.chat.completions.create(model={json.dumps(model, ensure_ascii=False)}, messages={json.dumps(messages)})
+  print(answer.choices[0].message.content)
 
 Data dir: {data_dir}
 Ctrl-C stops it.

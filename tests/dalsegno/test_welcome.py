@@ -1,3 +1,7 @@
+import ast
+import json
+import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,18 @@ def test_what_is_shown_names_the_address_the_model_and_the_data_dir() -> None:
     assert 'ask "What does len do?" --url http://127.0.0.1:9000\n' in shown
     assert 'base_url="http://127.0.0.1:9000/v1"' in shown
     assert "Data dir: /data\n" in shown
+
+
+def test_what_is_shown_can_be_pasted_whatever_the_model_is_called() -> None:
+    name = 'it\'s "größer" 😀'
+    shown = welcome(name, Listen(host="127.0.0.1", port=8000), Path("/data"), seconds=5).splitlines()
+    [curl] = [shlex.split(line) for line in shown if line.startswith("  curl ")]
+    begin = shown.index("  from openai import OpenAI")
+    program = ast.parse(textwrap.dedent("\n".join(shown[begin : begin + 4])))
+
+    assert curl[:4] == ["curl", "-N", "http://127.0.0.1:8000/v1/chat/completions", "-d"]
+    assert json.loads(curl[4])["model"] == name
+    assert name in {node.value for node in ast.walk(program) if isinstance(node, ast.Constant)}
 
 
 def test_at_the_usual_port_ask_needs_no_url(monkeypatch: pytest.MonkeyPatch) -> None:
