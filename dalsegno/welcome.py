@@ -17,6 +17,7 @@ _DEFAULT_PORT: Final = 8000
 def welcome(model: str, listen: Listen, data_dir: Path, seconds: float) -> str:
     """The lines, for the terminal."""
     url = "" if listen.port == _DEFAULT_PORT else f" --url {listen.url}"
+    name = json.dumps(model, ensure_ascii=False)
     messages = [{"role": "user", "content": _QUESTION}]
     body = shlex.quote(json.dumps({"model": model, "messages": messages, "stream": True}, ensure_ascii=False))
     return f"""
@@ -28,7 +29,7 @@ Dal Segno serves {model} at {listen.url} (ready after {seconds:.1f} s). Talk to 
 
   from openai import OpenAI
   client = OpenAI(base_url="{listen.url}/v1", api_key="none")
-  answer = client.chat.completions.create(model={json.dumps(model, ensure_ascii=False)}, messages={json.dumps(messages)})
+  answer = client.chat.completions.create(model={name}, messages={json.dumps(messages)})
   print(answer.choices[0].message.content)
 
 Data dir: {data_dir}
