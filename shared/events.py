@@ -30,6 +30,10 @@ MAX_CHOICES: Final = 1024
 """How many answers one question may have."""
 MAX_LOGPROBS: Final = 20
 """How many of the likeliest tokens may be named beside the one that was taken."""
+MAX_BIASES: Final = 1024
+"""Of how many tokens a request may change the logits."""
+_ID_DIGITS: Final = 10
+_TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 # Every struct repeats its options: mypy does not inherit `frozen`, msgspec does not inherit `kw_only`.
 
@@ -102,8 +106,17 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
             echo alone.
         temperature: 0 is greedy.
         top_k: keep the k likeliest tokens; 0 or -1 is off.
+        min_p: keep what is at least this times as likely as the likeliest token; 0 is off.
+        repetition_penalty: tokens that are in the prompt or the answer become less likely; 1 is off.
+        presence_penalty: taken from the logit of each token that is in the answer.
+        frequency_penalty: taken from the logit of a token for each time it is in the answer.
+        logit_bias: from a token id to what is added to its logit, -100 to 100. The ids are written as
+            strings, as in JSON; in MessagePack they may be integers.
+        bad_words: texts, or sequences of token ids, that the answer shall not hold.
+        min_tokens: no token ends the answer before it has so many; a stop text does.
         seed: chosen from the request id when absent, so that a replay has it.
         stop: texts that end the answer; not part of it.
+        stop_token_ids: tokens that end the answer, also with `ignore_eos`; not part of its text.
         choice: which of several answers to one question this is; answers of the same seed differ by it.
         logprobs: with each token its log probability (raw log-softmax) and those of so many of the
             likeliest; None is without.
@@ -114,8 +127,25 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    logit_bias: dict[str | int, float] = {}
+    bad_words: (
+        Annotated[
+            list[
+                Annotated[str, Meta(min_length=1, max_length=1024)]
+                | Annotated[list[_TokenId], Meta(min_length=1, max_length=1024)]
+            ],
+            Meta(max_length=256),
+        ]
+        | None
+    ) = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1024)]], Meta(max_length=16)] = []
+    stop_token_ids: Annotated[list[_TokenId], Meta(max_length=256)] = []
     ignore_eos: bool = False
     choice: Annotated[int, Meta(ge=0, lt=MAX_CHOICES)] = 0
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -124,6 +154,37 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     def __post_init__(self) -> None:
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens: expected an integer >= 1, found 0")
+        if self.max_tokens and self.min_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens: expected at most max_tokens, which is {self.max_tokens}, "
+                f"found {self.min_tokens}"
+            )
+        # What says the same is written the same: equal requests have equal digests.
+        for name in ("presence_penalty", "frequency_penalty"):
+            if getattr(self, name) == 0:
+                msgspec.structs.force_setattr(self, name, None)
+        if self.logit_bias:
+            msgspec.structs.force_setattr(self, "logit_bias", _biases(self.logit_bias))
+
+
+def _biases(given: dict[str | int, float]) -> dict[str | int, float]:
+    """Biases by token ids in their one spelling, in their order."""
+    if len(given) > MAX_BIASES:
+        raise ValueError(f"logit_bias: expected at most {MAX_BIASES} tokens, found {len(given)}")
+    found: dict[int, float] = {}
+    for key, bias in given.items():
+        is_number = isinstance(key, int) or (key.isascii() and key.isdigit() and len(key) <= _ID_DIGITS)
+        token_id = int(key) if is_number else -1
+        if not 0 <= token_id < 2**31:
+            raise ValueError(f"logit_bias: expected token ids, found {str(key)[:80]!r}")
+        if token_id in found:
+            raise ValueError(f"logit_bias: expected each token once, found {token_id} twice")
+        if not -100 <= bias <= 100:
+            raise ValueError(
+                f"logit_bias: expected numbers from -100 to 100, found {bias:g} for token {token_id}"
+            )
+        found[token_id] = bias
+    return {str(token_id): found[token_id] for token_id in sorted(found)}
 
 
 class RequestSubmitted(
@@ -578,7 +639,8 @@ def _parts(value: object) -> list[Any]:
 
 def submission_digest(event: RequestSubmitted) -> str:
     """What makes two submissions the same request: model, inputs, parameters. Hex, 32 characters."""
-    return digest_of((event.model, event.inputs, event.params))
+    # As a map: how a struct's map begins depends on how many fields its type has, and that grows.
+    return digest_of((event.model, event.inputs, msgspec.to_builtins(event.params)))
 
 
 def digest_of(value: object) -> str:

@@ -20,7 +20,8 @@ class Answer:
 
     Attributes:
         tokens: how many tokens were folded, the one that ended it included.
-        finish_reason: `stop` (the model's own end, or a stop string) or `length`; None while it goes on.
+        finish_reason: `stop` (the model's own end, a stop string, or a stop token) or `length`; None while
+            it goes on.
     """
 
     __slots__ = ("_decoder", "_ends", "_matcher", "_max_tokens", "finish_reason", "tokens")
@@ -32,6 +33,7 @@ class Answer:
         max_tokens: int,
         eos_ids: Collection[int] = (),
         ignore_eos: bool = False,
+        stop_token_ids: Collection[int] = (),
         stop: Sequence[str] = (),
     ) -> None:
         self.tokens = 0
@@ -39,7 +41,7 @@ class Answer:
         self._decoder = decoder
         self._matcher = StopMatcher(stop)
         self._max_tokens = max_tokens
-        self._ends = frozenset() if ignore_eos else frozenset(eos_ids)
+        self._ends = frozenset(stop_token_ids) | frozenset(() if ignore_eos else eos_ids)
 
     def bytes_of(self, token_id: int) -> bytes:
         """A token's own bytes."""

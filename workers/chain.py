@@ -5,7 +5,7 @@ node: outside of a loop it begins the row and is complete with its first token; 
 complete when the row's answer has ended, which stops the loop.
 
 What a KV node's row is told beside the walk's inputs comes with the arguments of the walk that begins it:
-`sampling`, `choice`, `stop`, `ignore_eos`, `logprobs`, and `echo`, the text of the prompt.
+`sampling`, `choice`, `stop`, `stop_token_ids`, `ignore_eos`, `logprobs`, and `echo`, the text of the prompt.
 
 Knows neither the log nor other orders: chunks go where it is told to put them.
 """
@@ -223,6 +223,7 @@ class Chain:
             )
         node, args, prompt_ids = firing.node, call.args, read_ids(firing.inputs[PROMPT])
         eos_ids, ignore_eos = frozenset(self._hosted.processing.eos_ids), bool(args.get("ignore_eos", False))
+        stop_token_ids = frozenset(args.get("stop_token_ids", ()))
         # Outside of a loop a node puts out one token, or none.
         at_least = 1 if TOKEN in self._compiled(call.name).nodes[node].outputs else 0
         max_tokens = max(self._loop_limits(node), default=at_least)
@@ -231,6 +232,7 @@ class Chain:
             max_tokens=max_tokens,
             eos_ids=eos_ids,
             ignore_eos=ignore_eos,
+            stop_token_ids=stop_token_ids,
             stop=args.get("stop", ()),
         )
         echo = self._echo(args, prompt_ids, answer)
@@ -241,6 +243,7 @@ class Chain:
             max_tokens=max_tokens,
             eos_ids=eos_ids,
             ignore_eos=ignore_eos,
+            stop_token_ids=stop_token_ids,
             sampling=Sampling(
                 **args.get("sampling", {}), seed=self._ready.seed, sample_index=args.get("choice", 0)
             ),

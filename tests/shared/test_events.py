@@ -8,6 +8,7 @@ import pytest
 from shared.events import (
     MAX_MESSAGE_CHARS,
     Failure,
+    Inputs,
     MalformedEventError,
     Params,
     RequestCancel,
@@ -115,3 +116,78 @@ def test_no_token_at_all_may_be_asked_for_with_an_echo_only() -> None:
 
 def test_parameters_nobody_asked_for_are_not_written_down() -> None:
     assert msgspec.to_builtins(Params(max_tokens=3)) == {"max_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("params", "digest"),
+    [
+        ({}, "dcd811da1027da5b588e06392e6aa2ca"),
+        (
+            {
+                "max_tokens": 4, "seed": 7, "stop": ["\n", "é"], "temperature": 0.5, "top_p": 0.9, "top_k": 3,
+                "ignore_eos": True, "choice": 2, "logprobs": 3, "echo": True,
+            },
+            "6f1658242345262d077bb7e67015f9cf",
+        ),
+        ({"temperature": 0.0}, "c774130a292356550c781e77f1182910"),
+    ],
+)  # fmt: skip
+def test_a_submission_has_the_digest_it_always_had(params: dict[str, Any], digest: str) -> None:
+    """Logs hold digests of versions that knew fewer parameters: new ones must not change them."""
+    asked = msgspec.convert(params, Params)
+
+    assert (
+        submission_digest(RequestSubmitted(model="demo", inputs=Inputs(text="hi", chat=False), params=asked))
+        == digest
+    )
+
+
+def digest_with(**params: Any) -> str:
+    event = decode(msgspec.msgpack.encode(GOOD | {"params": params}), "request")
+    assert isinstance(event, RequestSubmitted)
+    return submission_digest(event)
+
+
+def test_biases_are_the_same_whatever_writes_them() -> None:
+    one = digest_with(logit_bias={"5": 1, "30": -2.5})
+
+    assert digest_with(logit_bias={30: -2.5, 5: 1.0}) == one
+    as_json = decode(msgspec.json.encode(GOOD | {"params": {"logit_bias": {"30": -2.5, "5": 1}}}), "request")
+    assert isinstance(as_json, RequestSubmitted)
+    assert submission_digest(as_json) == one
+    assert as_json.params.logit_bias == {"5": 1.0, "30": -2.5}
+    assert decode(encode(as_json), "request") == as_json
+
+
+def test_a_penalty_of_nothing_is_none() -> None:
+    assert digest_with(presence_penalty=0, frequency_penalty=0.0, logit_bias={}) == digest_with()
+    assert digest_with(repetition_penalty=1.0) != digest_with()  # it may undo the checkpoint's
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"logit_bias": {"x": 1}}, "logit_bias: expected token ids, found 'x'"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias: expected token ids, found '-1'"),
+        ({"logit_bias": {-1: 1}}, "logit_bias: expected token ids, found '-1'"),
+        ({"logit_bias": {"²": 1}}, "logit_bias: expected token ids"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias: expected token ids"),
+        ({"logit_bias": {str(2**31): 1}}, "logit_bias: expected token ids"),
+        ({"logit_bias": {"5": 100.5}}, "from -100 to 100, found 100.5 for token 5"),
+        ({"logit_bias": {"5": float("nan")}}, "from -100 to 100, found nan for token 5"),
+        ({"logit_bias": {"5": 1, "05": 1}}, "expected each token once, found 5 twice"),
+        ({"logit_bias": dict.fromkeys(range(1025), 1)}, "at most 1024 tokens, found 1025"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens: expected at most max_tokens, which is 4, found 5"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"min_p": 1.01}, "min_p"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"bad_words": [[]]}, "bad_words"),
+        ({"bad_words": [["a"]]}, "bad_words"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ],
+)
+def test_how_to_choose_tokens_has_its_ranges(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(MalformedEventError, match=message):
+        decode(msgspec.msgpack.encode(GOOD | {"params": params}), "request")

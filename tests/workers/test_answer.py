@@ -6,8 +6,21 @@ from tests.workers.harness import EOS, ByteDecoder
 from workers.answer import Answer
 
 
-def answer(*, max_tokens: int = 100, ignore_eos: bool = False, stop: tuple[str, ...] = ()) -> Answer:
-    return Answer(ByteDecoder(), max_tokens=max_tokens, eos_ids=[EOS], ignore_eos=ignore_eos, stop=stop)
+def answer(
+    *,
+    max_tokens: int = 100,
+    ignore_eos: bool = False,
+    stop: tuple[str, ...] = (),
+    stop_token_ids: bytes = b"",
+) -> Answer:
+    return Answer(
+        ByteDecoder(),
+        max_tokens=max_tokens,
+        eos_ids=[EOS],
+        ignore_eos=ignore_eos,
+        stop_token_ids=stop_token_ids,
+        stop=stop,
+    )
 
 
 def fold(folded: Answer, tokens: bytes) -> str:
@@ -37,6 +50,8 @@ def fold(folded: Answer, tokens: bytes) -> str:
         (b"a", {"max_tokens": 1}, ("a", "length", 1)),
         (b"\x00", {}, ("", "stop", 1)),
         (b"ab", {}, ("ab", None, 2)),
+        (b"abcd", {"stop_token_ids": b"xc"}, ("ab", "stop", 3)),
+        (b"a\x00bc", {"stop_token_ids": b"c", "ignore_eos": True}, ("a\x00b", "stop", 4)),
     ],
 )
 def test_how_an_answer_ends(

@@ -143,9 +143,27 @@ async def test_many_at_once_each_get_what_they_get_alone() -> None:
             assert life.tokens(name) == generate("qwen3", prompt, TOKENS)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, {"temperature": 1.0, "top_p": 0.9, "top_k": 50}])
+PENALISED = {
+    "repetition_penalty": 1.4,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.7,
+    "logit_bias": [[17, 2.0]],
+    "bad_words": [[30], [17, 31]],
+    "min_tokens": 12,
+}
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        GREEDY,
+        {"temperature": 1.0, "top_p": 0.9, "top_k": 50},
+        GREEDY | PENALISED,
+        {"temperature": 1.0, "top_p": 0.95, "top_k": 0, "min_p": 0.02} | PENALISED,
+    ],
+)
 async def test_a_second_attempt_goes_on_exactly_behind_what_was_released(
-    sampling: dict[str, float], monkeypatch: pytest.MonkeyPatch
+    sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.output.COALESCE_S", 0.0)  # a chunk for every token
     [prompt] = prompts(1, seed=2)
@@ -280,6 +298,31 @@ async def test_a_stop_string_ends_an_answer_where_generate_would_have_gone_on() 
         assert life.text("r") == whole[: whole.find(stop)]
         assert done.results[-1].facts["finish_reason"] == "stop"
         assert done.results[-1].facts["completion_tokens"] == len(life.tokens("r")) < TOKENS
+
+
+async def test_bad_words_and_stop_tokens_come_from_the_request_to_the_engine() -> None:
+    """Prepared by the real tokenizer: a word of the plain answer is nowhere in the other one."""
+    async with living() as life:
+        inputs = Inputs(messages=[{"role": "user", "content": "What does len do?"}])
+
+        async def facts(name: str, **params: Any) -> tuple[list[int], dict[str, Any]]:
+            args = msgspec.to_builtins({"inputs": inputs, "params": Params(**params)})
+            life.order(harness.ready(name, WalkCall(name="prepare", args=args)))
+            prepared = (await life.event(WalkCompleted, name, step=0)).results[0]
+            return read_ids(prepared.outputs["token_ids"]), prepared.facts["sampling"]
+
+        prompt, _ = await facts("plain")
+        plain = generate("qwen3", prompt, TOKENS)
+        word = tokenizer().decode(plain[2:4])
+        _, sampling = await facts("asked", bad_words=[word], min_tokens=6)
+        life.answer("asked", prompt, sampling=sampling, stop_token_ids=plain[:5])
+        done = await life.event(WalkCompleted, "asked")
+
+        assert word not in life.text("asked")
+        found = life.tokens("asked")
+        assert not set(plain[:5]) & set(found[:6])  # held back until there are six
+        if done.results[-1].facts["finish_reason"] == "stop":
+            assert found[-1] in plain[:5]
 
 
 async def test_an_answer_too_long_for_the_model_is_a_typed_failure() -> None:

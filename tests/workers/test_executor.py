@@ -25,6 +25,7 @@ from shared.transcript import Transcript
 from tests.workers import harness
 from tests.workers.harness import EOS, LIFE, SUBJECTS, chat, ready, rigged, told_of, turns
 from workers.echo import spell
+from workers.engine.sequence import Sampling
 
 
 def bytes_of(words: str) -> list[int]:
@@ -444,6 +445,31 @@ async def test_a_choice_keys_the_draws_and_is_on_every_chunk() -> None:
         [spec] = rig.engine.submitted
         assert (spec.sampling.seed, spec.sampling.sample_index) == (5, 2)
         assert {chunk.choice for chunk in rig.events(OutputChunk)} == {2}
+
+
+async def test_how_to_choose_tokens_is_told_to_the_engine_and_a_stop_token_ends_the_answer() -> None:
+    async with rigged() as rig:
+        rig.engine.says["r"] = [*bytes_of("Hi!?"), EOS]
+        sampling: dict[str, Any] = {
+            "temperature": 0.5,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.1,
+            "repetition_penalty": 1.2,
+            "logit_bias": [[65, -1.5]],
+            "bad_words": [[1, 2]],
+            "min_tokens": 2,
+        }
+        rig.start(ready("r", *chat(sampling=sampling, stop_token_ids=[33], ignore_eos=True), seed=5))
+        await rig.engine.has()
+        rig.engine.run_out()
+        done = await rig.event(WalkCompleted)
+
+        [spec] = rig.engine.submitted
+        assert spec.sampling == Sampling(**sampling, seed=5)
+        assert spec.stop_token_ids == spec.ends == frozenset([33])
+        assert rig.released() == "Hi"
+        assert done.results[-1].facts == {"completion_tokens": 3, "finish_reason": "stop"}
 
 
 async def test_log_probabilities_come_with_their_tokens_the_end_of_the_answer_included() -> None:

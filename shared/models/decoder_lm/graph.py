@@ -68,6 +68,8 @@ def plan(request: PlanRequest) -> Plan:
 def _asked(params: Params, prepared: StepResult) -> dict[str, Any]:
     """What a row is told only when it was asked for: orders recorded earlier know nothing of it."""
     asked: dict[str, Any] = {}
+    if params.stop_token_ids:
+        asked["stop_token_ids"] = params.stop_token_ids
     if params.choice:
         asked["choice"] = params.choice
     if params.logprobs is not None:

@@ -2,12 +2,12 @@
 
 `prepare` turns a request as the client meant it (messages, text, or token ids) into token ids, and its
 parameters into effective ones: the request's over the checkpoint's `generation_config.json` over plain
-defaults. For an echo it says the prompt's text, too. It reads the checkpoint's tokenizer files with
-`tokenizers` and `jinja2` alone: no torch.
+defaults. Bad words become the tokens that spell them. For an echo it says the prompt's text, too. It reads
+the checkpoint's tokenizer files with `tokenizers` and `jinja2` alone: no torch.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,12 +34,24 @@ _SPECIAL_TOKENS: Final = (
     "cls_token",
     "mask_token",
 )
+_DEFAULTS: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "min_new_tokens": "min_tokens",
+    "bad_words_ids": "bad_words",
+}
+"""Settings of `generation_config.json` that are applied, and what they are called here."""
 _IGNORED_DEFAULTS: Final = {
-    "repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
-    "min_p": 0.0,
     "typical_p": 1.0,
     "num_beams": 1,
+    "min_length": 0,
+    "sequence_bias": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
 }
 """Settings of `generation_config.json` that would change the answer and are not applied; with what is off."""
 
@@ -110,6 +122,7 @@ class DecoderLmProcessing:
             else self._encode(text, add_special_tokens=not is_rendered)
         )
         self._check(ids, new_tokens=0 if params.max_tokens == 0 else 1)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
         facts = {"prompt_tokens": len(ids), "sampling": self.effective_sampling(params)}
         if params.echo:
             facts["prompt_text"] = text if text is not None else self._decode(ids)
@@ -121,13 +134,53 @@ class DecoderLmProcessing:
     def text_decoder(self) -> TextDecoder:
         return self._decoders.new()
 
-    def effective_sampling(self, params: Params) -> dict[str, float | int]:
-        """The sampling that applies: the request's over the checkpoint's over temperature 1, all tokens."""
-        given = (params, self._defaults)
-        temperature = next((p.temperature for p in given if p.temperature is not None), 1.0)
-        top_p = next((p.top_p for p in given if p.top_p is not None), 1.0)
-        top_k = next((p.top_k for p in given if p.top_k is not None), 0)
-        return {"temperature": temperature, "top_p": top_p, "top_k": max(top_k, 0)}
+    def effective_sampling(self, params: Params) -> dict[str, Any]:
+        """The sampling that applies: the request's over the checkpoint's over temperature 1, all tokens.
+
+        Beyond temperature, top-p and top-k only what says something is in it.
+
+        Raises:
+            ClientError: a token id is none, or a bad word has no token.
+        """
+
+        def chosen(name: str, default: Any) -> Any:
+            found = (getattr(params, name), getattr(self._defaults, name), default)
+            return next(value for value in found if value is not None)
+
+        biases = [(int(id), bias) for id, bias in params.logit_bias.items()]
+        self._check_ids("logit_bias", [id for id, _ in biases])
+        wishes: dict[str, tuple[Any, Any]] = {
+            "min_p": (chosen("min_p", 0.0), 0.0),
+            "repetition_penalty": (chosen("repetition_penalty", 1.0), 1.0),
+            "presence_penalty": (params.presence_penalty, None),
+            "frequency_penalty": (params.frequency_penalty, None),
+            "logit_bias": ([list(pair) for pair in biases], []),
+            "bad_words": (self._spellings(chosen("bad_words", [])), []),
+            "min_tokens": (chosen("min_tokens", 0), 0),
+        }
+        return {
+            "temperature": chosen("temperature", 1.0),
+            "top_p": chosen("top_p", 1.0),
+            "top_k": max(chosen("top_k", 0), 0),
+            **{name: value for name, (value, nothing) in wishes.items() if value != nothing},
+        }
+
+    def _spellings(self, words: Iterable[str | list[int]]) -> list[list[int]]:
+        """The tokens of each word, as it is written and with a space before it."""
+        spellings: list[list[int]] = []
+        for number, word in enumerate(words):
+            where = f"bad_words[{number}]"
+            if isinstance(word, str):
+                found = [
+                    self._encode(text, add_special_tokens=False, what=where) for text in (word, f" {word}")
+                ]
+                if not all(found):
+                    raise ClientError(f"{where}: expected a text that has a token, found {word!r:.80}")
+            else:
+                self._check_ids(where, word)
+                found = [word]
+            spellings += [ids for ids in found if ids not in spellings]
+        return spellings
 
     def _text(self, request: Inputs) -> str | None:
         """The prompt's text; None where it is tokens already."""
@@ -151,12 +204,12 @@ class DecoderLmProcessing:
             raise ClientError("messages is empty: expected at least one message")
         return self._template.render([_plain_message(place, m) for place, m in enumerate(messages)])
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, *, add_special_tokens: bool, what: str = "the prompt") -> list[int]:
         # `encode` holds the GIL (1.9 s for 2.4 MB, and the engine stands still); the batch call does not.
         try:
             [encoded] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError as error:
-            raise ClientError("the prompt is no valid Unicode text: it holds a lone surrogate") from error
+            raise ClientError(f"{what} is no valid Unicode text: it holds a lone surrogate") from error
         ids: list[int] = encoded.ids
         return ids
 
@@ -173,10 +226,13 @@ class DecoderLmProcessing:
                 f"{len(ids)}; shorten it",
                 code="context_length_exceeded",
             )
-        if min(ids) < 0 or max(ids) >= self._vocab_size:
+        self._check_ids("the prompt", ids)
+
+    def _check_ids(self, what: str, ids: Sequence[int]) -> None:
+        if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
             wrong = next(id for id in ids if not 0 <= id < self._vocab_size)
             raise ClientError(
-                f"token id {wrong} is outside the model's vocabulary of {self._vocab_size}",
+                f"{what}: token id {wrong} is outside the model's vocabulary of {self._vocab_size}",
                 code="invalid_token_id",
             )
 
@@ -263,9 +319,7 @@ def _generation_defaults(checkpoint: Path) -> Params:
     for name, off in _IGNORED_DEFAULTS.items():
         if config.get(name, off) not in (off, None):
             _LOGGER.warning("%s asks for %s=%r, which is not applied", path, name, config[name])
-    wanted = {
-        name: config[name] for name in ("temperature", "top_p", "top_k") if config.get(name) is not None
-    }
+    wanted = {ours: config[name] for name, ours in _DEFAULTS.items() if config.get(name) is not None}
     if config.get("do_sample") is False:
         wanted["temperature"] = 0.0
     try:

@@ -290,6 +290,75 @@ def test_the_request_comes_before_the_checkpoint_before_the_defaults(
     assert facts["sampling"] == {"temperature": temperature, "top_p": top_p, "top_k": top_k}
 
 
+PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+
+
+def sampling_of(folder: Path, **params: Any) -> dict[str, Any]:
+    """What else is told to the engine, as the wire has it."""
+    args = msgspec.to_builtins({"inputs": Inputs(text="x", chat=False), "params": Params(**params)})
+    facts = msgspec.msgpack.decode(msgspec.msgpack.encode(load(folder).run("prepare", "k", {}, args).facts))
+    sampling: dict[str, Any] = facts["sampling"]
+    assert {name: sampling.pop(name) for name in PLAIN} == PLAIN
+    return sampling
+
+
+@pytest.mark.parametrize(
+    ("generation", "params", "expected"),
+    [
+        ({"min_p": 0.1, "repetition_penalty": 1.1}, {}, {"min_p": 0.1, "repetition_penalty": 1.1}),
+        ({"min_p": 0.1, "repetition_penalty": 1.1}, {"min_p": 0, "repetition_penalty": 1}, {}),
+        ({"min_p": None, "repetition_penalty": 1.0}, {"min_p": 0.2}, {"min_p": 0.2}),
+        (
+            {"min_new_tokens": 4, "bad_words_ids": [[5], [6, 7]]},
+            {},
+            {"min_tokens": 4, "bad_words": [[5], [6, 7]]},
+        ),
+        ({"min_new_tokens": 4, "bad_words_ids": [[5]]}, {"min_tokens": 0, "bad_words": []}, {}),
+        ({}, {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}}, {}),
+        (
+            {},
+            {"presence_penalty": -0.5, "frequency_penalty": 2, "logit_bias": {"12": 1, "9": -100}},
+            {"presence_penalty": -0.5, "frequency_penalty": 2, "logit_bias": [[9, -100], [12, 1]]},
+        ),
+        ({}, {"bad_words": [[5, 6], [7]], "min_tokens": 3}, {"bad_words": [[5, 6], [7]], "min_tokens": 3}),
+    ],
+)
+def test_only_what_says_something_is_told_beside_temperature_and_top_p_and_k(
+    tmp_path: Path, generation: dict[str, Any], params: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    folder = checkpoints.save(tmp_path, checkpoints.byte_level(), generation_config=generation)
+
+    assert sampling_of(folder, **params) == expected
+
+
+def test_a_bad_word_is_spelt_as_it_is_and_behind_a_space(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    expected = [
+        tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("len", " len", "two  items")
+    ]
+
+    found = sampling_of(folder, bad_words=["len", "two  items", "len"])["bad_words"]
+
+    assert found[:3] == expected
+    assert len(found) == 4  # each spelling once
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"logit_bias": {"5000": 1.0}}, "logit_bias: token id 5000 is outside the model's vocabulary of"),
+        ({"bad_words": ["a", [1, 5000]]}, r"bad_words\[1\]: token id 5000 is outside"),
+        ({"stop_token_ids": [1, 5000]}, "stop_token_ids: token id 5000 is outside"),
+        ({"bad_words": ["\ud800"]}, r"bad_words\[0\] is no valid Unicode text"),
+    ],
+)
+def test_what_no_token_can_mean_is_refused_by_name(chatml: Path, params: dict[str, Any], said: str) -> None:
+    with pytest.raises(ClientError, match=said):
+        load(chatml).run(
+            "prepare", "k", {}, {"inputs": Inputs(text="x", chat=False), "params": Params(**params)}
+        )
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
@@ -310,9 +379,9 @@ def test_the_generation_config_names_the_ends_before_the_model_before_the_tokeni
 
 
 def test_settings_that_are_not_applied_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    load(checkpoints.save(tmp_path, checkpoints.byte_level(), generation_config={"repetition_penalty": 1.1}))
+    load(checkpoints.save(tmp_path, checkpoints.byte_level(), generation_config={"typical_p": 0.9}))
 
-    assert "repetition_penalty=1.1, which is not applied" in caplog.text
+    assert "typical_p=0.9, which is not applied" in caplog.text
 
 
 def test_no_tokenizer_file_says_how_to_make_one(tmp_path: Path) -> None:
@@ -327,6 +396,7 @@ def test_no_tokenizer_file_says_how_to_make_one(tmp_path: Path) -> None:
         ("tokenizer_config.json", "[1]", "expected a JSON object, found list"),
         ("tokenizer_config.json", "{", "tokenizer_config.json cannot be read"),
         ("generation_config.json", '{"top_p": 7}', "generation_config.json"),
+        ("generation_config.json", '{"repetition_penalty": -1}', "repetition_penalty: expected a number >= "),
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id, found 'x'"),
     ],
 )

@@ -47,6 +47,7 @@ def test_a_request_without_wishes_is_ordered_as_it_always_was() -> None:
     ("params", "args"),
     [
         ({"choice": 2}, {"choice": 2}),
+        ({"stop_token_ids": [4, 5]}, {"stop_token_ids": [4, 5]}),
         ({"logprobs": 0}, {"logprobs": 0}),
         ({"logprobs": 5, "echo": True}, {"logprobs": 5, "echo": "hi"}),
     ],
