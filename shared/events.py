@@ -33,6 +33,11 @@ MAX_LOGPROBS: Final = 20
 MAX_BIASES: Final = 1024
 """Of how many tokens a request may change the logits."""
 _ID_DIGITS: Final = 10
+_BIASES_SCHEMA: Final = {
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "maxProperties": MAX_BIASES,
+    "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+}
 _TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 # Every struct repeats its options: mypy does not inherit `frozen`, msgspec does not inherit `kw_only`.
@@ -131,7 +136,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    logit_bias: dict[str | int, float] = {}
+    logit_bias: Annotated[dict[str | int, Any], Meta(extra_json_schema=_BIASES_SCHEMA)] = {}
     bad_words: (
         Annotated[
             list[
@@ -167,8 +172,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
             msgspec.structs.force_setattr(self, "logit_bias", _biases(self.logit_bias))
 
 
-def _biases(given: dict[str | int, float]) -> dict[str | int, float]:
-    """Biases by token ids in their one spelling, in their order."""
+def _biases(given: dict[str | int, Any]) -> dict[str | int, float]:
+    """Biases by token ids in their one spelling, in their order: checked here, so that it says which."""
     if len(given) > MAX_BIASES:
         raise ValueError(f"logit_bias: expected at most {MAX_BIASES} tokens, found {len(given)}")
     found: dict[int, float] = {}
@@ -179,11 +184,11 @@ def _biases(given: dict[str | int, float]) -> dict[str | int, float]:
             raise ValueError(f"logit_bias: expected token ids, found {str(key)[:80]!r}")
         if token_id in found:
             raise ValueError(f"logit_bias: expected each token once, found {token_id} twice")
-        if not -100 <= bias <= 100:
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
             raise ValueError(
-                f"logit_bias: expected numbers from -100 to 100, found {bias:g} for token {token_id}"
+                f"logit_bias: expected numbers from -100 to 100, found {bias!r:.80} for token {token_id}"
             )
-        found[token_id] = bias
+        found[token_id] = float(bias)
     return {str(token_id): found[token_id] for token_id in sorted(found)}
 
 

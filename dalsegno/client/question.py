@@ -38,8 +38,16 @@ class How(TypedDict, total=False):
     temperature: float | None
     top_p: float | None
     top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | Mapping[str, float]
+    bad_words: Sequence[str | Sequence[int]]
+    min_tokens: int | None
     seed: int | None
     stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
     ignore_eos: bool
     logprobs: int | None
     echo: bool

@@ -31,7 +31,9 @@ QUESTIONS: Final = ("text", "messages", "token_ids")
 """One of them is what is asked."""
 _LIMITS: Final = ("max_tokens", "max_output_tokens", "max_new_tokens")
 MODEL_KWARGS: Final = (
-    *_LIMITS, "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "logprobs", "echo"
+    *_LIMITS, "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "logit_bias", "bad_words", "min_tokens", "seed", "stop", "stop_token_ids",
+    "ignore_eos", "logprobs", "echo",
 )  # fmt: skip
 FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "text": {"type": "string"},

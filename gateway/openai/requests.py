@@ -31,17 +31,11 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 class _Request(msgspec.Struct, frozen=True, kw_only=True):
     """What both routes have in common.
 
-    `request_id`, `timeout_s`, `linger_s`, `top_k` and `ignore_eos` are ours.
+    `request_id`, `timeout_s`, `linger_s`, `top_k`, `min_p`, `repetition_penalty`, `bad_words`, `min_tokens`,
+    `stop_token_ids` and `ignore_eos` are ours.
     """
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "logit_bias": ({},),
-        "presence_penalty": (0,),
-        "frequency_penalty": (0,),
-        "repetition_penalty": (1,),
-        "min_p": (0,),
-        "min_tokens": (0,),
-    }
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
 
     model: Annotated[str, Meta(max_length=256)]
     stream: bool | None = None
@@ -51,8 +45,16 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, Any] | None = None
+    bad_words: list[Any] | None = None
+    min_tokens: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[Any] | None = None
     ignore_eos: bool | None = None
     request_id: str | None = None
     timeout_s: float | None = None
@@ -103,8 +105,16 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": self.logit_bias,
+            "bad_words": self.bad_words,
+            "min_tokens": self.min_tokens,
             "seed": self.seed,
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
+            "stop_token_ids": self.stop_token_ids,
             "ignore_eos": self.ignore_eos,
             "logprobs": self.wanted_logprobs,
             "echo": self.wants_echo or None,

@@ -14,6 +14,14 @@ def test_a_question_is_the_inputs_and_parameters_of_the_log() -> None:
     assert asked.model_kwargs == {"stop": ["x"], "max_tokens": 3, "logprobs": 0}
 
 
+def test_how_tokens_are_chosen_is_said_as_anywhere() -> None:
+    how = {"min_p": 0.1, "logit_bias": {5: 1, "3": -2}, "bad_words": ["no", (4, 5)], "stop_token_ids": (8,)}
+
+    assert question("hi", None, None, how).model_kwargs == {
+        "min_p": 0.1, "logit_bias": {"3": -2, "5": 1}, "bad_words": ["no", [4, 5]], "stop_token_ids": [8],
+    }  # fmt: skip
+
+
 def test_a_file_is_named_and_its_modality_comes_in() -> None:
     asked = question(
         "hi", None, None, {"images": ("a.png", b"1"), "audio": [("b.mp3", b"2"), ("c.wav", b"3")]}

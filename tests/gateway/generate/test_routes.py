@@ -175,6 +175,28 @@ async def test_the_event_holds_the_request_as_one_user_message() -> None:
     assert (event.origin, event.writer, event.number, event.trace) == ("g-test", "g-test", 1, trace)
 
 
+async def test_how_tokens_are_chosen_is_said_in_model_kwargs() -> None:
+    kwargs = {
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 1,
+        "logit_bias": {"7": 1, "30": -100},
+        "bad_words": ["no", [4, 5]],
+        "min_tokens": 2,
+        "stop_token_ids": [8],
+    }
+    async with deployment() as world:
+        await world.client.post("/generate", data={"text": "hi", "model_kwargs": json.dumps(kwargs)})
+        await world.client.post("/generate", json={"text": "hi", "model_kwargs": kwargs})
+        events = world.events("request")
+
+    for event in events:
+        assert isinstance(event, RequestSubmitted)
+        assert msgspec.to_builtins(event.params) == kwargs
+    assert len(events) == 2
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "hint"),
     [
@@ -197,6 +219,8 @@ async def test_the_event_holds_the_request_as_one_user_message() -> None:
             "expected an integer >= 1, found 0",
         ),
         ({"model_kwargs": '{"max_tokens": 1, "max_new_tokens": 2}'}, "model_kwargs", "expected one limit"),
+        ({"model_kwargs": '{"logit_bias": {"5": 101}}'}, "model_kwargs.logit_bias", "found 101 for token 5"),
+        ({"model_kwargs": '{"min_p": 2}'}, "model_kwargs.min_p", "expected a number <= 1, found 2"),
         ({"model_kwargs": '{"stop": [""]}'}, "model_kwargs.stop[0]", "at least 1 character"),
         ({"model_kwargs": "{broken"}, "model_kwargs", "not JSON"),
         ({"model_kwargs": "[1]"}, "model_kwargs", "object"),

@@ -2,12 +2,13 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 from openai.types import Completion, CompletionUsage, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam
 
-from shared.events import Failure, RequestSubmitted
+from shared.events import Failure, Params, RequestSubmitted
 from tests.gateway.world import CHAT, Performance, World, deployment, listening
 
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What does len do?"}]
@@ -233,6 +234,38 @@ async def test_parameters_reach_the_event() -> None:
     assert (params.seed, params.stop, params.ignore_eos) == (3, ["a", "b"], True)
 
 
+CHOOSING: dict[str, Any] = {
+    "min_p": 0.1,
+    "repetition_penalty": 1.2,
+    "presence_penalty": -0.5,
+    "frequency_penalty": 1,
+    "logit_bias": {"7": 1, "30": -100},
+    "bad_words": ["no", [4, 5]],
+    "min_tokens": 2,
+    "stop_token_ids": [8],
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_how_tokens_are_chosen_reaches_the_event(path: str) -> None:
+    body = {"model": "demo", "messages": CHAT["messages"], "prompt": "hi"}
+    async with deployment() as world:
+        response = await world.client.post(path, json=body | CHOOSING)
+        params = (await submitted(world)).params
+
+    assert response.status_code == 200
+    assert msgspec.to_builtins(params) == CHOOSING
+
+
+async def test_what_chooses_nothing_is_as_if_it_had_not_been_said() -> None:
+    nothing = {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "stop_token_ids": []}
+    async with deployment() as world:
+        await world.client.post("/v1/chat/completions", json=CHAT | nothing | {"min_p": None})
+        params = (await submitted(world)).params
+
+    assert params == Params()
+
+
 async def test_a_chat_goes_on_the_log_as_it_was_written() -> None:
     messages = [
         {"role": "system", "content": "Be brief.", "name": "s"},
@@ -287,7 +320,17 @@ async def test_a_prompt_is_raw_text_or_token_ids(
         ({"timeout_s": "1"}, "timeout_s", "invalid_value"),
         ({"tools": [{"type": "function"}]}, "tools", "not_supported"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not_supported"),
-        ({"presence_penalty": 0.5}, "presence_penalty", "not_supported"),
+        ({"presence_penalty": 2.5}, "presence_penalty", "invalid_value"),
+        ({"frequency_penalty": "much"}, "frequency_penalty", "invalid_value"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": [5]}, "logit_bias", "invalid_value"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+        ({"bad_words": ["a", [-1]]}, "bad_words[1][0]", "invalid_value"),
+        ({"bad_words": "a"}, "bad_words", "invalid_value"),
+        ({"min_tokens": -1}, "min_tokens", "invalid_value"),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", "invalid_value"),
+        ({"stop_token_ids": [1, "x"]}, "stop_token_ids[1]", "invalid_value"),
         ({"temperature": "hot"}, "temperature", "invalid_value"),
         ({"temperature": 1e9}, "temperature", "invalid_value"),
         ({"top_p": 0}, "top_p", "invalid_value"),
@@ -344,7 +387,11 @@ async def test_a_wrong_chat_is_refused_by_name(change: dict[str, Any], param: st
          "messages[0].content: expected a string or an array of parts, found 5"),
         ({"n": 200}, "n: expected at most 128 answers of one request, found 200"),
         ({"max_completion_tokens": 0}, "max_completion_tokens: expected an integer >= 1, found 0"),
-        ({"min_p": 2}, "min_p: 2 is not supported yet; leave it out, or send 0"),
+        ({"min_p": 1.5}, "min_p: expected a number <= 1, found 1.5"),
+        ({"logit_bias": {"5": "much"}},
+         "logit_bias: expected numbers from -100 to 100, found 'much' for token 5"),
+        ({"tool_choice": "required"},
+         "tool_choice: 'required' is not supported yet; leave it out, or send \"none\" or \"auto\""),
         ({"model": "gpt-4"}, "the model 'gpt-4' does not exist here; this deployment serves 'demo'"),
     ],
 )  # fmt: skip
