@@ -23,7 +23,8 @@ class AsyncClient:
                 print(chunk.text, end="")
 
     Args:
-        address: `http://host:port`, `https://...`, or `nats://host:port`, `tls://...`.
+        address: `http://host:port`, `https://...`, or `nats://host:port`, `tls://...`. As others write
+            it, it may be `host:port` alone, or end in `/v1`.
         api_key: for HTTP, sent as a bearer token.
         token: for NATS.
         prefix: the deployment's, for NATS.
@@ -120,9 +121,11 @@ class AsyncClient:
 
 def _transport(address: str, *, api_key: str | None, token: str | None, prefix: str) -> Transport:
     try:
-        scheme = urlsplit(address).scheme
+        address = (address if "://" in address else f"http://{address}").rstrip("/").removesuffix("/v1")
+        parts = urlsplit(address)
     except ValueError as error:
         raise ClientError(f"{address!r} is no address of a deployment: {error}") from error
+    scheme = parts.scheme if parts.hostname else ""
     if scheme in {"http", "https"}:
         return HttpTransport(address, api_key=api_key)
     if scheme in {"nats", "tls"}:

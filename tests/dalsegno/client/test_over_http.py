@@ -232,7 +232,18 @@ async def test_where_nobody_listens_is_said_at_once() -> None:
 
 async def test_an_address_is_http_or_nats() -> None:
     with pytest.raises(ClientError, match="expected http://host:port or nats://host:port"):
-        AsyncClient("127.0.0.1:8000")
+        AsyncClient("redis://127.0.0.1:8000")
+
+
+@pytest.mark.parametrize("form", ["{}", "http://{}/", "http://{}/v1", "http://{}/v1/"])
+async def test_an_address_may_be_written_as_for_other_clients(form: str) -> None:
+    async with (
+        talking([end()]) as (fake, _),
+        AsyncClient(form.format(fake.url.removeprefix("http://"))) as client,
+    ):
+        await client.generate("hi")
+
+    assert len(fake.asked) == 1
 
 
 # ---- what breaks -------------------------------------------------------------------------------------
@@ -369,7 +380,7 @@ async def test_half_a_character_is_refused_before_it_is_sent() -> None:
     assert fake.asked == []
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:8000", "ftp://x", "http://[::1", ""])
+@pytest.mark.parametrize("address", ["ftp://x", "http://[::1", ""])
 def test_what_is_no_address_is_refused_at_once(address: str) -> None:
     with pytest.raises(ClientError, match="is no address of a deployment"):
         AsyncClient(address)
