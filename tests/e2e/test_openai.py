@@ -69,6 +69,38 @@ async def test_several_answers_to_one_chat(deployment: Running) -> None:
     assert first == again
 
 
+async def test_how_tokens_are_chosen_can_be_said(deployment: Running) -> None:
+    asked: dict[str, Any] = {"model": "demo", "messages": HELLO, "temperature": 0}
+    async with client(deployment) as ask:
+
+        async def said(**how: Any) -> tuple[str, str]:
+            [choice] = (await ask.chat.completions.create(**asked, **how)).choices
+            return choice.message.content or "", choice.finish_reason
+
+        native: dict[str, Any] = {"text": "What does len do?", "streaming": False}
+        async with clients.http(deployment) as http:
+            document = (await http.post("/generate", json=native)).json()
+        ids = document["outputs"]["text"][0]["metadata"]["token_ids"]
+
+        assert await said() == (LEN, "stop")
+        assert await said(presence_penalty=0, frequency_penalty=0, logit_bias={}) == (LEN, "stop")
+        assert await said(logit_bias={str(ids[3]): -100}) != (LEN, "stop")
+        assert await said(logit_bias={str(ids[0]): 100}, max_tokens=4) == ("Return" * 4, "length")
+        assert await said(frequency_penalty=2, presence_penalty=2, extra_body={"repetition_penalty": 5}) != (
+            LEN,
+            "stop",
+        )
+        assert await said(extra_body={"stop_token_ids": [ids[2]]}) == ("Return the", "stop")
+        assert "number" not in (await said(extra_body={"bad_words": ["number"]}))[0]
+        longer, _ = await said(extra_body={"min_tokens": 40}, max_tokens=40)
+        assert longer.startswith(LEN)
+        assert len(longer) > len(LEN)
+        with pytest.raises(openai.BadRequestError, match="token id 99999 is outside") as refused:
+            await said(logit_bias={"99999": 1})
+
+    assert refused.value.code == "invalid_token_id"
+
+
 async def test_a_stream_of_several_answers_is_what_the_document_says(deployment: Running) -> None:
     asked: dict[str, Any] = {"model": "demo", "messages": HELLO, "n": 2, "seed": 3, "max_tokens": 8}
     async with client(deployment) as ask:
