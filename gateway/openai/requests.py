@@ -233,6 +233,7 @@ def parse(kind: type[_R], body: dict[str, Any]) -> _R:
     Raises:
         InvalidParamError: something in it is of the wrong type, missing, or not supported.
     """
+    _refuse_what_belongs_elsewhere(kind, body)
     try:
         request = msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
@@ -245,6 +246,23 @@ def parse(kind: type[_R], body: dict[str, Any]) -> _R:
     if request.stream_options is not None and not request.stream:
         raise InvalidParamError("stream_options", "stream_options: expected none while stream is not true")
     return request
+
+
+def _refuse_what_belongs_elsewhere(kind: type[_Request], body: dict[str, Any]) -> None:
+    """A question in the words of another route, or another API: left alone, it would not be asked."""
+    if kind is ChatRequest and body.get("system") is not None:
+        advice = "say it as the first of the messages, with the role 'system'"
+        raise InvalidParamError("system", f"system: no field of this route; {advice}", code="not_supported")
+    for wanted, given, route in (
+        ("messages", "prompt", "/v1/completions"),
+        ("prompt", "messages", "/v1/chat/completions"),
+    ):
+        if wanted in kind.__struct_fields__ and body.get(wanted) is None and body.get(given) is not None:
+            raise InvalidParamError(
+                wanted,
+                f"{wanted}: expected it, found nothing but {given}, which POST {route} takes",
+                code="missing_required_parameter",
+            )
 
 
 _TEXT_PARTS: Final = ("text",)

@@ -476,3 +476,27 @@ async def test_the_schema_of_the_routes_is_published() -> None:
     assert body["required"] == ["model", "messages"]
     assert "include_usage" in json.dumps(body["properties"]["stream_options"])
     assert "$ref" not in json.dumps(body)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "advice"),
+    [
+        ("/v1/chat/completions", CHAT | {"system": "Be nice."}, "system", "with the role 'system'"),
+        ("/v1/chat/completions", {"model": "demo", "prompt": "x"}, "messages", "POST /v1/completions takes"),
+        (
+            "/v1/completions",
+            {"model": "demo", "messages": [{"role": "user", "content": "x"}]},
+            "prompt",
+            "POST /v1/chat/completions takes",
+        ),
+    ],
+)
+async def test_a_question_in_the_words_of_another_api_is_told_where_it_belongs(
+    path: str, body: dict[str, Any], param: str, advice: str
+) -> None:
+    async with deployment() as world:
+        response = await world.client.post(path, json=body)
+
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert advice in error["message"]
