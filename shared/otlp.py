@@ -33,6 +33,7 @@ _LIBRARY: Final = logging.getLogger("opentelemetry")
 PATH: Final = "/v1/traces"
 EXPORT_EVERY_S: Final = 1.0
 EXPORT_TIMEOUT_S: Final = 5.0
+_GIVE_UP_S: Final = 1.0
 MAX_WAITING: Final = 8192
 """Spans that wait to be exported; of more the oldest are lost."""
 
@@ -52,9 +53,10 @@ class OtlpTracer:
             resource=Resource.create(resource | ({"dalsegno.rank": int(number)} if number else {})),
             shutdown_on_exit=False,
         )
+        self._exporter = OTLPSpanExporter(endpoint=url, timeout=EXPORT_TIMEOUT_S)
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                OTLPSpanExporter(endpoint=url, timeout=EXPORT_TIMEOUT_S),
+                self._exporter,
                 max_queue_size=MAX_WAITING,
                 schedule_delay_millis=1000 * EXPORT_EVERY_S,
             )
@@ -84,6 +86,9 @@ class OtlpTracer:
         last = Thread(target=self._provider.shutdown, name="last spans", daemon=True)
         last.start()
         last.join(within_s)
+        if last.is_alive():
+            self._exporter.shutdown()  # what waits to try again gives up
+            last.join(_GIVE_UP_S)
         self._voice.close()
 
 

@@ -287,7 +287,7 @@ async def test_what_takes_too_long_is_dropped_by_the_engine(random_deployment: R
 async def test_choices_of_one_question_run_in_one_batch_and_are_cancelled_together(
     random_deployment: Running,
 ) -> None:
-    running, request_id = random_deployment, "together"
+    running, request_id = random_deployment, "batched"
     async with clients.http(running) as http:
         model = (await http.get("/v1/models")).json()["data"][0]["id"]
     body = {

@@ -3,6 +3,7 @@ import logging
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -176,6 +177,7 @@ class TestADeadCollector:
         said = [record.getMessage() for record in caplog.records]
         assert len(said) == 1
         assert endpoint in said[0]
+        assert not [thread for thread in threading.enumerate() if thread.name == "last spans"]
         assert serving_s < 10.0
         assert ending_s < 5.0
 
