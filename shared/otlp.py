@@ -87,7 +87,7 @@ class OtlpTracer:
         last.start()
         last.join(within_s)
         if last.is_alive():
-            self._exporter.shutdown()  # what waits to try again gives up
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]  # what waits to try again gives up
             last.join(_GIVE_UP_S)
         self._voice.close()
 
