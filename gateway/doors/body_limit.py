@@ -9,9 +9,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import errors
-from shared.errors import ClientError
+from shared.errors import CapacityError, ClientError
 
 SLOWEST_BYTES_PER_S: Final = 1024
+LARGEST_AT_ONCE: Final = 8
+"""So many bodies of the largest size may be held at a time, or more that are smaller."""
 _LITTLE_BYTES: Final = 64 * 1024
 
 
@@ -38,9 +40,22 @@ class BodyTimeoutError(ClientError):
         )
 
 
+class BodiesTooLargeError(CapacityError):
+    """The bodies of all requests together are more than this gateway holds."""
+
+    code = "bodies_too_large"
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            f"the requests under way have bodies of {limit_bytes} bytes together, which is what this gateway "
+            "holds at a time; try again"
+        )
+
+
 class BodyLimit:
     """ASGI middleware: a body is refused by its Content-Length, or when it has become too long, or too late.
 
+    All together may be `LARGEST_AT_ONCE` times as long: a body is held until its request is answered.
     A client may pause for `timeout_s`. It may not send a byte before each pause ends, for ever: on the whole
     a body comes at `SLOWEST_BYTES_PER_S` at least.
     """
@@ -57,6 +72,7 @@ class BodyLimit:
         self._limit_bytes = limit_bytes
         self._timeout_s = timeout_s
         self._clock = clock
+        self._held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -79,13 +95,20 @@ class BodyLimit:
                     message = await receive()
             except TimeoutError:
                 raise BodyTimeoutError(self._timeout_s) from None
-            received_bytes += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            received_bytes += size
+            self._held_bytes += size
             is_whole = message["type"] != "http.request" or not message.get("more_body", False)
             if received_bytes > self._limit_bytes:
                 raise BodyTooLargeError(self._limit_bytes)
+            if self._held_bytes > LARGEST_AT_ONCE * self._limit_bytes:
+                raise BodiesTooLargeError(LARGEST_AT_ONCE * self._limit_bytes)
             return message
 
-        await self._app(scope, receive_limited, send)
+        try:
+            await self._app(scope, receive_limited, send)
+        finally:
+            self._held_bytes -= received_bytes
 
 
 class UnreadBody:

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.doors.body_limit import SLOWEST_BYTES_PER_S, BodyLimit, BodyTimeoutError
+from gateway.doors.body_limit import (
+    LARGEST_AT_ONCE,
+    SLOWEST_BYTES_PER_S,
+    BodiesTooLargeError,
+    BodyLimit,
+    BodyTimeoutError,
+)
 from shared.config import GatewaySettings
 from tests.gateway.test_connection import Client
 from tests.gateway.test_errors import error_of
@@ -173,3 +179,33 @@ async def test_a_small_body_that_was_not_read_keeps_its_connection() -> None:
             assert status == 404
             assert "connection" not in headers
         client.writer.close()
+
+
+async def test_all_bodies_together_are_bounded_and_one_that_is_answered_counts_no_more() -> None:
+    answer, all_are_held = asyncio.Event(), asyncio.Event()
+    held = 0
+
+    async def read_all(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal held
+        while (await receive())["more_body"]:
+            pass
+        held += 1
+        if held == LARGEST_AT_ONCE:
+            all_are_held.set()
+        await answer.wait()
+
+    async def large() -> Message:
+        return {"type": "http.request", "body": bytes(1000), "more_body": False}
+
+    limit = BodyLimit(read_all, limit_bytes=1000, timeout_s=10)
+    scope: Scope = {"type": "http", "headers": []}
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(LARGEST_AT_ONCE):
+            tasks.create_task(limit(scope, large, large))  # type: ignore[arg-type] # nothing is sent
+        await all_are_held.wait()
+        with pytest.raises(BodiesTooLargeError, match="try again"):
+            await limit(scope, large, large)  # type: ignore[arg-type]
+        answer.set()
+
+    await limit(scope, large, large)  # type: ignore[arg-type]
+    assert held == LARGEST_AT_ONCE + 1
