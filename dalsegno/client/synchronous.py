@@ -1,6 +1,6 @@
 """`Client`: the same calls for programs without an event loop.
 
-The asynchronous client runs on an event loop of its own in a thread of its own; a call hands it a coroutine
+The asynchronous client runs on an event loop of its own in a thread of its own; a call hands it work
 and waits. So it may be used from several threads at once, Ctrl-C ends the call that waits and with it the
 request, and what was not closed is closed when the program ends.
 """
@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
 from dalsegno.client.answer import Answer, Chunk
 from dalsegno.client.asynchronous import PATIENCE_S, AsyncClient
@@ -23,10 +23,16 @@ from dalsegno.client.transport import Health
 from shared.errors import ClientError
 
 _T = TypeVar("_T")
+_END_S: Final = 5.0
+"""How long a program's end waits for requests to be cancelled, at a server that may be gone."""
 
 
 class _Loop:
-    """An event loop in a thread, until `end`; `farewell` is the last it does."""
+    """An event loop in a thread, until `end`; `farewell` is the last it does.
+
+    Work comes as a function that makes its coroutine, which is called in the thread: so a Ctrl-C at any
+    moment leaves no coroutine behind that nobody awaits.
+    """
 
     def __init__(self, farewell: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._farewell = farewell
@@ -55,40 +61,35 @@ class _Loop:
             await asyncio.wait(self._calls | self._partings)
         await self._farewell()
 
-    def call(self, work: Coroutine[Any, Any, _T]) -> _T:
+    def call(self, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Run a coroutine there and wait for it; whoever stops waiting cancels it."""
-        future = self._begin(work, self._calls)
+        work = self._begin(make, self._calls)
         try:
-            return future.result()
+            return work.result.result()
         except FutureCancelledError:
             raise ClientError("this client was closed meanwhile", code="closed") from None
         except BaseException:
-            future.cancel()
+            with suppress(RuntimeError):  # the loop has ended, and the call with it
+                self._loop.call_soon_threadsafe(work.cancel)
             raise
 
-    def part(self, work: Coroutine[Any, Any, None]) -> None:
+    def part(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a coroutine there that lets go of something; nobody waits for it but the loop's end.
 
         Raises:
             ClientError: the loop has ended.
         """
-        self._begin(work, self._partings)
+        self._begin(make, self._partings)
 
-    def _begin(self, work: Coroutine[Any, Any, _T], kept: set[asyncio.Task[Any]]) -> "Future[_T]":
-        async def working() -> _T:
-            task = asyncio.current_task()
-            assert task is not None
-            kept.add(task)
-            try:
-                return await work
-            finally:
-                kept.remove(task)
-
+    def _begin(
+        self, make: Callable[[], Coroutine[Any, Any, _T]], kept: set[asyncio.Task[Any]]
+    ) -> "_Work[_T]":
+        work = _Work(make, kept)
         with self._lock:
             if self._is_ended:
-                work.close()
                 raise ClientError("this client is closed", code="closed")
-            return asyncio.run_coroutine_threadsafe(working(), self._loop)
+            self._loop.call_soon_threadsafe(work.begin)
+        return work
 
     def end(self) -> None:
         """End the thread; ending it twice is nothing."""
@@ -98,7 +99,35 @@ class _Loop:
             self._is_ended = True
             self._loop.call_soon_threadsafe(self._stop.set)
         if threading.current_thread() is not self._thread:  # which may be where garbage is collected
-            self._thread.join()
+            self._thread.join(_END_S)
+
+
+class _Work(Generic[_T]):
+    """One coroutine on its way through the thread. But for `result`, it is the thread's own."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, _T]], kept: set[asyncio.Task[Any]]) -> None:
+        self.result: Future[_T] = Future()
+        self._make = make
+        self._kept = kept
+        self._task: asyncio.Task[_T] | None = None
+
+    def begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._make())
+        self._kept.add(self._task)
+        self._task.add_done_callback(self._settle)
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _settle(self, task: asyncio.Task[_T]) -> None:
+        self._kept.discard(task)
+        if task.cancelled():
+            self.result.cancel()
+        elif (error := task.exception()) is not None:
+            self.result.set_exception(error)
+        else:
+            self.result.set_result(task.result())
 
 
 class Stream:
@@ -131,7 +160,7 @@ class Stream:
         return self
 
     def __next__(self) -> Chunk:
-        chunk = self._loop.call(_next(self._stream))
+        chunk = self._loop.call(lambda: _next(self._stream))
         if chunk is None:
             self._abandoned.detach()
             raise StopIteration
@@ -147,12 +176,12 @@ class Stream:
 
     def read(self) -> Answer:
         """Wait for the rest; the whole answer."""
-        return self._loop.call(self._stream.read())
+        return self._loop.call(self._stream.read)
 
     def close(self) -> None:
         """Let go; the request is cancelled if the answer is not complete."""
         self._abandoned.detach()
-        self._loop.call(self._stream.aclose())
+        self._loop.call(self._stream.aclose)
 
 
 async def _next(stream: AsyncStream) -> Chunk | None:
@@ -163,7 +192,7 @@ async def _next(stream: AsyncStream) -> Chunk | None:
 def _abandon(loop: _Loop, stream: AsyncStream) -> None:
     """A stream that was dropped on the way is closed as if its `with` had been left."""
     with suppress(ClientError):  # the client is closed, and its streams with it
-        loop.part(stream.aclose())
+        loop.part(stream.aclose)
 
 
 class Client:
@@ -199,11 +228,13 @@ class Client:
         **how: Unpack[How],
     ) -> Answer:
         """The answer, once it is complete."""
-        return self._loop.call(self._client.generate(text, messages=messages, request_id=request_id, **how))
+        return self._loop.call(
+            lambda: self._client.generate(text, messages=messages, request_id=request_id, **how)
+        )
 
     def chat(self, messages: str | Messages, *, request_id: str | None = None, **how: Unpack[How]) -> Answer:
         """The answer to a chat, or to one message of it."""
-        return self._loop.call(self._client.chat(messages, request_id=request_id, **how))
+        return self._loop.call(lambda: self._client.chat(messages, request_id=request_id, **how))
 
     def stream(
         self,
@@ -234,15 +265,15 @@ class Client:
 
     def cancel(self, request_id: str) -> None:
         """Have a request end; one that has ended already stays as it is."""
-        self._loop.call(self._client.cancel(request_id))
+        self._loop.call(lambda: self._client.cancel(request_id))
 
     def health(self) -> Health:
         """How the server is."""
-        return self._loop.call(self._client.health())
+        return self._loop.call(self._client.health)
 
     def models(self) -> list[str]:
         """The names of the models that are served."""
-        return self._loop.call(self._client.models())
+        return self._loop.call(self._client.models)
 
     def close(self) -> None:
         """Let go of the connections; streams that still run end with an error."""
