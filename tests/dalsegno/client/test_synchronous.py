@@ -139,7 +139,9 @@ def test_closing_ends_the_call_that_waits_in_another_thread() -> None:
 
 def program(url: str, text: str) -> "subprocess.Popen[str]":
     """A program that treats every warning as an error, and tells of what was not closed."""
-    script = f"from dalsegno import Client\nclient = Client({url!r})\n{text}"
+    # Whoever starts the tests in the background has Ctrl-C ignored, and programs inherit that.
+    script = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    script += f"from dalsegno import Client\nclient = Client({url!r})\n{text}"
     command = [sys.executable, "-W", "error", "-c", script]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
