@@ -152,9 +152,11 @@ class Answer(Response):
         except TimeoutError:
             if not limit.expired():
                 raise
-            message = f"the request was cancelled: it took longer than its {limit_s:g} s"
-            self._choices.leave(message.removeprefix("the request was cancelled: "))
-            return HttpError(status=504, code="request_timeout", message=message)
+            reason = f"it took longer than its {limit_s:g} s"
+            self._choices.leave(reason)
+            return HttpError(
+                status=504, code="request_timeout", message=f"the request was cancelled: {reason}"
+            )
         await self._end()
         return None
 
