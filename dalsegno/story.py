@@ -6,6 +6,7 @@ from typing import assert_never
 from shared.events import (
     AnyEvent,
     EpochOpened,
+    NodeFired,
     NodeReady,
     OutputChunk,
     OutputFence,
@@ -16,6 +17,9 @@ from shared.events import (
     RequestFinished,
     RequestRejected,
     RequestSubmitted,
+    StreamSent,
+    StreamTaken,
+    TensorsReleased,
     WalkCompleted,
     WalkFailed,
     WalkStop,
@@ -48,7 +52,13 @@ def why(event: AnyEvent) -> str:  # one branch per event type: length is its nat
     """What the event says, in a line."""
     match event:
         case OutputChunk():
-            return f"chunk {event.index}: {_count(len(event.token_ids), 'token')} {_short(repr(event.text))}"
+            track = f" of {event.track}" if event.track else ""
+            told = (
+                _short(repr(event.text))
+                if event.data is None
+                else f"{len(event.data)} bytes {event.modality}"
+            )
+            return f"chunk {event.index}{track}: {_count(len(event.token_ids), 'token')} {told}"
         case NodeReady():
             walks = "+".join(walk.name for walk in event.walks)
             return (
@@ -86,6 +96,19 @@ def why(event: AnyEvent) -> str:  # one branch per event type: length is its nat
             return f"chunks of attempts below {event.attempt} are void from here: {event.reason}"
         case EpochOpened():
             return f"{event.conductor} leads from here on"
+        case NodeFired():
+            path = ".".join(map(str, event.path))
+            row = ", and its row goes on there" if event.row is not None else ""
+            stops = f", stops {', '.join(event.stops)}" if event.stops else ""
+            return f"step {event.index}, walk {event.walk}: {event.node} at {path or 'once'}{stops}{row}"
+        case StreamSent():
+            items = event.items.shape[0] if event.items is not None else 0
+            end = ", the end" if event.end else ""
+            return f"{event.stream} to {event.to}: {_count(items, 'item')} from {event.index}{end}"
+        case StreamTaken():
+            return f"{event.stream}: {_count(event.taken, 'item')} used by {event.to}"
+        case TensorsReleased():
+            return _short(", ".join(event.keys))
         case WorkerJoined():
             return (
                 f"rank {event.rank} on {event.device}: {', '.join(event.nodes)}; {event.kv_tokens} KV tokens"

@@ -126,6 +126,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         logprobs: with each token its log probability (raw log-softmax) and those of so many of the
             likeliest; None is without.
         echo: the prompt comes first, as text, and with `logprobs` its tokens' log probabilities.
+        voice: who speaks, of the voices a speech model has; None is its first.
     """
 
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
@@ -155,6 +156,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     choice: Annotated[int, Meta(ge=0, lt=MAX_CHOICES)] = 0
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool = False
+    voice: Annotated[str, Meta(max_length=64)] | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens == 0 and not self.echo:
@@ -309,12 +311,14 @@ class RequestAdmitted(
 ):
     """`schedule` let a request in. Taken as it is by every replay: it depends on the world.
 
-    `family` names the graph and plan the request follows (`shared.models.registry`).
+    `family` names the graph and plan the request follows (`shared.models.registry`). `placement` says each
+    node's rank; `walk_placement`, by walk and node, where it is another one in that walk.
     """
 
     family: str
     seed: int
     placement: dict[str, int]
+    walk_placement: dict[str, dict[str, int]] = {}
     limits: Limits
     pins: Pins
     reason: str
@@ -340,11 +344,17 @@ class RequestRejected(
 
 
 class NodeReady(Event, frozen=True, kw_only=True, omit_defaults=True, tag="node.ready.v1", tag_field="type"):
-    """The decision and the dispatch in one: a rank is to run these walks, one after the other.
+    """The decision and the dispatch in one: a rank is to run its part of these walks, one after the other.
+
+    Every rank that hosts a node of the walks is told all of them; it runs its own nodes, and learns of the
+    others from the ranks that run those (`NodeFired`).
 
     Attributes:
         rank: whose it is; `incarnation` says which life of it.
         index: the step on the request's journey, from 0.
+        placement: each node's rank, and `walk_placement` where that is another one in a walk.
+        lives: the incarnation of every rank the request is placed on, where there are several.
+        partition: the sub-plan whose step it is; empty for the plan itself.
         history: the digest of all facts of the request folded so far; replay computes it again.
     """
 
@@ -356,6 +366,9 @@ class NodeReady(Event, frozen=True, kw_only=True, omit_defaults=True, tag="node.
     seed: int
     reason: str
     history: bytes
+    walk_placement: dict[str, dict[str, int]] = {}
+    lives: dict[int, int] = {}
+    partition: str = ""
 
 
 class WalkStop(Event, frozen=True, kw_only=True, omit_defaults=True, tag="walk.stop.v1", tag_field="type"):
@@ -432,7 +445,8 @@ class WorkerJoined(
     """A rank's process begins a life; the sequence this is stored at is its incarnation.
 
     A second copy of the same event (same `id`) is no second life: the first copy counts. A living worker
-    says it again each day, with its `incarnation`, because the log forgets.
+    says it again each day, with its `incarnation`, because the log forgets. `cards` say, by transport, how
+    other workers reach the tensors of this life.
     """
 
     rank: int
@@ -443,6 +457,7 @@ class WorkerJoined(
     max_seq_len: int = 0
     host: str = ""
     pid: int = 0
+    cards: dict[str, bytes] = {}
 
 
 class WorkerLeaving(
@@ -461,24 +476,44 @@ class WalkResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     outputs: dict[str, Handle] = {}
 
 
+class StreamTotals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a stream came to: with its policy (`shared.walks.chunks`) the items say how they were cut."""
+
+    items: int = 0
+    chunks: int = 0
+
+
 class WalkCompleted(
     Event, frozen=True, kw_only=True, omit_defaults=True, tag="walk.completed.v1", tag_field="type"
 ):
-    """A rank did its part of a step; all its chunks are stored before this is."""
+    """A rank did its part of a step; all its chunks are stored before this is.
+
+    Attributes:
+        results: one for each walk of the order, with what this rank's nodes came to.
+        output: the output so far, of the track without a name; `tracks` are those that have one.
+        streams: what came in on streams: their names, how many items and how many chunks.
+    """
 
     rank: int
     results: list[WalkResult]
     output: OutputTotals = OutputTotals()
     durations_s: dict[str, float] = {}
+    tracks: dict[str, OutputTotals] = {}
+    streams: dict[str, "StreamTotals"] = {}
 
 
 class WalkFailed(
     Event, frozen=True, kw_only=True, omit_defaults=True, tag="walk.failed.v1", tag_field="type"
 ):
-    """A rank could not do its part of a step."""
+    """A rank could not do its part of a step.
+
+    `gone` is the key of a tensor whose bytes were not there any more (`failure.code` is `tensor_gone`): its
+    producer has to run again.
+    """
 
     rank: int
     failure: Failure
+    gone: str | None = None
 
 
 class WalkStopped(
@@ -489,6 +524,85 @@ class WalkStopped(
     rank: int
     steps_after: int
     tokens: int = 0
+
+
+# ---- what workers tell one another ---------------------------------------------------------------
+
+
+class RowState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A row of the KV engine on its way to the rank where it goes on.
+
+    Attributes:
+        kv: keys and values of the first tokens, (layers, 2, tokens, kv_heads, head_dim).
+        token_ids: what was generated so far; nothing of it is put out yet.
+        logprobs: of those tokens, where they were asked for.
+        prompt_logprobs: of the prompt's, where they were asked for.
+    """
+
+    kv: Handle
+    token_ids: list[int]
+    logprobs: list["TokenLogprobs"] = []
+    prompt_logprobs: list["TokenLogprobs"] = []
+
+
+class NodeFired(Event, frozen=True, kw_only=True, omit_defaults=True, tag="node.fired.v1", tag_field="type"):
+    """A node of a walk has fired on one rank: told to every other rank that runs a part of the step.
+
+    So each of them knows the whole walk's state (ADR 7). What names a firing is the place of the walk in
+    the order, the node, and its path (the iteration of each loop around it): a second copy is a second copy
+    and not the next iteration.
+
+    Attributes:
+        index: the step.
+        walk: the place of the walk among the order's walks, from 0.
+        outputs: its values, by edge.
+        stops: loops that end after the iteration under way.
+        row: the row of a KV node that goes on, in a later walk of the order, on the rank this is told to.
+    """
+
+    walk: int
+    node: str
+    path: tuple[int, ...]
+    outputs: dict[str, Handle] = {}
+    stops: list[str] = []
+    row: RowState | None = None
+
+
+class StreamSent(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="stream.sent.v1", tag_field="type"
+):
+    """Items of a stream, from the rank that makes them to the rank that takes them.
+
+    Attributes:
+        index: the number of the first item, from 0.
+        stream: the edge's name.
+        to: the node that takes it.
+        items: a tensor whose first dimension counts the items; None where only the end is told.
+        end: no item follows.
+    """
+
+    stream: str
+    to: str
+    items: Handle | None = None
+    end: bool = False
+
+
+class StreamTaken(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="stream.taken.v1", tag_field="type"
+):
+    """A credit, from the rank that takes a stream to the one that makes it: so many items are used."""
+
+    stream: str
+    to: str
+    taken: int
+
+
+class TensorsReleased(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="tensors.released.v1", tag_field="type"
+):
+    """A hint to the rank that owns them: these tensors were read, and will not be read again."""
+
+    keys: list[str]
 
 
 class LikelyToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -519,6 +633,8 @@ class OutputChunk(
     """A piece of the answer. `index` counts the output's chunks from 0, through all attempts.
 
     Attributes:
+        track: which of the outputs that are written side by side; each counts its own `index`. Empty where
+            a model has but one node that speaks.
         token_offset: how many tokens of this choice came before; `token_ids` follow on.
         text_offset: how many characters (code points) of this choice came before; `text` follows on.
         logprobs: of `token_ids`, one for one, where they were asked for. In the chunk of an echo, which
@@ -536,6 +652,7 @@ class OutputChunk(
     logprobs: list[TokenLogprobs] | None = None
     data: bytes | None = None
     metadata: dict[str, Any] = {}
+    track: str = ""
 
     @property
     def is_echo(self) -> bool:
@@ -556,8 +673,9 @@ ConductorEvent: TypeAlias = (
     | WorkerLost
 )
 WorkerEvent: TypeAlias = WorkerJoined | WorkerLeaving | WalkCompleted | WalkFailed | WalkStopped | OutputChunk
+EdgeEvent: TypeAlias = NodeFired | StreamSent | StreamTaken | TensorsReleased
 PublicEvent: TypeAlias = RequestSubmitted | RequestCancel
-AnyEvent: TypeAlias = ConductorEvent | WorkerEvent | PublicEvent
+AnyEvent: TypeAlias = ConductorEvent | WorkerEvent | EdgeEvent | PublicEvent
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _PACKED: Final[msgspec.msgpack.Decoder[AnyEvent]] = msgspec.msgpack.Decoder(AnyEvent)

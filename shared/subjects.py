@@ -9,6 +9,7 @@ Model names live in payloads: they contain dots. `Subjects(prefix)` both builds 
     <prefix>.walk.<request_id>                           conductor: admitted, rejected, ended
     <prefix>.ready.<rank>.<request_id>                   conductor: node.ready, walk.stop
     <prefix>.done.<rank>.<request_id>                    worker: walk.completed, .failed, .stopped
+    <prefix>.edge.<to_rank>.<from_rank>.<request_id>     worker: node.fired, stream.sent, stream.taken
     <prefix>.worker.<rank>                               worker: joined, leaving
     <prefix>.output.<origin>.<request_id>.<writer>       worker: chunk (w<rank>); conductor: fence
     <prefix>.beat.<role>.<name>                          core NATS, no stream
@@ -27,11 +28,15 @@ DEFAULT_ORIGIN: Final = "nats"
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A parsed subject: `kind` is its second token; the rest is None where the kind has none."""
+    """A parsed subject: `kind` is its second token; the rest is None where the kind has none.
+
+    `rank` is whose orders or events they are: of an edge, the rank it is from.
+    """
 
     kind: str
     request_id: RequestId | None = None
     rank: Rank | None = None
+    to_rank: Rank | None = None
     origin: str | None = None
     writer: str | None = None
     name: str | None = None
@@ -66,6 +71,9 @@ class Subjects:
     def done(self, rank: int, request_id: str) -> str:
         return f"{self.prefix}.done.{rank}.{request_id}"
 
+    def edge(self, to_rank: int | str, from_rank: int | str, request_id: str) -> str:
+        return f"{self.prefix}.edge.{to_rank}.{from_rank}.{request_id}"
+
     def worker(self, rank: int) -> str:
         return f"{self.prefix}.worker.{rank}"
 
@@ -83,7 +91,7 @@ class Subjects:
 
     def logged(self) -> list[str]:
         """The stream's subjects."""
-        kinds = ("request", "control", "conductor", "walk", "ready", "done", "worker", "output")
+        kinds = ("request", "control", "conductor", "walk", "ready", "done", "edge", "worker", "output")
         return [f"{self.prefix}.{kind}.>" for kind in kinds]
 
     def for_conductor(self) -> list[str]:
@@ -92,8 +100,14 @@ class Subjects:
         return [f"{self.prefix}.{kind}.>" for kind in kinds] + [self.output("*", "*", CONDUCTOR_WRITER)]
 
     def for_worker(self, rank: int) -> list[str]:
-        """What one rank acts on: its own orders, its own life, and the conductors' terms."""
-        return [self.ready(rank, "*"), self.worker(rank), self.conductor("*")]
+        """What one rank acts on: its orders, what other ranks tell it, all lives, ends, and epochs."""
+        return [
+            self.ready(rank, "*"),
+            self.edge(rank, "*", "*"),
+            self.walk("*"),
+            self.worker_any(),
+            self.conductor("*"),
+        ]
 
     def for_gateway(self, origin: str) -> list[str]:
         """What one gateway relays, and what its health is made of."""
@@ -121,6 +135,7 @@ class Subjects:
             self.walk(request_id),
             f"{self.prefix}.ready.*.{request_id}",
             f"{self.prefix}.done.*.{request_id}",
+            self.edge("*", "*", request_id),
             self.outputs_of(request_id),
         ]
 
@@ -147,6 +162,10 @@ def _address(kind: str, rest: list[str]) -> Address | None:
             return Address(kind=kind, request_id=RequestId(rest[0]))
         case 3 if kind == "output":
             return Address(kind=kind, origin=rest[0], request_id=RequestId(rest[1]), writer=rest[2])
+        case 3 if kind == "edge" and rest[0].isdecimal() and rest[1].isdecimal():
+            return Address(
+                kind=kind, to_rank=Rank(int(rest[0])), rank=Rank(int(rest[1])), request_id=RequestId(rest[2])
+            )
         case 1 if kind == "worker" and rest[0].isdecimal():
             return Address(kind=kind, rank=Rank(int(rest[0])))
         case 1 if kind == "conductor":

@@ -19,7 +19,16 @@ from typing import Final, NamedTuple, TypeAlias
 from shared.events import (
     EpochOpened,
     MalformedEventError,
+    NodeFired,
     NodeReady,
+    RequestAdmitted,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestRejected,
+    StreamSent,
+    StreamTaken,
+    TensorsReleased,
     WalkStop,
     WorkerJoined,
     WorkerLeaving,
@@ -95,6 +104,8 @@ Action: TypeAlias = Joined | Start | Stop | Superseded | Lost | Unreadable
 
 _KINDS: Final[dict[str, tuple[type, ...]]] = {
     "ready": (NodeReady, WalkStop),
+    "edge": (NodeFired, StreamSent, StreamTaken, TensorsReleased),
+    "walk": (RequestAdmitted, RequestRejected, RequestFinished, RequestFailed, RequestCancelled),
     "worker": (WorkerJoined, WorkerLeaving),
     "conductor": (EpochOpened, WorkerLost),
 }

@@ -30,6 +30,7 @@ from shared.events import (
     Event,
     Failure,
     MalformedEventError,
+    NodeFired,
     NodeReady,
     OutputChunk,
     OutputFence,
@@ -40,6 +41,9 @@ from shared.events import (
     RequestFinished,
     RequestRejected,
     RequestSubmitted,
+    StreamSent,
+    StreamTaken,
+    TensorsReleased,
     WalkCompleted,
     WalkFailed,
     WalkStop,
@@ -241,7 +245,7 @@ class Cluster:
         self._fresh = dict(self.waiting)
         return Folded()
 
-    def _nothing(self, _: str, event: OutputChunk | WalkStopped, record: StoredRecord) -> Folded:
+    def _nothing(self, _: str, event: Event, record: StoredRecord) -> Folded:
         return Folded()
 
     # A table, not a `match`: that tries case after case, and the last of twenty took 3 us.
@@ -262,6 +266,10 @@ class Cluster:
         WalkFailed: _fact,
         WalkStopped: _nothing,
         OutputChunk: _nothing,
+        NodeFired: _nothing,
+        StreamSent: _nothing,
+        StreamTaken: _nothing,
+        TensorsReleased: _nothing,
         WorkerJoined: _joined,
         WorkerLeaving: _left,
         WorkerLost: _left,
@@ -330,6 +338,7 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
     "walk": (RequestAdmitted, RequestRejected, RequestFinished, RequestFailed, RequestCancelled),
     "ready": (NodeReady, WalkStop),
     "done": (WalkCompleted, WalkFailed, WalkStopped),
+    "edge": (NodeFired, StreamSent, StreamTaken, TensorsReleased),
     "worker": (WorkerJoined, WorkerLeaving),
     "conductor": (EpochOpened, WorkerLost),
     "output": (OutputChunk, OutputFence),

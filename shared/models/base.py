@@ -8,15 +8,18 @@ A family is a folder here, or a package that registers its folder under the entr
 `dalsegno.models` (see `shared.models.registry`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shared.events import digest_of
 from shared.plans import Plan, PlanRequest
 from shared.tensors import Handle
 from shared.walks import CompiledWalk
+
+if TYPE_CHECKING:
+    import torch
 
 
 class EngineKind(StrEnum):
@@ -37,6 +40,10 @@ class ModelGraph:
         walks: compiled at load.
         plan: starts the plan of one request.
         modalities: what a client may ask for, e.g. `("text",)`.
+        media: by modality, what a client needs to read a chunk's bytes (an audio's sample rate).
+        repository: where its usual checkpoint is on the Hugging Face hub; empty where there is no usual one.
+        former_walks: names that published placements use for walks there are no more; they place nothing.
+        voices: who can speak, the first by default; none where nobody speaks.
     """
 
     family: str
@@ -44,6 +51,10 @@ class ModelGraph:
     walks: Mapping[str, CompiledWalk]
     plan: Callable[[PlanRequest], Plan]
     modalities: tuple[str, ...] = ("text",)
+    media: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    repository: str = ""
+    former_walks: frozenset[str] = frozenset()
+    voices: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -67,6 +78,68 @@ class KVLayout:
     layers: int
     kv_heads: int
     head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkOf:
+    """Which chunk of a stream a firing takes.
+
+    Attributes:
+        number: from 0.
+        fresh: how many of its items, the last ones, no chunk before it had.
+        last: no chunk follows.
+    """
+
+    number: int
+    fresh: int
+    last: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One firing of a stateless node.
+
+    Attributes:
+        inputs: tensors on the node's device, by edge. They are shared: read them, do not write into them.
+        args: the walk's arguments.
+        chunk: of the node's streaming input, where it has one.
+        seed: the request's; with the node's name and `path` it keys every draw of randomness.
+        path: the iteration of each loop around it, outermost first.
+    """
+
+    inputs: Mapping[str, "torch.Tensor"]
+    args: Mapping[str, Any]
+    seed: int = 0
+    path: tuple[int, ...] = ()
+    chunk: ChunkOf | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatelessResult:
+    """What one firing of a stateless node came to; `stops` are loops that end with this iteration."""
+
+    outputs: Mapping[str, "torch.Tensor"]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    stops: tuple[str, ...] = ()
+
+
+class StatelessNode(Protocol):
+    """A node without a state of its own: encoders, decoders, vocoders, denoisers.
+
+    `nodes.load(checkpoint, node, ...)` of a family makes it. `run` is called by one thread.
+    """
+
+    @property
+    def max_batch(self) -> int:
+        """How many firings one call may take together."""
+        ...
+
+    def run(self, items: Sequence[Item]) -> list[StatelessResult | Exception]:
+        """Fire once for each item; an item's result does not depend on those beside it.
+
+        An exception in an item's place fails that item alone; one that is raised fails them all.
+        """
+        ...
 
 
 class TextDecoder(Protocol):

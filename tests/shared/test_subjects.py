@@ -81,3 +81,18 @@ def test_a_worker_reads_its_own_orders_and_nobody_elses() -> None:
     wanted = SUBJECTS.for_worker(0)
     assert any(matches(p, SUBJECTS.ready(0, "r")) for p in wanted)
     assert not any(matches(p, SUBJECTS.ready(1, "r")) for p in wanted)
+    assert any(matches(p, SUBJECTS.edge(0, 1, "r")) for p in wanted)
+    assert not any(matches(p, SUBJECTS.edge(1, 0, "r")) for p in wanted)
+
+
+def test_a_worker_learns_of_every_life_and_of_every_end() -> None:
+    """Other lives are who it gets tensors from; a request's end frees its own."""
+    wanted = SUBJECTS.for_worker(0)
+    for subject in (SUBJECTS.worker(3), SUBJECTS.walk("r"), SUBJECTS.epoch):
+        assert any(matches(p, subject) for p in wanted)
+
+
+def test_an_edge_says_whom_it_is_for_and_whom_it_is_from() -> None:
+    address = SUBJECTS.parse(SUBJECTS.edge(2, 0, "r"))
+    assert address is not None
+    assert (address.kind, address.to_rank, address.rank, address.request_id) == ("edge", 2, 0, "r")

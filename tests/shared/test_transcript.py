@@ -26,7 +26,7 @@ def test_an_early_chunk_is_held_until_the_gap_closes() -> None:
     transcript = Transcript()
     assert transcript.fold(chunk(1)) == []
     assert transcript.fold(chunk(0)) == [chunk(0), chunk(1)]
-    assert not transcript.held
+    assert not transcript.track("").held
 
 
 def test_a_second_copy_changes_nothing() -> None:
@@ -44,7 +44,7 @@ def test_behind_a_fence_lower_attempts_are_void_and_so_is_what_was_early() -> No
     assert transcript.fold(fence(2)) == []
     assert transcript.fold(chunk(1, attempt=1)) == []
     assert transcript.fold(chunk(1, attempt=2)) == [chunk(1, attempt=2)]
-    assert not transcript.held
+    assert not transcript.track("").held
 
 
 def test_a_fence_of_an_attempt_that_is_over_changes_nothing() -> None:

@@ -184,7 +184,7 @@ class LogContract:
 
     async def test_the_history_ends_though_nothing_matches(self, deployment: Deployment) -> None:
         log = await deployment.open()
-        await log.publish(deployment.subjects.walk("r"), b"1")
+        await log.publish(deployment.subjects.ready(1, "r"), b"1")
         assert await collect(log.history(deployment.subjects.for_worker(0))) == []
 
     async def test_the_history_ends_though_the_last_match_is_far_from_the_end(
@@ -193,7 +193,7 @@ class LogContract:
         log, subjects = await deployment.open(), deployment.subjects
         await log.publish(subjects.worker(0), b"early")
         for number in range(500):
-            log.post(subjects.walk("r"), b"%d" % number)
+            log.post(subjects.ready(1, "r"), b"%d" % number)
         await log.drain()
         assert datas(await collect(log.history(subjects.for_worker(0)))) == [b"early"]
 
