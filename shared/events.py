@@ -355,6 +355,7 @@ class NodeReady(Event, frozen=True, kw_only=True, omit_defaults=True, tag="node.
         placement: each node's rank, and `walk_placement` where that is another one in a walk.
         lives: the incarnation of every rank the request is placed on, where there are several.
         partition: the sub-plan whose step it is; empty for the plan itself.
+        ends: streams that end with this step: no item follows behind it.
         history: the digest of all facts of the request folded so far; replay computes it again.
     """
 
@@ -369,6 +370,7 @@ class NodeReady(Event, frozen=True, kw_only=True, omit_defaults=True, tag="node.
     walk_placement: dict[str, dict[str, int]] = {}
     lives: dict[int, int] = {}
     partition: str = ""
+    ends: list[str] = []
 
 
 class WalkStop(Event, frozen=True, kw_only=True, omit_defaults=True, tag="walk.stop.v1", tag_field="type"):

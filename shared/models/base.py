@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shared.events import digest_of
 from shared.plans import Plan, PlanRequest
 from shared.tensors import Handle
-from shared.walks import CompiledWalk
+from shared.walks import Client, CompiledWalk
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +55,17 @@ class ModelGraph:
     repository: str = ""
     former_walks: frozenset[str] = frozenset()
     voices: tuple[str, ...] = ()
+
+    @property
+    def tracks(self) -> dict[str, str]:
+        """The track of each node that speaks to the client; it has no name where one node alone speaks."""
+        speaking = {
+            node.name
+            for walk in self.walks.values()
+            for node in walk.node_table
+            if any(isinstance(route.to, Client) for route in node.routes)
+        }
+        return {node: node if len(speaking) > 1 else "" for node in sorted(speaking)}
 
     @property
     def digest(self) -> str:

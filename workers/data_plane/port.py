@@ -25,6 +25,15 @@ INLINE_BYTES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Array:
+    """A tensor's bytes with what they mean; `dtype` as torch spells it: `float32`, `bfloat16`, `int64`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStats:
     """How full an arena is, in bytes and slots, and what happened to it since its life began."""
 
