@@ -39,7 +39,7 @@ class ModelGraph:
         nodes: each node's engine.
         walks: compiled at load.
         plan: starts the plan of one request.
-        modalities: what a client may ask for, e.g. `("text",)`.
+        modalities: what a client may send, e.g. `("text",)`; what it may get, the walks say (`outputs`).
         media: by modality, what a client needs to read a chunk's bytes (an audio's sample rate).
         repository: where its usual checkpoint is on the Hugging Face hub; empty where there is no usual one.
         former_walks: names that published placements use for walks there are no more; they place nothing.
@@ -55,6 +55,12 @@ class ModelGraph:
     repository: str = ""
     former_walks: frozenset[str] = frozenset()
     voices: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The modalities its walks put out to the client, sorted."""
+        routes = (route for walk in self.walks.values() for node in walk.node_table for route in node.routes)
+        return tuple(sorted({route.to.modality for route in routes if isinstance(route.to, Client)}))
 
     @property
     def tracks(self) -> dict[str, str]:
