@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import torch
@@ -26,6 +27,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 from transformers.utils import logging as transformers_logging
 
+from shared.errors import BugError
 from shared.models.base import KVLayout
 from shared.models.checkpoint import (
     CheckpointError,
@@ -65,19 +67,20 @@ class DecoderLM:
     """A decoder-only language model as the engine's node: embed, forward, head.
 
     Attributes:
+        name: what its graph calls it.
         weights_digest: tells checkpoints apart (hex).
     """
-
-    name: Final = NODE
 
     def __init__(
         self,
         model: Any,
         *,
+        name: str,
         layout: KVLayout,
         max_positions: int,
         weights_digest: str,
     ) -> None:
+        self.name: Final = name
         self.layout: Final = layout
         self.max_positions: Final = max_positions
         self.weights_digest: Final = weights_digest
@@ -139,17 +142,21 @@ class DecoderLM:
 
 def load(
     checkpoint: Path,
+    node: str = NODE,
     *,
     device: str | torch.device = "cpu",
     dtype: str = "auto",
     progress: Progress = lambda done, total, name: None,
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> DecoderLM:
     """The node of a checkpoint folder in Hugging Face format.
 
     Args:
         checkpoint: the folder.
+        node: which of the graph's nodes; one alone has weights.
         device: where the weights go.
         progress: told about every tensor that is read.
+        kwargs: the deployment's `model_kwargs`; this family has none of its own.
         dtype: `bfloat16`, `float16`, `float32` or `auto`: on a GPU what the checkpoint is stored in; on
             a CPU float32 as long as that takes no more than `CPU_FLOAT32_BYTES`, beyond it bfloat16.
 
@@ -157,6 +164,8 @@ def load(
         CheckpointError: something in the folder is missing, damaged or unsupported.
         UnsupportedArchitectureError: the model has layers that cannot be served over a paged pool.
     """
+    if node != NODE:
+        raise BugError(f"decoder_lm has no node {node!r} with weights; it has {NODE!r}")
     on = torch.device(device)
     raw = read_json(checkpoint / "config.json")
     if "quantization_config" in raw:
@@ -172,6 +181,7 @@ def load(
     model = _load_weights(model_class, config, shards, on, chosen, progress)
     return DecoderLM(
         model,
+        name=node,
         layout=layout,
         max_positions=max_positions,
         weights_digest=weights_digest(shards),
