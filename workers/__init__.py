@@ -15,6 +15,7 @@ settings    `model_kwargs`, checked                                    pure
 pool_size   how large the KV pool is                                   pure
 memory      how much memory there is
 hosting     the model on its device, and its engine                        torch
+arrays      tensors to bytes and back                                      torch
 engine/     the KV-cache engine and its thread                         torch
 
 No torch on the event loop's side: the engine's thread imports it while the process already beats.

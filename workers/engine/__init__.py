@@ -8,6 +8,7 @@ attention.py   the one attention function of all models
 sampler.py     logits to tokens, by counted randomness
 logprobs.py    logits to log probabilities, for rows that ask
 node.py        what the engine asks of a model
+kv_transfer.py keys and values out of the pool, and in
 kv_engine.py   schedule, run, sample: the step itself
 selfcheck.py   the proof, at load, that pool and stock model agree
 cpu_threads.py how many threads torch gets on a CPU

@@ -10,13 +10,18 @@ from itertools import islice
 from math import isnan
 from typing import Final
 
+import numpy as np
 import torch
 
-from shared.errors import BugError, ClientError
+from shared.errors import BugError, ClientError, DalSegnoError, WorkerError
+from shared.tensors import Handle
+from workers.arrays import dtype_name
+from workers.data_plane.port import Array
 from workers.engine.adjust import adjust
 from workers.engine.attention import ATTENTION, PagedPool, attending
 from workers.engine.blocks import BlockManager
 from workers.engine.cpu_threads import use_cpu_threads
+from workers.engine.kv_transfer import Allocate, check_kv, export_kv, import_kv
 from workers.engine.logprobs import score
 from workers.engine.node import Node
 from workers.engine.outcomes import EngineStats, StepFailedError, Work
@@ -53,6 +58,7 @@ class KVEngine:
     Args:
         max_step_tokens: the token budget of a step.
         max_rows: how many sequences may run at once.
+        export_to: where keys and values go that are handed on; none are without it.
 
     Attributes:
         forwards: how many forwards were run: exactly one per step.
@@ -60,7 +66,14 @@ class KVEngine:
     """
 
     def __init__(
-        self, node: Node, *, num_blocks: int, block_size: int, max_step_tokens: int, max_rows: int
+        self,
+        node: Node,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_step_tokens: int,
+        max_rows: int,
+        export_to: Allocate | None = None,
     ) -> None:
         if node.device.type == "cpu":
             use_cpu_threads(node.parameters)
@@ -68,6 +81,7 @@ class KVEngine:
         self.forwards = 0
         self.step_keys: tuple[str, ...] = ()
         self._work = Work()
+        self._export_to = export_to
         blocks = BlockManager(num_blocks, block_size)
         self._scheduler = Scheduler(
             blocks, max_rows=max_rows, max_step_tokens=max_step_tokens, max_positions=node.max_positions
@@ -102,6 +116,7 @@ class KVEngine:
             forwards=self.forwards,
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),
+            held=sum(sequence.held for sequence in self._scheduler.running),
             kv_used=(blocks.num_blocks - blocks.free) * blocks.block_size,
             kv_total=blocks.capacity_tokens,
             work=self._work,
@@ -112,6 +127,7 @@ class KVEngine:
 
         Raises:
             ClientError: it can never be answered here; nothing was queued.
+            KVMismatchError: the keys and values it brings do not fit this pool; nothing was queued.
         """
         if spec.key in self._sequences:
             raise BugError(f"sequence {spec.key!r} is in the engine already")
@@ -138,6 +154,7 @@ class KVEngine:
             raise ClientError(
                 "bad_words: with them and min_tokens there is no token left to choose", code="nothing_left"
             )
+        self._check_transfer(sequence)
         self._scheduler.add(sequence)
         self._sequences[spec.key] = sequence
         self._work.sequences += 1
@@ -150,6 +167,14 @@ class KVEngine:
         self._scheduler.remove(sequence)
         return True
 
+    def hold(self, key: str) -> bool:
+        """Leave a sequence out of all steps; it keeps row and blocks. False when it is not here."""
+        return self._set_held(key, held=True)
+
+    def resume(self, key: str) -> bool:
+        """Let a sequence take part again; False when it is not here."""
+        return self._set_held(key, held=False)
+
     def step(self) -> list[Output]:
         """Run one forward, and give what it led to. Without work, nothing is run.
 
@@ -157,16 +182,20 @@ class KVEngine:
             StepFailedError: for some of the step's sequences, which are gone.
         """
         begun_s = time.perf_counter()
-        spans = self._scheduler.schedule()
+        scheduled = self._scheduler.schedule()
+        failures = self._import(scheduled)
+        spans = [span for span in scheduled if span.sequence.spec.key not in failures]
         self.step_keys = tuple(span.sequence.spec.key for span in spans)
         if not spans:
-            return []
+            return self._told([], [], failures, asked=0)
         try:
             ran = self._run(spans)
         except Exception as error:  # the batch fails, whatever it was: the engine must outlive it
-            self._drop(self.step_keys)
+            self._drop([*self.step_keys, *failures])
             raise StepFailedError(
-                f"engine step {self.forwards} failed: {type(error).__name__}: {error}", keys=self.step_keys
+                f"engine step {self.forwards} failed: {type(error).__name__}: {error}",
+                keys=self.step_keys,
+                others=failures,
             ) from error
         self._work.count_step(
             rows=len(spans),
@@ -175,7 +204,7 @@ class KVEngine:
             took_s=time.perf_counter() - begun_s,
         )
         self._scheduler.advance(spans)
-        return self._outputs(spans, ran)
+        return self._outputs(spans, ran, failures)
 
     @torch.inference_mode()
     def _run(self, spans: list[Span]) -> _Ran:
@@ -204,7 +233,7 @@ class KVEngine:
             scores = score(lambda at: logits.index_select(0, at), wanted.sampled, taken, **sizes)
         return _Ran(tokens=tokens.tolist(), scores=scores, prompt_scores=prompt_scores)
 
-    def _outputs(self, spans: list[Span], ran: _Ran) -> list[Output]:
+    def _outputs(self, spans: list[Span], ran: _Ran, failures: dict[str, DalSegnoError]) -> list[Output]:
         outputs: list[Output] = []
         failed: list[str] = []
         asked = 0
@@ -223,17 +252,28 @@ class KVEngine:
             is_only_scored = span.reaches_end and spec.max_tokens == 0
             if of_prompt or is_only_scored:
                 outputs.append(self._prompt_output(spec, of_prompt, is_last=is_only_scored))
-            if token is not None:
+            if token is None:
+                continue
+            try:
                 outputs.append(self._token_output(span.sequence, token, told))
+            except Exception as error:  # noqa: BLE001 - one tensor that finds no room must not cost the others
+                failures[spec.key] = _of_one(error)
+        return self._told(outputs, failed, failures, asked=asked)
+
+    def _told(
+        self, outputs: list[Output], failed: list[str], failures: dict[str, DalSegnoError], *, asked: int
+    ) -> list[Output]:
+        """The outputs, with an error around them where there is one; who failed is forgotten."""
+        if not failed and not failures:
+            return outputs
+        self._drop([*failed, *failures])
+        message = "; ".join(error.message for error in failures.values())
         if failed:
-            self._drop(failed)
-            raise StepFailedError(
+            message = (
                 f"the model's logits are not numbers for {len(failed)} of {asked} sequences; "
-                "its weights are damaged, or its dtype is too narrow for it",
-                keys=failed,
-                outputs=outputs,
+                "its weights are damaged, or its dtype is too narrow for it"
             )
-        return outputs
+        raise StepFailedError(message, keys=failed, outputs=outputs, others=failures)
 
     def _prompt_output(self, spec: SequenceSpec, scores: list[TokenScore], *, is_last: bool) -> PromptOutput:
         finish = FinishReason.LENGTH if is_last else None
@@ -244,16 +284,84 @@ class KVEngine:
     def _token_output(self, sequence: Sequence, token: int, told: TokenScore | None) -> TokenOutput:
         spec, index = sequence.spec, sequence.generated
         sequence.ids.append(token)
-        finish = spec.finish_reason(token, index + 1)
+        finish, kv = spec.finish_reason(token, index + 1), None
         if finish is not None:
+            kv = self._export(sequence)
             self._drop([spec.key])
         return TokenOutput(
-            key=spec.key, token_id=token, index=index, finish=finish, step=self.forwards, score=told
+            key=spec.key, token_id=token, index=index, finish=finish, step=self.forwards, score=told, kv=kv
         )
 
     def _drop(self, keys: Items[str]) -> None:
         for key in keys:
             self.cancel(key)
+
+    def _set_held(self, key: str, *, held: bool) -> bool:
+        sequence = self._sequences.get(key)
+        if sequence is None:
+            return False
+        sequence.held = held
+        return True
+
+    # ---- keys and values from and to other engines -------------------------------------------------
+    def _check_transfer(self, sequence: Sequence) -> None:
+        spec = sequence.spec
+        if spec.export is not None and (self._export_to is None or spec.max_tokens == 0):
+            raise BugError(
+                f"sequence {spec.key!r} is to hand on its keys and values, but "
+                + ("there is no store for them" if self._export_to is None else "it ends without a token")
+            )
+        if spec.kv is None:
+            return
+        if spec.scores_prompt:
+            raise BugError(f"sequence {spec.key!r} is to score a prompt that was computed elsewhere")
+        check_kv(spec.kv, self.node.layout, self.node.dtype, longest=len(sequence.ids))
+
+    @torch.inference_mode()
+    def _import(self, spans: list[Span]) -> dict[str, DalSegnoError]:
+        """Copy in what sequences bring, before their first span; who failed of it, and why."""
+        failures: dict[str, DalSegnoError] = {}
+        for sequence in (span.sequence for span in spans):
+            spec = sequence.spec
+            if spec.kv is None:
+                continue
+            try:
+                import_kv(self._pool, self._cells(sequence, spec.kv.shape[2]), spec.kv)
+                if spec.on_kv_read is not None:
+                    spec.on_kv_read()
+            except Exception as error:  # noqa: BLE001 - whatever the bytes are, it is one sequence's
+                failures[spec.key] = _of_one(error)
+            # From here on nobody looks at them, and they may be somebody else's memory.
+            sequence.spec = replace(spec, kv=None, on_kv_read=None)
+        return failures
+
+    @torch.inference_mode()
+    def _export(self, sequence: Sequence) -> Handle | None:
+        """Copy out the keys and values of a sequence that has ended, while its blocks are its own."""
+        export = sequence.spec.export
+        if export is None:
+            return None
+        assert self._export_to is not None, "refused when it was added"
+        layout, dtype = self.node.layout, dtype_name(self.node.dtype)
+        shape = (layout.layers, 2, sequence.computed, layout.kv_heads, layout.head_dim)
+        handle, data = self._export_to(export.key, dtype, shape, scope=export.scope)
+        export_kv(
+            self._pool, self._cells(sequence, sequence.computed), Array(dtype=dtype, shape=shape, data=data)
+        )
+        return handle
+
+    def _cells(self, sequence: Sequence, tokens: int) -> torch.Tensor:
+        """The pool's cells of a sequence's first tokens: (tokens,) int64."""
+        size = self._scheduler.blocks.block_size
+        cells = (np.array(sequence.blocks, np.int64)[:, None] * size + np.arange(size)).ravel()
+        return torch.from_numpy(cells[:tokens]).to(self.node.device)
+
+
+def _of_one(error: Exception) -> DalSegnoError:
+    """An error as the one sequence is told that failed of it."""
+    if isinstance(error, DalSegnoError):
+        return error
+    return WorkerError(f"{type(error).__name__}: {error}", code=StepFailedError.code)
 
 
 def _cut(told: TokenScore, spec: SequenceSpec) -> TokenScore:

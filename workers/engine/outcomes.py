@@ -1,10 +1,10 @@
 """What the engine reports beside tokens: its counters, and steps that failed. No torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from shared.errors import WorkerError
+from shared.errors import DalSegnoError, WorkerError
 from shared.histogram import ROWS, SECONDS, Histogram
 from workers.engine.sequence import Output
 
@@ -34,12 +34,13 @@ class Work:
 class EngineStats:
     """The engine as it is now. `kv_used` and `kv_total` count tokens, reserved ones included.
 
-    `work` is the living object, not a copy.
+    `held` are of those that run. `work` is the living object, not a copy.
     """
 
     forwards: int = 0
     running: int = 0
     waiting: int = 0
+    held: int = 0
     kv_used: int = 0
     kv_total: int = 0
     work: Work = field(default_factory=Work)
@@ -49,13 +50,22 @@ class StepFailedError(WorkerError):
     """A step failed for some sequences. They are gone from the engine, which goes on with the rest.
 
     Attributes:
-        keys: the sequences that failed.
+        keys: the sequences that failed of what this error says.
+        others: those that failed of something of their own.
         outputs: what came of those in the same step that did not.
     """
 
     code = "step_failed"
 
-    def __init__(self, message: str, *, keys: Sequence[str], outputs: Sequence[Output] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        keys: Sequence[str],
+        outputs: Sequence[Output] = (),
+        others: Mapping[str, DalSegnoError] | None = None,
+    ) -> None:
         super().__init__(message)
         self.keys: Final = tuple(keys)
+        self.others: Final = dict(others or {})
         self.outputs: Final = list(outputs)

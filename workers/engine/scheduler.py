@@ -5,7 +5,8 @@ free blocks, which are then its own to the end: so nothing that runs can run out
 is ever preempted. One that is larger than the whole pool is refused; any other waits in order.
 
 A step is a packed batch within a token budget: one token of every sequence that decodes, then spans
-of the prompts that are not in the pool yet. Sequences join and leave at every step. No torch here.
+of the prompts that are not in the pool yet. Sequences join and leave at every step. One that is held is
+left out of the steps and keeps what it has. No torch here.
 """
 
 from collections import deque
@@ -71,7 +72,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        """Whether a step would compute anything, or admit anybody."""
+        return any(not sequence.held for sequence in self.running) or self._admits
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence.
@@ -96,7 +98,7 @@ class Scheduler:
         """Admit who fits, and choose the next step's spans: decodes first, then prompts in order."""
         self._admit()
         # There are never more decodes than rows, and the budget covers the rows: only prompts are cut.
-        decodes = [Span(s, s.computed, 1) for s in self.running if s.pending == 1]
+        decodes = [Span(s, s.computed, 1) for s in self.running if s.pending == 1 and not s.held]
         return decodes + list(self._prefills(self.max_step_tokens - len(decodes)))
 
     def advance(self, spans: Iterable[Span]) -> None:
@@ -114,23 +116,27 @@ class Scheduler:
         self._free_rows.append(sequence.row)
         sequence.blocks, sequence.row = [], None
 
+    @property
+    def _admits(self) -> bool:
+        """Whether the first that waits can run now; nobody overtakes it."""
+        return bool(
+            self.waiting and self._free_rows and self.blocks.can_allocate(self.waiting[0].reserved_tokens)
+        )
+
     def _admit(self) -> None:
-        while self.waiting and self._free_rows:
-            sequence = self.waiting[0]
-            if not self.blocks.can_allocate(sequence.reserved_tokens):
-                if not self.running:
-                    raise BugError("the pool is idle, and yet its first sequence does not fit")
-                return  # in order: nobody overtakes
-            self.waiting.popleft()
+        while self._admits:
+            sequence = self.waiting.popleft()
             sequence.blocks = self.blocks.allocate(sequence.reserved_tokens)
             sequence.row = self._free_rows.popleft()
             self.running.append(sequence)
+        if self.waiting and not self.running:
+            raise BugError("the pool is idle, and yet its first sequence does not fit")
 
     def _prefills(self, budget: int) -> Iterable[Span]:
         for sequence in self.running:
             if budget == 0:
                 return
-            if sequence.pending > 1:
+            if sequence.pending > 1 and not sequence.held:
                 count = min(sequence.pending, budget)
                 budget -= count
                 yield Span(sequence, sequence.computed, count)

@@ -6,10 +6,14 @@ count to `max_tokens`, and the draws of randomness go on behind them, so the ans
 nothing had happened.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
+
+from shared.tensors import Handle
+from workers.data_plane.port import Array
 
 
 class FinishReason(StrEnum):
@@ -71,8 +75,19 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """Where a sequence's keys and values go when it ends: the tensor's key, and its scope in the store."""
+
+    key: str
+    scope: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSpec:
     """A request to the engine.
+
+    Keys and values are handed on as one tensor, (layers, 2, tokens, kv_heads, head_dim), of the tokens the
+    pool has them of: of a sequence that ended these are all but the last, which was sampled and not run.
 
     Attributes:
         key: the caller's name for it; unique among the live ones.
@@ -84,6 +99,10 @@ class SequenceSpec:
         stop_token_ids: tokens that end it whatever the model thinks of them.
         logprobs: score each generated token, and so many of the likeliest beside it; None is not.
         scores_prompt: score the prompt's tokens too, all but the first.
+        export: hand its keys and values on when it ends with a token of its own.
+        kv: keys and values of its first tokens, computed elsewhere; they are not computed again.
+        on_kv_read: called in the engine's thread once `kv` was copied and is not looked at any more; what
+            it raises, because the bytes were no longer the tensor's, fails the sequence alone.
     """
 
     key: str
@@ -96,6 +115,9 @@ class SequenceSpec:
     sampling: Sampling = Sampling()
     logprobs: int | None = None
     scores_prompt: bool = False
+    export: Export | None = None
+    kv: Array | None = None
+    on_kv_read: Callable[[], None] | None = None
 
     @property
     def ends(self) -> frozenset[int]:
@@ -186,6 +208,7 @@ class TokenOutput:
         finish: why it is the last one; None while more follow. An end-of-sequence token is put out too.
         step: the engine step that made it, from 1.
         score: what the model thought of it, where that was asked for.
+        kv: of the last one, the sequence's keys and values, where they were to be handed on.
     """
 
     key: str
@@ -194,6 +217,7 @@ class TokenOutput:
     finish: FinishReason | None
     step: int
     score: TokenScore | None = None
+    kv: Handle | None = None
 
 
 Output: TypeAlias = PromptOutput | TokenOutput
@@ -206,10 +230,11 @@ class Sequence:
 
     Attributes:
         ids: prompt, prefix, and what was generated since.
-        computed: how many of `ids` have their keys and values in the pool.
+        computed: how many of `ids` have their keys and values in the pool, or bring them.
         blocks: the pool's blocks that are its own, in order; all of them, from admission on.
         row: its place in the step's tables while it runs.
         adjusts: whether its spec does.
+        held: it keeps row and blocks, and takes part in no step.
     """
 
     spec: SequenceSpec
@@ -218,10 +243,14 @@ class Sequence:
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     row: int | None = None
+    held: bool = False
 
     def __post_init__(self) -> None:
         self.ids = [*self.spec.prompt_ids, *self.spec.prefix_ids]
         self.adjusts = self.spec.adjusts
+        if self.spec.kv is not None:
+            # The next token is sampled behind the last one, which is therefore always run.
+            self.computed = min(self.spec.kv.shape[2], len(self.ids) - 1)
 
     @property
     def pending(self) -> int:

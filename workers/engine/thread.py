@@ -1,9 +1,9 @@
 """The engine's thread: it alone owns the engine and the device; the event loop is beside it.
 
-Between the two are two bounded mailboxes and nothing else. Towards the engine: sequences and
-cancellations, read at every step boundary; when it is full, `submit` refuses. Towards the loop: what a
-step led to, one wake-up per step; when that is full, the engine waits. An idle engine blocks on its
-mailbox.
+Between the two are two bounded mailboxes and nothing else. Towards the engine: sequences, cancellations,
+and who is to be held, read at every step boundary; when it is full, `submit` refuses. Towards the loop:
+what a step led to, one wake-up per step; when that is full, the engine waits. An idle engine blocks on
+its mailbox.
 
 The engine is made in the thread too, for it loads the model there. No torch is imported here.
 """
@@ -36,6 +36,8 @@ class Engine(Protocol):
     def step_keys(self) -> tuple[str, ...]: ...
     def add(self, spec: SequenceSpec) -> None: ...
     def cancel(self, key: str) -> bool: ...
+    def hold(self, key: str) -> bool: ...
+    def resume(self, key: str) -> bool: ...
     def step(self) -> list[Output]: ...
     def stats(self) -> EngineStats: ...
 
@@ -43,6 +45,12 @@ class Engine(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Cancel:
     key: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    key: str
+    held: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,7 @@ class _Cancelled:
     steps_after: int
 
 
-_Order: TypeAlias = SequenceSpec | _Cancel
+_Order: TypeAlias = SequenceSpec | _Cancel | _Hold
 _Report: TypeAlias = list[Output] | _Failed | _Cancelled
 
 
@@ -137,6 +145,18 @@ class EngineThread:
         self._steps_after[key] = 0
         self._inbox.try_put(_Cancel(key), force=True)
 
+    def hold(self, key: str) -> None:
+        """Compute no more of a sequence, from the next step boundary on, until it is resumed or cancelled.
+
+        It keeps its place. Tokens of the step that is running still come. Of one that is not there
+        (any more) nothing is said: it may have ended meanwhile.
+        """
+        self._inbox.try_put(_Hold(key, held=True), force=True)
+
+    def resume(self, key: str) -> None:
+        """Let a sequence that is held go on."""
+        self._inbox.try_put(_Hold(key, held=False), force=True)
+
     def stats(self) -> EngineStats | None:
         """The engine's counters, read without waiting for it; None while it is being made."""
         return self._ready.result().stats() if self._ready.done() and not self._ready.exception() else None
@@ -180,11 +200,13 @@ class EngineThread:
                 case _Cancel(key):
                     engine.cancel(key)
                     self._report(_Cancelled(key, self._steps_after.pop(key, 0)))
+                case _Hold(key, held):
+                    _ = engine.hold(key) if held else engine.resume(key)
 
     def _add(self, engine: Engine, spec: SequenceSpec) -> None:
         try:
             engine.add(spec)
-        except (ClientError, BugError) as error:
+        except (ClientError, WorkerError, BugError) as error:
             self._report(_Failed((spec.key,), error))
 
     def _step(self, engine: Engine) -> None:
@@ -192,15 +214,19 @@ class EngineThread:
         try:
             outputs = engine.step()
         except StepFailedError as error:
-            _LOGGER.exception("an engine step failed")
+            _LOGGER.exception("an engine step failed for some")
             outputs, failure = error.outputs, error
         for key in engine.step_keys:
             if key in self._steps_after:
                 self._steps_after[key] += 1
         if outputs:
             self._report(outputs)
-        if failure is not None:
+        if failure is None:
+            return
+        if failure.keys:
             self._report(_Failed(failure.keys, WorkerError(failure.message, code=failure.failure_code)))
+        for key, other in failure.others.items():
+            self._report(_Failed((key,), other))
 
     def _report(self, report: _Report) -> None:
         assert self._loop is not None

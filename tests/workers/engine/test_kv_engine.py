@@ -17,7 +17,7 @@ SAMPLED = Sampling(temperature=1.2, top_k=50, top_p=0.95, seed=11)
 
 
 def engine(node: DecoderLM, **changes: int) -> KVEngine:
-    sizes = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 24, "max_rows": 8}
+    sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 24, "max_rows": 8}
     return KVEngine(node, **(sizes | changes))
 
 

@@ -22,7 +22,7 @@ WILD = Sampling(temperature=1.7, top_k=5, top_p=0.8, seed=3)
 
 
 def engine(node: DecoderLM, **changes: int) -> KVEngine:
-    sizes = {"num_blocks": 300, "block_size": 8, "max_step_tokens": 24, "max_rows": 8}
+    sizes: dict[str, Any] = {"num_blocks": 300, "block_size": 8, "max_step_tokens": 24, "max_rows": 8}
     return KVEngine(node, **(sizes | changes))
 
 

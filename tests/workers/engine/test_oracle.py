@@ -8,8 +8,8 @@ import torch
 
 from shared.errors import ClientError
 from shared.models.checkpoint import UnsupportedArchitectureError
-from shared.models.decoder_lm import nodes
 from shared.models.decoder_lm.nodes import DecoderLM, load
+from shared.models.transformers_lm import architecture
 from tests.tiny import FAMILIES, MODELS, Family, tiny_checkpoint
 from tests.workers.engine.oracle import clear_text, generate, ids, prompts, run, tokens
 from workers.engine import attention, kv_engine
@@ -146,7 +146,7 @@ def test_a_text_past_the_change_of_angles_is_refused() -> None:
 
 def test_without_that_limit_a_neighbour_would_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: transformers turns all texts of a batch by the length of the longest."""
-    monkeypatch.setattr(nodes, "context_length", lambda config: config["max_position_embeddings"])
+    monkeypatch.setattr(architecture, "context_length", lambda config: config["max_position_embeddings"])
     monkeypatch.setattr(kv_engine, "check_node", lambda node: None)
     text, expected = clear_text("phi3_longrope", 20, NEW_TOKENS)
     [neighbour] = prompts(1, seed=8, shortest=200, longest=200)
@@ -155,7 +155,7 @@ def test_without_that_limit_a_neighbour_would_change_the_answer(monkeypatch: pyt
 
 
 def test_without_that_limit_the_self_check_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "context_length", lambda config: config["max_position_embeddings"])
+    monkeypatch.setattr(architecture, "context_length", lambda config: config["max_position_embeddings"])
 
     with pytest.raises(UnsupportedArchitectureError, match="Phi3ForCausalLM is not served: over the paged"):
         longrope_beside([1], [1])

@@ -26,6 +26,7 @@ class ScriptedEngine:
 
     def __init__(self) -> None:
         self.live: list[str] = []
+        self.held: set[str] = set()
         self.forwards = 0
         self.step_keys: tuple[str, ...] = ()
         self.threads: set[str] = set()
@@ -35,7 +36,7 @@ class ScriptedEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.live)
+        return any(key not in self.held for key in self.live)
 
     def add(self, spec: SequenceSpec) -> None:
         self.threads.add(current_thread().name)
@@ -49,15 +50,28 @@ class ScriptedEngine:
         self.live.remove(key)
         return True
 
+    def hold(self, key: str) -> bool:
+        if key in self.live:
+            self.held.add(key)
+        return key in self.live
+
+    def resume(self, key: str) -> bool:
+        self.held.discard(key)
+        return key in self.live
+
     def step(self) -> list[Output]:
-        self.step_keys = tuple(self.live)
+        self.step_keys = tuple(key for key in self.live if key not in self.held)
         self.begun.release()
         self.permits.acquire()
         self.forwards += 1
         if self.broken is not None:
             error, self.broken = self.broken, None
             raise error
-        return [TokenOutput(key=k, token_id=1, index=0, finish=None, step=self.forwards) for k in self.live]
+        return [
+            TokenOutput(key=key, token_id=1, index=0, finish=None, step=self.forwards)
+            for key in self.live
+            if key in self.step_keys
+        ]
 
     def stats(self) -> EngineStats:
         return EngineStats(forwards=self.forwards, running=len(self.live), waiting=0, kv_used=0, kv_total=0)
