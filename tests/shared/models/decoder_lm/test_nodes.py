@@ -11,8 +11,8 @@ import torch
 
 from shared.models.base import KVLayout
 from shared.models.checkpoint import CheckpointError, UnsupportedArchitectureError
-from shared.models.decoder_lm import nodes
 from shared.models.decoder_lm.nodes import DecoderLM, load
+from shared.models.transformers_lm import architecture
 from tests.shared.models.decoder_lm.refused import REFUSED
 from tests.tiny import FAMILIES, MODELS, Family, tiny_checkpoint, write_checkpoint
 
@@ -78,7 +78,7 @@ def test_the_dtype_is_the_one_asked_for(asked: str, stored: Any, found: torch.dt
 
 
 def test_a_model_too_large_for_float32_on_a_cpu_stays_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "CPU_FLOAT32_BYTES", 1000)
+    monkeypatch.setattr(architecture, "CPU_FLOAT32_BYTES", 1000)
 
     assert load(tiny_checkpoint("qwen3", dtype="BF16")).dtype is torch.bfloat16
 
