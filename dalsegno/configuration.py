@@ -87,7 +87,7 @@ def check(found: Effective) -> None:
 
     told = found.config
     try:
-        settings.parse(told.model_kwargs)
+        settings.of(told)
     except ConfigError as error:
         at = _IN_MAP.match(error.message)
         whole = found.sources["model_kwargs"]

@@ -81,7 +81,7 @@ async def run(options: WorkerOptions) -> None:
         LogUnavailableError: the log cannot be reached.
         SupersededError: another process has taken this rank.
     """
-    engine_settings = settings.parse(options.config.model_kwargs)
+    engine_settings = settings.of(options.config)
     subjects = Subjects(options.prefix)
     log = await jetstream.connect(
         options.nats_url,

@@ -1,24 +1,28 @@
 """A worker's own settings: the `model_kwargs` of the deployment, checked.
 
+A family's own keys stand beside the engine's: its graph names them, its nodes read them.
+
 Knows no torch: a misspelt key is told before anything is loaded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from shared.config import ConfigError, refuse_unknown
+from shared.config import ConfigError, DeploymentConfig, neighbour
 from shared.misfit import misfit
+from shared.models import registry
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the engine of a decoder-only language model is set up.
+    """How a rank's engines are set up.
 
     Attributes:
         dtype: of the weights and the KV pool; `auto` is what suits device and checkpoint.
-        device: `auto` is the GPU of this rank where there is one, else the CPU.
+        device: of ranks that `devices` does not name; `auto` is the GPU of this rank where there is one,
+            else the CPU.
         block_size: tokens per block of the KV pool.
         max_step_tokens: the most tokens one step computes; None suits the device.
         max_rows: the most sequences that run at a time; None suits the device.
@@ -49,14 +53,27 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return tokens
 
 
-def parse(kwargs: Mapping[str, Any]) -> EngineSettings:
-    """The settings in `model_kwargs`.
+def of(config: DeploymentConfig) -> EngineSettings:
+    """The settings of a deployment.
 
     Raises:
         ConfigError: an unknown key, or a value that cannot be; names it, and what would be right.
     """
-    refuse_unknown(kwargs, EngineSettings, "model_kwargs")
-    given = dict(kwargs)
+    return parse(config.model_kwargs, registry.graph(config.model).kwargs)
+
+
+def parse(kwargs: Mapping[str, Any], own: Collection[str] = ()) -> EngineSettings:
+    """The engine's settings in `model_kwargs`; `own` are keys of the family (`ModelGraph.kwargs`).
+
+    Raises:
+        ConfigError: an unknown key, or a value that cannot be; names it, and what would be right.
+    """
+    known = [*(field.name for field in msgspec.structs.fields(EngineSettings)), *sorted(own)]
+    for key in kwargs:
+        if key not in known:
+            hint = neighbour(str(key), dict(zip(known, known, strict=True)))
+            raise ConfigError(f"model_kwargs: unknown key {key}; {hint}")
+    given = {key: value for key, value in kwargs.items() if key not in own}
     try:
         return msgspec.convert(given, EngineSettings)
     except msgspec.ValidationError as error:

@@ -44,6 +44,7 @@ class ModelGraph:
         repository: where its usual checkpoint is on the Hugging Face hub; empty where there is no usual one.
         former_walks: names that published placements use for walks there are no more; they place nothing.
         voices: who can speak, the first by default; none where nobody speaks.
+        kwargs: keys of `model_kwargs` that are the family's own, beside the engine's; `nodes.load` gets them.
     """
 
     family: str
@@ -55,6 +56,7 @@ class ModelGraph:
     repository: str = ""
     former_walks: frozenset[str] = frozenset()
     voices: tuple[str, ...] = ()
+    kwargs: frozenset[str] = frozenset()
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -46,6 +46,16 @@ def test_a_wrong_setting_is_told_by_name(kwargs: dict[str, Any], message: str) -
         settings.parse(kwargs)
 
 
+def test_a_family_says_which_keys_are_its_own() -> None:
+    found = settings.parse({"vocoder": "./snac", "max_rows": 8}, {"vocoder"})
+
+    assert found.rows_on("cpu") == 8
+    with pytest.raises(ConfigError, match="unknown key vocader; did you mean 'vocoder'"):
+        settings.parse({"vocader": "./snac"}, {"vocoder"})
+    with pytest.raises(ConfigError, match="unknown key vocoder; expected one of"):
+        settings.parse({"vocoder": "./snac"})
+
+
 def test_a_step_must_have_a_token_for_every_row() -> None:
     with pytest.raises(ConfigError, match="max_step_tokens is 4: expected at least max_rows, which is 64"):
         settings.parse({"max_step_tokens": 4}).step_tokens_on("cpu")
