@@ -36,7 +36,7 @@ from shared.events import (
     encode,
 )
 from shared.models.base import ModelGraph
-from shared.plans import Chain, Finish, Journey, PlanRequest, StepResult, Walk
+from shared.plans import Finish, Journey, PlanRequest, StepResult, Walk
 
 _STAMP_BYTES: Final = 64
 """What writer, number and epoch add when a decision is published."""
@@ -138,10 +138,12 @@ class Reactor:
 
     def _next_step(self, request: Request) -> _Step | Finish | Failure:
         try:
-            step = self._journey(request).advance(request.results)
+            step = self._journey(request).advance(list(enumerate(request.results)))
             if isinstance(step, Finish):
                 return step
-            walks = step.walks if isinstance(step, Chain) else (step,)
+            if len(step) != 1:
+                raise BugError("one step at a time is what this version dispatches")
+            walks = step[0].walks
             assert request.admitted is not None
             return _Step(walks, self._rank_of(walks, request.admitted))
         except DalSegnoError as error:

@@ -7,7 +7,7 @@ import pytest
 from shared.errors import ClientError
 from shared.events import Inputs, Limits, Params, Usage, WalkResult
 from shared.models.decoder_lm.graph import GRAPH
-from shared.plans import Chain, Finish, Journey, PlanRequest, Step, StepResult, Walk
+from shared.plans import AtHand, Finish, Journey, PlanRequest, StepResult, Walk
 from shared.tensors import inline_ids
 
 SAMPLING = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
@@ -28,14 +28,15 @@ def prepared(prompt_tokens: int = 3) -> StepResult:
     return StepResult((WalkResult(name="prepare", facts=facts, outputs={"token_ids": PROMPT}),))
 
 
-def walks(step: Step | Finish) -> dict[str, Walk]:
-    assert not isinstance(step, Finish)
-    return {walk.name: walk for walk in (step.walks if isinstance(step, Chain) else (step,))}
+def walks(at_hand: tuple[AtHand, ...] | Finish) -> dict[str, Walk]:
+    assert not isinstance(at_hand, Finish)
+    (step,) = at_hand
+    return {walk.name: walk for walk in step.walks}
 
 
 def test_a_request_without_wishes_is_ordered_as_it_always_was() -> None:
     """Word for word: a history that was recorded by the first version is decided again like this."""
-    found = walks(journey(stop=["x"]).advance([prepared()]))
+    found = walks(journey(stop=["x"]).advance([(0, prepared())]))
 
     args = {"max_tokens": 4, "sampling": SAMPLING, "stop": ["x"], "ignore_eos": False}
     assert list(found) == ["prefill", "decode"]
@@ -55,9 +56,9 @@ def test_a_request_without_wishes_is_ordered_as_it_always_was() -> None:
 def test_what_is_asked_for_is_told_once_to_the_walk_that_begins_the_row(
     params: dict[str, Any], args: dict[str, Any]
 ) -> None:
-    plain = walks(journey().advance([prepared()]))
+    plain = walks(journey().advance([(0, prepared())]))
 
-    found = walks(journey(**params).advance([prepared()]))
+    found = walks(journey(**params).advance([(0, prepared())]))
 
     assert found["prefill"].args == {**plain["prefill"].args, **args}
     assert found["decode"] == plain["decode"]
@@ -65,16 +66,16 @@ def test_what_is_asked_for_is_told_once_to_the_walk_that_begins_the_row(
 
 def test_an_echo_alone_is_one_walk_and_uses_no_new_token() -> None:
     asked = journey(max_tokens=0, echo=True, logprobs=1)
-    found = walks(asked.advance([prepared(16)]))
+    found = walks(asked.advance([(0, prepared(16))]))
 
     assert list(found) == ["score"]
     assert found["score"].args["echo"] == "hi"
     result = WalkResult(name="score", facts={"completion_tokens": 0, "finish_reason": "length"})
-    assert asked.advance([prepared(16), StepResult((result,))]) == Finish(
+    assert asked.advance([(0, prepared(16)), (1, StepResult((result,)))]) == Finish(
         usage=Usage(prompt_tokens=16), finish_reasons=("length",)
     )
 
 
 def test_an_echo_longer_than_the_context_is_refused() -> None:
     with pytest.raises(ClientError, match="context length is 16 tokens, but 17"):
-        journey(max_tokens=0, echo=True).advance([prepared(17)])
+        journey(max_tokens=0, echo=True).advance([(0, prepared(17))])
