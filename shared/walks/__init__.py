@@ -1,50 +1,83 @@
 """Walks: one request's way through a part of a model, as a dataflow graph.
 
-    language    what a walk is written in: nodes, edges, sections, loops
+    language    what a walk is written in: nodes, edges, sections, loops, streams
+    chunks      how a stream's items are cut for the node that takes them
     compiler    finds what is wrong with one, once, when its model is loaded
     compiled    what is left to know of a right one: immutable, shared by all its runs
-    run         one request on its way through one: a state machine without I/O
+    run         one request on its way through one: a state machine without I/O, alike on every rank
+    streams     which walks of a model stream into which
 
 All of it is pure, and knows no values, no models and no ranks. `docs/walks.md` shows it by example.
 """
 
-from shared.walks.compiled import CompiledLoop, CompiledNode, CompiledWalk, Pair
+from shared.walks.chunks import (
+    AfterEnd,
+    Chunk,
+    ChunkPolicy,
+    Cutter,
+    Fixed,
+    LeftContext,
+    SlidingWindow,
+    chunks_of,
+)
+from shared.walks.compiled import UNLIMITED, CompiledLoop, CompiledNode, CompiledWalk, Pair
 from shared.walks.compiler import compile_walk
+from shared.walks.errors import WalkError
 from shared.walks.language import (
     CLIENT,
     KEEP,
     Client,
     Destination,
     Edge,
+    Guard,
     Keep,
     Loop,
     Node,
     Parallel,
     Section,
     Sequential,
-    WalkError,
+    Stream,
+    StreamingEdge,
 )
-from shared.walks.run import Emission, Firing, WalkRun
+from shared.walks.run import EARLY, Early, Emission, Firing, Value, WalkRun
+from shared.walks.streams import StreamInfo, streams
 
 __all__ = [
     "CLIENT",
+    "EARLY",
     "KEEP",
+    "UNLIMITED",
+    "AfterEnd",
+    "Chunk",
+    "ChunkPolicy",
     "Client",
     "CompiledLoop",
     "CompiledNode",
     "CompiledWalk",
+    "Cutter",
     "Destination",
+    "Early",
     "Edge",
     "Emission",
     "Firing",
+    "Fixed",
+    "Guard",
     "Keep",
+    "LeftContext",
     "Loop",
     "Node",
     "Pair",
     "Parallel",
     "Section",
     "Sequential",
+    "SlidingWindow",
+    "Stream",
+    "StreamInfo",
+    "StreamingEdge",
+    "Value",
     "WalkError",
     "WalkRun",
+    "chunks_of",
     "compile_walk",
+    "streams",
 ]

@@ -5,11 +5,23 @@ the walk. Nodes and loops are known by their index, in the order they were writt
 loop 0, which runs once.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from shared.walks.language import Destination, Section, WalkError, check_max_iters, describe
+from shared.walks.errors import WalkError
+from shared.walks.language import (
+    Destination,
+    Guard,
+    Section,
+    StreamingEdge,
+    check_max_iters,
+    describe,
+)
+
+UNLIMITED: Final = sys.maxsize
+"""As many iterations as it takes until the loop is stopped."""
 
 Pair: TypeAlias = tuple[str, str]
 """One input of one node: the names of the edge and of the node."""
@@ -23,6 +35,7 @@ class Route:
         holds: the loops that hold the value until they end, innermost first; True: they accumulate.
         loop: the loop in whose iteration the value arrives.
         back: it is for that loop's next iteration.
+        when: sends only where this is true.
     """
 
     index: int
@@ -32,18 +45,39 @@ class Route:
     holds: tuple[tuple[int, bool], ...]
     loop: int
     back: bool
+    when: Guard | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledNode:
-    """A node in its place; `loop` is the innermost around it, `outputs` the names it must produce."""
+    """A node in its place.
+
+    Attributes:
+        loop: the innermost around it.
+        inputs: those that are values, and `streams` those that are streams.
+        optional: the inputs without which it fires, where a guard keeps them from it.
+        takes: how many inputs it has.
+        outputs: the names it must produce.
+        routes: where they go.
+        streaming: the edges into other walks; whoever runs the node sends their items. A name that only
+            they have may be missing among what the node produces.
+    """
 
     index: int
     name: str
     loop: int
     inputs: tuple[str, ...]
+    streams: tuple[str, ...]
+    optional: frozenset[str]
+    takes: int
     outputs: frozenset[str]
     routes: tuple[Route, ...]
+    streaming: tuple[StreamingEdge, ...]
+
+    @property
+    def streamed(self) -> frozenset[str]:
+        """The names that it may produce, for streaming edges alone."""
+        return frozenset(edge.name for edge in self.streaming) - self.outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +94,8 @@ class CompiledLoop:
         external_outputs: the edges that leave it.
         loop_back: what one iteration feeds to the next.
         cleared: what every iteration has to wait for anew.
-        restored: what only inner loops overwrite, so that the next iteration sees it as it was.
+        restored: what inner loops overwrite and this one does not feed back, or not always (a guard), so
+            that the next iteration sees it as it was.
         exits: the routes it holds, with the place it has in their `holds`.
     """
 
@@ -68,7 +103,7 @@ class CompiledLoop:
     name: str
     parent: int
     lineage: tuple[int, ...]
-    max_iters: int | str
+    max_iters: int | str | None
     steps: int
     nodes: tuple[int, ...]
     inner: tuple[int, ...]
@@ -95,6 +130,8 @@ class CompiledWalk:
         external_outputs: the edges to `CLIENT` and `KEEP`.
         loop_back: what iterations feed to the next, over all loops.
         restorers: the loops that restore an input, outermost first.
+        guarded: an edge has a guard, so a node may be skipped.
+        takers_of_streams: the nodes that take streams, by index.
         node_table: by index, and `loop_table` too, where 0 is the walk.
     """
 
@@ -109,11 +146,13 @@ class CompiledWalk:
     external_outputs: frozenset[tuple[str, Destination]]
     loop_back: frozenset[Pair]
     restorers: Mapping[Pair, tuple[int, ...]]
+    guarded: bool
+    takers_of_streams: tuple[int, ...]
     node_table: tuple[CompiledNode, ...] = field(repr=False)
     loop_table: tuple[CompiledLoop, ...] = field(repr=False)
 
     def max_iters(self, args: Mapping[str, Any]) -> list[int]:
-        """How often each loop may run, by index, under these arguments.
+        """How often each loop may run, by index, under these arguments; `UNLIMITED` is until a stop.
 
         Raises:
             WalkError: an argument is missing, or is no number of iterations.
@@ -124,7 +163,8 @@ class CompiledWalk:
             )
         limits = (args[n] if isinstance(n := loop.max_iters, str) else n for loop in self.loop_table)
         return [
-            check_max_iters(loop.name, limit) for loop, limit in zip(self.loop_table, limits, strict=True)
+            UNLIMITED if loop.max_iters is None else check_max_iters(loop.name, limit)
+            for loop, limit in zip(self.loop_table, limits, strict=True)
         ]
 
     def describe(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from shared.walks.compiled import CompiledLoop, CompiledNode, CompiledWalk, Pair, Route
+from shared.walks.errors import WalkError
 from shared.walks.language import (
     Client,
     Edge,
@@ -24,7 +25,7 @@ from shared.walks.language import (
     Parallel,
     Section,
     Sequential,
-    WalkError,
+    StreamingEdge,
     check_name,
 )
 
@@ -76,12 +77,16 @@ class _Compiler:
         self.routes: list[Route] = []
         self.feeds: dict[Pair, dict[int, Route]] = {pair: {} for pair in self.pairs(self.places.values())}
         for place in self.places.values():
-            for edge in place.node.outputs:
+            for edge in place.node.edges:
                 self.route(place, edge)
+            for streaming in place.node.streaming:
+                self.check_streaming(place, streaming)
+        self.guarded = any(route.when for route in self.routes)
         for feeds in self.feeds.values():
             self.check_feeds(feeds)
         for index in range(len(self.loops)):
             self.check_order(index)
+        self.check_optional()
 
     # ---- places ------------------------------------------------------------------------------------
     def place(self, section: Section, lineage: tuple[int, ...], position: Position) -> None:
@@ -108,7 +113,7 @@ class _Compiler:
 
     @staticmethod
     def pairs(places: Iterable[_Place]) -> Iterator[Pair]:
-        return ((edge, place.node.name) for place in places for edge in place.node.inputs)
+        return ((edge, place.node.name) for place in places for edge in place.node.values)
 
     # ---- routes ------------------------------------------------------------------------------------
     def route(self, place: _Place, edge: Edge) -> None:
@@ -132,6 +137,7 @@ class _Compiler:
             holds=holds,
             loop=arrives,
             back=back,
+            when=edge.when,
         )
         self.routes.append(route)
         if target is None:
@@ -149,8 +155,13 @@ class _Compiler:
             raise WalkError(
                 f"{where} goes to {edge.to!r}, which is {hint}; the nodes are {sorted(self.places)}"
             )
-        if edge.name not in target.node.inputs:
-            takes = sorted(target.node.inputs)
+        if edge.name in target.node.streams:
+            raise WalkError(
+                f"{where} goes to node {edge.to!r}, which takes it as a stream; streams come from another "
+                "walk, by a StreamingEdge: let the node take it as a value, or move it into a walk of its own"
+            )
+        if edge.name not in target.node.values:
+            takes = sorted(target.node.values)
             raise WalkError(f"{where} goes to node {edge.to!r}, which has no such input; it takes {takes}")
         return target
 
@@ -168,6 +179,34 @@ class _Compiler:
                 )
 
     # ---- checks ------------------------------------------------------------------------------------
+    def check_streaming(self, place: _Place, edge: StreamingEdge) -> None:
+        if edge.to in self.places:
+            raise WalkError(
+                f"streaming edge {edge.name!r} of node {place.node.name!r} goes to node {edge.to!r} of the "
+                "same walk; a stream joins two walks that run at the same time: use an Edge, or move the "
+                "node into a walk of its own"
+            )
+
+    def check_optional(self) -> None:
+        """What is optional must be able to miss: by a guard, or by the skip of the node it comes from."""
+        missing: set[Pair] = set()
+        known = -1
+        while known < len(missing):
+            known = len(missing)
+            skipped = {node for edge, node in missing if edge not in self.places[node].node.optional}
+            missing |= {
+                (route.edge, route.to)
+                for route in self.routes
+                if isinstance(route.to, str) and not route.back and (route.when or route.source in skipped)
+            }
+        for place in self.places.values():
+            for edge in place.node.optional:
+                if (edge, place.node.name) not in missing:
+                    raise WalkError(
+                        f"input {edge!r} of node {place.node.name!r} is optional, but it never misses: no "
+                        "guard (when) is on the way to it; add one, or take it off the list"
+                    )
+
     def check_feeds(self, feeds: dict[int, Route]) -> None:
         """What is fed forward is fed in every iteration, so no loop further out may feed it, too."""
         for route in feeds.values():
@@ -226,6 +265,8 @@ class _Compiler:
             external_outputs=loops[0].external_outputs,
             loop_back=frozenset(chain.from_iterable(loop.loop_back for loop in loops)),
             restorers=MappingProxyType(restorers),
+            guarded=self.guarded,
+            takers_of_streams=tuple(node.index for node in nodes if node.streams),
             node_table=nodes,
             loop_table=loops,
         )
@@ -235,9 +276,13 @@ class _Compiler:
             index=place.index,
             name=place.node.name,
             loop=place.lineage[-1],
-            inputs=tuple(place.node.inputs),
-            outputs=frozenset(edge.name for edge in place.node.outputs),
+            inputs=place.node.values,
+            streams=place.node.streams,
+            optional=frozenset(place.node.optional),
+            takes=len(place.node.inputs),
+            outputs=frozenset(edge.name for edge in place.node.edges),
             routes=tuple(route for route in self.routes if route.source == place.node.name),
+            streaming=place.node.streaming,
         )
 
     def loop(self, index: int) -> CompiledLoop:
@@ -290,6 +335,7 @@ class _Compiler:
         """What the inputs in a loop are when its next iteration begins: cleared, restored, or the same."""
         cleared, restored, external = [], [], []
         for place in inside:
+            cleared += [(stream, place.node.name) for stream in place.node.streams]
             within = place.lineage[place.lineage.index(index) :]
             for pair in self.pairs([place]):
                 feeds = {loop: route for loop, route in self.feeds[pair].items() if loop in within}
@@ -297,6 +343,6 @@ class _Compiler:
                     external.append(pair)
                 elif not all(route.back for route in feeds.values()):
                     cleared.append(pair)
-                elif index not in feeds:
+                elif index not in feeds or (self.guarded and len(feeds) > 1):
                     restored.append(pair)
         return cleared, restored, external

@@ -6,19 +6,20 @@ sections means. In a `Sequential`, an edge to an earlier section (or from a node
 to the next iteration of the loop around it; in a `Parallel`, an edge to a sibling stays in the
 iteration. A `Loop` repeats its body, and is the only thing that does.
 
+Between two walks that run at the same time, a `StreamingEdge` takes items one by one, and the node that
+lists the `Stream` takes them in chunks (`shared.walks.chunks`), one in each firing.
+
 What is wrong with a single part is found here, when it is written; what is wrong between parts is found
 by `shared.walks.compiler`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from shared.ids import is_token
-
-
-class WalkError(ValueError):
-    """A walk that cannot be built, or run, as asked; says where, and what would be right."""
+from shared.walks.chunks import AFTER_END, AfterEnd, ChunkPolicy
+from shared.walks.errors import WalkError
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,37 +48,122 @@ KEEP: Final = Keep()
 Destination: TypeAlias = str | Client | Keep
 """A node's name, `CLIENT(modality)`, or `KEEP`."""
 
+Guard: TypeAlias = Callable[[int, Mapping[str, Any]], bool]
+"""Whether an edge sends in this iteration (of the innermost loop around its node), under these arguments of
+the walk: a function of a module that depends on the two alone, for every rank asks it for itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A named value, on its way from the node that lists the edge to a destination."""
+    """A named value, on its way from the node that lists the edge to a destination.
+
+    In an iteration where `when` is false it sends nothing.
+    """
 
     name: str
     to: Destination
+    when: Guard | None = None
 
     def __post_init__(self) -> None:
         check_name("an edge", self.name)
         _check_type(f"edge {self.name!r}: to", self.to, Destination, 'a node\'s name, CLIENT("text") or KEEP')
+        if self.when is not None:
+            guard_name(f"edge {self.name!r}", self.when)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An input that another walk feeds, by a `StreamingEdge`: each firing takes the next chunk of it."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        check_name("a stream", self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingEdge:
+    """Items on their way to a node of another walk, which runs at the same time and lists the `Stream`.
+
+    Several walks may feed one stream, one after the other: with the same edge in each.
+
+    Attributes:
+        chunks: how the items are cut for the node.
+        after_end: what comes behind the final chunk: `"stop"` ends the loop around the node with the
+            firing that takes the final chunk; `"empty"` gives it an empty chunk in every later firing.
+        only: items outside of `low <= item < high` are left out, where they are numbers.
+    """
+
+    name: str
+    to: str
+    chunks: ChunkPolicy
+    after_end: AfterEnd = "stop"
+    only: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        check_name("a streaming edge", self.name)
+        what = f"streaming edge {self.name!r}"
+        check_name(f"{what}: the node it goes to", self.to)
+        _check_type(f"{what}: chunks", self.chunks, ChunkPolicy, "a Fixed, SlidingWindow or LeftContext")
+        if self.after_end not in AFTER_END:
+            raise WalkError(f'{what}: after_end must be "stop" or "empty", not {self.after_end!r}')
+        if self.only is not None:
+            object.__setattr__(self, "only", _bounds(what, self.only))
+
+    def takes(self, item: int) -> bool:
+        """Whether the item goes along."""
+        return self.only is None or self.only[0] <= item < self.only[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A component of the model: fires when all `inputs` are there, and then produces all `outputs`."""
+    """A component of the model: fires when all `inputs` are there, and then produces all `outputs`.
+
+    An edge that a guard keeps from sending leaves its input missing. A node with a missing input is
+    skipped: it counts as fired and produces nothing. Unless the input is `optional`: then the node fires
+    without it.
+    """
 
     name: str
-    inputs: Sequence[str] = ()
-    outputs: Sequence[Edge] = ()
+    inputs: Sequence[str | Stream] = ()
+    outputs: Sequence[Edge | StreamingEdge] = ()
+    optional: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_name("a node", self.name)
-        object.__setattr__(self, "inputs", _names(f"node {self.name!r}: inputs", self.inputs))
+        what = f"node {self.name!r}"
+        object.__setattr__(self, "inputs", _inputs(f"{what}: inputs", self.inputs))
         object.__setattr__(self, "outputs", tuple(self.outputs))
+        object.__setattr__(self, "optional", _names(f"{what}: optional", self.optional))
         for edge in self.outputs:
-            _check_type(f"node {self.name!r}: an output", edge, Edge, "an Edge")
-        if len(set(self.outputs)) < len(self.outputs):
+            _check_type(f"{what}: an output", edge, Edge | StreamingEdge, "an Edge or a StreamingEdge")
+        if len({(edge.name, edge.to) for edge in self.outputs}) < len(self.outputs):
+            raise WalkError(f"{what}: outputs list an edge twice; list each name and destination once")
+        if strange := sorted({*self.optional} - {*self.values}):
             raise WalkError(
-                f"node {self.name!r}: outputs list an edge twice; list each name and destination once"
+                f"{what}: optional lists {strange}, which are no inputs of it that an Edge feeds; it has "
+                f"{sorted(self.values)}"
             )
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The inputs that are values, one for each firing."""
+        return tuple(entry for entry in self.inputs if isinstance(entry, str))
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The inputs that are streams."""
+        return tuple(entry.name for entry in self.inputs if isinstance(entry, Stream))
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """The outputs that stay in the walk, or leave it when it is done."""
+        return tuple(edge for edge in self.outputs if isinstance(edge, Edge))
+
+    @property
+    def streaming(self) -> tuple[StreamingEdge, ...]:
+        """The outputs that stream into other walks."""
+        return tuple(edge for edge in self.outputs if isinstance(edge, StreamingEdge))
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -104,6 +190,8 @@ class Parallel:
 class Loop:
     """A body run up to `max_iters` times: a number, or the name of an argument of the walk.
 
+    None: until it is stopped, by the end of a stream that a node inside takes, or by such a node.
+
     An edge out of the loop is held until the loop ends: those named in `outputs` then carry the value
     of the last iteration, those in `accumulated` the list of all. An edge to `CLIENT` that no loop
     names is not held: it emits in every iteration.
@@ -111,7 +199,7 @@ class Loop:
 
     name: str
     body: "Section"
-    max_iters: int | str
+    max_iters: int | str | None
     outputs: Sequence[str] = ()
     accumulated: Sequence[str] = ()
 
@@ -120,7 +208,7 @@ class Loop:
         _sections(f"loop {self.name!r}: the body", (self.body,))
         if isinstance(self.max_iters, str):
             check_name(f"loop {self.name!r}: the argument for max_iters", self.max_iters)
-        else:
+        elif self.max_iters is not None:
             check_max_iters(self.name, self.max_iters)
         object.__setattr__(self, "outputs", _names(f"loop {self.name!r}: outputs", self.outputs))
         object.__setattr__(self, "accumulated", _names(f"loop {self.name!r}: accumulated", self.accumulated))
@@ -135,8 +223,9 @@ def describe(section: Section) -> list[Any]:
     """The section as plain data: equal for equal sections, in every process."""
     match section:
         case Node():
-            edges = [[edge.name, *_destination(edge.to)] for edge in section.outputs]
-            return ["node", section.name, list(section.inputs), edges]
+            inputs = [["stream", it.name] if isinstance(it, Stream) else it for it in section.inputs]
+            described = ["node", section.name, inputs, [_describe_edge(edge) for edge in section.outputs]]
+            return [*described, ["optional", *section.optional]] if section.optional else described
         case Loop():
             leaving = [list(section.outputs), list(section.accumulated)]
             return ["loop", section.name, section.max_iters, *leaving, describe(section.body)]
@@ -144,6 +233,14 @@ def describe(section: Section) -> list[Any]:
             return ["sequential", *map(describe, section.sections)]
         case Parallel():
             return ["parallel", *map(describe, section.sections)]
+
+
+def _describe_edge(edge: Edge | StreamingEdge) -> list[Any]:
+    if isinstance(edge, StreamingEdge):
+        only = None if edge.only is None else list(edge.only)
+        return [edge.name, "stream", edge.to, edge.chunks.describe(), edge.after_end, only]
+    described = [edge.name, *_destination(edge.to)]
+    return [*described, "when", guard_name(f"edge {edge.name!r}", edge.when)] if edge.when else described
 
 
 def _destination(to: Destination) -> list[str]:
@@ -161,6 +258,17 @@ def check_max_iters(loop: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise WalkError(f"loop {loop!r}: max_iters must be an integer of at least 1, not {value!r}")
     return value
+
+
+def guard_name(what: str, guard: object) -> str:
+    """The name of a guard, with its module: what a description of the walk knows of it."""
+    module, name = getattr(guard, "__module__", None), getattr(guard, "__qualname__", None)
+    if not (callable(guard) and isinstance(module, str) and isinstance(name, str)) or "<" in name:
+        raise WalkError(
+            f"{what}: when must be a function that its module knows by name, for it is described by that "
+            f"name; found {guard!r}"
+        )
+    return f"{module}:{name}"
 
 
 def check_name(what: str, name: object) -> None:
@@ -182,6 +290,20 @@ def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise WalkError(f"{what} list a name twice: {list(names)}")
     return tuple(names)
+
+
+def _inputs(what: str, inputs: Sequence[str | Stream]) -> tuple[str | Stream, ...]:
+    if isinstance(inputs, str | Stream):
+        raise WalkError(f"{what} must be a sequence of names, not {inputs!r}; write [{inputs!r}]")
+    _names(what, [it.name if isinstance(it, Stream) else it for it in inputs])
+    return tuple(inputs)
+
+
+def _bounds(what: str, only: tuple[int, int]) -> tuple[int, int]:
+    match only:
+        case (int() as low, int() as high) if low < high:
+            return low, high
+    raise WalkError(f"{what}: only must be two integers (low, high) with low < high, not {only!r}")
 
 
 def _sections(what: str, sections: tuple["Section", ...]) -> tuple["Section", ...]:

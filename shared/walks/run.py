@@ -8,27 +8,42 @@ Everything is counted by iterations, never by time. A firing is known by its nod
 iteration of each loop around it, outermost first), so a duplicate is a duplicate and not the next
 iteration. Loops iterate strictly: an iteration ends when everything in its body has fired, and the next
 begins when `take_ready` is called next. Nested loops begin anew in each iteration of the outer one.
+
+Where a walk's nodes are on several ranks, each rank has a run of the whole walk. It is handed out the
+firings of its own nodes alone, and hears (`hear`) what the others' came to. All runs see the same firings,
+and what follows from one depends on nothing else, so they agree, in whatever order they hear.
+
+What a guard keeps from being sent leaves an input *missing*, and a node with a missing input is skipped: at
+once, and without taking anything from a stream. A skipped node sends nothing, so the nodes behind it may be
+skipped as well, and out of a loop comes nothing where nothing was sent in any of its iterations. A loop of
+which nothing fired in an iteration ends with it: all others would be the same.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum, auto
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from shared.walks.compiled import CompiledLoop, CompiledNode, CompiledWalk, Pair, Route
-from shared.walks.language import Client, Keep, WalkError
+from shared.walks.errors import WalkError
+from shared.walks.language import Client, Keep
 
 Value: TypeAlias = Any
 """Whatever travels on an edge: the run never looks into it."""
 
 
 class Firing(msgspec.Struct, frozen=True):
-    """An order to run a node: once, with these inputs."""
+    """An order to run a node: once, with these inputs.
+
+    Attributes:
+        ends: loops that its completion stops by itself, for it takes the last chunk of a stream.
+    """
 
     node: str
     inputs: dict[str, Value]
     path: tuple[int, ...]
+    ends: tuple[str, ...] = ()
 
 
 class Emission(msgspec.Struct, frozen=True):
@@ -44,6 +59,23 @@ class Emission(msgspec.Struct, frozen=True):
     path: tuple[int, ...]
 
 
+class Early(Enum):
+    """The answer to a firing that is not due yet."""
+
+    EARLY = auto()
+
+
+EARLY: Final = Early.EARLY
+
+
+class _Mark(Enum):
+    MISSING = auto()
+
+
+_MISSING: Final = _Mark.MISSING
+"""In the place of a value that does not come in this iteration."""
+
+
 class _Phase(Enum):
     WAITING = auto()
     READY = auto()
@@ -54,25 +86,36 @@ class _Phase(Enum):
 class WalkRun:
     """One run of `walk`; `args` are the walk's arguments, of which loops take their `max_iters`.
 
+    `here` are the nodes whose firings are handed out; other ranks fire the others. None: all of them.
+
     Attributes:
         done: everything has fired, as often as it should.
         outputs: what was kept, by name: where a loop held it, the value of its last iteration.
         accumulated: what was kept as a list, by name, in the order of iterations.
     """
 
-    def __init__(self, walk: CompiledWalk, args: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        walk: CompiledWalk,
+        args: Mapping[str, Any] | None = None,
+        here: Collection[str] | None = None,
+    ) -> None:
         self.walk = walk
+        self.args = args or {}
         self.done = False
         self.outputs: dict[str, Value] = {}
         self.accumulated: dict[str, list[Value]] = {}
         loops, nodes = walk.loop_table, walk.node_table
-        self._max_iters = walk.max_iters(args or {})
+        self._here = None if here is None else frozenset(node.index for node in nodes if node.name in here)
+        self._max_iters = walk.max_iters(self.args)
         self._iteration = [0] * len(loops)
         self._remaining = [loop.steps for loop in loops]
         self._stopping: set[int] = set()
         self._turning: list[int] = []  # loops: their iteration has ended, the next is to begin
         self._phase = [_Phase.WAITING] * len(nodes)
         self._ready: list[int] = []
+        self._active = [False] * len(loops)  # something fired in the iteration; kept where there are guards
+        self._last: set[int] = set()  # nodes that were fed the last chunk of a stream
         self._slots: list[dict[str, Value]] = [{} for _ in nodes]
         self._second: dict[Pair, Value] = {}  # delivered again: for the next iteration
         self._fed_back: list[dict[Pair, Value]] = [{} for _ in loops]  # for the loop's next iteration
@@ -116,43 +159,75 @@ class WalkRun:
     # ---- out ---------------------------------------------------------------------------------------
     def take_ready(self) -> list[Firing]:
         """The nodes that can fire now, each firing once, in the order the walk was written."""
-        for loop in self._turning:
-            self._begin_iteration(self.walk.loop_table[loop])
-        self._turning.clear()
+        if self._turning:
+            self._turn()
         firings = []
         for index in sorted(self._ready):
             self._phase[index] = _Phase.FIRING
-            node = self.walk.node_table[index]
-            firings.append(Firing(node.name, dict(self._slots[index]), self._path(node.loop)))
+            node, inputs = self.walk.node_table[index], dict(self._slots[index])
+            if node.optional:
+                inputs = {name: value for name, value in inputs.items() if value is not _MISSING}
+            ends: tuple[str, ...] = ()
+            if index in self._last:
+                self._last.remove(index)
+                ends = (self.walk.loop_table[node.loop].name,)
+            firings.append(Firing(node.name, inputs, self._path(node.loop), ends))
         self._ready.clear()
         return firings
 
-    def complete(self, firing: Firing, outputs: Mapping[str, Value]) -> list[Emission] | None:
+    def complete(
+        self, firing: Firing, outputs: Mapping[str, Value], stops: Collection[str] = ()
+    ) -> list[Emission] | None:
         """Send on what a firing produced; what leaves the walk by it, in order.
+
+        The loops in `stops` and in the firing's `ends` end after the iteration under way.
 
         None: refused, and nothing changed, for this firing is not under way (it may be a duplicate).
 
         Raises:
-            WalkError: not exactly the outputs the node declares; nothing changed.
+            WalkError: not exactly the outputs the node declares, or a stop of a loop that is not around
+                it; nothing changed.
         """
         node = self.walk.nodes.get(firing.node)
         if (
             node is None
             or self._phase[node.index] is not _Phase.FIRING
             or firing.path != self._path(node.loop)
+            or not self._is_here(node)
         ):
             return None
-        if outputs.keys() != node.outputs:
+        return self._fired(node, outputs, (*firing.ends, *stops) if firing.ends else stops)
+
+    def hear(
+        self, node: str, path: tuple[int, ...], outputs: Mapping[str, Value], stops: Collection[str] = ()
+    ) -> list[Emission] | Early | None:
+        """Complete a firing of another rank; what leaves the walk by it, in order.
+
+        Of what leaves, the node's own rank sees to what goes to the client; an emission names the node.
+
+        None: a duplicate. `EARLY`: it is not due yet; nothing changed for it, so ask again after the next
+        firing that was completed or heard, or the next input.
+
+        Raises:
+            WalkError: no other rank can fire this (the node is none of this walk, or is fired here; the
+                walk is done without it), or what `complete` raises; nothing changed.
+        """
+        found = self._elsewhere(node, path)
+        now = self._path(found.loop)
+        if path > now and self._turning:  # whoever fires in an iteration has begun it
+            self._turn()
+            now = self._path(found.loop)
+        phase = self._phase[found.index]
+        if path == now and phase is _Phase.FIRING:
+            return self._fired(found, outputs, stops)
+        if path < now or (path == now and phase is _Phase.FIRED):
+            return None
+        if self.done:
             raise WalkError(
-                f"walk {self.walk.name!r}: node {node.name!r} must produce {sorted(node.outputs)}, "
-                f"found {sorted(outputs)}"
+                f"walk {self.walk.name!r}: node {node!r} fired on another rank in {path}, but here the "
+                f"walk is done, with {now} as its last; the ranks do not agree on what happened"
             )
-        self._phase[node.index] = _Phase.FIRED
-        emissions: list[Emission] = []
-        for route in node.routes:
-            self._send(route, 0, outputs[route.edge], emissions)
-        self._step_done(node.loop, emissions)
-        return emissions
+        return EARLY
 
     def stop(self, loop: str) -> list[Emission] | None:
         """End a loop after the iteration that is under way; what leaves the walk by that, in order.
@@ -177,7 +252,112 @@ class WalkRun:
         self._stopping.add(found.index)
         return emissions
 
+    # ---- streams -----------------------------------------------------------------------------------
+    def wants(self) -> list[Pair]:
+        """The streaming inputs that a node waits for, here and now: everything else it takes is there.
+
+        Ask after `take_ready`, which begins the iteration at hand.
+        """
+        table = self.walk.node_table
+        return [
+            (edge, table[index].name)
+            for index in self.walk.takers_of_streams
+            for edge in self._open_streams(table[index])
+        ]
+
+    def feed(self, edge: str, node: str, value: Value, *, last: bool = False) -> bool:
+        """Give a node the next chunk of a stream; False: refused, and nothing changed, for it is not wanted.
+
+        The firing that takes a `last` one ends the loop around the node.
+        """
+        found = self.walk.nodes.get(node)
+        if found is None or edge not in self._open_streams(found):
+            return False
+        self._slots[found.index][edge] = value
+        if last and found.loop:
+            self._last.add(found.index)
+        self._check_ready(found)
+        return True
+
+    def _open_streams(self, node: CompiledNode) -> list[str]:
+        slots = self._slots[node.index]
+        waits = self._phase[node.index] is _Phase.WAITING and self._is_here(node)
+        if not waits or any(edge not in slots for edge in node.inputs):
+            return []
+        return [edge for edge in node.streams if edge not in slots]
+
+    # ---- memory ------------------------------------------------------------------------------------
+    def alive(self) -> list[Value]:
+        """Every value that may still be read, on any rank, or is kept; one that is listed stands for each.
+
+        A value may be there several times. What went to the client is not the run's any more.
+        """
+        found: list[Value] = [*self.outputs.values(), *self.accumulated.values()]
+        if not self.done:
+            found += self._second.values()
+            found += self._held.values()
+            for loop, fed in enumerate(self._fed_back):
+                if fed and self._goes_on(loop):
+                    found += fed.values()
+            found += (value for (_, loop), value in self._saved.items() if self._goes_on(loop))
+            for node in self.walk.node_table:
+                found += self._read_again(node)
+        return [value for value in _flat(found) if value is not _MISSING]
+
+    def _read_again(self, node: CompiledNode) -> list[Value]:
+        """The inputs of a node that its firing at hand reads, or, once it has fired, the next one."""
+        slots = self._slots[node.index]
+        if self._phase[node.index] is not _Phase.FIRED:
+            return [*slots.values()]
+        lineage = self.walk.loop_table[node.loop].lineage
+        again = next((loop for loop in reversed(lineage) if self._goes_on(loop)), 0)
+        if not again:
+            return []
+        loop, fed = self.walk.loop_table[again], self._fed_back[again]
+        return [
+            value
+            for edge, value in slots.items()
+            if (pair := (edge, node.name)) not in fed
+            and pair not in loop.cleared
+            and pair not in loop.restored
+        ]
+
+    def _goes_on(self, loop: int) -> bool:
+        """Whether another iteration of this loop may follow the one at hand."""
+        if loop in self._turning:
+            return True
+        is_last = loop in self._stopping or self._iteration[loop] + 1 == self._max_iters[loop]
+        return self._remaining[loop] > 0 and not is_last
+
     # ---- values ------------------------------------------------------------------------------------
+    def _fired(
+        self, node: CompiledNode, outputs: Mapping[str, Value], stops: Collection[str]
+    ) -> list[Emission]:
+        """A firing came to `outputs`."""
+        if outputs.keys() != node.outputs:
+            self._check_outputs(node, outputs)
+        stopping = [self._around(node, loop) for loop in stops]
+        closed: frozenset[int] | None = None
+        if self.walk.guarded:
+            iteration = self._iteration[node.loop]
+            closed = frozenset(
+                route.index
+                for route in node.routes
+                if route.when is not None and not route.when(iteration, self.args)
+            )
+            for loop in self.walk.loop_table[node.loop].lineage:
+                self._active[loop] = True
+        self._stopping.update(stopping)
+        self._phase[node.index] = _Phase.FIRED
+        emissions: list[Emission] = []
+        for route in node.routes:
+            if closed and route.index in closed:
+                self._send_nothing(route, 0, emissions)
+            else:
+                self._send(route, 0, outputs[route.edge], emissions)
+        self._step_done(node.loop, emissions)
+        return emissions
+
     def _send(self, route: Route, hold: int, value: Value, emissions: list[Emission]) -> None:
         """Send a value on from the place `hold` of its route: to a loop that holds it, or home."""
         if hold < len(route.holds):
@@ -198,20 +378,43 @@ class WalkRun:
             listed = any(accumulates for _, accumulates in route.holds)
             (self.accumulated if listed else self.outputs)[route.edge] = value
 
+    def _send_nothing(self, route: Route, hold: int, emissions: list[Emission]) -> None:
+        """No value comes on this route in this iteration: an input in it misses."""
+        if hold == len(route.holds) and isinstance(route.to, str) and not route.back:
+            node = self.walk.nodes[route.to]
+            self._put(node, (route.edge, route.to), _MISSING, route.loop)
+            if route.edge in node.optional:
+                self._check_ready(node)
+            elif self._phase[node.index] is _Phase.WAITING:
+                self._skip(node, emissions)
+
+    def _skip(self, node: CompiledNode, emissions: list[Emission]) -> None:
+        self._phase[node.index] = _Phase.FIRED
+        for route in node.routes:
+            self._send_nothing(route, 0, emissions)
+        self._step_done(node.loop, emissions)
+
     def _fill(self, node: CompiledNode, pair: Pair, value: Value, loop: int) -> None:
-        """Fill an input with the value it has in the present iteration of `loop`."""
-        slots = self._slots[node.index]
-        slots[pair[0]] = value
-        for restorer in self.walk.restorers.get(pair, ()):
-            if restorer > loop:  # further in: along one lineage, indices rise
-                self._saved[pair, restorer] = value
+        self._put(node, pair, value, loop)
         self._check_ready(node)
 
+    def _put(self, node: CompiledNode, pair: Pair, value: Value, loop: int) -> None:
+        """Fill an input with the value it has in the present iteration of `loop`."""
+        self._slots[node.index][pair[0]] = value
+        for restorer in self.walk.restorers.get(pair, ()):
+            if restorer >= loop:  # the loop, or further in: along one lineage, indices rise
+                self._saved[pair, restorer] = value
+
     def _check_ready(self, node: CompiledNode) -> None:
-        complete = len(self._slots[node.index]) == len(node.inputs)
-        if complete and self._phase[node.index] is _Phase.WAITING:
-            self._phase[node.index] = _Phase.READY
-            self._ready.append(node.index)
+        if self._phase[node.index] is not _Phase.WAITING:
+            return
+        there = len(self._slots[node.index])
+        if self._is_here(node):
+            if there == node.takes:
+                self._phase[node.index] = _Phase.READY
+                self._ready.append(node.index)
+        elif there == len(node.inputs):  # its streams are the other rank's business
+            self._phase[node.index] = _Phase.FIRING
 
     # ---- loops -------------------------------------------------------------------------------------
     def _step_done(self, index: int, emissions: list[Emission]) -> None:
@@ -219,7 +422,8 @@ class WalkRun:
         self._remaining[index] -= 1
         if self._remaining[index]:
             return
-        if index in self._stopping or self._iteration[index] + 1 == self._max_iters[index]:
+        idle = self.walk.guarded and not self._active[index]
+        if idle or index in self._stopping or self._iteration[index] + 1 == self._max_iters[index]:
             self._end(self.walk.loop_table[index], emissions)
         else:
             self._turning.append(index)
@@ -230,32 +434,62 @@ class WalkRun:
             self.done = True
             return
         for route, hold in loop.exits:
-            self._send(route, hold + 1, self._held.pop((route.index, hold)), emissions)
+            value = self._held.pop((route.index, hold), _MISSING)
+            if value is _MISSING:
+                self._send_nothing(route, hold + 1, emissions)
+            else:
+                self._send(route, hold + 1, value, emissions)
         self._step_done(loop.parent, emissions)
+
+    def _turn(self) -> None:
+        """Begin the next iteration of every loop that waits for it."""
+        for loop in self._turning:
+            self._begin_iteration(self.walk.loop_table[loop])
+        self._turning.clear()
 
     def _begin_iteration(self, loop: CompiledLoop) -> None:
         self._iteration[loop.index] += 1
         self._remaining[loop.index] = loop.steps
+        fed, self._fed_back[loop.index] = self._fed_back[loop.index], {}
         for index in loop.inner:
             self._iteration[index] = 0
             self._remaining[index] = self.walk.loop_table[index].steps
             self._stopping.discard(index)
+            self._fed_back[index] = {}
         for index in loop.nodes:
             self._phase[index] = _Phase.WAITING
 
         nodes = self.walk.nodes
         for edge, name in loop.cleared:
-            del self._slots[nodes[name].index][edge]
+            self._slots[nodes[name].index].pop(edge, None)  # a skipped node has taken nothing from a stream
         for pair in loop.restored:
-            self._fill(nodes[pair[1]], pair, self._saved[pair, loop.index], loop.index)
-        for pair, value in self._fed_back[loop.index].items():
-            self._fill(nodes[pair[1]], pair, value, loop.index)
+            if pair not in fed:
+                self._put(nodes[pair[1]], pair, self._saved[pair, loop.index], loop.index)
+        for pair, value in fed.items():
+            self._put(nodes[pair[1]], pair, value, loop.index)
         for pair in [pair for pair in self._second if nodes[pair[1]].index in loop.nodes]:
             value = self._second.pop(pair)
             if pair in self.walk.external_inputs:
-                self._fill(nodes[pair[1]], pair, value, 0)
-        for index in loop.nodes:  # what sees the same inputs again
+                self._put(nodes[pair[1]], pair, value, 0)
+        if self.walk.guarded:
+            self._skip_again(loop)
+        for index in loop.nodes:
             self._check_ready(self.walk.node_table[index])
+
+    def _skip_again(self, loop: CompiledLoop) -> None:
+        """Skip what misses an input from outside the loop, now as in the iteration before."""
+        for index in (loop.index, *loop.inner):
+            self._active[index] = False
+        emissions: list[Emission] = []
+        for index in loop.nodes:
+            node, slots = self.walk.node_table[index], self._slots[index]
+            misses = any(value is _MISSING and edge not in node.optional for edge, value in slots.items())
+            if misses and self._phase[index] is _Phase.WAITING:
+                self._skip(node, emissions)
+        # What leaves a walk comes of a firing, and the loop cannot end: whatever fired first in the
+        # iteration before has the same inputs again.
+        assert not emissions, "a skip puts nothing out"
+        assert self._remaining[loop.index], "an iteration in which nothing fires is the last"
 
     def _is_running(self, loop: CompiledLoop) -> bool:
         """Whether it has begun, which is when something in it fired, and has not ended."""
@@ -264,3 +498,55 @@ class WalkRun:
 
     def _path(self, loop: int) -> tuple[int, ...]:
         return tuple([self._iteration[index] for index in self.walk.loop_table[loop].lineage])
+
+    # ---- ranks -------------------------------------------------------------------------------------
+    def _is_here(self, node: CompiledNode) -> bool:
+        return self._here is None or node.index in self._here
+
+    def _elsewhere(self, name: str, path: tuple[int, ...]) -> CompiledNode:
+        """The node `name`, which another rank fires, where `path` can be one of its firings."""
+        node = self.walk.nodes.get(name)
+        if node is None or self._is_here(node):
+            here = sorted(name for name, node in self.walk.nodes.items() if self._is_here(node))
+            raise WalkError(
+                f"walk {self.walk.name!r}: no other rank fires node {name!r}; the nodes are "
+                f"{sorted(self.walk.nodes)}, of which {here} fire here"
+            )
+        loops = [self.walk.loop_table[index].name for index in self.walk.loop_table[node.loop].lineage]
+        if len(path) != len(loops):
+            raise WalkError(
+                f"walk {self.walk.name!r}: a path of node {name!r} has the iterations of the loops {loops}, "
+                f"found {path}"
+            )
+        return node
+
+    # ---- what a firing may say ---------------------------------------------------------------------
+    def _check_outputs(self, node: CompiledNode, outputs: Mapping[str, Value]) -> None:
+        streamed = node.streamed
+        if not node.outputs <= outputs.keys() <= node.outputs | streamed:
+            may = f", and may produce {sorted(streamed)} for streams" if streamed else ""
+            raise WalkError(
+                f"walk {self.walk.name!r}: node {node.name!r} must produce {sorted(node.outputs)}{may}, "
+                f"found {sorted(outputs)}"
+            )
+
+    def _around(self, node: CompiledNode, loop: str) -> int:
+        """The index of a loop that a firing of `node` may stop."""
+        found = self.walk.loops.get(loop)
+        around = self.walk.loop_table[node.loop].lineage
+        if found is None or found.index not in around:
+            names = [self.walk.loop_table[index].name for index in around]
+            raise WalkError(
+                f"walk {self.walk.name!r}: a firing of node {node.name!r} cannot stop loop {loop!r}, which "
+                f"is not around it: other ranks could not tell in which iteration; around it are {names}"
+            )
+        return found.index
+
+
+def _flat(values: list[Value]) -> Iterator[Value]:
+    """The values, with those of a list one by one."""
+    for value in values:
+        if isinstance(value, list):
+            yield from _flat(value)
+        else:
+            yield value

@@ -23,7 +23,7 @@ UNTYPED: Any = CLIENT, "x", None
         ),
         (lambda: Node("a", "token"), r"inputs must be a sequence of names, not 'token'; write \['token'\]"),
         (lambda: Node("a", ["x", "x"]), "node 'a': inputs list a name twice"),
-        (lambda: Node("a", [], [UNTYPED[1]]), "node 'a': an output must be an Edge, not 'x'"),
+        (lambda: Node("a", [], [UNTYPED[1]]), "node 'a': an output must be an Edge or a StreamingEdge, not 'x'"),
         (lambda: Node("a", [], [Edge("x", KEEP)] * 2), "node 'a': outputs list an edge twice"),
         (Sequential, "a Sequential is empty"),
         (Parallel, "a Parallel is empty"),
