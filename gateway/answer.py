@@ -48,8 +48,8 @@ class Format(Protocol):
         """All choices are."""
         ...
 
-    def failed(self, error: HttpError) -> bytes:
-        """The end of a response that has begun and cannot be completed."""
+    def failed(self, error: HttpError) -> bytes | None:
+        """The end of a response that has begun and cannot be completed; None: it cannot say so."""
         ...
 
 
@@ -175,7 +175,10 @@ class Answer(Response):
 
     async def _fail(self, error: HttpError) -> None:
         if self._begun:
-            await self._write(self._format.failed(error), last=True)
+            last_words = self._format.failed(error)
+            if last_words is not None:
+                await self._write(last_words, last=True)
+            # Else the server closes the connection: nobody takes what came for the whole.
             return
         await self._begin(
             error.status, "application/json", error.headers | {"content-length": str(len(error.json))}

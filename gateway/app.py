@@ -22,6 +22,7 @@ from starlette.routing import Match
 
 from gateway import errors, schema, server
 from gateway.about_routes import about_routes
+from gateway.audio.routes import speech_routes
 from gateway.doors.front import FrontDoor
 from gateway.errors import HttpError
 from gateway.generate.routes import generate_routes
@@ -91,6 +92,7 @@ def create_app(
         health_routes,
         metrics_routes,
         generate_routes,
+        speech_routes,
         openai_routes,
         request_routes,
     ):

@@ -1,4 +1,4 @@
-"""Request bodies: what JSON is, and the parameters both APIs share."""
+"""Request bodies: what JSON is, the parameters all routes share, and what `/openapi.json` says of a body."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -64,3 +64,23 @@ def params_of(given: Mapping[str, object], where: str = "") -> Params:
         return msgspec.convert(present, Params)
     except msgspec.ValidationError as error:
         raise errors.of_misfit(misfit(error, present, Params), where) from error
+
+
+def body_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """A body's schema, for `/openapi.json`: the body itself is parsed by us."""
+    [schema], parts = msgspec.json.schema_components([kind], ref_template="{name}")
+    content = {"application/json": {"schema": _whole(schema, parts)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _whole(schema: Any, parts: dict[str, Any]) -> Any:
+    """A schema with its parts where they are referred to: `/openapi.json` has its references elsewhere."""
+    match schema:
+        case {"$ref": name}:
+            return _whole(parts[name], parts)
+        case dict():
+            return {key: _whole(value, parts) for key, value in schema.items()}
+        case list():
+            return [_whole(value, parts) for value in schema]
+        case _:
+            return schema

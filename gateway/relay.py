@@ -20,6 +20,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+import msgspec
+
 from gateway.metrics.hops import Hops, Journey
 from shared.events import (
     AnyEvent,
@@ -70,11 +72,14 @@ class OutputFold:
     Attributes:
         submission_seq: where our submission is stored; None until the log said so.
         ended: an end was given out; nothing follows it.
+        told: how many chunks were given out. With several tracks that is a chunk's index for its client: each
+            track counts its own, and the log's order, in which they are told, is one for all gateways.
     """
 
     submission_seq: int | None = None
     transcript: Transcript = field(default_factory=Transcript)
     ended: bool = False
+    told: int = 0
     _rejections: list[RequestRejected] = field(default_factory=list)
 
     def fold(self, seq: int, event: AnyEvent) -> list[Item]:
@@ -98,7 +103,7 @@ class OutputFold:
     def _items(self, event: AnyEvent) -> list[Item]:
         match event:
             case OutputChunk() | OutputFence():
-                return list(self.transcript.fold(event))
+                return self._chunks(event)
             case RequestFinished():
                 return [self._finish(event)]
             case RequestFailed():
@@ -113,6 +118,13 @@ class OutputFold:
                 return [Failed(event.failure)]
             case _:
                 return []
+
+    def _chunks(self, event: OutputChunk | OutputFence) -> list[Item]:
+        valid = self.transcript.fold(event)
+        first, self.told = self.told, self.told + len(valid)
+        if all(chunk.index == first + place for place, chunk in enumerate(valid)):
+            return list(valid)
+        return [msgspec.structs.replace(chunk, index=index) for index, chunk in enumerate(valid, start=first)]
 
     def _finish(self, event: RequestFinished) -> Item:
         found = self.transcript.totals

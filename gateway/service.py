@@ -6,9 +6,9 @@ one log; when it ends, for whatever reason, every answer that hung on it ends wi
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import count
 from typing import Any, Final
@@ -46,22 +46,35 @@ class NotReadyError(CapacityError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a gateway has to know of the deployment: the model's name, and what one may ask of it."""
+    """What a gateway has to know of the deployment: the model's name, and what one may ask of it.
+
+    Attributes:
+        modalities: what it takes, and `outputs` what it puts out.
+        media: what the bytes of a modality mean.
+        voices: who can speak, the first by default.
+    """
 
     name: str
     family: str
     ranks: tuple[int, ...]
     max_seq_len: int
-    modalities: tuple[str, ...]
+    modalities: tuple[str, ...] = ("text",)
+    outputs: tuple[str, ...] = ("text",)
+    media: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    voices: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, config: DeploymentConfig) -> "Served":
+        graph = registry.graph(config.model)
         return cls(
             name=config.name or config.model,
             family=config.model,
             ranks=tuple(config.ranks),
             max_seq_len=config.max_seq_len,
-            modalities=tuple(registry.graph(config.model).modalities),
+            modalities=graph.modalities,
+            outputs=graph.outputs,
+            media=graph.media,
+            voices=graph.voices,
         )
 
     def check_model(self, asked: str | None) -> None:

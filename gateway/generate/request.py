@@ -8,7 +8,7 @@ nearest one that is known.
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final
@@ -33,7 +33,7 @@ _LIMITS: Final = ("max_tokens", "max_output_tokens", "max_new_tokens")
 MODEL_KWARGS: Final = (
     *_LIMITS, "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "logit_bias", "bad_words", "min_tokens", "seed", "stop", "stop_token_ids",
-    "ignore_eos", "logprobs", "echo",
+    "ignore_eos", "logprobs", "echo", "voice",
 )  # fmt: skip
 FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "text": {"type": "string"},
@@ -98,10 +98,12 @@ def parse(fields: Mapping[str, Any], served: Served) -> GenerateRequest:
     return GenerateRequest(
         inputs=msgspec.structs.replace(
             _question(fields, served),
-            input_modalities=_modalities(fields, "input_modalities", served),
-            output_modalities=_modalities(fields, "output_modalities", served),
+            input_modalities=_modalities(fields, "input_modalities", served, ("text",), served.modalities),
+            output_modalities=_modalities(
+                fields, "output_modalities", served, served.outputs[:1], served.outputs
+            ),
         ),
-        params=model_kwargs(fields.get("model_kwargs")),
+        params=_spoken(model_kwargs(fields.get("model_kwargs")), served),
         streaming=_boolean(fields, "streaming", default=True),
         model=_text(fields, "model"),
         request_id=_text(fields, "request_id") or None,
@@ -137,6 +139,17 @@ def model_kwargs(found: object) -> Params:
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
     return params_of(given, "model_kwargs.")
+
+
+def _spoken(params: Params, served: Served) -> Params:
+    """The parameters, with a voice that there is."""
+    if params.voice is not None and params.voice not in served.voices:
+        there_are = _listed(served.voices) or "none: this model does not speak"
+        raise InvalidParamError(
+            "model_kwargs.voice",
+            f"model_kwargs.voice: expected one of {there_are}, found {described(params.voice)}",
+        )
+    return params
 
 
 def _question(fields: Mapping[str, Any], served: Served) -> Inputs:
@@ -204,10 +217,13 @@ def _is_empty(file: object) -> bool:
     return not (file.filename or file.size) if isinstance(file, UploadFile) else not file
 
 
-def _modalities(fields: Mapping[str, Any], name: str, served: Served) -> list[str]:
+def _modalities(
+    fields: Mapping[str, Any], name: str, served: Served, usual: Sequence[str], known: Sequence[str]
+) -> list[str]:
+    """The modalities in a field, or the `usual` ones; each is to be one of those `known`."""
     found = fields.get(name)
     if found is None or found == "":
-        return ["text"]
+        return list(usual)
     names = found.split(",") if isinstance(found, str) else found
     if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
         raise InvalidParamError(
@@ -215,14 +231,13 @@ def _modalities(fields: Mapping[str, Any], name: str, served: Served) -> list[st
         )
     asked = list(dict.fromkeys(one.strip() for one in names if one.strip()))
     for one in asked:
-        if one not in served.modalities:
+        if one not in known:
             raise InvalidParamError(
                 name,
-                f"{name}: the model {served.name!r} knows {_listed(served.modalities)}, "
-                f"found {described(one)}",
+                f"{name}: the model {served.name!r} knows {_listed(known)}, found {described(one)}",
                 code="unsupported_modality",
             )
-    return asked or ["text"]
+    return asked or list(usual)
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str | None:

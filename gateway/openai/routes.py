@@ -4,14 +4,14 @@ Those of OpenAI's that are not served are known by name, so that a client learns
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
 from gateway import caps, resume
 from gateway.answer import Answer, Format, Question
-from gateway.bodies import read_object
+from gateway.bodies import body_schema, read_object
 from gateway.choices import split
 from gateway.openai.answers import ChatDocument, ChatStream, CompletionDocument, CompletionStream, Head
 from gateway.openai.requests import ChatRequest, CompletionRequest, parse
@@ -24,11 +24,24 @@ _R = TypeVar("_R", ChatRequest, CompletionRequest)
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 NOT_SERVED: Final = (
-    "assistants", "audio", "batches", "containers", "conversations", "embeddings", "evals", "files",
-    "fine_tuning", "images", "moderations", "organization", "realtime", "responses", "threads", "uploads",
-    "vector_stores", "videos",
+    "assistants", "audio/transcriptions", "audio/translations", "audio/voices", "batches", "containers",
+    "conversations", "embeddings", "evals", "files", "fine_tuning", "images", "moderations", "organization",
+    "realtime", "responses", "threads", "uploads", "vector_stores", "videos",
 )  # fmt: skip
 """OpenAI's other routes, by what comes behind `/v1/`."""
+
+
+class NoTextError(ClientError):
+    """The model does not answer in text."""
+
+    code = "unsupported_modality"
+    param = "model"
+
+    def __init__(self, name: str, outputs: Sequence[str]) -> None:
+        route = (
+            "; ask it with POST /v1/audio/speech" if "audio" in outputs else "; ask it with POST /generate"
+        )
+        super().__init__(f"the model {name!r} puts out {', '.join(outputs)} and no text{route}")
 
 
 class NotServedError(ClientError):
@@ -40,7 +53,7 @@ class NotServedError(ClientError):
     def __init__(self, method: str, path: str) -> None:
         super().__init__(
             f"{method} {path[:200]} is a route of OpenAI's that is not served here; expected one of "
-            f"POST {CHAT}, POST {COMPLETIONS}, GET /v1/models"
+            f"POST {CHAT}, POST {COMPLETIONS}, POST /v1/audio/speech, GET /v1/models"
         )
 
 
@@ -57,7 +70,7 @@ def openai_routes(gateway: Gateway) -> APIRouter:
         gateway.served.check_model(model)
         return _model(gateway)
 
-    @router.post("/chat/completions", summary="Answer a chat", openapi_extra=_body(ChatRequest))
+    @router.post("/chat/completions", summary="Answer a chat", openapi_extra=body_schema(ChatRequest))
     async def chat(request: Request) -> Response:
         body = parse(ChatRequest, await read_object(request))
         question, head, position = _asked(gateway, body, request, CHAT, "chatcmpl")
@@ -66,7 +79,7 @@ def openai_routes(gateway: Gateway) -> APIRouter:
             form = ChatStream(head, includes_usage=body.includes_usage, position=position)
         return Answer(gateway, question, form)
 
-    @router.post("/completions", summary="Continue a prompt", openapi_extra=_body(CompletionRequest))
+    @router.post("/completions", summary="Continue a prompt", openapi_extra=body_schema(CompletionRequest))
     async def completions(request: Request) -> Response:
         body = parse(CompletionRequest, await read_object(request))
         question, head, position = _asked(gateway, body, request, COMPLETIONS, "cmpl")
@@ -93,6 +106,8 @@ def _asked(
 ) -> tuple[Question, Head, Position]:
     """What an HTTP request asks, what every piece of its answer repeats, and where a stream of it begins."""
     gateway.served.check_model(body.model)
+    if "text" not in gateway.served.outputs:
+        raise NoTextError(gateway.served.name, gateway.served.outputs)
     settings = gateway.settings
     prompts = body.prompts(settings)
     params = body.params(settings)
@@ -128,23 +143,3 @@ def _model(gateway: Gateway) -> dict[str, Any]:
         "owned_by": "dalsegno",
         "max_model_len": gateway.served.max_seq_len,
     }
-
-
-def _body(kind: type[ChatRequest] | type[CompletionRequest]) -> dict[str, Any]:
-    """The body's schema, for `/openapi.json`: the body itself is parsed by us."""
-    [schema], parts = msgspec.json.schema_components([kind], ref_template="{name}")
-    content = {"application/json": {"schema": _whole(schema, parts)}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-def _whole(schema: Any, parts: dict[str, Any]) -> Any:
-    """A schema with its parts where they are referred to: `/openapi.json` has its references elsewhere."""
-    match schema:
-        case {"$ref": name}:
-            return _whole(parts[name], parts)
-        case dict():
-            return {key: _whole(value, parts) for key, value in schema.items()}
-        case list():
-            return [_whole(value, parts) for value in schema]
-        case _:
-            return schema

@@ -14,6 +14,8 @@ import yaml
 
 from dalsegno import environment
 from gateway import errors
+from gateway.audio.encoder import FORMATS
+from gateway.audio.request import SpeechRequest
 from gateway.generate import request as generate_request
 from gateway.openai import requests as openai_requests
 from gateway.openai.requests import ChatRequest, CompletionRequest
@@ -217,6 +219,13 @@ def test_every_field_of_openais_is_in_its_table() -> None:
         assert shown == {field: list(neutral) for field, neutral in kind.neutral.items()}
     [messages] = [row[3] for row in taken if row[0] == "`messages`"]
     assert set(openai_requests.ROLES) <= named(messages)
+
+
+def test_every_field_of_speech_is_in_its_table() -> None:
+    told = rows(HTTP, "## `POST /v1/audio/speech`")[1:]
+    fields = {field.encode_name for field in msgspec.structs.fields(SpeechRequest)} - {"model"}
+    assert set().union(*(named(row[0]) for row in told)) == fields
+    assert set(FORMATS) <= set().union(*(named(row[1]) for row in told))
 
 
 def _values(cell: str) -> list[str]:

@@ -87,6 +87,23 @@ class Performance:
         prompt = msgspec.structs.replace(self.chunk(text, [], tokens), metadata={"echo": True})
         self.output(prompt)
 
+    def sound(self, pcm: bytes, track: str = "") -> None:
+        """A piece of sound: 16-bit samples at 24 kHz."""
+        said = self.transcript.track(track)
+        chunk = OutputChunk(
+            id=f"{self.request_id}.{track}.{said.next_index}",
+            writer="w0",
+            request_id=self.request_id,
+            attempt=1,
+            index=said.next_index,
+            modality="audio",
+            data=pcm,
+            metadata={"dtype": "int16", "shape": [len(pcm) // 2], "sample_rate": 24000, "num_channels": 1},
+            track=track,
+        )
+        self.transcript.fold(chunk)
+        self.output(chunk)
+
     def output(self, event: Event) -> None:
         subject = self.subjects.output(self.event.origin, self.request_id, event.writer)
         self.server.append(subject, encode(event))
@@ -219,6 +236,7 @@ async def deployment(
     settings: GatewaySettings | None = None,
     keys: Sequence[ApiKey] = (),
     says_requests: bool = True,
+    served: Served = SERVED,
 ) -> AsyncIterator[World]:
     """A gateway on a log in memory whose requests are answered by `script`."""
     settings = settings or GatewaySettings(max_body_bytes=max_body_bytes)
@@ -227,7 +245,7 @@ async def deployment(
     if worker_joined:
         joined = WorkerJoined(writer="w0", rank=0, model="decoder_lm", nodes=[], device="cpu")
         store.append(subjects.worker(0), encode(joined))
-    gateway = Gateway(SERVED, subjects, ORIGIN, settings)
+    gateway = Gateway(served, subjects, ORIGIN, settings)
     app = create_app(gateway, keys, says_requests=says_requests)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=30) as client:

@@ -12,7 +12,7 @@ from gateway.openai.routes import NOT_SERVED
 from shared.config import ApiKey, GatewaySettings
 from shared.events import Failure
 from tests.gateway.openai_schema import check
-from tests.gateway.openai_schema.extract import extract
+from tests.gateway.openai_schema.extract import ROOTS, extract
 from tests.gateway.world import CHAT, Performance, deployment, echo
 
 COMPLETION = {"model": "demo", "prompt": "x"}
@@ -48,7 +48,7 @@ def references(schema: object) -> Iterator[str]:
 def test_nullable_is_folded_wherever_it_stands() -> None:
     schemas: dict[str, Any] = {
         name: {"type": "object", "properties": {"nullable": {"type": "string", "nullable": True}}}
-        for name in ("CreateChatCompletionResponse", "CreateCompletionResponse", "ErrorResponse", "Model")
+        for name in ROOTS
     }
     schemas["ListModelsResponse"] = {"$ref": "#/components/schemas/Model", "nullable": True}
     schemas["CreateChatCompletionStreamResponse"] = {"type": "object", "description": "words"}

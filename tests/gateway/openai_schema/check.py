@@ -31,6 +31,11 @@ ECHOED: Final = "CreateCompletionResponse as served with an echo"
 ERROR: Final = "ErrorResponse"
 MODELS: Final = "ListModelsResponse"
 MODEL: Final = "Model"
+SPEECH: Final = {
+    "speech.audio.delta": "SpeechAudioDeltaEvent",
+    "speech.audio.done": "SpeechAudioDoneEvent",
+}
+"""By the `type` of an event."""
 COUNTS: Final[Counter[str]] = Counter()
 ERROR_STATUSES: Final[Counter[int]] = Counter()
 _NULL: Final = {"type": "null"}
@@ -57,7 +62,17 @@ AS_SERVED: Final[dict[str, Any]] = {COMPLETION_CHUNK: _chunk(), ECHOED: _echoed(
 _DEFS: Final = SCHEMAS["$defs"] | AS_SERVED
 _VALIDATORS: Final = {
     name: Draft202012Validator({"$defs": _DEFS, "$ref": f"#/$defs/{name.replace(' ', '%20')}"})
-    for name in (CHAT, CHAT_CHUNK, COMPLETION, COMPLETION_CHUNK, ECHOED, ERROR, MODELS, MODEL)
+    for name in (
+        CHAT,
+        CHAT_CHUNK,
+        COMPLETION,
+        COMPLETION_CHUNK,
+        ECHOED,
+        ERROR,
+        MODELS,
+        MODEL,
+        *SPEECH.values(),
+    )
 }
 
 
@@ -91,6 +106,11 @@ def check_response(response: httpx.Response) -> None:
             asked = json.loads(response.request.content)
             has_null = asked.get("echo") and asked.get("logprobs") is not None
             check(ECHOED if has_null else COMPLETION, response.json())
+        case "/v1/audio/speech" if is_stream:
+            for line in response.text.split():
+                if line != "data:" and line.startswith("{"):
+                    body = json.loads(line)
+                    check(ERROR if "error" in body else SPEECH[body["type"]], body)
         case "/v1/models":
             check(MODELS, response.json())
         case _ if path.startswith("/v1/models/"):

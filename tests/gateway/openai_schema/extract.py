@@ -19,6 +19,8 @@ ROOTS: Final = (
     "ErrorResponse",
     "ListModelsResponse",
     "Model",
+    "SpeechAudioDeltaEvent",
+    "SpeechAudioDoneEvent",
 )
 TARGET: Final = Path(__file__).with_name("schemas.json")
 _REF: Final = "#/components/schemas/"

@@ -1,0 +1,102 @@
+"""A spoken answer as a client gets it: a file's bytes, or server-sent events that hold them.
+
+    data: {"type": "speech.audio.delta", "audio": <base64>}
+    data: {"type": "speech.audio.done", "usage": {"input_tokens": 7, "output_tokens": 84, "total_tokens": 91}}
+
+Bytes cannot say that something failed: where an answer ends before its time, the connection does, too, so
+that nobody takes half of it for all.
+"""
+
+from base64 import b64encode
+from typing import Final
+
+import msgspec
+
+from gateway.audio.encoder import FORMATS, Encoder, Sound
+from gateway.errors import HttpError
+from shared.events import OutputChunk, Usage
+
+EVENTS: Final = "text/event-stream"
+
+
+class SpeechBytes:
+    """An answer as one file.
+
+    Args:
+        kind: of file, of `FORMATS`.
+        is_stream: whether its bytes are sent as they come, and its head says no length.
+        silence: what the model's sound is, for an answer without any.
+    """
+
+    def __init__(self, kind: str, *, is_stream: bool, silence: Sound) -> None:
+        self.media_type = FORMATS[kind].media_type
+        self._kind = FORMATS[kind]
+        self._is_stream = is_stream
+        self._silence = silence
+        self._encoder: Encoder | None = None
+        self._whole: list[bytes] = []
+
+    def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
+        if chunk.modality != "audio" or not chunk.data:
+            return b""
+        return self._told(self._of(Sound.of(chunk.metadata)).push(chunk.data))
+
+    def ended(self, choice: int, finish_reason: str) -> bytes:
+        return b""
+
+    def complete(self, usage: Usage) -> bytes:
+        rest = self._of(self._silence).finish()
+        return b"".join([*self._whole, rest])
+
+    def failed(self, error: HttpError) -> None:
+        return None
+
+    def _of(self, sound: Sound) -> Encoder:
+        if self._encoder is None:
+            whole = None if self._is_stream else self._kind.whole
+            self._encoder = (whole or self._kind.stream)(sound)
+        return self._encoder
+
+    def _told(self, data: bytes) -> bytes:
+        """What is sent now of what the file has so far."""
+        if self._is_stream:
+            return data
+        self._whole.append(data)
+        return b""
+
+
+class SpeechEvents:
+    """An answer as server-sent events, each with a piece of the file."""
+
+    media_type = EVENTS
+
+    def __init__(self, kind: str, *, silence: Sound) -> None:
+        self._bytes = SpeechBytes(kind, is_stream=True, silence=silence)
+
+    def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
+        return _delta(self._bytes.chunk(choice, chunk))
+
+    def ended(self, choice: int, finish_reason: str) -> bytes:
+        return b""
+
+    def complete(self, usage: Usage) -> bytes:
+        done = {
+            "type": "speech.audio.done",
+            "usage": {
+                "input_tokens": usage.prompt_tokens,
+                "output_tokens": usage.completion_tokens,
+                "total_tokens": usage.total_tokens,
+            },
+        }
+        return _delta(self._bytes.complete(usage)) + _event(done)
+
+    def failed(self, error: HttpError) -> bytes:
+        return _event(error.body)
+
+
+def _delta(data: bytes) -> bytes:
+    return _event({"type": "speech.audio.delta", "audio": b64encode(data).decode()}) if data else b""
+
+
+def _event(told: object) -> bytes:
+    return b"data: " + msgspec.json.encode(told) + b"\n\n"
