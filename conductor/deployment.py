@@ -5,6 +5,7 @@ from conductor.digests import core_digest
 from shared.config import DeploymentConfig
 from shared.events import Limits
 from shared.models import registry
+from shared.models.base import EngineKind
 
 
 def deployment_of(config: DeploymentConfig, *, max_event_bytes: int) -> Deployment:
@@ -16,7 +17,8 @@ def deployment_of(config: DeploymentConfig, *, max_event_bytes: int) -> Deployme
     return Deployment(
         model=config.name,
         family=config.model,
-        placement=config.placement,
+        groups=config.groups,
+        kv_nodes=frozenset(node for node, kind in graph.nodes.items() if kind is EngineKind.KV),
         limits=Limits(
             max_seq_len=config.max_seq_len,
             kv_tokens=config.kv_tokens or config.max_seq_len,

@@ -103,7 +103,8 @@ class Cluster:
         seq: the position folded last; `now_ns` is the log's time there.
         leader: the conductor that opened the highest epoch.
         open: requests that have not ended, in order of submission; `waiting` are those `schedule` may
-            still admit: an admission on its way into the log is not among them.
+            still admit: an admission on its way into the log is not among them, but among `_placed`,
+            which are the admissions of open requests.
         digests: when requests ended, and their submissions' digests.
         refusals: refused submissions whose refusal is not in the log yet.
     """
@@ -120,6 +121,7 @@ class Cluster:
     digests: OrderedDict[str, tuple[int, str]] = field(default_factory=OrderedDict)
     refusals: dict[str, RequestRejected] = field(default_factory=dict)
     waiting: dict[str, Request] = field(default_factory=dict)
+    _placed: dict[str, RequestAdmitted] = field(default_factory=dict)
     _fresh: dict[str, Request] = field(default_factory=dict)
     _lives: set[str] = field(default_factory=set)
     _reactor: Reactor = field(init=False)
@@ -165,10 +167,10 @@ class Cluster:
         self._fresh.clear()
         for refusal in refused:
             self.waiting.pop(str(refusal.request_id))
-        running = len(self.open) - len(self.waiting) - len(refused)
-        admitted = schedule(self.waiting.values(), running, self.world, deployment)
+        admitted = schedule(self.waiting.values(), self._placed.values(), self.world, deployment)
         for decision in admitted:
             self.waiting.pop(str(decision.request_id))
+            self._placed[str(decision.request_id)] = decision
         return [*refused, *admitted]
 
     def outstanding(self) -> list[Decision]:
@@ -242,6 +244,7 @@ class Cluster:
         self.leader = event.conductor
         # What the deposed conductor was about to admit is void: it waits again.
         self.waiting = {r.id: r for r in self.open.values() if r.phase is Phase.WAITING}
+        self._placed = {r.id: r.admitted for r in self.open.values() if r.admitted is not None}
         self._fresh = dict(self.waiting)
         return Folded()
 
@@ -283,7 +286,11 @@ class Cluster:
             self._fresh.pop(request.id, None)
         if not request.phase.ended:
             self.open[request.id] = request
+            if request.admitted is not None:
+                self._placed[request.id] = request.admitted
             return Folded(reaction.decisions)
+        self._reactor.forget(request.id)
+        self._placed.pop(request.id, None)
         self.open.pop(request.id, None)
         self.ended[request.id] = archived(request)
         self.digests[request.id] = (self.now_ns, request.digest)

@@ -5,7 +5,9 @@ the code at hand decides as the log says it was decided. `schedule`'s decisions 
 depend on the world and are taken as facts; everything they led to is decided again.
 
 Beside the decisions it checks what makes the log whole: each event of a conductor stands in an epoch
-that was opened, and each output is the one its worker reported (`shared.transcript`).
+that was opened, each track of an output is the one its worker reported (`shared.transcript`), and each
+stream came to as many chunks as its policy cuts its items into (`shared.walks.chunks`). What workers tell
+one another on the way, the edges, is read and passed over: nothing was decided by it.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,17 +25,21 @@ from shared.events import (
     Event,
     OutputChunk,
     OutputFence,
+    OutputTotals,
     Pins,
     RequestAdmitted,
     RequestFinished,
     RequestRejected,
     RequestSubmitted,
+    StreamTotals,
     WalkCompleted,
 )
 from shared.log.port import StoredRecord
 from shared.models.base import ModelGraph
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.transcript import Transcript
+from shared.walks.chunks import chunks_of
+from shared.walks.streams import StreamInfo, streams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,23 +190,40 @@ class Replayer:
         self, record: StoredRecord, event: AnyEvent, before: Request | None, verdict: Verdict
     ) -> Mismatch | None:
         transcript = self._transcripts[verdict.request_id]
-        if isinstance(event, OutputFence):
-            transcript.fold(event)
-            return None
-        if isinstance(event, WalkCompleted):
-            counts = before is not None and concerns(before, event)
-            reported = event.output if counts and event.output.chunks else None
-        else:
-            reported = event.output if isinstance(event, RequestFinished) else None
-        if reported is None or reported == transcript.totals:
-            return None
-        return Mismatch(
-            seq=record.seq,
-            what=f"{event.id} reports an output that is not the one in the log",
-            expected=msgspec.to_builtins(transcript.totals),
-            recorded=msgspec.to_builtins(reported),
-            state=_state(before),
-        )
+        match event:
+            case OutputFence():
+                transcript.fold(event)
+            case RequestFinished() if not _equal(event.output, transcript.totals):
+                return _other_output(record.seq, event, transcript.totals, event.output, before)
+            case WalkCompleted() if before is not None and concerns(before, event):
+                return self._check_report(record.seq, event, before, transcript)
+        return None
+
+    def _check_report(
+        self, seq: int, event: WalkCompleted, before: Request, transcript: Transcript
+    ) -> Mismatch | None:
+        for name, reported in {"": event.output, **event.tracks}.items():
+            track = transcript.tracks.get(name)
+            found = track.totals if track else OutputTotals()
+            if reported.chunks and reported != found:
+                return _other_output(seq, event, found, reported, before)
+        assert before.admitted is not None, "a step at hand is of an admitted request"
+        known = streams(self.graph_of(before.admitted.family).walks) if event.streams else {}
+        walks = {result.name for result in event.results}
+        for name, totals in event.streams.items():
+            cuts = [
+                info for (stream, _), info in known.items() if stream == name and info.consumer_walk in walks
+            ]
+            if not any(_may_be(info, totals) for info in cuts):
+                expected = sorted({chunks_of(info.policy, totals.items) for info in cuts})
+                return Mismatch(
+                    seq=seq,
+                    what=f"{event.id} reports stream {name!r} cut otherwise than its policy does",
+                    expected={"items": totals.items, "chunks": expected[0] if expected else None},
+                    recorded=msgspec.to_builtins(totals),
+                    state=_state(before),
+                )
+        return None
 
     def _close(self, request_id: str) -> None:
         verdict, request = self.verdicts[request_id], self._cluster.request(request_id)
@@ -230,6 +253,29 @@ class Replayer:
         if not verdict.decided:
             what = f"the submission of {verdict.request_id} is refused, but the log has no such refusal"
             verdict.mismatch = Mismatch(seq=None, what=what)
+
+
+def _equal(reported: OutputTotals, found: OutputTotals) -> bool:
+    """Whether two outputs are the same; of one without chunks a digest says nothing."""
+    return reported == found or (reported.chunks == found.chunks == 0)
+
+
+def _may_be(info: StreamInfo, totals: StreamTotals) -> bool:
+    """Whether a policy can have cut so many items into so many chunks."""
+    chunks = chunks_of(info.policy, totals.items)
+    return totals.chunks == chunks or (info.after_end == "empty" and totals.chunks > chunks)
+
+
+def _other_output(
+    seq: int, event: Event, found: OutputTotals, reported: OutputTotals, before: Request | None
+) -> Mismatch:
+    return Mismatch(
+        seq=seq,
+        what=f"{event.id} reports an output that is not the one in the log",
+        expected=msgspec.to_builtins(found),
+        recorded=msgspec.to_builtins(reported),
+        state=_state(before),
+    )
 
 
 def plain(event: Event) -> dict[str, Any]:
@@ -265,7 +311,15 @@ def _state(request: Request | None) -> dict[str, Any] | None:
     return {
         "phase": str(request.phase),
         "attempt": request.attempt,
-        "running": _hex(msgspec.to_builtins(request.running)) if request.running else None,
+        "running": [
+            {
+                "index": step.index,
+                "partition": step.partition,
+                "lives": {str(rank): life for rank, life in step.lives.items()},
+                "reported": sorted(step.parts),
+            }
+            for step in request.running
+        ],
         # An ended request keeps no results: to say 0 then would be wrong.
         "steps_done": None if request.phase.ended else len(request.results),
         "expected": sorted(request.expected),

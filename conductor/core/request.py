@@ -16,16 +16,18 @@ from shared.events import (
     Limits,
     NodeReady,
     OutputFence,
+    OutputTotals,
     RequestAdmitted,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
     RequestRejected,
     RequestSubmitted,
+    WalkResult,
     WalkStop,
     submission_digest,
 )
-from shared.plans import StepResult
+from shared.plans import Recorded
 
 Decision: TypeAlias = (
     RequestAdmitted
@@ -59,18 +61,27 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """The step at hand. `incarnation` is None while it waits for its rank to join."""
+    """A step at hand.
+
+    Attributes:
+        index: the step's on the journey; `partition` is the sub-plan's whose step it is.
+        lives: the ranks it was sent to, and which life of each; none while it waits for a rank to join.
+        parts: by rank, what those came to that have done theirs: one result for each walk.
+    """
 
     index: int
-    rank: int
-    incarnation: int | None
+    partition: str = ""
+    lives: dict[int, int] = {}
+    parts: dict[int, tuple[WalkResult, ...]] = {}
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request, folded so far.
 
     Attributes:
-        results: what its plan's steps came to; with the submission, all a plan depends on.
+        running: the steps at hand, in order of their indices.
+        results: what its plan's steps came to, as recorded; with the submission, all a plan depends on.
+        tracks: what was put out so far, as reported last, by the track's name.
         expected: decided here, not yet seen in the log, by event id.
         recorded: ids of decisions seen in the log: a second copy of one changes nothing.
         history: the chained digest of every fact that counted, as its bytes stand in the log.
@@ -84,8 +95,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase = Phase.WAITING
     attempt: int = 0
     admitted: RequestAdmitted | None = None
-    running: Running | None = None
-    results: tuple[StepResult, ...] = ()
+    running: tuple[Running, ...] = ()
+    results: tuple[Recorded, ...] = ()
+    tracks: dict[str, OutputTotals] = {}
     expected: dict[str, Decision] = {}
     recorded: frozenset[str] = frozenset()
 
@@ -93,6 +105,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     def limits(self) -> Limits:
         assert self.admitted is not None, "only an admitted request has limits"
         return self.admitted.limits
+
+    def step(self, index: int) -> Running | None:
+        """The step at hand that has this index."""
+        return next((step for step in self.running if step.index == index), None)
+
+
+def ranks_of(admitted: RequestAdmitted) -> frozenset[int]:
+    """Every rank that a request is placed on."""
+    elsewhere = (rank for nodes in admitted.walk_placement.values() for rank in nodes.values())
+    return frozenset((*admitted.placement.values(), *elsewhere))
 
 
 def submitted(request_id: str, event: RequestSubmitted, seq: int, data: bytes) -> Request:
@@ -115,7 +137,7 @@ def decided(request: Request, *decisions: Decision) -> Request:
             raise BugError(f"request {request.id}: {type(decision).__name__} cannot be decided when {phase}")
         phase = moves[type(decision)]
         expected[decision.id] = decision
-    running = None if phase.ended else request.running
+    running = () if phase.ended else request.running
     return msgspec.structs.replace(request, phase=phase, expected=expected, running=running)
 
 
@@ -132,7 +154,7 @@ def archived(request: Request) -> Request:
     What is left recognises every event that may still come: duplicates, late facts, a second submission.
     """
     submission = msgspec.structs.replace(request.submission, inputs=_FORGOTTEN)
-    return msgspec.structs.replace(request, submission=submission, results=())
+    return msgspec.structs.replace(request, submission=submission, results=(), tracks={})
 
 
 _FORGOTTEN: Final = Inputs(token_ids=[])

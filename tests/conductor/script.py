@@ -31,8 +31,10 @@ from shared.events import (
     decode,
     encode,
 )
+from shared.ids import Rank
 from shared.log.port import StoredRecord
 from shared.models import registry
+from shared.placement import PlacedGroup
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.tensors import inline_ids
 
@@ -44,7 +46,8 @@ def deployment(**changes: Any) -> Deployment:
     base = Deployment(
         model="demo",
         family="decoder_lm",
-        placement={"prepare": 0, "llm": 0},
+        groups=(PlacedGroup(nodes=("prepare", "llm"), walks=None, ranks=(Rank(0),)),),
+        kv_nodes=frozenset({"llm"}),
         limits=LIMITS,
         max_concurrent_requests=8,
         graph_digest="g",
