@@ -1,0 +1,269 @@
+"""TCP: any worker that the network reaches. The reader asks, the owner sends, nothing is pushed.
+
+The owner listens on one address (`tcp_server`) and puts it into its card with a token, new in each life. The
+reader keeps a few connections to each peer, with a thread each, and reads straight into memory that is warm
+(`landing`); what it gives out is a copy, the reader's own.
+
+Nothing is encrypted: the token keeps strangers from reading, not from listening. On a network that others
+share, put the data plane on an address of its own, or below a tunnel.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import os
+import socket
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from shared.errors import TensorGone
+from workers.data_plane.port import Bytes
+from workers.data_plane.transports import tcp_frames as frames
+from workers.data_plane.transports.landing import Landing
+from workers.data_plane.transports.port import Locator, Peer, TransportError
+from workers.data_plane.transports.source import Source
+from workers.data_plane.transports.tcp_frames import Request, Status
+from workers.data_plane.transports.tcp_server import TcpServer, prepare, receive_rest, shut
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+_CONNECT_S: Final = 2.0
+_STALLED_S: Final = 5.0
+"""A peer that sends nothing for so long is not waited for any longer."""
+_CONNECTIONS: Final = 4
+"""To one peer: reads beyond that wait for one another."""
+
+
+class TcpCard(msgspec.Struct, frozen=True, array_like=True):
+    """Where a life listens.
+
+    Attributes:
+        token: what a request must show.
+        network: which machine's loopback it is; only those of the same reach a loopback address.
+    """
+
+    address: str
+    port: int
+    token: bytes
+    network: str
+
+
+class TcpTransport:
+    """Serves an arena, and reads from others'."""
+
+    name: Final = "tcp"
+
+    def __init__(
+        self,
+        source: Source,
+        landing: Landing,
+        *,
+        address: str = "127.0.0.1",
+        port: int = 0,
+        stalled_s: float = _STALLED_S,
+    ) -> None:
+        """Listen; port 0 is any free one.
+
+        Raises:
+            ValueError: `address` stands for all addresses of this machine.
+            OSError: `address` is not this machine's, or the port is taken.
+        """
+        self._landing = landing
+        self._stalled_s = stalled_s
+        self._links: dict[tuple[int, int], _Link] = {}
+        self.server = TcpServer(source, address=address, port=port)
+        where, found = self.server.address
+        self._card = msgspec.msgpack.encode(TcpCard(where, found, self.server.token, own_network()))
+
+    @property
+    def refused(self) -> int:
+        """Requests that were refused because nobody of ours would have sent them."""
+        return sum(self.server.refused.values())
+
+    def card(self) -> bytes:
+        return self._card
+
+    def reaches(self, peer: Peer) -> bool:
+        card = _read(peer.card)
+        return card is not None and (not _is_loopback(card.address) or card.network == own_network())
+
+    async def fetch(self, peer: Peer, locator: Locator) -> Bytes:
+        return await asyncio.wrap_future(self._link(peer).submit(locator))
+
+    def check(self, peer: Peer, locator: Locator) -> None:
+        """A copy stays what it is."""
+
+    def forget(self, peer: Peer) -> None:
+        link = self._links.pop((peer.rank, peer.incarnation), None)
+        if link is not None:
+            link.close()
+
+    async def close(self) -> None:
+        links = list(self._links.values())
+        self._links.clear()
+        for link in links:
+            link.close()
+        await asyncio.to_thread(self._end, links)
+
+    def _end(self, links: list["_Link"]) -> None:
+        self.server.close()
+        for link in links:
+            link.wait()
+
+    def _link(self, peer: Peer) -> "_Link":
+        key = (peer.rank, peer.incarnation)
+        if key not in self._links:
+            card = _read(peer.card)
+            if card is None:
+                raise TransportError(f"rank {peer.rank} has no tcp card that can be read")
+            self._links[key] = _Link(peer, card, self._landing, self._stalled_s)
+        return self._links[key]
+
+
+class _Link:
+    """The connections to one peer's life, and the threads that wait at them."""
+
+    def __init__(self, peer: Peer, card: TcpCard, landing: Landing, stalled_s: float) -> None:
+        self._who = f"rank {peer.rank} at {card.address}:{card.port}"
+        self._card = card
+        self._landing = landing
+        self._stalled_s = stalled_s
+        self._threads = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="tcp-fetch")
+        self._lock = threading.Lock()
+        self._idle: list[socket.socket] = []
+        self._open: set[socket.socket] = set()
+        self._is_closed = False
+
+    def submit(self, locator: Locator) -> Future[Bytes]:
+        return self._threads.submit(self._fetch, locator)
+
+    def close(self) -> None:
+        """Whoever waits at a connection wakes, and says that the peer is gone."""
+        with self._lock:
+            self._is_closed = True
+            for connection in self._open:
+                shut(connection)
+            idle = list(self._idle)
+            self._idle.clear()
+        for connection in idle:
+            self._drop(connection)
+        self._threads.shutdown(wait=False)
+
+    def wait(self) -> None:
+        self._threads.shutdown(wait=True)
+
+    # ---- in a thread -----------------------------------------------------------------------------------
+
+    def _fetch(self, at: Locator) -> Bytes:
+        into = self._landing.take(at.nbytes)
+        while True:
+            connection, is_fresh = self._take()
+            try:
+                status = self._read(connection, at, into.data)
+            except ConnectionError as error:
+                self._drop(connection)
+                if is_fresh or self._is_closed:
+                    raise TransportError(f"{self._who}: {error}") from error
+                # The peer may have closed it while it was idle: that says nothing of now.
+            except BlockingIOError as error:
+                self._drop(connection)
+                raise TransportError(f"{self._who}: no byte came for {self._stalled_s} s") from error
+            except (OSError, frames.FrameError) as error:
+                self._drop(connection)
+                raise TransportError(f"{self._who}: {error}") from error
+            else:
+                break
+        if status in (Status.HELD, Status.STALE):
+            self._keep(connection)
+        else:
+            self._drop(connection)
+        if status is not Status.HELD:
+            raise self._refusal(status, at)
+        into.flags.writeable = False
+        return into
+
+    def _refusal(self, status: Status, at: Locator) -> TensorGone | TransportError:
+        reason = status.name.lower().replace("_", " ")
+        if status in (Status.STALE, Status.OUT_OF_RANGE, Status.OVERSIZE):
+            return TensorGone(f"{self._who} does not have {at} (any more): {reason}")
+        return TransportError(f"{self._who} refuses to be read: {reason}")
+
+    def _read(self, connection: socket.socket, at: Locator, into: memoryview) -> Status:
+        connection.sendall(frames.pack_request(Request(frames.READ, at, self._card.token)))
+        head = bytearray(frames.REPLY_BYTES)
+        got = connection.recvmsg_into([head, into])[0]
+        if got < len(head):
+            receive_rest(connection, memoryview(head)[got:])
+            got = len(head)
+        status, nbytes = frames.unpack_reply(head)
+        if status is not Status.HELD:
+            return status
+        if nbytes != at.nbytes:
+            raise frames.FrameError(f"expected {at.nbytes} bytes to follow, found {nbytes}")
+        receive_rest(connection, into[got - len(head) :])
+        if at.nbytes <= frames.WHOLE_BYTES:
+            return status
+        connection.sendall(frames.pack_request(Request(frames.CHECK, at, self._card.token)))
+        receive_rest(connection, memoryview(head))
+        return frames.unpack_reply(head)[0]
+
+    # ---- connections -----------------------------------------------------------------------------------
+
+    def _take(self) -> tuple[socket.socket, bool]:
+        with self._lock:
+            if self._is_closed:
+                raise TransportError(f"{self._who}: its life is over, or this worker's")
+            if self._idle:
+                return self._idle.pop(), False
+        try:
+            connection = socket.create_connection((self._card.address, self._card.port), _CONNECT_S)
+            prepare(connection, send_s=self._stalled_s, receive_s=self._stalled_s)
+        except OSError as error:
+            raise TransportError(f"{self._who} does not answer: {error}") from error
+        self._begin(connection)
+        return connection, True
+
+    def _begin(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._open.add(connection)
+            if self._is_closed:
+                shut(connection)
+
+    def _keep(self, connection: socket.socket) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._idle.append(connection)
+                return
+        self._drop(connection)
+
+    def _drop(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._open.discard(connection)
+        connection.close()
+
+
+def own_network() -> str:
+    """Which loopback is ours: the machine's boot, and the network namespace in it."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"  # noqa: PTH116 - a link that leads nowhere
+    except OSError:  # a sandbox without them; a machine's name is next best
+        return socket.gethostname()
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+def _read(card: bytes) -> TcpCard | None:
+    try:
+        read = msgspec.msgpack.decode(card, type=TcpCard)
+        ipaddress.ip_address(read.address)
+    except (msgspec.MsgspecError, ValueError) as error:
+        _LOGGER.warning("data plane: a card that cannot be read: %s", error)
+        return None
+    return read
