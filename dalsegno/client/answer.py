@@ -106,4 +106,4 @@ def _joined(
 
 
 def _sound(pcm: bytes, metadata: dict[str, Any]) -> Audio:
-    return Audio(pcm, int(metadata.get("sample_rate", 24_000)), int(metadata.get("channels", 1)))
+    return Audio(pcm, int(metadata.get("sample_rate", 24_000)), int(metadata.get("num_channels", 1)))

@@ -5,6 +5,7 @@ from typing import Self, Unpack
 from urllib.parse import urlsplit
 
 from dalsegno.client.answer import Answer
+from dalsegno.client.media import Audio
 from dalsegno.client.over_http import HttpTransport
 from dalsegno.client.question import How, Messages, Question, question
 from dalsegno.client.stream import AsyncStream
@@ -63,6 +64,14 @@ class AsyncClient:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         return await self.stream(messages=messages, request_id=request_id, **how).read()
+
+    async def speech(self, text: str, *, request_id: str | None = None, **how: Unpack[How]) -> Audio:
+        """What a model that speaks makes of a text, whole; `voice` is one of the model's."""
+        how.setdefault("output_modalities", ("audio",))
+        answer = await self.stream(text, request_id=request_id, **how).read()
+        if answer.audio is None:
+            raise ClientError("the model said nothing: its answer has no sound", code="no_sound")
+        return answer.audio
 
     def stream(
         self,

@@ -51,6 +51,7 @@ class How(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int | None
     echo: bool
+    voice: str | None
     model: str | None
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
 from dalsegno.client.answer import Answer, Chunk
 from dalsegno.client.asynchronous import PATIENCE_S, AsyncClient
+from dalsegno.client.media import Audio
 from dalsegno.client.question import How, Messages
 from dalsegno.client.stream import AsyncStream
 from dalsegno.client.transport import Health
@@ -235,6 +236,10 @@ class Client:
     def chat(self, messages: str | Messages, *, request_id: str | None = None, **how: Unpack[How]) -> Answer:
         """The answer to a chat, or to one message of it."""
         return self._loop.call(lambda: self._client.chat(messages, request_id=request_id, **how))
+
+    def speech(self, text: str, *, request_id: str | None = None, **how: Unpack[How]) -> Audio:
+        """What a model that speaks makes of a text, whole; `voice` is one of the model's."""
+        return self._loop.call(lambda: self._client.speech(text, request_id=request_id, **how))
 
     def stream(
         self,

@@ -165,6 +165,23 @@ async def test_images_and_sound_come_back_whole(tmp_path: Path) -> None:
         assert (song.getframerate(), song.getnframes(), song.getsampwidth()) == (16_000, 3, 2)
 
 
+async def test_speech_is_the_sound_of_the_answer_and_asks_for_it() -> None:
+    script = [line("audio", b"\x01\x00", index=0, sample_rate=24_000, num_channels=1), end()]
+    async with talking(script) as (fake, client):
+        sound = await client.speech("Hello", voice="tara")
+
+    assert (sound.pcm, sound.sample_rate) == (b"\x01\x00", 24_000)
+    [asked] = fake.asked
+    assert asked.fields["output_modalities"] == "audio"
+    assert asked.fields["model_kwargs"] == {"voice": "tara"}
+
+
+async def test_speech_without_a_sound_is_an_error() -> None:
+    async with talking([end()]) as (_, client):
+        with pytest.raises(ClientError, match="said nothing"):
+            await client.speech("Hello")
+
+
 # ---- refusals ----------------------------------------------------------------------------------------
 
 

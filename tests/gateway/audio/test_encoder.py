@@ -21,7 +21,7 @@ def fed(encoder: Encoder, pcm: bytes, size: int) -> list[bytes]:
 
 def decoded(data: bytes) -> tuple[float, int]:
     """How long a file's sound is, in seconds, and its samples a second."""
-    with av.open(io.BytesIO(data)) as file:
+    with av.open(io.BytesIO(data), "r") as file:
         [stream] = file.streams.audio
         samples = sum(frame.samples for frame in file.decode(stream))
         return samples / stream.rate, stream.rate
@@ -42,7 +42,7 @@ def test_without_loss_the_samples_are_the_same(name: str) -> None:
     for make in (FORMATS[name].stream, FORMATS[name].whole):
         assert make is not None
         data = b"".join(fed(make(SOUND), SECOND, 1000))
-        with av.open(io.BytesIO(data)) as file:
+        with av.open(io.BytesIO(data), "r") as file:
             heard = b"".join(bytes(frame.planes[0])[: frame.samples * 2] for frame in file.decode(audio=0))
         assert heard == SECOND
 

@@ -72,8 +72,8 @@ async def test_a_streamed_wav_begins_with_an_open_head() -> None:
 async def test_a_compressed_file_can_be_played(name: str, media_type: str) -> None:
     response, _ = await asked({"response_format": name})
     assert response.headers["content-type"] == media_type
-    with av.open(io.BytesIO(response.content)) as file:
-        assert sum(frame.samples for frame in file.decode(audio=0)) > 0
+    with av.open(io.BytesIO(response.content), "r") as file:
+        assert any(frame.samples for frame in file.decode(audio=0))
 
 
 async def test_mp3_is_what_comes_unasked() -> None:
@@ -113,7 +113,7 @@ async def test_events_hold_the_file_and_then_the_usage() -> None:
 
 
 async def test_openais_own_client_hears_it() -> None:
-    said = {"model": "demo", "voice": "leo", "input": "Hi"}
+    said: Any = {"model": "demo", "voice": "leo", "input": "Hi"}
     async with (
         deployment(speak, served=SPEAKER) as world,
         listening(world) as url,
