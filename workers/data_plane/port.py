@@ -2,7 +2,8 @@
 
 Five verbs: `allocate` (and compute straight into the slot), `put`, `get`, `release`, `end`. A tensor belongs
 to a scope: a path such as `<request>/<attempt>/<step>`. Whoever ends a scope ends all below it, and so frees
-by what the log says and not by counting who has read. Small tensors ride inline in their handle and have no
+by what the log says and not by counting who has read. A scope ends for good: what a straggler still puts
+into it is gone at once, so that nothing is left over. Small tensors ride inline in their handle and have no
 slot.
 
 Called from the event loop's thread and from engines' threads alike; only `get` may wait.
@@ -58,7 +59,7 @@ class TensorStore(Protocol):
         ...
 
     def adopt(self, rank: int, incarnation: int) -> None:
-        """This life's name, once it is known: what is put from now on is of it."""
+        """This life's name, once it is known: what is put from now on is of it, what was before is gone."""
         ...
 
     def meet(self, rank: int, incarnation: int, cards: Mapping[str, bytes]) -> None:
@@ -71,6 +72,8 @@ class TensorStore(Protocol):
 
     def allocate(self, key: str, dtype: str, shape: tuple[int, ...], *, scope: str) -> tuple[Handle, Bytes]:
         """A slot to compute into: write its bytes, then hand on the handle. Never inline.
+
+        As long as there is a view of it here, its memory is no other tensor's, whatever has ended.
 
         Raises:
             CapacityError: the arena is full, and stays so.
@@ -114,7 +117,7 @@ class TensorStore(Protocol):
         ...
 
     def end(self, scope: str) -> int:
-        """Free every own slot of a scope and of all below it; how many there were."""
+        """End a scope and all below it for good, and free their own slots; how many there were."""
         ...
 
     def stats(self) -> StoreStats: ...

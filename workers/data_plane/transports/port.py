@@ -36,16 +36,20 @@ class Peer:
 
 
 class Transport(Protocol):
-    """One way to another worker's arena.
+    """One way to another worker's arena."""
 
-    Attributes:
-        name: of its card in `worker.joined`.
-    """
+    @property
+    def name(self) -> str:
+        """Of its card in `worker.joined`."""
+        ...
 
-    name: str
+    @property
+    def refused(self) -> int:
+        """How many requests that came this way nobody of ours would have sent."""
+        ...
 
     def card(self) -> bytes:
-        """How others reach this worker; MessagePack, a few hundred bytes."""
+        """How others reach this worker; MessagePack, a few hundred bytes. Empty: not this way."""
         ...
 
     def reaches(self, peer: Peer) -> bool:
@@ -63,6 +67,8 @@ class Transport(Protocol):
 
     def check(self, peer: Peer, locator: Locator) -> None:
         """Whether a view of `fetch` still shows those bytes; for a copy there is nothing to ask.
+
+        Asked of every way to a peer: one that has given no view of this peer says nothing. From any thread.
 
         Raises:
             TensorGone: the slot was freed meanwhile.

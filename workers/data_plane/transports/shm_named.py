@@ -1,0 +1,69 @@
+"""Shared memory with a name: a file in /dev/shm, for workers that do not see each other's processes.
+
+Containers that share /dev/shm are such. A file whose lock nobody holds is a dead owner's, and is not read.
+"""
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from shared.errors import TensorGone
+from workers.data_plane.arena import Arena
+from workers.data_plane.backing import is_abandoned
+from workers.data_plane.transports.mapped import OPEN_FLAGS, MappedTransport, boot, read_card
+from workers.data_plane.transports.port import Peer, TransportError
+
+
+class NamedShmCard(msgspec.Struct, frozen=True, array_like=True):
+    """How an arena with a name is opened.
+
+    Attributes:
+        boot: of the kernel, of which `device` is.
+        device: the file system.
+        epoch: of the arena.
+    """
+
+    boot: str
+    device: int
+    path: str
+    epoch: int
+
+
+class NamedShmTransport(MappedTransport):
+    """Opens peers' files; whose own arena has no name, is not read this way."""
+
+    name: Final = "shm_named"
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__()
+        self._card = b""
+        if (path := arena.backing.path) is not None:
+            card = NamedShmCard(boot(), path.stat().st_dev, str(path), arena.layout.epoch)
+            self._card = msgspec.msgpack.encode(card)
+
+    def card(self) -> bytes:
+        return self._card
+
+    def reaches(self, peer: Peer) -> bool:
+        card = read_card(peer.card, NamedShmCard)
+        if card is None or card.boot != boot():
+            return False
+        try:
+            return Path(card.path).parent.stat().st_dev == card.device
+        except OSError:
+            return False
+
+    def open(self, peer: Peer) -> tuple[int, int]:
+        card = read_card(peer.card, NamedShmCard)
+        if card is None:
+            raise TransportError(f"rank {peer.rank}: its card cannot be read")
+        fd = os.open(card.path, OPEN_FLAGS | os.O_NOFOLLOW)
+        try:
+            if is_abandoned(fd):
+                raise TensorGone(f"rank {peer.rank} is gone: nobody holds {card.path}")
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd, card.epoch
