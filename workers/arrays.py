@@ -42,12 +42,9 @@ def to_tensor(array: Array, device: torch.device) -> torch.Tensor:
         ValueError: an unknown dtype, or bytes that do not fit dtype and shape.
     """
     tensor = borrowed(array)
-    is_private = array.data.flags.writeable and device.type == "cpu"
-    return (
-        torch.from_numpy(array.data).view(tensor.dtype).view(array.shape)
-        if is_private
-        else (tensor.to(device, copy=True))
-    )
+    if array.data.flags.writeable and device.type == "cpu" and tensor.numel():
+        return torch.from_numpy(array.data).view(tensor.dtype).view(array.shape)
+    return tensor.to(device, copy=True)
 
 
 def to_array(tensor: torch.Tensor) -> Array:

@@ -11,7 +11,7 @@ from shared.models.decoder_lm.nodes import DecoderLM
 from tests.workers.engine.oracle import ids, prompts, run, tokens
 from workers.engine.kv_engine import KVEngine
 from workers.engine.outcomes import StepFailedError
-from workers.engine.sequence import FinishReason, Sampling, SequenceSpec
+from workers.engine.sequence import FinishReason, Output, Sampling, SequenceSpec
 
 SAMPLED = Sampling(temperature=1.2, top_k=50, top_p=0.95, seed=11)
 
@@ -159,6 +159,49 @@ def test_a_queued_sequence_can_be_cancelled(qwen3: DecoderLM) -> None:
 
     assert narrow.cancel("b")
     assert (narrow.stats().running, narrow.stats().waiting) == (1, 0)
+
+
+def test_a_sequence_that_was_held_answers_as_if_it_had_not_been(qwen3: DecoderLM) -> None:
+    requests = many(3)
+    undisturbed = run(engine(qwen3), requests)
+    busy = engine(qwen3)
+    for request in requests:
+        busy.add(request)
+    outputs = [output for _ in range(7) for output in busy.step()]
+
+    assert busy.hold("1")
+    outputs += drained(busy, without="1")
+    held = busy.stats()
+    assert busy.resume("1")
+    outputs += drained(busy)
+
+    assert {r.key: ids(o for o in outputs if o.key == r.key) for r in requests} == {
+        key: ids(answer) for key, answer in undisturbed.items()
+    }
+    assert (held.running, held.held, held.kv_used > 0) == (1, 1, True)
+    assert (busy.stats().held, busy.stats().kv_used) == (0, 0)
+
+
+def drained(of: KVEngine, *, without: str | None = None) -> list[Output]:
+    """What is left, until there is no work."""
+    outputs: list[Output] = []
+    while of.has_work:
+        outputs += of.step()
+        assert without not in of.step_keys
+    return outputs
+
+
+def test_a_held_sequence_can_be_cancelled(qwen3: DecoderLM) -> None:
+    busy = engine(qwen3)
+    busy.add(spec())
+    busy.step()
+    busy.hold("a")
+
+    assert busy.cancel("a")
+
+    assert (busy.has_work, busy.stats().running, busy.stats().kv_used) == (False, 0, 0)
+    assert not busy.hold("a")
+    assert not busy.resume("a")
 
 
 @pytest.mark.parametrize(

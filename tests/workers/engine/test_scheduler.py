@@ -145,6 +145,77 @@ def test_a_waiting_sequence_can_be_removed() -> None:
     assert one.running == [first]
 
 
+def test_one_that_is_held_takes_part_in_no_step_and_keeps_its_place() -> None:
+    one = scheduler(blocks=20, rows=2)
+    first, second = sequence("a", 3), sequence("b", 15)
+    one.add(first)
+    one.add(second)
+    assert run_step(one) == [("a", 0, 3), ("b", 0, 7)]
+    seats = (first.row, list(first.blocks), second.row, list(second.blocks))
+
+    first.held = True
+    assert run_step(one) == [("b", 7, 8)]
+    first.held, second.held = False, True
+    assert run_step(one) == [("a", 3, 1)]
+    second.held = False
+
+    assert run_step(one) == [("a", 4, 1), ("b", 15, 1)]
+    assert (first.row, first.blocks, second.row, second.blocks) == seats
+
+
+def test_a_prompt_that_is_held_is_computed_no_further() -> None:
+    one = scheduler()
+    long = sequence("a", 25)
+    one.add(long)
+    assert run_step(one) == [("a", 0, 10)]
+
+    long.held = True
+    assert run_step(one) == []
+    long.held = False
+
+    assert run_step(one) == [("a", 10, 10)]
+
+
+def test_where_all_are_held_there_is_no_work() -> None:
+    one = scheduler(blocks=10, rows=4)
+    first, waits = sequence("a", 10), sequence("b", 10)
+    one.add(first)
+    run_step(one)
+    first.held = True
+    assert not one.has_work
+
+    one.add(waits)  # there are not enough blocks for it
+    assert not one.has_work
+    first.held = False
+
+    assert one.has_work
+
+
+def test_one_that_waits_is_admitted_beside_those_that_are_held() -> None:
+    one = scheduler(rows=2)
+    first = sequence("a", 3)
+    one.add(first)
+    run_step(one)
+    first.held = True
+
+    one.add(sequence("b", 2))
+
+    assert one.has_work
+    assert run_step(one) == [("b", 0, 2)]
+
+
+def test_one_that_is_held_before_it_is_admitted_gets_its_place_in_its_turn() -> None:
+    one = scheduler(rows=1)
+    early = sequence("a", 3)
+    early.held = True
+    one.add(early)
+    assert one.has_work
+
+    assert run_step(one) == []
+
+    assert (early.row, one.has_work) == (0, False)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_under_random_load_budget_and_blocks_hold_and_all_end(seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -146,6 +146,55 @@ async def test_a_cancel_in_the_middle_of_a_step_is_effective_at_its_end_and_coun
         assert engine.forwards == 1
 
 
+async def test_a_hold_is_effective_at_the_end_of_the_step_and_lasts_until_it_is_resumed() -> None:
+    engine = ScriptedEngine()
+    async with running(engine) as (thread, reports):
+        thread.submit(spec("a"))
+        thread.submit(spec("b"))
+        await begun(engine)
+        thread.hold("a")
+        engine.permits.release(2)
+
+        assert await reports.next() == ("tokens", "a", "b")
+        assert await reports.next() == ("tokens", "b")
+        await begun(engine)  # the second step
+        await begun(engine)  # the third, which begins without it
+        thread.resume("a")
+        engine.permits.release(2)
+        assert await reports.next() == ("tokens", "b")
+        assert await reports.next() == ("tokens", "a", "b")
+
+
+async def test_an_engine_whose_sequences_are_all_held_is_idle_until_one_is_resumed() -> None:
+    engine = ScriptedEngine()
+    async with running(engine) as (thread, reports):
+        thread.submit(spec("a"))
+        await begun(engine)
+        thread.hold("a")
+        thread.hold("nobody")
+        engine.permits.release(100)
+        assert await reports.next() == ("tokens", "a")
+        thread.cancel("nobody")  # answered once the thread has seen what came before it
+
+        assert await reports.next() == ("cancelled", "nobody", 0)
+        assert engine.forwards == 1
+        thread.resume("a")
+        assert await reports.next() == ("tokens", "a")
+
+
+async def test_a_held_sequence_can_be_cancelled() -> None:
+    engine = ScriptedEngine()
+    async with running(engine) as (thread, reports):
+        thread.submit(spec("a"))
+        await begun(engine)
+        thread.hold("a")
+        engine.permits.release()
+        assert await reports.next() == ("tokens", "a")
+        thread.cancel("a")
+
+        assert await reports.next() == ("cancelled", "a", 0)
+
+
 async def test_the_count_is_of_steps_that_held_the_sequence() -> None:
     engine = ScriptedEngine()
     async with running(engine) as (thread, reports):
@@ -187,6 +236,19 @@ async def test_a_failing_step_fails_its_sequences_and_the_engine_goes_on() -> No
 
         assert await reports.next() == ("tokens", "a")
         assert await reports.next() == ("error", ("b",), WorkerError, "step_failed")
+        assert await reports.next() == ("tokens", "a")
+
+
+async def test_those_that_fail_of_their_own_are_told_each_its_own_error() -> None:
+    engine = ScriptedEngine()
+    others = {"b": CapacityError("full"), "c": WorkerError("gone", code="tensor_gone")}
+    engine.broken = StepFailedError("two failed", keys=[], others=others)
+    async with running(engine) as (thread, reports):
+        thread.submit(spec("a"))
+        engine.permits.release(2)
+
+        assert await reports.next() == ("error", ("b",), CapacityError, "overloaded")
+        assert await reports.next() == ("error", ("c",), WorkerError, "tensor_gone")
         assert await reports.next() == ("tokens", "a")
 
 
