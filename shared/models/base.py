@@ -11,12 +11,13 @@ A family is a folder here, or a package that registers its folder under the entr
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shared.events import digest_of
 from shared.plans import Plan, PlanRequest
 from shared.tensors import Handle
-from shared.walks import Client, CompiledWalk
+from shared.walks import Client, CompiledWalk, Pair, StreamInfo, streams
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +46,10 @@ class ModelGraph:
         former_walks: names that published placements use for walks there are no more; they place nothing.
         voices: who can speak, the first by default; none where nobody speaks.
         kwargs: keys of `model_kwargs` that are the family's own, beside the engine's; `nodes.load` gets them.
+        streams: what is between its walks, by the stream's name and the node that takes it; found in them.
+
+    Raises:
+        WalkError: a stream has no feeder, or no single consumer, or is fed by edges that differ.
     """
 
     family: str
@@ -57,6 +62,10 @@ class ModelGraph:
     former_walks: frozenset[str] = frozenset()
     voices: tuple[str, ...] = ()
     kwargs: frozenset[str] = frozenset()
+    streams: Mapping[Pair, StreamInfo] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "streams", MappingProxyType(streams(self.walks)))
 
     @property
     def outputs(self) -> tuple[str, ...]:

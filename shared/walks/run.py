@@ -75,6 +75,8 @@ class _Mark(Enum):
 _MISSING: Final = _Mark.MISSING
 """In the place of a value that does not come in this iteration."""
 
+_NONE: Final[frozenset[int]] = frozenset()
+
 
 class _Phase(Enum):
     WAITING = auto()
@@ -106,6 +108,7 @@ class WalkRun:
         self.outputs: dict[str, Value] = {}
         self.accumulated: dict[str, list[Value]] = {}
         loops, nodes = walk.loop_table, walk.node_table
+        self._guarded = walk.guarded
         self._here = None if here is None else frozenset(node.index for node in nodes if node.name in here)
         self._max_iters = walk.max_iters(self.args)
         self._iteration = [0] * len(loops)
@@ -167,11 +170,12 @@ class WalkRun:
             node, inputs = self.walk.node_table[index], dict(self._slots[index])
             if node.optional:
                 inputs = {name: value for name, value in inputs.items() if value is not _MISSING}
-            ends: tuple[str, ...] = ()
+            path = self._path(node.loop)
             if index in self._last:
                 self._last.remove(index)
-                ends = (self.walk.loop_table[node.loop].name,)
-            firings.append(Firing(node.name, inputs, self._path(node.loop), ends))
+                firings.append(Firing(node.name, inputs, path, (self.walk.loop_table[node.loop].name,)))
+            else:
+                firings.append(Firing(node.name, inputs, path))
         self._ready.clear()
         return firings
 
@@ -193,7 +197,7 @@ class WalkRun:
             node is None
             or self._phase[node.index] is not _Phase.FIRING
             or firing.path != self._path(node.loop)
-            or not self._is_here(node)
+            or (self._here is not None and node.index not in self._here)
         ):
             return None
         return self._fired(node, outputs, (*firing.ends, *stops) if firing.ends else stops)
@@ -336,18 +340,10 @@ class WalkRun:
         """A firing came to `outputs`."""
         if outputs.keys() != node.outputs:
             self._check_outputs(node, outputs)
-        stopping = [self._around(node, loop) for loop in stops]
-        closed: frozenset[int] | None = None
-        if self.walk.guarded:
-            iteration = self._iteration[node.loop]
-            closed = frozenset(
-                route.index
-                for route in node.routes
-                if route.when is not None and not route.when(iteration, self.args)
-            )
-            for loop in self.walk.loop_table[node.loop].lineage:
-                self._active[loop] = True
-        self._stopping.update(stopping)
+        stopping = [self._around(node, loop) for loop in stops] if stops else ()
+        closed = self._closed(node) if self._guarded else _NONE
+        if stopping:
+            self._stopping.update(stopping)
         self._phase[node.index] = _Phase.FIRED
         emissions: list[Emission] = []
         for route in node.routes:
@@ -357,6 +353,14 @@ class WalkRun:
                 self._send(route, 0, outputs[route.edge], emissions)
         self._step_done(node.loop, emissions)
         return emissions
+
+    def _closed(self, node: CompiledNode) -> frozenset[int]:
+        """The routes of a node that fires on which it sends nothing, for their guards say so."""
+        iteration, routes = self._iteration[node.loop], node.routes
+        closed = [it.index for it in routes if it.when is not None and not it.when(iteration, self.args)]
+        for loop in self.walk.loop_table[node.loop].lineage:
+            self._active[loop] = True
+        return frozenset(closed)
 
     def _send(self, route: Route, hold: int, value: Value, emissions: list[Emission]) -> None:
         """Send a value on from the place `hold` of its route: to a loop that holds it, or home."""
@@ -409,7 +413,7 @@ class WalkRun:
         if self._phase[node.index] is not _Phase.WAITING:
             return
         there = len(self._slots[node.index])
-        if self._is_here(node):
+        if self._here is None or node.index in self._here:
             if there == node.takes:
                 self._phase[node.index] = _Phase.READY
                 self._ready.append(node.index)
@@ -422,8 +426,11 @@ class WalkRun:
         self._remaining[index] -= 1
         if self._remaining[index]:
             return
-        idle = self.walk.guarded and not self._active[index]
-        if idle or index in self._stopping or self._iteration[index] + 1 == self._max_iters[index]:
+        if (
+            self._iteration[index] + 1 == self._max_iters[index]
+            or index in self._stopping
+            or (self._guarded and not self._active[index])
+        ):
             self._end(self.walk.loop_table[index], emissions)
         else:
             self._turning.append(index)
@@ -450,12 +457,12 @@ class WalkRun:
     def _begin_iteration(self, loop: CompiledLoop) -> None:
         self._iteration[loop.index] += 1
         self._remaining[loop.index] = loop.steps
-        fed, self._fed_back[loop.index] = self._fed_back[loop.index], {}
+        fed = self._fed_back[loop.index]
         for index in loop.inner:
             self._iteration[index] = 0
             self._remaining[index] = self.walk.loop_table[index].steps
             self._stopping.discard(index)
-            self._fed_back[index] = {}
+            self._fed_back[index].clear()
         for index in loop.nodes:
             self._phase[index] = _Phase.WAITING
 
@@ -467,14 +474,21 @@ class WalkRun:
                 self._put(nodes[pair[1]], pair, self._saved[pair, loop.index], loop.index)
         for pair, value in fed.items():
             self._put(nodes[pair[1]], pair, value, loop.index)
+        fed.clear()
+        if self._second:
+            self._take_second(loop)
+        if self._guarded:
+            self._skip_again(loop)
+        for index in loop.nodes:
+            self._check_ready(self.walk.node_table[index])
+
+    def _take_second(self, loop: CompiledLoop) -> None:
+        """Take what was delivered again for the iteration that begins."""
+        nodes = self.walk.nodes
         for pair in [pair for pair in self._second if nodes[pair[1]].index in loop.nodes]:
             value = self._second.pop(pair)
             if pair in self.walk.external_inputs:
                 self._put(nodes[pair[1]], pair, value, 0)
-        if self.walk.guarded:
-            self._skip_again(loop)
-        for index in loop.nodes:
-            self._check_ready(self.walk.node_table[index])
 
     def _skip_again(self, loop: CompiledLoop) -> None:
         """Skip what misses an input from outside the loop, now as in the iteration before."""

@@ -41,10 +41,10 @@ def streams(walks: Mapping[str, CompiledWalk]) -> dict[Pair, StreamInfo]:
     consumers = _consumers(walks)
     edges: dict[Pair, StreamingEdge] = {}
     feeders: dict[Pair, list[tuple[str, str]]] = {}
-    for walk in walks.values():
+    for walk_name, walk in walks.items():
         for node in walk.node_table:
             for edge in node.streaming:
-                pair, where = (edge.name, edge.to), f"walk {walk.name!r}: node {node.name!r}"
+                pair, where = (edge.name, edge.to), f"walk {walk_name!r}: node {node.name!r}"
                 if pair not in consumers:
                     raise WalkError(_no_consumer(where, edge, walks, consumers))
                 if (first := edges.setdefault(pair, edge)) != edge:
@@ -52,11 +52,11 @@ def streams(walks: Mapping[str, CompiledWalk]) -> dict[Pair, StreamInfo]:
                         f"{where} streams {edge.name!r} to node {edge.to!r} as {edge}, and walk "
                         f"{feeders[pair][0][0]!r} as {first}; one stream is cut in one way: use one edge"
                     )
-                feeders.setdefault(pair, []).append((walk.name, node.name))
-    for (name, to), walk_name in consumers.items():
+                feeders.setdefault(pair, []).append((walk_name, node.name))
+    for (name, to), taker in consumers.items():
         if (name, to) not in edges:
             raise WalkError(
-                f"walk {walk_name!r}: node {to!r} takes the stream {name!r}, but no other walk feeds it; "
+                f"walk {taker!r}: node {to!r} takes the stream {name!r}, but no other walk feeds it; "
                 f"list StreamingEdge({name!r}, {to!r}, ...) in the node that does"
             )
     return {
@@ -74,14 +74,14 @@ def streams(walks: Mapping[str, CompiledWalk]) -> dict[Pair, StreamInfo]:
 def _consumers(walks: Mapping[str, CompiledWalk]) -> dict[Pair, str]:
     """The walk that takes each stream."""
     consumers: dict[Pair, str] = {}
-    for walk in walks.values():
+    for walk_name, walk in walks.items():
         for index in walk.takers_of_streams:
             node = walk.node_table[index]
             for name in node.streams:
-                other = consumers.setdefault((name, node.name), walk.name)
-                if other != walk.name:
+                other = consumers.setdefault((name, node.name), walk_name)
+                if other != walk_name:
                     raise WalkError(
-                        f"walks {sorted((other, walk.name))} both take the stream {name!r} with node "
+                        f"walks {sorted((other, walk_name))} both take the stream {name!r} with node "
                         f"{node.name!r}; a stream has one consumer: take it in one of them"
                     )
     return consumers
