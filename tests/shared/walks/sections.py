@@ -14,6 +14,9 @@ from shared.walks import (
     Node,
     Parallel,
     Sequential,
+    SlidingWindow,
+    Stream,
+    StreamingEdge,
     WalkRun,
 )
 
@@ -90,6 +93,30 @@ GUIDED = Sequential(
     ),
     Node("vae_decoder", ["latents"], [Edge("image", CLIENT("image"))]),
 )
+
+SPOKEN = StreamingEdge("token", "vocoder", chunks=SlidingWindow(28, 7), only=(100, 200))
+
+SPEAK = Loop(
+    "decode", Node("llm", ["token"], [Edge("token", "llm"), SPOKEN, Edge("n", KEEP)]), 9, outputs=["n"]
+)
+
+VOICE = Loop("voice", Node("vocoder", [Stream("token")], [Edge("audio", CLIENT("audio"))]), max_iters=None)
+
+
+def even(iteration: int, args: Mapping[str, Any]) -> bool:
+    return iteration % 2 == 0
+
+
+def odd(iteration: int, args: Mapping[str, Any]) -> bool:
+    return iteration % 2 == 1
+
+
+def never(iteration: int, args: Mapping[str, Any]) -> bool:
+    return False
+
+
+def guided(iteration: int, args: Mapping[str, Any]) -> bool:
+    return iteration < int(args["guided_steps"])
 
 
 @dataclass(slots=True)

@@ -6,16 +6,34 @@ import pytest
 from shared.walks import (
     CLIENT,
     KEEP,
+    UNLIMITED,
     Edge,
+    Fixed,
+    LeftContext,
     Loop,
     Node,
     Parallel,
     Section,
     Sequential,
+    Stream,
+    StreamingEdge,
     WalkError,
     compile_walk,
 )
-from tests.shared.walks.sections import BRANCHES, DECODE, DIFFUSION, GUIDED, PIPELINE, REFINE, ROLLOUT
+from tests.shared.walks.sections import (
+    BRANCHES,
+    DECODE,
+    DIFFUSION,
+    GUIDED,
+    PIPELINE,
+    REFINE,
+    ROLLOUT,
+    SPEAK,
+    SPOKEN,
+    VOICE,
+    even,
+    never,
+)
 
 # ---- what a walk takes and gives -------------------------------------------------------------------
 
@@ -106,6 +124,45 @@ def test_a_loop_may_have_the_name_of_its_walk_and_of_its_node() -> None:
     assert set(compile_walk("decode", section).loops) == {"decode"}
 
 
+# ---- streams and guards ----------------------------------------------------------------------------
+
+
+def test_a_stream_is_no_input_of_the_walk_for_another_walk_feeds_it() -> None:
+    walk = compile_walk("walk", VOICE)
+    assert walk.inputs == walk.external_inputs == frozenset()
+    assert walk.takers == {}
+    node = walk.nodes["vocoder"]
+    assert (node.inputs, node.streams, node.takes) == ((), ("token",), 1)
+    assert walk.loops["voice"].resident
+
+
+def test_a_streaming_edge_leads_nowhere_in_its_own_walk() -> None:
+    walk = compile_walk("walk", SPEAK)
+    node = walk.nodes["llm"]
+    assert node.streaming == (SPOKEN,)
+    assert node.outputs == {"token", "n"}
+    assert node.streamed == frozenset()  # its one streaming edge is also an edge of the walk
+    assert [route.to for route in node.routes] == ["llm", KEEP]
+    alone = compile_walk("walk", Node("llm", ["token"], [SPOKEN])).nodes["llm"]
+    assert not alone.outputs
+    assert alone.streamed == {"token"}
+
+
+def test_a_loop_without_a_limit_runs_until_it_is_stopped() -> None:
+    assert compile_walk("walk", VOICE).max_iters({}) == [1, UNLIMITED]
+
+
+def test_what_is_optional_is_found_to_be_missable_through_a_skipped_node() -> None:
+    section = Sequential(
+        Node("a", [], [Edge("x", "b", even)]),
+        Node("b", ["x"], [Edge("y", "c")]),
+        Node("c", ["y"], optional=["y"]),
+    )
+    assert compile_walk("walk", section).nodes["c"].optional == {"y"}
+    assert compile_walk("walk", section).guarded
+    assert not compile_walk("walk", SPEAK).guarded
+
+
 # ---- what is wrong ---------------------------------------------------------------------------------
 
 A, B = Node("a", ["x"], [Edge("y", "b")]), Node("b", ["y"], [Edge("z", KEEP)])
@@ -184,6 +241,30 @@ def test_a_walk_needs_a_name_and_a_section() -> None:
             r"input 'y' of node 'b' is fed twice in one iteration of loop 'i', by nodes \['a', 'c'\]",
         ),
         (
+            Sequential(Node("llm", [], [Edge("token", "vocoder")]), VOICE),
+            "edge 'token' of node 'llm' goes to node 'vocoder', which takes it as a stream; streams come fr",
+        ),
+        (
+            Sequential(Node("llm", [], [SPOKEN]), VOICE),
+            "streaming edge 'token' of node 'llm' goes to node 'vocoder' of the same walk; a stream joins",
+        ),
+        (
+            Node("a", ["x"], optional=["x"]),
+            r"input 'x' of node 'a' is optional, but it never misses: no guard \(when\) is on the way to it",
+        ),
+        (
+            Loop(
+                "l", Sequential(Node("a", ["x"], optional=["x"]), Node("b", [], [Edge("x", "a", never)])), 2
+            ),  # back: the next iteration sees what it saw before
+            "input 'x' of node 'a' is optional, but it never misses",
+        ),
+        (
+            Sequential(
+                Node("a", [], [Edge("y", "c", even)]), Node("b", [], [Edge("y", "c")]), Node("c", ["y"])
+            ),
+            "input 'y' of node 'c' is fed twice in one iteration of the walk",
+        ),
+        (
             Parallel(Node("a", [], [KEPT]), Node("b", [], [KEPT])),
             "edge 'z' of node 'b' goes to KEEP, and so does another of that name; rename one",
         ),
@@ -224,7 +305,7 @@ def test_equal_walks_have_equal_descriptions() -> None:
 
 
 def test_whatever_changes_a_walk_changes_its_description() -> None:
-    def node(*edges: Edge, inputs: tuple[str, ...] = ("x",)) -> Node:
+    def node(*edges: Edge | StreamingEdge, inputs: tuple[str, ...] = ("x",)) -> Node:
         return Node("n", inputs, edges)
 
     emit, keep = Edge("x", CLIENT("text")), Edge("x", KEEP)
@@ -246,16 +327,59 @@ def test_whatever_changes_a_walk_changes_its_description() -> None:
         Loop("l", node(emit), 2, outputs=["x"]),
         Loop("l", node(emit), 2, accumulated=["x"]),
         Loop("l", node(emit, Edge("x", "n")), 2),
+        Loop("l", node(emit), None),
+        node(Edge("x", CLIENT("text"), even)),
+        node(Edge("x", CLIENT("text"), never)),
+        Node("n", [Stream("x")], [emit]),
+        *(node(StreamingEdge("x", "m", chunks)) for chunks in (Fixed(2), Fixed(3), LeftContext(3, 1))),
+        node(StreamingEdge("x", "o", Fixed(2))),
+        node(StreamingEdge("x", "m", Fixed(2), after_end="empty")),
+        node(StreamingEdge("x", "m", Fixed(2), only=(0, 5))),
+        Sequential(node(), Node("m", [], [Edge("y", "o", even)]), Node("o", ["y"])),
+        Sequential(node(), Node("m", [], [Edge("y", "o", even)]), Node("o", ["y"], optional=["y"])),
     ]
     descriptions = {str(compile_walk("walk", section).describe()) for section in sections}
     assert len(descriptions) == len(sections)
     assert str(compile_walk("other", sections[0]).describe()) not in descriptions
 
 
+def test_a_walk_without_streams_and_guards_is_described_as_ever() -> None:
+    """What recorded requests were admitted with is a digest of this."""
+    token = [["token", "node", "llm"], ["token", "client", "text"]]
+    assert compile_walk("decode", DECODE).describe() == {
+        "walk": "decode",
+        "section": ["loop", "decode", "max_tokens", [], [], ["node", "llm", ["token"], token]],
+    }
+    frame = [["x", "node", "predictor"], ["x", "keep"], ["pred", "keep"]]
+    assert compile_walk("walk", Sequential(ROLLOUT)).describe()["section"] == [
+        "sequential",
+        ["loop", "rollout", 3, ["x"], ["pred"], ["node", "predictor", ["x"], frame]],
+    ]
+
+
+def test_streams_and_guards_are_described_as_plain_data() -> None:
+    section = Sequential(
+        Node("a", [Stream("x")], [Edge("y", "b", even), SPOKEN]), Node("b", ["y"], optional=["y"])
+    )
+    assert compile_walk("walk", section).describe()["section"] == [
+        "sequential",
+        [
+            "node",
+            "a",
+            [["stream", "x"]],
+            [
+                ["y", "node", "b", "when", "tests.shared.walks.sections:even"],
+                ["token", "stream", "vocoder", ["sliding_window", 28, 7], "stop", [100, 200]],
+            ],
+        ],
+        ["node", "b", ["y"], [], ["optional", "y"]],
+    ]
+
+
 def test_the_description_is_the_same_in_every_process() -> None:
     code = (
         "from shared.walks import compile_walk; from tests.shared.walks import sections as s;"
-        "print(*(compile_walk('walk', x).describe() for x in (s.GUIDED, s.REFINE, s.ROLLOUT)))"
+        "print(*(compile_walk('walk', x).describe() for x in (s.GUIDED, s.REFINE, s.SPEAK)))"
     )
     runs = [
         subprocess.run(
@@ -267,7 +391,7 @@ def test_the_description_is_the_same_in_every_process() -> None:
         )
         for seed in ("1", "2")
     ]
-    here = " ".join(str(compile_walk("walk", section).describe()) for section in (GUIDED, REFINE, ROLLOUT))
+    here = " ".join(str(compile_walk("walk", section).describe()) for section in (GUIDED, REFINE, SPEAK))
     assert [run.stdout.strip() for run in runs] == [here, here]
 
 

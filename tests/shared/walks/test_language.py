@@ -3,10 +3,24 @@ from typing import Any
 
 import pytest
 
-from shared.walks import CLIENT, KEEP, Edge, Loop, Node, Parallel, Sequential, WalkError
+from shared.walks import (
+    CLIENT,
+    KEEP,
+    Edge,
+    Fixed,
+    Loop,
+    Node,
+    Parallel,
+    Sequential,
+    Stream,
+    StreamingEdge,
+    WalkError,
+)
+from tests.shared.walks.sections import even, never
 
 LLM = Node("llm", ["token"], [Edge("token", "llm")])
-UNTYPED: Any = CLIENT, "x", None
+STREAMED = StreamingEdge("token", "vocoder", Fixed(3))
+UNTYPED: Any = CLIENT, "x", None, Stream("x")
 """What a caller without a type checker may pass."""
 
 
@@ -23,8 +37,49 @@ UNTYPED: Any = CLIENT, "x", None
         ),
         (lambda: Node("a", "token"), r"inputs must be a sequence of names, not 'token'; write \['token'\]"),
         (lambda: Node("a", ["x", "x"]), "node 'a': inputs list a name twice"),
-        (lambda: Node("a", [], [UNTYPED[1]]), "node 'a': an output must be an Edge or a StreamingEdge, not 'x'"),
+        (
+            lambda: Node("a", [], [UNTYPED[1]]),
+            "node 'a': an output must be an Edge or a StreamingEdge, not 'x'",
+        ),
         (lambda: Node("a", [], [Edge("x", KEEP)] * 2), "node 'a': outputs list an edge twice"),
+        (
+            lambda: Node("a", [], [Edge("x", KEEP, even), Edge("x", KEEP, never)]),
+            "node 'a': outputs list an edge twice; list each name and destination once",
+        ),
+        (lambda: Node("a", [], [STREAMED, STREAMED]), "node 'a': outputs list an edge twice"),
+        (
+            lambda: Node("a", UNTYPED[3]),
+            r"inputs must be a sequence of names, not Stream\(name='x'\); write",
+        ),
+        (lambda: Node("a", ["x", Stream("x")]), "node 'a': inputs list a name twice"),
+        (
+            lambda: Node("a", ["x", Stream("y")], optional=["y", "z"]),
+            r"optional lists \['y', 'z'\], which are no inputs of it that an Edge feeds; it has \['x'\]",
+        ),
+        (lambda: Stream("a b"), "a stream is named 'a b'"),
+        (lambda: StreamingEdge("a b", "x", Fixed(1)), "a streaming edge is named 'a b'"),
+        (
+            lambda: StreamingEdge("a", UNTYPED[2], Fixed(1)),
+            "streaming edge 'a': the node it goes to is named None",
+        ),
+        (
+            lambda: StreamingEdge("a", "x", UNTYPED[1]),
+            "streaming edge 'a': chunks must be a Fixed, SlidingWindow or LeftContext, not 'x'",
+        ),
+        (
+            lambda: StreamingEdge("a", "x", Fixed(1), after_end=UNTYPED[1]),
+            "streaming edge 'a': after_end must be \"stop\" or \"empty\", not 'x'",
+        ),
+        (
+            lambda: StreamingEdge("a", "x", Fixed(1), only=(5, 5)),
+            r"only must be two integers \(low, high\) with low < high, not \(5, 5\)",
+        ),
+        (lambda: StreamingEdge("a", "x", Fixed(1), only=UNTYPED[1]), "only must be two integers .*, not 'x'"),
+        (
+            lambda: Edge("a", KEEP, lambda _i, _args: True),
+            "edge 'a': when must be a function that its module",
+        ),
+        (lambda: Edge("a", KEEP, UNTYPED[1]), "edge 'a': when must be a function .*; found 'x'"),
         (Sequential, "a Sequential is empty"),
         (Parallel, "a Parallel is empty"),
         (
@@ -57,6 +112,18 @@ def test_parts_are_values() -> None:
     assert CLIENT("text") == CLIENT("text") != CLIENT("audio")
     parts: set[object] = {Sequential(LLM), Parallel(LLM), LLM, Sequential(LLM)}
     assert len(parts) == 3
+
+
+def test_a_streaming_edge_takes_along_what_is_within_its_bounds() -> None:
+    assert STREAMED.takes(7)
+    bounded = StreamingEdge("token", "vocoder", Fixed(3), only=(100, 103))
+    assert [item for item in range(98, 106) if bounded.takes(item)] == [100, 101, 102]
+
+
+def test_a_node_tells_values_from_streams() -> None:
+    node = Node("a", ["x", Stream("y"), "z"], [Edge("u", KEEP), STREAMED])
+    assert (node.values, node.streams) == (("x", "z"), ("y",))
+    assert (node.edges, node.streaming) == ((Edge("u", KEEP),), (STREAMED,))
 
 
 def test_destinations_show_as_they_are_written() -> None:

@@ -65,7 +65,7 @@ class Interpreter:
                 return self.loop(section, path)
 
     def fire(self, node: Node, path: tuple[int, ...]) -> list[Sent]:
-        inputs = {name: self.store[name, node.name] for name in node.inputs}
+        inputs = {name: self.store[name, node.name] for name in node.values}
         self.firings.append((node.name, path, repr(inputs)))
         return [
             Sent(edge.name, edge.to, produced(node.name, edge.name, path, inputs), node.name, path)
