@@ -58,3 +58,10 @@ class HandMadeSource:
     def slot(self, segment: int, offset: int) -> Slot | None:
         self.on_slot()
         return self.slots.get(offset)
+
+
+class FreshMemory:
+    """A landing without limits."""
+
+    def take(self, nbytes: int) -> Bytes:
+        return np.empty(nbytes, np.uint8)

@@ -1,87 +1,60 @@
-"""Where fetched tensors land: warm memory that comes home by itself, and is bounded."""
+"""Where fetched tensors land: pages of the own arena that come home by themselves."""
 
-import gc
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from workers.data_plane.transports.landing import Landing, LandingStats, block_size
+from workers.data_plane import backing
+from workers.data_plane.arena import Arena
+from workers.data_plane.transports.landing import ArenaLanding
 from workers.data_plane.transports.port import TransportError
 
-KB = 1024
+PAGES = 16
 
 
-def test_memory_comes_home_when_its_last_view_is_gone() -> None:
-    landing = Landing(1024 * KB)
-    view = landing.take(100 * KB)
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena(PAGES * 4096, backing.anonymous)
+    yield arena
+    arena.close()
+
+
+def free_pages(arena: Arena) -> int:
+    return arena.stats().free_bytes // 4096
+
+
+def test_pages_come_home_when_their_last_view_is_gone(arena: Arena) -> None:
+    view = ArenaLanding(arena).take(2 * 4096)
+    view[:] = 1
     part = view[10:].view(np.int16)[::2]
     del view
-    gc.collect()
 
-    assert landing.stats().lent_bytes == block_size(100 * KB)
+    assert free_pages(arena) == PAGES - 2
     del part
-    assert landing.stats() == LandingStats(total_bytes=block_size(100 * KB), lent_bytes=0)
+    assert free_pages(arena) == PAGES
 
 
-def test_what_came_home_is_lent_again_the_last_first() -> None:
-    landing = Landing(1024 * KB)
-    first, second = landing.take(65 * KB), landing.take(65 * KB)
-    place = second.ctypes.data
-    del first
-    landing.stats()
-    del second
+def test_what_is_landed_is_no_tensor_of_this_worker(arena: Arena) -> None:
+    landed = ArenaLanding(arena).take(100)
 
-    assert landing.take(66 * KB).ctypes.data == place
+    assert landed.flags.writeable
+    assert arena.stats().slots == 0
 
 
-def test_a_view_of_torchs_holds_the_memory_too() -> None:
-    torch = pytest.importorskip("torch")
-    landing = Landing(1024 * KB)
-    tensor = torch.from_numpy(landing.take(100))
+def test_memory_that_is_lent_is_lent_to_one(arena: Arena) -> None:
+    landing = ArenaLanding(arena)
+    taken = [landing.take(4096) for _ in range(PAGES)]
+    for number, view in enumerate(taken):
+        view[:] = number
 
-    assert landing.stats().lent_bytes > 0
-    del tensor
-    assert landing.stats().lent_bytes == 0
-
-
-def test_more_than_the_limit_is_not_lent_and_says_who_holds_it() -> None:
-    landing = Landing(256 * KB)
-    held = landing.take(192 * KB)
-
-    with pytest.raises(TransportError, match="readers hold 196608 of 262144"):
-        landing.take(128 * KB)
-    assert held.nbytes == 192 * KB
+    assert all((view == number).all() for number, view in enumerate(taken))
 
 
-def test_kept_memory_of_another_size_makes_room() -> None:
-    landing = Landing(256 * KB)
-    for _ in range(2):
-        landing.take(192 * KB)
-        landing.take(64 * KB)
+def test_where_there_is_no_room_another_way_may_be_asked(arena: Arena) -> None:
+    landing = ArenaLanding(arena)
+    held = landing.take(PAGES * 4096)
 
-    landing.take(256 * KB)
-
-    assert landing.stats() == LandingStats(total_bytes=256 * KB, lent_bytes=0)
-
-
-def test_each_block_is_told_once() -> None:
-    told: list[int] = []
-    landing = Landing(1024 * KB, on_new=lambda block: told.append(block.nbytes))
-    for _ in range(3):
-        landing.take(70 * KB)
-
-    assert told == [block_size(70 * KB)]
-
-
-@pytest.mark.parametrize(
-    "nbytes", [0, 1, 64 * KB, 64 * KB + 1, 100 * KB, 128 * KB, 129 * KB, 3 << 20, 1 << 30]
-)
-def test_a_block_holds_what_is_asked_and_little_more(nbytes: int) -> None:
-    size = block_size(nbytes)
-
-    assert nbytes <= size <= max(64 * KB, nbytes * 5 // 4)
-    assert block_size(size) == size
-
-
-def test_no_bytes_are_memory_too() -> None:
-    assert Landing(64 * KB).take(0).shape == (0,)
+    with pytest.raises(TransportError, match=r"no room to fetch into: the arena is full"):
+        landing.take(1)
+    assert held.nbytes == PAGES * 4096

@@ -188,7 +188,7 @@ class _Link:
 
     def _refusal(self, status: Status, at: Locator) -> TensorGone | TransportError:
         reason = status.name.lower().replace("_", " ")
-        if status in (Status.STALE, Status.OUT_OF_RANGE, Status.OVERSIZE):
+        if status in (Status.STALE, Status.OUT_OF_RANGE, Status.WRONG_LENGTH):
             return TensorGone(f"{self._who} does not have {at} (any more): {reason}")
         return TransportError(f"{self._who} refuses to be read: {reason}")
 

@@ -35,7 +35,7 @@ class Status(IntEnum):
     MALFORMED = 2
     WRONG_TOKEN = 3
     OUT_OF_RANGE = 4
-    OVERSIZE = 5
+    WRONG_LENGTH = 5
     BUSY = 6
 
 

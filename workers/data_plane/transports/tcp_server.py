@@ -9,9 +9,8 @@ returned). So no check of the sender's, however late, says what the reader got. 
 has all bytes: a generation that holds then held all the while. What is short is copied before it is checked,
 and needs no second question.
 
-A request that nobody of ours would send (no frame, a wrong token, a range outside the arena, more than the
-tensor has) is answered with its reason, counted, logged, and its connection closed. A tensor that is gone is
-normal.
+A request that nobody of ours would send (no frame, a wrong token, a range outside the arena, not the tensor's
+length) is answered with its reason, counted, logged, and its connection closed. A tensor that is gone is normal.
 """
 
 import hmac
@@ -172,8 +171,8 @@ class TcpServer:
         slot = self._source.slot(at.segment, at.offset)
         if slot is None or slot.generation != at.generation:
             return Status.STALE, ""
-        if at.nbytes > slot.nbytes:
-            return Status.OVERSIZE, f"{at.nbytes} bytes of a tensor that has {slot.nbytes}"
+        if at.nbytes != slot.nbytes:
+            return Status.WRONG_LENGTH, f"{at.nbytes} bytes of a tensor that has {slot.nbytes}"
         return Status.HELD, ""
 
     # ---- what is sent ----------------------------------------------------------------------------------

@@ -1,0 +1,73 @@
+"""Which ways to other workers there are, in the order in which they are tried: the cheapest first.
+
+A configuration says which may be taken (`data_plane.transports`), not in which order: that follows from what
+they cost. Of two workers each takes the first of its ways that the other has a card for and that reaches.
+
+    local      in this process        the very slot
+    cuda_ipc   GPUs of one machine    a view of the other's memory; not where there is no CUDA
+    shm        one machine            a view of the other's arena: by its process, or by a name in /dev/shm
+    nixl       an RDMA network        a copy, made by the network card; only where it is asked for
+    tcp        any network            a copy
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from workers.data_plane.arena import Arena
+from workers.data_plane.store import MakeTransport
+from workers.data_plane.transports.landing import ArenaLanding
+from workers.data_plane.transports.local import LocalTransport
+from workers.data_plane.transports.port import Transport
+from workers.data_plane.transports.shm import ShmTransport
+from workers.data_plane.transports.shm_named import NamedShmTransport
+from workers.data_plane.transports.tcp import TcpTransport
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Where this worker meets others.
+
+    Attributes:
+        address: the one it listens at, and nowhere else.
+        port: 0 is any free one.
+    """
+
+    address: str = "127.0.0.1"
+    port: int = 0
+
+    @classmethod
+    def of_rank(cls, rank: int, address: str, port: int) -> "Network":
+        """As it is configured once for all ranks: several on one machine listen at ports side by side."""
+        return cls(address, port + rank if port else 0)
+
+
+def chosen(names: Iterable[str], network: Network) -> list[MakeTransport]:
+    """The ways of these names, as `open_store` takes them.
+
+    Raises:
+        ValueError: a name that is none of `NAMES`.
+    """
+    asked = set(names)
+    if unknown := asked - set(NAMES):
+        raise ValueError(f"no such transport: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    return [make for name in NAMES if name in asked for make in _WAYS[name](network)]
+
+
+def _tcp(network: Network) -> list[MakeTransport]:
+    def make(arena: Arena) -> Transport:
+        return TcpTransport(arena, ArenaLanding(arena), address=network.address, port=network.port)
+
+    return [make]
+
+
+_WAYS: Final[dict[str, Callable[[Network], list[MakeTransport]]]] = {
+    "local": lambda _: [LocalTransport],
+    "shm": lambda _: [ShmTransport, NamedShmTransport],
+    "tcp": _tcp,
+}
+NAMES: Final = tuple(_WAYS)
+"""The order in which they are tried."""
