@@ -38,8 +38,7 @@ from shared.log.port import StoredRecord
 from shared.models.base import ModelGraph
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.transcript import Transcript
-from shared.walks.chunks import chunks_of
-from shared.walks.streams import StreamInfo, streams
+from shared.walks import StreamInfo, chunks_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,11 +207,13 @@ class Replayer:
             if reported.chunks and reported != found:
                 return _other_output(seq, event, found, reported, before)
         assert before.admitted is not None, "a step at hand is of an admitted request"
-        known = streams(self.graph_of(before.admitted.family).walks) if event.streams else {}
+        streams = self.graph_of(before.admitted.family).streams
         walks = {result.name for result in event.results}
         for name, totals in event.streams.items():
             cuts = [
-                info for (stream, _), info in known.items() if stream == name and info.consumer_walk in walks
+                info
+                for (stream, _), info in streams.items()
+                if stream == name and info.consumer_walk in walks
             ]
             if not any(_may_be(info, totals) for info in cuts):
                 expected = sorted({chunks_of(info.policy, totals.items) for info in cuts})

@@ -4,7 +4,7 @@
 it, as a leading conductor would. `records` is the log.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -28,12 +28,14 @@ from shared.events import (
     WalkResult,
     WalkStop,
     WorkerJoined,
+    WorkerLeaving,
     decode,
     encode,
 )
 from shared.ids import Rank
 from shared.log.port import StoredRecord
 from shared.models import registry
+from shared.models.base import ModelGraph
 from shared.placement import PlacedGroup
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.tensors import inline_ids
@@ -72,9 +74,15 @@ def subject_of(decision: Decision, origin: str = "nats") -> str:
 class Script:
     """A log, and a conductor that leads on it (or does not: `lead=False`)."""
 
-    def __init__(self, *, lead: bool = True, serve: Deployment | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        lead: bool = True,
+        serve: Deployment | None = None,
+        graph_of: Callable[[str], ModelGraph] = registry.graph,
+    ) -> None:
         self.records: list[StoredRecord] = []
-        self.cluster = Cluster(registry.graph, SUBJECTS)
+        self.cluster = Cluster(graph_of, SUBJECTS)
         self.deployment = serve or deployment()
         self.lead = lead
         self.folded: list[Folded] = []
@@ -119,7 +127,7 @@ class Script:
         )
         return self.say(SUBJECTS.epoch, event)
 
-    def join(self, life: str = "w0-a", rank: int = 0) -> int:
+    def join(self, life: str = "w0-a", rank: int = 0, kv_tokens: int = 128) -> int:
         event = WorkerJoined(
             id=life,
             writer=f"w{rank}",
@@ -127,8 +135,13 @@ class Script:
             model="demo",
             nodes=["prepare", "llm"],
             device="cpu",
-            kv_tokens=128,
+            kv_tokens=kv_tokens,
         )
+        return self.say(SUBJECTS.worker(rank), event)
+
+    def leave(self, rank: int) -> int:
+        life = self.cluster.world.incarnation(rank)
+        event = WorkerLeaving(id=f"w{rank}.bye.{life}", writer=f"w{rank}", rank=rank, incarnation=life)
         return self.say(SUBJECTS.worker(rank), event)
 
     def submit(self, request_id: str = "r1", **fields: Any) -> int:
@@ -151,7 +164,7 @@ class Script:
             SUBJECTS.done(ready.rank, str(ready.request_id)), msgspec.structs.replace(event, **changes)
         )
 
-    def fail(self, ready: NodeReady, failure: Any) -> int:
+    def fail(self, ready: NodeReady, failure: Any, gone: str | None = None) -> int:
         event = WalkFailed(
             id=f"{ready.id}.failed",
             writer=f"w{ready.rank}",
@@ -161,6 +174,7 @@ class Script:
             index=ready.index,
             rank=ready.rank,
             failure=failure,
+            gone=gone,
         )
         return self.say(SUBJECTS.done(ready.rank, str(ready.request_id)), event)
 

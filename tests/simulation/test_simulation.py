@@ -14,7 +14,8 @@ import pytest
 
 from conductor.core import react
 from conductor.core.cluster import Cluster, Folded
-from shared.events import Event, OutputChunk, OutputFence, WorkerJoined
+from conductor.core.request import Request
+from shared.events import Event, OutputChunk, OutputFence, WalkCompleted, WalkFailed, WorkerJoined
 from shared.fence import EpochFence
 from shared.transcript import Transcript
 from tests.simulation.invariants import check
@@ -63,7 +64,15 @@ def _released(sim: Simulation, request_id: str, cut: int) -> str:
 
 
 def no_regard_for_attempts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(react, "concerns", lambda request, _: request.running is not None)
+    concerns = react.concerns
+
+    def careless(request: Request, event: react.Fact) -> bool:
+        if not isinstance(event, WalkCompleted | WalkFailed):
+            return concerns(request, event)
+        step = request.step(event.index)
+        return step is not None and event.rank in step.lives and event.rank not in step.parts
+
+    patch.setattr(react, "concerns", careless)
 
 
 def no_output_fence(patch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,14 @@ from conductor.core.replay import Replayer, Verdict
 from shared.events import (
     EpochOpened,
     Event,
+    Inputs,
+    NodeFired,
     NodeReady,
     OutputChunk,
     OutputTotals,
     RequestFinished,
+    StreamTotals,
+    WalkCompleted,
     decode,
     encode,
 )
@@ -24,6 +28,7 @@ from shared.models import registry
 from shared.models.base import ModelGraph
 from shared.plans import Chain, Plan, PlanRequest, StepResult, Walk
 from shared.transcript import Transcript
+from tests.conductor import speech
 from tests.conductor.script import SUBJECTS, Script
 
 
@@ -235,3 +240,123 @@ def test_a_truncated_log_says_what_is_missing() -> None:
     assert verdict is not None
     assert verdict.mismatch is not None
     assert "r1.end" in verdict.mismatch.what
+
+
+# ---- on many ranks -------------------------------------------------------------------------------
+
+
+def spoken(*, lives: int = 1) -> list[StoredRecord]:
+    """The log of one request of two partitions on three ranks, of which one had so many lives."""
+    script = Script(serve=speech.deployment("three"), graph_of=speech.graph_of)
+    script.open_epoch()
+    for rank in range(3):
+        script.join(f"w{rank}-a", rank)
+    script.submit("r1", inputs=Inputs(text="duet"))
+    script.say(SUBJECTS.done(0, "r1"), speech.part(script.last(NodeReady)))
+    for life in range(1, lives):
+        script.join(f"w2-{life}", 2)
+    render, _, decode = script.events(NodeReady, "r1")[-3:]
+    transcript = Transcript()
+    for index in range(3):
+        for track, ready in (("talker", decode), ("vocoder", render)):
+            chunk = OutputChunk(
+                id=f"r1.chunk.{track}.{index}",
+                writer=f"w{ready.rank}",
+                request_id="r1",
+                attempt=ready.attempt,
+                index=index,
+                track=track,
+                text=f"t{index}",
+            )
+            transcript.fold(chunk)
+            script.say(SUBJECTS.output("nats", "r1", f"w{ready.rank}"), chunk)
+    fired = NodeFired(id="f", writer="w0", request_id="r1", attempt=1, walk=0, node="talker", path=())
+    script.say(SUBJECTS.edge(1, 0, "r1"), fired)
+    cut = {"codes": StreamTotals(items=6, chunks=4)}
+    tracks = {name: transcript.tracks[name].totals for name in ("talker", "vocoder")}
+    for ready in script.events(NodeReady, "r1")[-3:]:
+        mine = {"talker": tracks["talker"]} if ready.rank == 1 else {}
+        if ready.rank == 2:
+            mine = {"vocoder": tracks["vocoder"]}
+        done = speech.part(ready, tracks=mine, streams=cut if ready.rank == 2 else {})
+        script.say(SUBJECTS.done(ready.rank, "r1"), done)
+    for _ in range(2):
+        last = script.last(NodeReady)
+        script.say(SUBJECTS.done(last.rank, "r1"), speech.part(last))
+    assert script.last(RequestFinished) is not None
+    return script.records
+
+
+def replay_speech(records: list[StoredRecord]) -> Verdict:
+    verdict = replay(of_request(records), speech.graph_of)
+    assert verdict is not None
+    return verdict
+
+
+@pytest.mark.parametrize("lives", [1, 2, 3])
+def test_an_honest_log_of_many_ranks_matches(lives: int) -> None:
+    verdict = replay_speech(spoken(lives=lives))
+    assert verdict.mismatch is None
+    assert (verdict.phase, verdict.decided) == ("finished", 7 + 4 * (lives - 1))
+
+
+def changed(records: list[StoredRecord], number: int, **fields: Any) -> list[StoredRecord]:
+    record = records[number]
+    data = encode(msgspec.structs.replace(decode(record.data), **fields))
+    return [*records[:number], StoredRecord(record.seq, record.subject, data, 0), *records[number + 1 :]]
+
+
+def test_a_track_that_is_reported_otherwise_than_it_is_in_the_log_makes_it_fail() -> None:
+    records = spoken()
+    reports = [n for n, r in enumerate(records) if getattr(decode(r.data), "tracks", {})]
+    assert len(reports) == 2
+    for number in reports:
+        event = decode(records[number].data)
+        assert isinstance(event, WalkCompleted)
+        ((track, totals),) = event.tracks.items()
+        wrong = OutputTotals(chunks=totals.chunks, digest="of something else")
+        mismatch = replay_speech(changed(records, number, tracks={track: wrong})).mismatch
+        assert mismatch is not None
+        assert (mismatch.seq, mismatch.what) == (
+            number + 1,
+            f"{event.id} reports an output that is not the one in the log",
+        )
+
+
+@pytest.mark.parametrize(
+    "streams",
+    [
+        {"codes": StreamTotals(items=6, chunks=3)},
+        {"codes": StreamTotals(items=7, chunks=5)},
+        {"words": StreamTotals(items=6, chunks=3)},
+        {"nothing": StreamTotals()},
+    ],
+)
+def test_a_stream_that_was_cut_otherwise_than_its_policy_does_makes_it_fail(
+    streams: dict[str, StreamTotals],
+) -> None:
+    records = spoken()
+    (number,) = [n for n, r in enumerate(records) if getattr(decode(r.data), "streams", {})]
+    mismatch = replay_speech(changed(records, number, streams=streams)).mismatch
+    assert mismatch is not None
+    assert (mismatch.seq, "cut otherwise" in mismatch.what) == (number + 1, True)
+
+
+def test_edges_are_passed_over() -> None:
+    records = spoken()
+    without = [r for r in records if not isinstance(decode(r.data), NodeFired)]
+    assert len(without) == len(records) - 1
+    assert replay_speech(without).matches
+
+
+def test_a_mutated_event_of_many_ranks_makes_it_fail() -> None:
+    records = spoken(lives=2)
+    for number, record in enumerate(records):
+        event = decode(record.data)
+        if record.subject.split(".")[1] in {"worker", "conductor", "edge"}:
+            continue
+        for mutant in mutations(event):
+            if encode(mutant) != record.data:
+                data = StoredRecord(record.seq, record.subject, encode(mutant), 0)
+                verdict = replay([*records[:number], data, *records[number + 1 :]], speech.graph_of)
+                assert verdict is None or not verdict.matches, (event, mutant)
