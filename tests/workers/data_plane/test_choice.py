@@ -3,7 +3,7 @@
 import pytest
 
 from workers.data_plane.store import open_store
-from workers.data_plane.transports.choice import NAMES, Network, chosen
+from workers.data_plane.transports.choice import Network, chosen
 
 EVERYWHERE = Network()
 

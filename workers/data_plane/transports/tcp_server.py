@@ -10,7 +10,8 @@ has all bytes: a generation that holds then held all the while. What is short is
 and needs no second question.
 
 A request that nobody of ours would send (no frame, a wrong token, a range outside the arena, not the tensor's
-length) is answered with its reason, counted, logged, and its connection closed. A tensor that is gone is normal.
+length) is answered with its reason, counted and logged, and its connection closed. A tensor that is gone is
+normal.
 """
 
 import hmac
