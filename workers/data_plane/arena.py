@@ -90,6 +90,7 @@ class Arena:
         self._ends: deque[_Taken] = deque()
         self._watched: dict[int, weakref.ref[Bytes]] = {}
         self._is_closed = False
+        self._is_parents = False
         _alive.add(self)
 
     # ---- the owner's side ------------------------------------------------------------------------------
@@ -172,7 +173,8 @@ class Arena:
 
     def stats(self) -> ArenaStats:
         with self._lock:
-            self._collect()
+            if not self._is_closed:
+                self._collect()
             return ArenaStats(
                 total_bytes=self._total_bytes,
                 free_bytes=self._blocks.free * PAGE,
@@ -191,7 +193,6 @@ class Arena:
 
     def close(self) -> None:
         """Every slot is gone; views of them stay readable as long as there are any."""
-        self._must_be_own()
         with self._lock:
             if self._is_closed:
                 return
@@ -241,7 +242,6 @@ class Arena:
         """Look for room again, where dead views in a cycle may have kept some."""
         gc.collect()
         with self._lock:
-            self._must_be_own()
             self._collect()
             start = self._blocks.take(pages)
             if start is not None:
@@ -262,6 +262,8 @@ class Arena:
     def _collect(self) -> None:
         """Take note of views that died; with the lock held."""
         self._must_be_own()
+        if self._is_closed:
+            raise CapacityError("the arena is closed: nothing goes in any more")
         while self._ends:
             taken = self._ends.popleft()
             taken.looks -= 1
@@ -280,12 +282,12 @@ class Arena:
             raise LookupError(f"segment {segment}: this arena has only segment {SEGMENT}")
 
     def _must_be_own(self) -> None:
-        if self._is_closed:
-            raise BugError("this arena is closed, or another process's: a forked child has none of its own")
+        if self._is_parents:
+            raise BugError("this arena is the parent process's: a forked child has none; start it by `spawn`")
 
     def disown(self) -> None:
         """In a forked child: what is mapped is the parent's."""
-        self._is_closed = True
+        self._is_closed = self._is_parents = True
         self._lock = threading.Lock()  # one that another thread held has nobody left to give it back
         self.backing.let_go()
 

@@ -1,0 +1,29 @@
+"""Stores that reach one another in one way and no other, by its name; also in helper processes."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from workers.data_plane.store import ArenaStore, open_store
+from workers.data_plane.transports.local import LocalTransport
+from workers.data_plane.transports.shm import ShmTransport
+from workers.data_plane.transports.shm_named import NamedShmTransport
+
+
+def _local(total_bytes: int, folder: Path) -> ArenaStore:
+    return open_store(total_bytes=total_bytes, transports=[LocalTransport])
+
+
+def _shm(total_bytes: int, folder: Path) -> ArenaStore:
+    return open_store(total_bytes=total_bytes, transports=[ShmTransport])
+
+
+def _shm_named(total_bytes: int, folder: Path) -> ArenaStore:
+    return open_store(total_bytes=total_bytes, transports=[NamedShmTransport], memory="named", folder=folder)
+
+
+KINDS: Final[Mapping[str, Callable[[int, Path], ArenaStore]]] = {
+    "local": _local,
+    "shm": _shm,
+    "shm_named": _shm_named,
+}

@@ -1,0 +1,7 @@
+from tests.workers.data_plane.contract import TransportContract, folder
+
+__all__ = ["folder"]
+
+
+class TestLocal(TransportContract):
+    kind = "local"
