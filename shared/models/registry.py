@@ -18,7 +18,7 @@ from shared.errors import ClientError
 from shared.models.base import ModelGraph
 from shared.models.checkpoint import CheckpointError, read_json
 
-_BUILT_IN: Final = {"decoder_lm": "shared.models.decoder_lm"}
+_BUILT_IN: Final = {"decoder_lm": "shared.models.decoder_lm", "orpheus": "shared.models.orpheus"}
 ENTRY_POINT_GROUP: Final = "dalsegno.models"
 
 
@@ -66,13 +66,26 @@ def family_of(checkpoint: Path) -> str:
     """
     path = checkpoint / "config.json"
     try:
-        architectures = read_json(path).get("architectures")
+        config = read_json(path)
+        architectures = config.get("architectures")
+        name = architectures[0] if isinstance(architectures, list) and architectures else None
+        if name == "LlamaForCausalLM" and _is_orpheus(checkpoint):
+            return "orpheus"
     except CheckpointError as error:
         raise UnknownFamilyError(f"{checkpoint} is no checkpoint: {error}") from error
-    name = architectures[0] if isinstance(architectures, list) and architectures else None
     if isinstance(name, str) and name.endswith("ForCausalLM"):
         return "decoder_lm"
     raise UnknownFamilyError(
         f"{path}: decoder-only language models (an architecture ...ForCausalLM) are served, others not yet; "
         f"found {name!r}"
     )
+
+
+def _is_orpheus(checkpoint: Path) -> bool:
+    """Whether a Llama says audio tokens: SNAC is beside it, or its tokenizer has Orpheus' marks."""
+    if (checkpoint / "snac" / "config.json").is_file():
+        return True
+    path = checkpoint / "tokenizer_config.json"
+    added = read_json(path).get("added_tokens_decoder") if path.is_file() else None
+    mark = added.get("128258") if isinstance(added, dict) else None  # what ends a speech
+    return isinstance(mark, dict) and mark.get("content") == "<custom_token_2>"

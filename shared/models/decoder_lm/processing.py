@@ -64,18 +64,14 @@ def load(checkpoint: Path, *, max_seq_len: int) -> "DecoderLmProcessing":
         ChatTemplateError: the chat template is no valid Jinja.
     """
     config = _read_json_if_there(checkpoint / "tokenizer_config.json")
-    tokenizer = _load_tokenizer(checkpoint)
-    names = _special_tokens(_read_json_if_there(checkpoint / "special_tokens_map.json") | config)
-    tokenizer.add_special_tokens(
-        [AddedToken(text, special=True, normalized=False) for text in names.values()]
-    )
+    tokenizer, names = load_tokenizer(checkpoint)
     template = find_template(checkpoint, config)
     return DecoderLmProcessing(
         tokenizer=tokenizer,
         template=ChatTemplate(template[0], names, origin=template[1]) if template else None,
         defaults=_generation_defaults(checkpoint),
         eos_ids=_eos_ids(checkpoint, tokenizer, names.get("eos_token")),
-        vocab_size=_vocab_size(checkpoint, tokenizer),
+        vocab_size=vocab_size_of(checkpoint, tokenizer),
         max_seq_len=max_seq_len,
     )
 
@@ -108,19 +104,21 @@ class DecoderLmProcessing:
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         if node != "prepare":
             raise BugError(f"decoder_lm has no CPU node {node!r}; it has 'prepare'")
-        try:
-            request = msgspec.convert(args["inputs"], Inputs)
-            params = msgspec.convert(args["params"], Params)
-        except msgspec.ValidationError as error:
-            raise ClientError(f"the request is malformed: {error}") from error
+        request, params = asked_of(args)
         _check_modalities(request)
         text = self._text(request)
         is_rendered = request.messages is not None or request.chat
         ids = (
-            request.token_ids or []
-            if text is None
-            else self._encode(text, add_special_tokens=not is_rendered)
+            request.token_ids or [] if text is None else self.encode(text, add_special_tokens=not is_rendered)
         )
+        return self.prepared(key, ids, params, text=text)
+
+    def prepared(self, key: str, ids: list[int], params: Params, *, text: str | None = None) -> CpuResult:
+        """What `prepare` comes to for a prompt of these tokens; `text` is their text, where it is known.
+
+        Raises:
+            ClientError: there is no prompt, it is too long, or a token id is none.
+        """
         self._check(ids, new_tokens=0 if params.max_tokens == 0 else 1)
         self._check_ids("stop_token_ids", params.stop_token_ids)
         facts = {"prompt_tokens": len(ids), "sampling": self.effective_sampling(params)}
@@ -133,6 +131,20 @@ class DecoderLmProcessing:
 
     def text_decoder(self) -> TextDecoder:
         return self._decoders.new()
+
+    def encode(self, text: str, *, add_special_tokens: bool, what: str = "the prompt") -> list[int]:
+        """The tokens of a text; `what` it is, for whoever is told that it is none.
+
+        Raises:
+            ClientError: it is no valid Unicode.
+        """
+        # `encode` holds the GIL (1.9 s for 2.4 MB, and the engine stands still); the batch call does not.
+        try:
+            [encoded] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except TypeError as error:
+            raise ClientError(f"{what} is no valid Unicode text: it holds a lone surrogate") from error
+        ids: list[int] = encoded.ids
+        return ids
 
     def effective_sampling(self, params: Params) -> dict[str, Any]:
         """The sampling that applies: the request's over the checkpoint's over temperature 1, all tokens.
@@ -172,7 +184,7 @@ class DecoderLmProcessing:
             where = f"bad_words[{number}]"
             if isinstance(word, str):
                 found = [
-                    self._encode(text, add_special_tokens=False, what=where) for text in (word, f" {word}")
+                    self.encode(text, add_special_tokens=False, what=where) for text in (word, f" {word}")
                 ]
                 if not all(found):
                     raise ClientError(f"{where}: expected a text that has a token, found {word!r:.80}")
@@ -204,15 +216,6 @@ class DecoderLmProcessing:
             raise ClientError("messages is empty: expected at least one message")
         return self._template.render([_plain_message(place, m) for place, m in enumerate(messages)])
 
-    def _encode(self, text: str, *, add_special_tokens: bool, what: str = "the prompt") -> list[int]:
-        # `encode` holds the GIL (1.9 s for 2.4 MB, and the engine stands still); the batch call does not.
-        try:
-            [encoded] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        except TypeError as error:
-            raise ClientError(f"{what} is no valid Unicode text: it holds a lone surrogate") from error
-        ids: list[int] = encoded.ids
-        return ids
-
     def _decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
@@ -235,6 +238,18 @@ class DecoderLmProcessing:
                 f"{what}: token id {wrong} is outside the model's vocabulary of {self._vocab_size}",
                 code="invalid_token_id",
             )
+
+
+def asked_of(args: Mapping[str, Any]) -> tuple[Inputs, Params]:
+    """The request in the arguments of a `prepare` walk.
+
+    Raises:
+        ClientError: it is none.
+    """
+    try:
+        return msgspec.convert(args["inputs"], Inputs), msgspec.convert(args["params"], Params)
+    except msgspec.ValidationError as error:
+        raise ClientError(f"the request is malformed: {error}") from error
 
 
 def _check_modalities(request: Inputs) -> None:
@@ -287,7 +302,22 @@ def _text_of_part(where: str, part: object) -> str:
 # ---- the checkpoint's files ----------------------------------------------------------------------
 
 
-def _load_tokenizer(checkpoint: Path) -> Tokenizer:
+def load_tokenizer(checkpoint: Path) -> tuple[Tokenizer, dict[str, str]]:
+    """The tokenizer of a checkpoint, and its named special tokens (`bos_token` and so on) as text.
+
+    Raises:
+        CheckpointError: a file is missing or malformed.
+    """
+    config = _read_json_if_there(checkpoint / "tokenizer_config.json")
+    tokenizer = _read_tokenizer(checkpoint)
+    names = _special_tokens(_read_json_if_there(checkpoint / "special_tokens_map.json") | config)
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in names.values()]
+    )
+    return tokenizer, names
+
+
+def _read_tokenizer(checkpoint: Path) -> Tokenizer:
     path = checkpoint / "tokenizer.json"
     if not path.is_file():
         raise CheckpointError(
@@ -343,7 +373,7 @@ def _eos_ids(checkpoint: Path, tokenizer: Tokenizer, eos_token: str | None) -> t
     return () if own is None else (own,)
 
 
-def _vocab_size(checkpoint: Path, tokenizer: Tokenizer) -> int:
+def vocab_size_of(checkpoint: Path, tokenizer: Tokenizer) -> int:
     """How many rows the embedding has: the model's `vocab_size`, which may exceed the tokenizer's."""
     found = _read_json_if_there(checkpoint / "config.json").get("vocab_size")
     return found if isinstance(found, int) else int(tokenizer.get_vocab_size(with_added_tokens=True))
