@@ -20,6 +20,7 @@ FLAGS: Final = {
     "host": "gateway.host",
     "port": "gateway.port",
     "data_dir": "data_dir",
+    "checkpoint": "checkpoint",
     "log_level": "logs.level",
     "log_format": "logs.format",
     "nats": "nats.url",
@@ -58,8 +59,9 @@ def effective(model: str, told: Sequence[Setting]) -> Effective:
     Raises:
         ConfigError: it cannot be served; says source, key, value, and what would be right.
     """
-    base = config.read(model)
-    return layers.effective(base, [*_of_environment(), *told], Path.cwd())
+    base, around = config.read(model), environment.read()
+    settings = [*layers.of_environment(around.settings), *told]
+    return layers.effective(base, settings, Path.cwd(), around.hub_cache)
 
 
 def reach(told: Sequence[Setting]) -> Reach:

@@ -64,16 +64,14 @@ def lines(found: Effective) -> Iterator[str]:
             yield f"{section}:"
         indent = "  " if section else ""
         name, value, source = key.name.rpartition(".")[2], _shown(found, key.name), found.sources[key.name]
-        inside = [one for one in found.sources if one.startswith(f"{key.name}.")]
         if key.name in SECRETS and value:
             is_said_again = source == key.variable
             source += "; a secret is not printed"
             yield _line(f"{indent}{'# ' if is_said_again else ''}{name}: {_flow(value)}", source)
-        elif inside:
+        elif isinstance(value, dict) and value:
             yield f"{name}:"
-            for one in inside:
-                inner = one.removeprefix(f"{key.name}.")
-                yield _line(f"  {_flow(inner)}: {_flow(value[inner])}", found.sources[one])
+            for inner, one in value.items():
+                yield _line(f"  {_flow(inner)}: {_flow(one)}", found.sources[f"{key.name}.{inner}"])
         elif key.name == "node_groups":
             yield _line(f"{name}:", source)
             yield from (f"  - {_flow(group)}" for group in value)

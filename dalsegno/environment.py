@@ -3,12 +3,14 @@
 DALSEGNO_<KEY>         a key of the configuration: DALSEGNO_GATEWAY_PORT is gateway.port
 DALSEGNO_NATS_TOKEN    the token of a NATS server; by environment, as arguments are for all to see
 DALSEGNO_API_KEY       what `dalsegno ask` shows to a server that takes no one without
+HF_HUB_CACHE, HF_HOME  where the hub's tools put their downloads, else ~/.cache/huggingface/hub
 NO_COLOR               no colours in the terminal, whatever its value (no-color.org)
 """
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from dalsegno.layers import KEYS, VARIABLE_PREFIX
@@ -27,11 +29,13 @@ class Environment:
     Attributes:
         settings: the variables of the configuration, each as it is; also misspelt ones (`dalsegno.layers`).
         api_key: a client's.
+        hub_cache: the folder of the hub's downloads, whether it is there or not.
     """
 
     settings: Mapping[str, str]
     api_key: str | None
     colours: bool
+    hub_cache: Path
 
 
 def read() -> Environment:
@@ -44,7 +48,19 @@ def read() -> Environment:
         },
         api_key=os.environ.get(API_KEY) or None,
         colours=not os.environ.get(NO_COLOR),
+        hub_cache=_hub_cache(),
     )
+
+
+def _hub_cache() -> Path:
+    """As the hub's own tools find it."""
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{caches}/huggingface"
+    told = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub")
+    try:
+        return told.expanduser()
+    except RuntimeError:  # nobody's home is known: a container's user may have none
+        return told
 
 
 def for_child(*, nats_token: str | None) -> dict[str, str]:

@@ -217,15 +217,23 @@ def overlay(base: Base, settings: Iterable[Setting], here: Path) -> tuple[dict[s
     return values, sources
 
 
-def effective(base: Base, settings: Sequence[Setting], here: Path) -> Effective:
+def effective(
+    base: Base, settings: Sequence[Setting], here: Path, hub_cache: Path | None = None
+) -> Effective:
     """The configuration of `base` with `settings` over it, checked.
+
+    `hub_cache` is where the hub's tools put their downloads, for a base that names no checkpoint.
 
     Raises:
         ConfigError: it cannot be served; says source, key, value, and what would be right.
     """
     values, sources = overlay(base, settings, here)
     said = {key: source for key, source in sources.items() if source not in {DEFAULT, base.source}}
-    config = check(values, source=base.source, folder=base.folder, name=base.name, sources=said)
+    config = check(
+        values, source=base.source, folder=base.folder, name=base.name, sources=said, hub_cache=hub_cache
+    )
+    if sources["checkpoint"] == DEFAULT:
+        sources["checkpoint"] = "the hub's downloads"
     return Effective(config=config, sources=sources)
 
 
@@ -299,4 +307,5 @@ def _put(values: dict[str, Any], name: str, value: Any, source: str) -> None:
     if not isinstance(inside, dict | NoneType):
         problem = f"expected an object, found a {type(inside).__name__}"
         raise ConfigError(f"{source}: {section}: {problem}")
-    values[section] = {**(inside or {}), key: value}
+    name_of = {str(one): one for one in inside or ()}  # in a file a rank is a number
+    values[section] = {**(inside or {}), name_of.get(key, key): value}

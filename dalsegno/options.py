@@ -77,6 +77,11 @@ _CONFIG: Final = click.option(
     metavar="MODEL",
     help="The model: a name in configs/, a YAML file, or a checkpoint folder.",
 )
+_CHECKPOINT: Final = click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The folder with the model's weights. [default: the file's, else the hub's download]",
+)
 _PARENT: Final = click.option("--parent", type=int, hidden=True, help="The launcher this role dies with.")
 _DATA_DIR: Final = click.option(
     "--data-dir",
@@ -95,13 +100,13 @@ _READ_NATS: Final = click.option(
 
 def of_serve(command: _F) -> _F:
     """What a whole deployment is configured by."""
-    logs = _LOG_LEVEL(_LOG_FORMAT(SET(command)))
+    logs = _CHECKPOINT(_LOG_LEVEL(_LOG_FORMAT(SET(command))))
     return _HOST(_PORT(_DATA_DIR_OF_SERVE(_NATS_OF_SERVE(PREFIX(logs)))))
 
 
 def of_role(command: _F) -> _F:
     """What every role is configured by."""
-    return _NATS(PREFIX(_CONFIG(_LOG_LEVEL(_LOG_FORMAT(SET(_PARENT(command)))))))
+    return _NATS(PREFIX(_CONFIG(_CHECKPOINT(_LOG_LEVEL(_LOG_FORMAT(SET(_PARENT(command))))))))
 
 
 def of_gateway(command: _F) -> _F:

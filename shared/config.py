@@ -22,6 +22,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
+from shared import hub, placement
 from shared.errors import ClientError
 from shared.events import MAX_CHOICES, digest_of
 from shared.ids import Rank
@@ -29,10 +30,14 @@ from shared.misfit import Misfit, described, misfit
 from shared.models import registry
 from shared.models.base import ModelGraph
 from shared.models.checkpoint import context_length, read_json
+from shared.placement import NodeGroup as NodeGroup  # noqa: PLC0414 - a part of a configuration
+from shared.placement import PlacedGroup, PlacementError
 
 _LOGGER: Final = logging.getLogger(__name__)
 _NAMED_KEY: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})=(?!=*$)(.+)", re.DOTALL)
 """`name=secret`. Signs of equality at the end alone are a secret's own: base64 is padded with them."""
+_DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
+_EVERYWHERE: Final = frozenset({"0.0.0.0", "::", "*", "0"})  # noqa: S104 - refused
 _ON_A_HUB: Final = re.compile(r"[A-Za-z0-9][\w.-]*/([A-Za-z0-9][\w.-]*)")
 _PADDED_CHARS: Final = 16
 """What is shorter and ends so is no padded secret, but a name whose secret was forgotten."""
@@ -48,22 +53,6 @@ class ConfigError(ClientError):
     """A configuration that cannot be served; says file, key, value and what would be right."""
 
     code = "invalid_config"
-
-
-class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """These nodes run on these ranks, for all walks or for some.
-
-    Attributes:
-        node_names: nodes of the family; `decoder_lm` has `prepare` (template, tokenizer) and `llm`.
-        ranks: they run on these; a rank is one GPU, or one CPU process.
-        graph_walks: only for these walks; for all when absent.
-        tp_size: ranks that share one copy of the nodes.
-    """
-
-    node_names: Annotated[list[str], Meta(min_length=1)]
-    ranks: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
-    graph_walks: list[str] | None = None
-    tp_size: Annotated[int, Meta(ge=1)] = 1
 
 
 class GatewaySettings(
@@ -164,6 +153,32 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     token_file: str | None = None
 
 
+class DataPlaneSettings(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """How tensors go from worker to worker, beside the log.
+
+    Attributes:
+        arena_bytes: the most memory a worker takes for tensors that others read; taken as it is used.
+        memory: what that is made of: `anonymous` ends with its process, whatever ends it; `named` lies in
+            /dev/shm, for workers in containers that share that and do not see each other's processes.
+        transports: the ways that may be taken; of those that reach, the cheapest is: `local` in one process,
+            `cuda_ipc` between the GPUs of a machine, `shm` on a machine, `tcp`, and `nixl` for RDMA (with
+            `dalsegno[rdma]`).
+        address: where other workers reach this one over the network, and all it listens at: one address of
+            this machine. What passes is not encrypted: outside the machine, take a network you trust.
+        port: the one it listens at, for rank 0, and so many more for other ranks; 0 is any free one.
+    """
+
+    arena_bytes: Annotated[int, Meta(ge=1 << 20)] = 4 << 30
+    memory: Literal["anonymous", "named"] = "anonymous"
+    transports: Annotated[list[Literal["local", "cuda_ipc", "shm", "nixl", "tcp"]], Meta(min_length=1)] = (
+        msgspec.field(default_factory=lambda: ["local", "cuda_ipc", "shm", "tcp"])
+    )
+    address: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+
+
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     """Who may ask.
 
@@ -188,7 +203,8 @@ class DeploymentConfig(
 
     Attributes:
         model: the family; `decoder_lm` is there: decoder-only language models (…ForCausalLM).
-        checkpoint: a folder in Hugging Face format, with safetensors; relative to the YAML file.
+        checkpoint: a folder in Hugging Face format, with safetensors; relative to the YAML file. When absent,
+            that of the family's usual repository, where the hub's tools have downloaded it to.
         max_seq_len: tokens of one sequence, prompt and answer together.
         node_groups: where nodes run, see below.
         name: what clients call the model; the YAML file's name when absent.
@@ -199,6 +215,9 @@ class DeploymentConfig(
         max_attempts: how often a request is tried before it fails, when workers die under it.
         data_dir: where `serve` keeps its log; `.dalsegno/MODEL` in the current folder when absent.
             Relative to the YAML file.
+        devices: what a rank computes on, `{0: cuda:0, 1: cpu}`; `auto`, as for a rank that is not in it, is
+            a GPU of its own as far as there are any, else the CPU.
+        data_plane: how tensors go from worker to worker, see below.
         gateway: how a gateway meets the world, see below.
         logs: what processes say to their operator, see below.
         traces: OpenTelemetry, see below.
@@ -206,7 +225,7 @@ class DeploymentConfig(
     """
 
     model: str
-    checkpoint: str
+    checkpoint: str = ""
     max_seq_len: Annotated[int, Meta(ge=2)]
     node_groups: Annotated[list[NodeGroup], Meta(min_length=1)]
     name: str = ""
@@ -216,15 +235,26 @@ class DeploymentConfig(
     max_concurrent_requests: Annotated[int, Meta(ge=1)] = 256
     max_attempts: Annotated[int, Meta(ge=1)] = 3
     data_dir: str | None = None
+    devices: dict[int, str] = {}
+    data_plane: DataPlaneSettings = DataPlaneSettings()
     gateway: GatewaySettings = GatewaySettings()
     logs: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()
     nats: NatsSettings = NatsSettings()
 
     @property
+    def groups(self) -> tuple[PlacedGroup, ...]:
+        """Where nodes run: each in each walk has one group.
+
+        Raises:
+            PlacementError: there is no such placement; `check` has told before.
+        """
+        return placement.resolve(self.node_groups, registry.graph(self.model))
+
+    @property
     def ranks(self) -> list[Rank]:
         """Every rank, in order."""
-        return sorted({Rank(rank) for group in self.node_groups for rank in group.ranks})
+        return placement.ranks_of(self.groups)
 
     @property
     def digest(self) -> str:
@@ -233,6 +263,8 @@ class DeploymentConfig(
             msgspec.structs.replace(
                 self,
                 data_dir=None,
+                devices={},
+                data_plane=DataPlaneSettings(),
                 gateway=GatewaySettings(),
                 logs=LogSettings(),
                 traces=TraceSettings(),
@@ -242,15 +274,21 @@ class DeploymentConfig(
 
     @property
     def placement(self) -> dict[str, int]:
-        """Each node's rank."""
-        return {node: group.ranks[0] for group in self.node_groups for node in group.node_names}
+        """Each node's rank, of several the first."""
+        groups = self.groups
+        return placement.assign(groups, [group.ranks[0] for group in groups])[0]
 
     def nodes_of(self, rank: int) -> list[str]:
         """The nodes a rank hosts."""
-        return [node for node, home in self.placement.items() if home == rank]
+        return placement.nodes_on(self.groups, rank)
+
+    def device_of(self, rank: int) -> str:
+        """What is said of a rank's device: `auto`, `cpu`, `cuda` or `cuda:N`."""
+        return self.devices.get(rank) or str(self.model_kwargs.get("device", "auto"))
 
 
 SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
+    "data_plane": DataPlaneSettings,
     "gateway": GatewaySettings,
     "logs": LogSettings,
     "traces": TraceSettings,
@@ -291,14 +329,16 @@ class Base:
     name: str
 
 
-def resolve(model: str) -> DeploymentConfig:
+def resolve(model: str, hub_cache: Path | None = None) -> DeploymentConfig:
     """The configuration behind a name in `configs/`, a YAML file, or a checkpoint folder, as it is there.
+
+    `hub_cache` is where the hub's tools put their downloads, for a file that names no checkpoint.
 
     Raises:
         ConfigError: it is none of them, or cannot be served.
     """
     base = read(model)
-    return check(base.values, source=base.source, folder=base.folder, name=base.name)
+    return check(base.values, source=base.source, folder=base.folder, name=base.name, hub_cache=hub_cache)
 
 
 def read(model: str) -> Base:
@@ -411,7 +451,13 @@ def _of_folder(folder: Path) -> Base:
 
 
 def check(
-    raw: Mapping[str, Any], *, source: str, folder: Path, name: str, sources: Mapping[str, str] | None = None
+    raw: Mapping[str, Any],
+    *,
+    source: str,
+    folder: Path,
+    name: str,
+    sources: Mapping[str, str] | None = None,
+    hub_cache: Path | None = None,
 ) -> DeploymentConfig:
     """The configuration in `raw`, with its paths made absolute and its placement checked.
 
@@ -421,19 +467,24 @@ def check(
         folder: what its relative paths are relative to.
         name: the model's, unless `raw` has one.
         sources: where single keys (`gateway.port`) are from, if not from `source`.
+        hub_cache: where the hub's tools put their downloads; asked where no checkpoint is named.
 
     Raises:
         ConfigError: it cannot be served; says source, key, value, and what would be right.
+        UnknownFamilyError: nobody serves such a model; told first, for such a file has keys of its own.
     """
     whence = _Whence(source, sources or {})
     raw = {key: value for key, value in raw.items() if value is not None or key not in SECTIONS}
+    graph = _graph(raw.get("model"), whence)
     _refuse_unknown_in(raw, whence)
+    _check_devices(raw.get("devices"), whence)
     try:
-        config = msgspec.convert(raw, DeploymentConfig)
+        config = msgspec.convert(raw, DeploymentConfig, str_keys=True)  # a rank in `devices` may be "0"
     except msgspec.ValidationError as error:
         found = misfit(error, raw, DeploymentConfig)
         raise ConfigError(f"{whence.of(found.place)}: {discreet(found)}") from error
-    config = _with_paths(config, folder, whence)
+    assert graph is not None  # a `model` that is no string does not convert
+    config = _with_paths(_with_checkpoint(config, graph, hub_cache, whence), folder, whence)
     config = msgspec.structs.replace(config, name=config.name or name)
     if not _is_file(Path(config.checkpoint) / "config.json"):
         raise ConfigError(f"{whence.of('checkpoint')}: checkpoint {config.checkpoint} has no config.json")
@@ -443,12 +494,41 @@ def check(
                 f"{whence.of(key)}: {key}: {MASK} stands for a secret that was not printed; "
                 "say it by environment, or in a file of its own"
             )
+    _check_placement(config, graph, whence)
+    if config.data_plane.address in _EVERYWHERE:
+        raise ConfigError(
+            f"{whence.of('data_plane.address')}: data_plane.address: expected one address of this machine, "
+            f"the one that other workers reach; found {config.data_plane.address!r}, which is all of them"
+        )
+    return config
+
+
+def _graph(family: object, whence: "_Whence") -> ModelGraph | None:
+    if not isinstance(family, str):
+        return None
     try:
-        graph = registry.graph(config.model)
+        return registry.graph(family)
     except registry.UnknownFamilyError as error:
         raise registry.UnknownFamilyError(f"{whence.of('model')}: {error.message}") from error
-    _check_placement(config, graph, whence.of("node_groups"))
-    return config
+
+
+def _with_checkpoint(
+    config: DeploymentConfig, graph: ModelGraph, hub_cache: Path | None, whence: "_Whence"
+) -> DeploymentConfig:
+    """The configuration with a checkpoint: the one it names, else the downloaded one."""
+    if config.checkpoint:
+        return config
+    told = "name a folder in the key checkpoint, or with --checkpoint"
+    if not graph.repository:
+        raise ConfigError(f"{whence.of('checkpoint')}: checkpoint: expected a folder, found nothing; {told}")
+    found = hub.snapshot(hub_cache, graph.repository) if hub_cache is not None else None
+    if found is None:
+        where = f" in {hub_cache}" if hub_cache is not None else ""
+        raise ConfigError(
+            f"{whence.of('checkpoint')}: no checkpoint is named, and {graph.repository} was not downloaded: "
+            f"not found{where}; get it with `hf download {graph.repository}`, or {told}"
+        )
+    return msgspec.structs.replace(config, checkpoint=str(found))
 
 
 def discreet(found: Misfit) -> str:
@@ -544,28 +624,25 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _check_placement(config: DeploymentConfig, graph: ModelGraph, source: str) -> None:
-    seen: dict[str, int] = {}
-    for number, group in enumerate(config.node_groups):
-        where = f"{source}: node_groups[{number}]"
-        for node in group.node_names:
-            if node not in graph.nodes:
-                raise ConfigError(f"{where}: unknown node {node!r}; {config.model} has {sorted(graph.nodes)}")
-            if node in seen:
-                raise ConfigError(f"{where}: node {node!r} is placed already by node_groups[{seen[node]}]")
-            seen[node] = number
-        if len(group.ranks) % group.tp_size:
-            raise ConfigError(f"{where}: {len(group.ranks)} ranks do not divide by tp_size {group.tp_size}")
-        if group.tp_size > 1 or len(group.ranks) > 1 or group.graph_walks is not None:
-            raise ConfigError(
-                f"{where}: one rank per node, for all walks, is what this version places; "
-                f"found ranks {group.ranks}, tp_size {group.tp_size}, graph_walks {group.graph_walks}"
-            )
-    if homeless := sorted(set(graph.nodes) - set(seen)):
-        raise ConfigError(f"{source}: no node_group places {homeless}; add them to a group's node_names")
-    if len(config.ranks) > 1:
+def _check_devices(devices: object, whence: "_Whence") -> None:
+    """Say of what is wrong in the map which rank it is."""
+    for rank, device in devices.items() if isinstance(devices, dict) else ():
+        where = f"{whence.of(f'devices.{rank}')}: devices.{rank}"
+        if not str(rank).isdecimal():
+            raise ConfigError(f"{where}: expected a rank, an integer >= 0, found {described(rank)}")
+        if not isinstance(device, str) or not _DEVICE.fullmatch(device):
+            raise ConfigError(f"{where}: expected auto, cpu, cuda or cuda:N, found {described(device)}")
+
+
+def _check_placement(config: DeploymentConfig, graph: ModelGraph, whence: "_Whence") -> None:
+    try:
+        ranks = placement.ranks_of(placement.resolve(config.node_groups, graph))
+    except PlacementError as error:
+        raise ConfigError(f"{whence.of('node_groups')}: {error}") from error
+    if strangers := sorted(set(config.devices) - set(ranks)):
         raise ConfigError(
-            f"{source}: nodes are placed on ranks {config.ranks}; this version runs a model on one rank"
+            f"{whence.of('devices')}: devices: expected ranks of node_groups, which are {ranks}, "
+            f"found {strangers}"
         )
 
 

@@ -67,7 +67,8 @@ def test_every_key_is_printed_with_where_it_is_from(file: Path) -> None:
     assert told["sources"]["kv_tokens"] == "default"
     lines = show(str(file), env=env).stdout.splitlines()
     assert [" ".join(line.split()) for line in lines if " port:" in line] == [
-        "port: 9001 # from DALSEGNO_GATEWAY_PORT"
+        "port: 0 # from default",  # the data plane's
+        "port: 9001 # from DALSEGNO_GATEWAY_PORT",
     ]
 
 

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from dalsegno import environment
@@ -20,6 +22,26 @@ def test_what_is_set_is_read_and_what_is_not_the_configurations_is_not_taken_for
     found = environment.read()
     assert found.settings == {"DALSEGNO_NATS_TOKEN": "sesame", "DALSEGNO_MISSPELT": "1"}
     assert (found.api_key, found.colours) == ("open", False)
+
+
+@pytest.mark.parametrize(
+    ("said", "cache"),
+    [
+        ({}, "/home/me/.cache/huggingface/hub"),
+        ({"XDG_CACHE_HOME": "/caches"}, "/caches/huggingface/hub"),
+        ({"XDG_CACHE_HOME": "/caches", "HF_HOME": "~/hf"}, "/home/me/hf/hub"),
+        ({"HF_HOME": "/hf", "HF_HUB_CACHE": "/hub"}, "/hub"),
+    ],
+)
+def test_the_hubs_downloads_are_where_its_own_tools_put_them(
+    monkeypatch: pytest.MonkeyPatch, said: dict[str, str], cache: str
+) -> None:
+    for name in ("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"HOME": "/home/me"} | said).items():
+        monkeypatch.setenv(name, value)
+
+    assert environment.read().hub_cache == Path(cache)
 
 
 def test_a_child_inherits_all_but_another_servers_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,7 +194,9 @@ def test_what_does_not_fit_the_model_is_told_by_where_it_was_said() -> None:
     with pytest.raises(ConfigError, match=r"^--set: checkpoint /here/nowhere has no config\.json"):
         effective("checkpoint=nowhere")
     with pytest.raises(ConfigError, match=r"^DALSEGNO_NODE_GROUPS: no node_group places"):
-        effective(environ={"DALSEGNO_NODE_GROUPS": "[{node_names: [llm], ranks: [0]}]"})
+        effective(environ={"DALSEGNO_NODE_GROUPS": "[{node_names: [prepare], ranks: [0]}]"})
+    with pytest.raises(ConfigError, match=r"^--set: devices\.0: expected auto, cpu, cuda or cuda:N"):
+        effective("devices.0=gpu")
 
 
 def test_a_secret_in_the_file_is_not_repeated_when_it_does_not_fit() -> None:

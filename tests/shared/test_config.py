@@ -17,9 +17,24 @@ GROUP = {"node_names": ["prepare", "llm"], "ranks": [0]}
         ({"max_seq_length": 9}, r"x\.yaml: unknown key max_seq_length; did you mean 'max_seq_len'\?"),
         ({"zzz": 9}, r"x\.yaml: unknown key zzz; expected one of \['model', "),
         ({"node_groups": [GROUP | {"rank": 0}]}, r"node_groups\[0\]: unknown key rank; did you mean 'ranks'"),
-        ({"node_groups": [{"node_names": ["llm"], "ranks": [0]}]}, r"no node_group places \['prepare'\]"),
+        (
+            {"node_groups": [{"node_names": ["prepare"], "ranks": [0]}]},
+            r"x\.yaml: no node_group places \['llm'\]",
+        ),
         ({"node_groups": [GROUP, GROUP]}, r"\[1\]: node 'prepare' is placed already by node_groups\[0\]"),
-        ({"node_groups": [GROUP | {"ranks": [0, 1]}]}, "one rank per node"),
+        ({"node_groups": [GROUP | {"tp_size": 2}]}, r"x\.yaml: node_groups\[0\]: 1 ranks do not divide by"),
+        ({"devices": {1: "cpu"}}, r"devices: expected ranks of node_groups, which are \[0\], found \[1\]"),
+        ({"devices": {"0": "gpu"}}, r"devices\.0: expected auto, cpu, cuda or cuda:N, found 'gpu'"),
+        ({"devices": {"llm": "cpu"}}, r"devices\.llm: expected a rank, an integer >= 0, found 'llm'"),
+        ({"devices": {0: 1}}, r"devices\.0: expected auto, cpu, cuda or cuda:N, found 1"),
+        (
+            {"data_plane": {"transport": ["shm"]}},
+            r"data_plane: unknown key transport; did you mean 'transports'",
+        ),
+        (
+            {"data_plane": {"transports": ["rdma"]}},
+            r"transports\[0\]: expected one of cuda_ipc, local, nixl, ",
+        ),
         ({"node_groups": "none"}, r"x\.yaml: node_groups: expected an array, found 'none'"),
         ({"max_seq_len": 1}, r"x\.yaml: max_seq_len: expected an integer >= 2, found 1"),
         ({"checkpoint": "nowhere"}, r"nowhere has no config\.json"),
@@ -92,3 +107,88 @@ def test_a_file_that_is_no_configuration_is_told_in_one_line_without_repeating_i
 
     assert "sesame" not in raised.value.message
     assert "\n" not in raised.value.message
+
+
+# ---- a checkpoint that is not named --------------------------------------------------------------------
+
+
+SPEAKING: dict[str, Any] = {
+    "model": "orpheus",
+    "max_seq_len": 64,
+    "node_groups": [{"node_names": ["LLM", "snac_decoder"], "ranks": [0]}],
+}
+
+
+def downloaded(cache: Path, commit: str = "c0ffee") -> Path:
+    """What the hub's tools leave of the family's usual repository."""
+    folder = cache / "models--canopylabs--orpheus-3b-0.1-ft"
+    (folder / "refs").mkdir(parents=True, exist_ok=True)
+    (folder / "refs" / "main").write_text(commit)
+    (folder / "snapshots" / commit).mkdir(parents=True)
+    (folder / "snapshots" / commit / "config.json").write_text("{}")
+    return folder / "snapshots" / commit
+
+
+def test_where_none_is_named_the_familys_own_is_taken_as_it_was_downloaded_last(tmp_path: Path) -> None:
+    downloaded(tmp_path, "0ld")
+    newest = downloaded(tmp_path)
+
+    found = config.check(SPEAKING, source="x.yaml", folder=tmp_path, name="x", hub_cache=tmp_path)
+
+    assert found.checkpoint == str(newest)
+
+
+def test_where_it_was_not_downloaded_it_is_said_how_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"x\.yaml: no checkpoint is named, and canopylabs/orpheus-3b-0\.1-ft was not downloaded: "
+        rf"not found in {tmp_path}; get it with `hf download canopylabs/orpheus-3b-0\.1-ft`, "
+        r"or name a folder in the key checkpoint, or with --checkpoint",
+    ):
+        config.check(SPEAKING, source="x.yaml", folder=tmp_path, name="x", hub_cache=tmp_path)
+
+
+def test_a_family_without_a_usual_one_needs_one_that_is_named(tmp_path: Path) -> None:
+    raw = {"model": "decoder_lm", "max_seq_len": 64, "node_groups": [GROUP]}
+    with pytest.raises(
+        ConfigError, match=r"checkpoint: expected a folder, found nothing; name a folder in the key"
+    ):
+        config.check(raw, source="x.yaml", folder=tmp_path, name="x", hub_cache=tmp_path)
+
+
+def test_a_file_for_a_family_nobody_serves_says_which_are_served(tmp_path: Path) -> None:
+    raw = {"model": "bagel", "max_seq_len": 64, "kv_cache": {"page_size": 128}}
+    with pytest.raises(
+        UnknownFamilyError,
+        match=r"x\.yaml: model 'bagel' is unknown: expected one of \['decoder_lm', 'orpheus'",
+    ):
+        config.check(raw, source="x.yaml", folder=tmp_path, name="x")
+
+
+# ---- devices -------------------------------------------------------------------------------------------
+
+
+def test_a_ranks_device_is_its_own_else_the_models_else_found(tmp_path: Path) -> None:
+    def devices(**changed: Any) -> list[str]:
+        raw = SPEAKING | {"checkpoint": str(tiny_checkpoint())} | changed
+        raw["node_groups"] = [
+            {"node_names": ["LLM"], "ranks": [0]},
+            {"node_names": ["snac_decoder"], "ranks": [1]},
+        ]
+        found = config.check(raw, source="x.yaml", folder=tmp_path, name="x")
+        return [found.device_of(rank) for rank in found.ranks]
+
+    assert devices() == ["auto", "auto"]
+    assert devices(devices={1: "cuda:1"}) == devices(devices={"1": "cuda:1"}) == ["auto", "cuda:1"]
+    assert devices(model_kwargs={"device": "cpu"}) == ["cpu", "cpu"]
+    assert devices(model_kwargs={"device": "cpu"}, devices={0: "auto"}) == ["auto", "cpu"]
+
+
+def test_what_processes_do_among_themselves_is_in_no_digest(tmp_path: Path) -> None:
+    raw = SPEAKING | {"checkpoint": str(tiny_checkpoint())}
+
+    def digest(**changed: Any) -> str:
+        return config.check(raw | changed, source="x.yaml", folder=tmp_path, name="x").digest
+
+    assert digest() == digest(devices={0: "cpu"}, data_plane={"transports": ["tcp"], "address": "::1"})
+    assert digest() != digest(max_seq_len=65)
