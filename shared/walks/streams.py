@@ -36,7 +36,8 @@ def streams(walks: Mapping[str, CompiledWalk]) -> dict[Pair, StreamInfo]:
     """Every stream between these walks, by its name and the node that takes it.
 
     Raises:
-        WalkError: a stream that nothing feeds, that nobody or more than one takes, or whose edges differ.
+        WalkError: a stream that nothing feeds, that nobody or more than one takes, whose edges differ, or
+            whose consumer would wait for it when it is over.
     """
     consumers = _consumers(walks)
     edges: dict[Pair, StreamingEdge] = {}
@@ -58,6 +59,12 @@ def streams(walks: Mapping[str, CompiledWalk]) -> dict[Pair, StreamInfo]:
             raise WalkError(
                 f"walk {taker!r}: node {to!r} takes the stream {name!r}, but no other walk feeds it; "
                 f"list StreamingEdge({name!r}, {to!r}, ...) in the node that does"
+            )
+        if edges[name, to].after_end == "stop" and len(_around(walks[taker], to)) > 1:
+            raise WalkError(
+                f"walk {taker!r}: node {to!r} takes the stream {name!r} inside of the loops "
+                f"{_around(walks[taker], to)}; its end stops the innermost, and the one around would begin it "
+                'again, where no chunk is left: put the node into one loop, or use after_end="empty"'
             )
     return {
         pair: StreamInfo(
@@ -85,6 +92,11 @@ def _consumers(walks: Mapping[str, CompiledWalk]) -> dict[Pair, str]:
                         f"{node.name!r}; a stream has one consumer: take it in one of them"
                     )
     return consumers
+
+
+def _around(walk: CompiledWalk, node: str) -> list[str]:
+    """The loops around a node, outermost first."""
+    return [walk.loop_table[loop].name for loop in walk.loop_table[walk.nodes[node].loop].lineage]
 
 
 def _no_consumer(

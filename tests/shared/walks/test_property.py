@@ -8,16 +8,14 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.walks import (
-    CLIENT,
     KEEP,
     Destination,
-    Edge,
     Loop,
     Node,
     Parallel,
@@ -26,14 +24,10 @@ from shared.walks import (
     WalkRun,
     compile_walk,
 )
+from tests.shared.walks.drawn import nodes_of, produced, walks
 
-NAMES = ("x", "y", "z")
-
-
-def produced(node: str, edge: str, path: tuple[int, ...], inputs: Mapping[str, Any]) -> str:
-    """What every node computes: a value that says where it is from and what it was made of."""
-    made_of = hash((node, edge, path, repr(sorted(inputs.items())))) & 0xFFFFFFFF
-    return f"{node}.{edge}{path}#{made_of:08x}"
+MISSING: Final = "missing"
+"""What the interpreter has in the place of a value that does not come."""
 
 
 # ---- the naive interpreter -------------------------------------------------------------------------
@@ -66,11 +60,17 @@ class Interpreter:
 
     def fire(self, node: Node, path: tuple[int, ...]) -> list[Sent]:
         inputs = {name: self.store[name, node.name] for name in node.values}
-        self.firings.append((node.name, path, repr(inputs)))
-        return [
-            Sent(edge.name, edge.to, produced(node.name, edge.name, path, inputs), node.name, path)
-            for edge in node.outputs
-        ]
+        missing = {name for name, value in inputs.items() if value is MISSING}
+        inputs = {name: value for name, value in inputs.items() if value is not MISSING}
+        is_skipped = bool(missing - {*node.optional})
+        if not is_skipped:
+            self.firings.append((node.name, path, repr(inputs)))
+        sent = []
+        for edge in node.edges:
+            sends = not is_skipped and (edge.when is None or edge.when(path[-1] if path else 0, {}))
+            value = produced(node.name, edge.name, path, inputs) if sends else MISSING
+            sent.append(Sent(edge.name, edge.to, value, node.name, path))
+        return sent
 
     def compose(self, section: Sequential | Parallel, path: tuple[int, ...]) -> list[Sent]:
         waiting, leaving = list(section.sections), []
@@ -87,19 +87,21 @@ class Interpreter:
     def loop(self, loop: Loop, path: tuple[int, ...]) -> list[Sent]:
         inside = {node.name for node in nodes_of(loop.body)}
         entry = {pair: value for pair, value in self.store.items() if pair[1] in inside}
-        back: dict[tuple[str, str], Any] = {}
         held: dict[tuple[str, Destination, str], Any] = {}
         leaving = []
         assert isinstance(loop.max_iters, int)
         for iteration in range(min(loop.max_iters, self.stops.get(loop.name, loop.max_iters))):
-            self.store |= entry | back
-            back = {}
+            self.store |= entry
             for sent in self.run(loop.body, (*path, iteration)):
                 key = (sent.edge, sent.to, sent.node)
                 if sent.to in inside:
-                    back[sent.edge, str(sent.to)] = sent.value
+                    if sent.value is not MISSING:  # what is not fed back is as it was
+                        entry[sent.edge, str(sent.to)] = sent.value
+                elif sent.value is MISSING:
+                    held.setdefault(key, MISSING)
                 elif sent.edge in loop.accumulated:
-                    held.setdefault(key, []).append(sent.value)
+                    before = held.get(key, MISSING)
+                    held[key] = [*(() if before is MISSING else before), sent.value]
                 elif sent.edge in loop.outputs:
                     held[key] = sent.value
                 else:
@@ -107,144 +109,13 @@ class Interpreter:
         return leaving + [Sent(edge, to, value, node, path) for (edge, to, node), value in held.items()]
 
 
-def nodes_of(section: Section) -> Iterator[Node]:
-    match section:
-        case Node():
-            yield section
-        case Loop():
-            yield from nodes_of(section.body)
-        case Sequential() | Parallel():
-            for part in section.sections:
-                yield from nodes_of(part)
-
-
 def first_free(parts: list[Section]) -> Iterator[Section]:
     """The parts that none of the others feeds."""
     for part in parts:
         takers = {node.name for node in nodes_of(part)}
         others = [node for other in parts if other is not part for node in nodes_of(other)]
-        if not any(edge.to in takers for node in others for edge in node.outputs):
+        if not any(edge.to in takers for node in others for edge in node.edges):
             yield part
-
-
-# ---- random walks ----------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Spot:
-    """A node to be, and where: the loops around it and the forks above it, outermost first."""
-
-    name: str
-    loops: tuple[str, ...]
-    forks: tuple[tuple[str, int], ...]
-    inputs: set[str] = field(default_factory=set)
-    edges: list[Edge] = field(default_factory=list)
-
-    def common(self, other: "Spot") -> tuple[str, ...]:
-        return tuple(mine for mine, its in zip(self.loops, other.loops, strict=False) if mine == its)
-
-    def leads_to(self, other: "Spot", reversed_forks: set[str]) -> bool:
-        for (fork, mine), (_, its) in zip(self.forks, other.forks, strict=False):
-            if mine != its:
-                return (mine > its) if fork in reversed_forks else (mine < its)
-        return False
-
-
-@dataclass(slots=True)
-class Builder:
-    """Draws a tree of sections, then edges that make sense in it, then the declarations of loops."""
-
-    draw: Any
-    spots: list[Spot] = field(default_factory=list)
-    iters: dict[str, int] = field(default_factory=dict)
-    parallel: set[str] = field(default_factory=set)
-    reversed_forks: set[str] = field(default_factory=set)
-    forks: int = 0
-
-    def section(self) -> Section:
-        tree = self.tree(5, (), ())
-        for spot in self.spots:
-            for name in sorted(self.draw(st.sets(st.sampled_from(NAMES), max_size=2))):
-                self.feed(spot, name)
-        for name in NAMES:
-            if self.draw(st.booleans()):
-                self.draw(st.sampled_from(self.spots)).edges.append(Edge(name, KEEP))
-            for spot in self.spots:
-                if self.draw(st.integers(0, 3)) == 0:
-                    spot.edges.append(Edge(name, CLIENT("text")))
-        return self.build(tree)
-
-    def tree(self, depth: int, loops: tuple[str, ...], forks: tuple[tuple[str, int], ...]) -> Any:
-        kinds = ("loop", "fork", "loop", "fork", "node")[: 3 + len(self.spots)]  # not one node, too often
-        kind = self.draw(st.sampled_from(kinds)) if depth else "node"
-        if kind == "node" or len(self.spots) >= 8:
-            self.spots.append(Spot(f"n{len(self.spots)}", loops, forks))
-            return self.spots[-1]
-        if kind == "loop":
-            name = f"l{len(self.iters)}"
-            self.iters[name] = self.draw(st.integers(1, 3))
-            return name, self.tree(depth - 1, (*loops, name), forks)
-        name = f"f{self.forks}"
-        self.forks += 1
-        if self.draw(st.booleans()):
-            self.parallel.add(name)
-            if self.draw(st.booleans()):
-                self.reversed_forks.add(name)
-        parts = self.draw(st.integers(2, 3))
-        return name, [self.tree(depth - 1, loops, (*forks, (name, part))) for part in range(parts)]
-
-    def feed(self, spot: Spot, name: str) -> None:
-        """One input: fed forward from somewhere or from outside; then back, by any loop further in."""
-        spot.inputs.add(name)
-        depth = 0
-        before = [other for other in self.spots if other.leads_to(spot, self.reversed_forks)]
-        if before and self.draw(st.booleans()):
-            source = self.draw(st.sampled_from(before))
-            source.edges.append(Edge(name, spot.name))
-            depth = len(source.common(spot))
-        for at in range(depth, len(spot.loops)):
-            sources = [
-                other
-                for other in self.spots
-                if len(other.common(spot)) == at + 1
-                and not other.leads_to(spot, self.reversed_forks)
-                and not self.beside(other, spot)
-            ]
-            if sources and self.draw(st.booleans()):
-                self.draw(st.sampled_from(sources)).edges.append(Edge(name, spot.name))
-
-    def beside(self, one: Spot, other: Spot) -> bool:
-        """Whether an edge between the two would stay in the iteration, though against the drawn order."""
-        for (fork, mine), (_, its) in zip(one.forks, other.forks, strict=False):
-            if mine != its:
-                return fork in self.parallel
-        return False
-
-    def build(self, tree: Any) -> Section:
-        if isinstance(tree, Spot):
-            return Node(tree.name, sorted(tree.inputs), list(dict.fromkeys(tree.edges)))
-        name, parts = tree
-        if isinstance(parts, list):
-            sections = [self.build(part) for part in parts]
-            return Parallel(*sections) if name in self.parallel else Sequential(*sections)
-        body = self.build(parts)
-        inside = {node.name for node in nodes_of(body)}
-        leaving = [edge for node in nodes_of(body) for edge in node.outputs if edge.to not in inside]
-        must = {edge.name for edge in leaving if edge.to != CLIENT("text")}
-        may = {edge.name for edge in leaving} - must
-        holds: dict[str, list[str]] = {"outputs": [], "accumulated": []}
-        for edge in sorted(must | {edge for edge in may if self.draw(st.booleans())}):
-            holds[self.draw(st.sampled_from(("outputs", "accumulated")))].append(edge)
-        return Loop(name, body, self.iters[name], holds["outputs"], holds["accumulated"])
-
-
-@st.composite
-def walks(draw: st.DrawFn) -> tuple[Section, dict[str, int]]:
-    """A walk, and after how many iterations some of its loops are stopped."""
-    builder = Builder(draw)
-    section = builder.section()
-    stopped = [loop for loop in builder.iters if draw(st.integers(0, 2)) == 0]
-    return section, {loop: draw(st.integers(1, builder.iters[loop])) for loop in stopped}
 
 
 # ---- the property ----------------------------------------------------------------------------------
@@ -260,7 +131,7 @@ def test_every_run_does_what_the_naive_interpreter_does(
     inputs = {name: f"given {name}" for name in walk.takers}
 
     naive = Interpreter(stops, {(edge, node): inputs[edge] for edge, node in walk.inputs})
-    sent = naive.run(section)
+    sent = [each for each in naive.run(section) if each.value is not MISSING]
 
     chance = random.Random(seed)
     run = WalkRun(walk)
@@ -268,9 +139,8 @@ def test_every_run_does_what_the_naive_interpreter_does(
     pending, firings, emissions = list(run.take_ready()), [], []
     while pending:
         firing = pending.pop(chance.randrange(len(pending)))
-        firings.append(
-            (firing.node, firing.path, repr({n: firing.inputs[n] for n in walk.nodes[firing.node].inputs}))
-        )
+        taken = {n: firing.inputs[n] for n in walk.nodes[firing.node].inputs if n in firing.inputs}
+        firings.append((firing.node, firing.path, repr(taken)))
         ending = [
             walk.loop_table[index].name
             for index, iteration in zip(

@@ -9,6 +9,7 @@ from shared.walks import (
     Edge,
     Fixed,
     LeftContext,
+    Loop,
     Node,
     Section,
     SlidingWindow,
@@ -74,7 +75,7 @@ def test_one_name_may_stream_to_several_nodes_and_a_node_may_take_several_stream
     [
         (
             {"decode": SPEAK},
-            r"node 'llm' streams 'token' to node 'vocoder', which is unknown; the nodes are \['llm'\]; list Str",
+            r"node 'llm' streams 'token' to node 'vocoder', which is unknown; the nodes are \['llm'\]",
         ),
         (
             {"decode": SPEAK, "voice": SILENT},
@@ -95,6 +96,10 @@ def test_one_name_may_stream_to_several_nodes_and_a_node_may_take_several_stream
         (
             {"prefill": other(after_end="empty"), "decode": SPEAK, "voice": VOICE},
             "as .*'stop'.*, and walk 'prefill' as .*'empty'.*; one stream is cut in one way: use one edge",
+        ),
+        (
+            {"decode": SPEAK, "voice": Loop("outer", VOICE, 2)},
+            r"node 'vocoder' takes the stream 'token' inside of the loops \['outer', 'voice'\]; its end",
         ),
         ({"prefill": other(only=None), "decode": SPEAK, "voice": VOICE}, "as .*100.*, and walk .* as .*None"),
     ],
