@@ -89,6 +89,7 @@ class Arena:
         # A view may die anywhere, also in a thread that holds the lock: its end is noted here, without it.
         self._ends: deque[_Taken] = deque()
         self._watched: dict[int, weakref.ref[Bytes]] = {}
+        self._kept_pages = 0
         self._is_closed = False
         self._is_parents = False
         _alive.add(self)
@@ -103,8 +104,7 @@ class Arena:
         """
         pages = pages_of(nbytes)
         with self._lock:
-            self._collect()
-            start = self._blocks.take(pages)
+            start = self._take(pages)
         if start is None:
             start = self._take_with_effort(pages, nbytes)
         offset = self.layout.payload_at + start * PAGE
@@ -137,8 +137,11 @@ class Arena:
             word = self.layout.word_of(taken.offset)
             self._words[word] = 0
             self._words[word + 1] = 0
+            self._note_ends()
             taken.is_free = True
-            if not taken.looks:
+            if taken.looks:
+                self._kept_pages += pages_of(taken.nbytes)
+            else:
                 self._give(taken)
             return True
 
@@ -173,8 +176,7 @@ class Arena:
 
     def stats(self) -> ArenaStats:
         with self._lock:
-            if not self._is_closed:
-                self._collect()
+            self._note_ends()
             return ArenaStats(
                 total_bytes=self._total_bytes,
                 free_bytes=self._blocks.free * PAGE,
@@ -238,36 +240,40 @@ class Arena:
             raise TensorGone(f"slot {locator.generation} at {locator.offset} was freed, or never was")
         return taken
 
+    def _take(self, pages: int) -> int | None:
+        """With the lock held; None where there is no room."""
+        self._must_be_own()
+        if self._is_closed:
+            raise CapacityError("the arena is closed: nothing goes in any more")
+        self._note_ends()
+        return self._blocks.take(pages)
+
     def _take_with_effort(self, pages: int, nbytes: int) -> int:
         """Look for room again, where dead views in a cycle may have kept some."""
-        gc.collect()
+        if self._kept_pages:
+            gc.collect()
         with self._lock:
-            self._collect()
-            start = self._blocks.take(pages)
+            start = self._take(pages)
             if start is not None:
                 return start
-            kept = (
-                self._blocks.total - self._blocks.free - sum(pages_of(s.nbytes) for s in self._slots.values())
-            )
             raise CapacityError(
                 f"the arena is full: no room for a tensor of {nbytes} bytes among {self._blocks.free * PAGE} "
                 f"free of {self._total_bytes}, {self._blocks.largest * PAGE} in one piece; "
-                f"{len(self._slots)} tensors live, and {kept * PAGE} bytes are kept by views of freed ones"
+                f"{len(self._slots)} tensors live, and {self._kept_pages * PAGE} bytes are kept by views of "
+                "freed ones"
             )
 
     def _end_look(self, taken: _Taken, watched: int) -> None:
         self._ends.append(taken)
         self._watched.pop(watched, None)
 
-    def _collect(self) -> None:
+    def _note_ends(self) -> None:
         """Take note of views that died; with the lock held."""
-        self._must_be_own()
-        if self._is_closed:
-            raise CapacityError("the arena is closed: nothing goes in any more")
         while self._ends:
             taken = self._ends.popleft()
             taken.looks -= 1
             if taken.is_free and not taken.looks:
+                self._kept_pages -= pages_of(taken.nbytes)
                 self._give(taken)
 
     def _give(self, taken: _Taken) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -95,21 +95,24 @@ def filled(fill: int, nbytes: int) -> Bytes:
 def _serve(connection: Connection, kind: str, total_bytes: int, folder: Path) -> None:
     store = KINDS[kind](total_bytes, folder)
     kept: list[Bytes] = []
+
+    def put(fill: int, nbytes: int, scope: str) -> Handle:
+        return store.put("other", "uint8", (nbytes,), filled(fill, nbytes), scope=scope)
+
+    def look(handle: Handle) -> int:
+        kept.append(runner.run(store.get(handle)))
+        return int(kept[-1].sum())
+
+    verbs: dict[str, Callable[..., Any]] = {
+        "put": put,
+        "look": look,
+        "adopt": store.adopt,
+        "meet": store.meet,
+        "end": store.end,
+        "stats": store.stats,
+    }
     connection.send(store.cards)
     with asyncio.Runner() as runner:
         while True:
-            match connection.recv():
-                case ("put", fill, nbytes, scope):
-                    handle = store.put("other", "uint8", (nbytes,), filled(fill, nbytes), scope=scope)
-                    connection.send(handle)
-                case ("look", handle):
-                    kept.append(runner.run(store.get(handle)))
-                    connection.send(int(kept[-1].sum()))
-                case ("adopt", rank, incarnation):
-                    connection.send(store.adopt(rank, incarnation))
-                case ("meet", rank, incarnation, cards):
-                    connection.send(store.meet(rank, incarnation, cards))
-                case ("end", scope):
-                    connection.send(store.end(scope))
-                case ("stats",):
-                    connection.send(store.stats())
+            verb, *words = connection.recv()
+            connection.send(verbs[verb](*words))
