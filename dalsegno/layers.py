@@ -20,7 +20,6 @@ import msgspec
 from msgspec import inspect
 
 from shared.config import (
-    PATHS,
     SECRETS,
     SECTIONS,
     Base,
@@ -32,6 +31,7 @@ from shared.config import (
     is_text,
     neighbour,
     parse_yaml,
+    paths,
 )
 from shared.misfit import Misfit, misfit
 
@@ -203,16 +203,21 @@ def overlay(base: Base, settings: Iterable[Setting], here: Path) -> tuple[dict[s
     for map_ in _MAPS:
         if isinstance(inner := base.values.get(map_), dict):
             sources |= {f"{map_}.{key}": base.source for key in inner}
-    for one in settings:
-        value: Any = one.value
-        if one.key in PATHS and value is not None and not value.startswith("~"):
-            value = str(here / value)
+    said = list(settings)
+    are_paths = paths(next((one.value for one in reversed(said) if one.key == "model"), values.get("model")))
+
+    def as_said_here(key: str, value: Any) -> Any:
+        is_relative = key in are_paths and isinstance(value, str) and not value.startswith("~")
+        return str(here / value) if is_relative else value
+
+    for one in said:
         if one.key in _MAPS:
-            for key, item in value.items():
-                _put(values, f"{one.key}.{key}", item, base.source)
-                sources[f"{one.key}.{key}"] = one.source
+            for key, item in one.value.items():
+                name = f"{one.key}.{key}"
+                _put(values, name, as_said_here(name, item), base.source)
+                sources[name] = one.source
         else:
-            _put(values, one.key, value, base.source)
+            _put(values, one.key, as_said_here(one.key, one.value), base.source)
         sources[one.key] = one.source
     return values, sources
 

@@ -302,6 +302,12 @@ MASK: Final = "***"
 """What is printed in the place of a secret."""
 
 
+def paths(family: object) -> frozenset[str]:
+    """The keys that are paths: `PATHS`, and those in `model_kwargs` that a family names."""
+    own = registry.graph(family).paths if isinstance(family, str) and family in registry.families() else ()
+    return PATHS | {f"model_kwargs.{name}" for name in own}
+
+
 def configs_folder() -> Path:
     """Where the named configurations are, also in an installed wheel."""
     return Path(str(files("configs")))
@@ -484,7 +490,7 @@ def check(
         found = misfit(error, raw, DeploymentConfig)
         raise ConfigError(f"{whence.of(found.place)}: {discreet(found)}") from error
     assert graph is not None  # a `model` that is no string does not convert
-    config = _with_paths(_with_checkpoint(config, graph, hub_cache, whence), folder, whence)
+    config = _with_paths(_with_checkpoint(config, graph, hub_cache, whence), graph, folder, whence)
     config = msgspec.structs.replace(config, name=config.name or name)
     if not _is_file(Path(config.checkpoint) / "config.json"):
         raise ConfigError(f"{whence.of('checkpoint')}: checkpoint {config.checkpoint} has no config.json")
@@ -594,8 +600,10 @@ def _refuse_unknown_in(raw: Mapping[str, Any], whence: _Whence) -> None:
             refuse_unknown(group, NodeGroup, f"{whence.of('node_groups')}: node_groups[{number}]")
 
 
-def _with_paths(config: DeploymentConfig, folder: Path, whence: _Whence) -> DeploymentConfig:
-    """The configuration with its paths made absolute (`PATHS`)."""
+def _with_paths(
+    config: DeploymentConfig, graph: ModelGraph, folder: Path, whence: _Whence
+) -> DeploymentConfig:
+    """The configuration with its paths made absolute (`paths`)."""
 
     def absolute(key: str, path: str) -> str:
         try:
@@ -608,8 +616,14 @@ def _with_paths(config: DeploymentConfig, folder: Path, whence: _Whence) -> Depl
 
     keys_file = absolute_if_told("gateway.api_keys_file", config.gateway.api_keys_file)
     token_file = absolute_if_told("nats.token_file", config.nats.token_file)
+    own = {
+        name: absolute(f"model_kwargs.{name}", value)
+        for name, value in config.model_kwargs.items()
+        if name in graph.paths and isinstance(value, str)
+    }
     return msgspec.structs.replace(
         config,
+        model_kwargs=config.model_kwargs | own,
         checkpoint=absolute("checkpoint", config.checkpoint),
         data_dir=absolute_if_told("data_dir", config.data_dir),
         gateway=msgspec.structs.replace(config.gateway, api_keys_file=keys_file),

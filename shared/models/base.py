@@ -46,6 +46,7 @@ class ModelGraph:
         former_walks: names that published placements use for walks there are no more; they place nothing.
         voices: who can speak, the first by default; none where nobody speaks.
         kwargs: keys of `model_kwargs` that are the family's own, beside the engine's; `nodes.load` gets them.
+        paths: those of `kwargs` that are paths; in a file they are relative to it, and arrive absolute.
         streams: what is between its walks, by the stream's name and the node that takes it; found in them.
 
     Raises:
@@ -62,6 +63,7 @@ class ModelGraph:
     former_walks: frozenset[str] = frozenset()
     voices: tuple[str, ...] = ()
     kwargs: frozenset[str] = frozenset()
+    paths: frozenset[str] = frozenset()
     streams: Mapping[Pair, StreamInfo] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -252,3 +252,25 @@ def test_any_text_is_read_or_refused(text: str, key: str) -> None:
     values, sources = layers.overlay(base(), [found], HERE)
     assert sources[key] == KEYS[key].variable
     assert set(values) <= {one.partition(".")[0] for one in KEYS}
+
+
+def test_so_is_one_in_the_maps_of_a_family() -> None:
+    said: dict[str, Any] = {"model": "orpheus"}
+    said["node_groups"] = [{"node_names": ["LLM", "snac_decoder"], "ranks": [0]}]
+
+    def snac(*flags: str, **changed: Any) -> object:
+        return effective(*flags, **said, **changed).config.model_kwargs["snac"]
+
+    assert snac(model_kwargs={"snac": "snac"}) == "/there/snac"
+    assert snac("model_kwargs.snac=../snac") == "/snac"
+    assert snac("model_kwargs={snac: snac}") == "/here/snac"
+    assert snac("model_kwargs.snac=/snac", model_kwargs={"snac": "snac"}) == "/snac"
+
+
+def test_a_rank_is_a_number_in_the_file_and_text_on_the_command_line() -> None:
+    groups = [{"node_names": ["prepare"], "ranks": [0]}, {"node_names": ["llm"], "ranks": [1]}]
+
+    found = effective("devices.1=cuda:1", node_groups=groups, devices={0: "cpu", 1: "cpu"})
+
+    assert found.config.devices == {0: "cpu", 1: "cuda:1"}
+    assert (found.sources["devices.0"], found.sources["devices.1"]) == ("x.yaml", "--set")

@@ -111,4 +111,5 @@ GRAPH: Final = ModelGraph(
     former_walks=frozenset({"decode_llm", "audio_gen"}),
     voices=VOICES,
     kwargs=frozenset({"snac"}),
+    paths=frozenset({"snac"}),
 )
