@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from workers.data_plane.store import ArenaStore, open_store
+from workers.data_plane.transports.choice import Network, chosen
 from workers.data_plane.transports.local import LocalTransport
 from workers.data_plane.transports.shm import ShmTransport
 from workers.data_plane.transports.shm_named import NamedShmTransport
@@ -22,8 +23,13 @@ def _shm_named(total_bytes: int, folder: Path) -> ArenaStore:
     return open_store(total_bytes=total_bytes, transports=[NamedShmTransport], memory="named", folder=folder)
 
 
+def _tcp(total_bytes: int, folder: Path) -> ArenaStore:
+    return open_store(total_bytes=total_bytes, transports=chosen(["tcp"], Network()))
+
+
 KINDS: Final[Mapping[str, Callable[[int, Path], ArenaStore]]] = {
     "local": _local,
     "shm": _shm,
     "shm_named": _shm_named,
+    "tcp": _tcp,
 }

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from shared.errors import TensorGone
+from tests.workers.data_plane.contract import ProcessContract, TransportContract, folder
 from tests.workers.data_plane.sources import FreshMemory, HandMadeSource
 from workers.data_plane.transports import tcp_frames as frames
 from workers.data_plane.transports import tcp_server
@@ -28,6 +29,11 @@ from workers.data_plane.transports.tcp_frames import Request, Status
 
 MB: Final = 1024 * 1024
 LONG: Final = frames.WHOLE_BYTES + 1
+__all__ = ["folder"]
+
+
+class TestTcp(TransportContract, ProcessContract):
+    kind = "tcp"
 
 
 @pytest.fixture
@@ -269,7 +275,7 @@ async def test_a_refused_reader_is_told_by_type(
     ):
         with pytest.raises(TensorGone, match=r"wrong length|out of range"):
             await reader.fetch(peer_of(owner, rank=2), bad)
-    with pytest.raises(TransportError, match="cannot be asked for"):
+    with pytest.raises(TensorGone, match="cannot be asked for"):
         await reader.fetch(peer_of(owner, rank=2), Locator(0, -1, 1, 1))
     assert (await reader.fetch(peer_of(owner, rank=2), at)).tobytes() == b"s" * 1000
 

@@ -92,7 +92,10 @@ class TcpTransport:
         return card is not None and (not _is_loopback(card.address) or card.network == own_network())
 
     async def fetch(self, peer: Peer, locator: Locator) -> Bytes:
-        return await asyncio.wrap_future(self._link(peer).submit(locator))
+        # Not as the thread's result: it would hold on to that a little longer than it takes to read it.
+        found: list[Bytes] = []
+        await asyncio.wrap_future(self._link(peer).submit(locator, found))
+        return found.pop()
 
     def check(self, peer: Peer, locator: Locator) -> None:
         """A copy stays what it is."""
@@ -138,8 +141,8 @@ class _Link:
         self._open: set[socket.socket] = set()
         self._is_closed = False
 
-    def submit(self, locator: Locator) -> Future[Bytes]:
-        return self._threads.submit(self._fetch, locator)
+    def submit(self, locator: Locator, found: list[Bytes]) -> Future[None]:
+        return self._threads.submit(self._fetch, locator, found)
 
     def close(self) -> None:
         """Whoever waits at a connection wakes, and says that the peer is gone."""
@@ -158,12 +161,16 @@ class _Link:
 
     # ---- in a thread -----------------------------------------------------------------------------------
 
-    def _fetch(self, at: Locator) -> Bytes:
+    def _fetch(self, at: Locator, found: list[Bytes]) -> None:
+        try:
+            asked = frames.pack_request(Request(frames.READ, at, self._card.token))
+        except frames.FrameError as error:
+            raise TensorGone(f"{self._who} has no such slot: {error}") from error
         into = self._landing.take(at.nbytes)
         while True:
             connection, is_fresh = self._take()
             try:
-                status = self._read(connection, at, into.data)
+                status = self._read(connection, asked, at, into.data)
             except ConnectionError as error:
                 self._drop(connection)
                 if is_fresh or self._is_closed:
@@ -184,7 +191,7 @@ class _Link:
         if status is not Status.HELD:
             raise self._refusal(status, at)
         into.flags.writeable = False
-        return into
+        found.append(into)
 
     def _refusal(self, status: Status, at: Locator) -> TensorGone | TransportError:
         reason = status.name.lower().replace("_", " ")
@@ -192,8 +199,8 @@ class _Link:
             return TensorGone(f"{self._who} does not have {at} (any more): {reason}")
         return TransportError(f"{self._who} refuses to be read: {reason}")
 
-    def _read(self, connection: socket.socket, at: Locator, into: memoryview) -> Status:
-        connection.sendall(frames.pack_request(Request(frames.READ, at, self._card.token)))
+    def _read(self, connection: socket.socket, asked: bytes, at: Locator, into: memoryview) -> Status:
+        connection.sendall(asked)
         head = bytearray(frames.REPLY_BYTES)
         got = connection.recvmsg_into([head, into])[0]
         if got < len(head):
