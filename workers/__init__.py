@@ -14,9 +14,10 @@ writer      signs and numbers what is written
 settings    `model_kwargs`, checked                                    pure
 pool_size   how large the KV pool is                                   pure
 memory      how much memory there is
-hosting     the model on its device, and its engine                        torch
+hosting     nodes on their device, and the engines that run them           torch
 arrays      tensors to bytes and back                                      torch
 engine/     the KV-cache engine and its thread                         torch
+stateless/  the stateless engine and its thread                        torch
 
-No torch on the event loop's side: the engine's thread imports it while the process already beats.
+No torch on the event loop's side: the engines' threads import it while the process already beats.
 """

@@ -1,43 +1,114 @@
-"""What a rank hosts, loaded: the model on its device, and the engine with its pool.
+"""What a rank hosts, loaded: nodes on their device, and the engines that run them.
 
-Imported in the engine's thread, for torch comes with it and takes seconds; the event loop stays awake.
+Imported in the engines' threads, for torch comes with it and takes seconds; the event loop stays awake.
+
+Which ranks are on which device is read from the configuration, as if they were all on this machine: so
+that two of them on one device leave each other room, in its memory and on its cores.
 """
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from shared.config import ConfigError, DeploymentConfig
 from shared.models import registry
+from shared.models.base import EngineKind
 from workers import memory
+from workers.engine.cpu_threads import cores, stateless_threads
 from workers.engine.kv_engine import KVEngine
-from workers.engine.node import Node
 from workers.pool_size import pool_size
 from workers.settings import EngineSettings
+from workers.stateless.nodes import StatelessNodes
+
+if TYPE_CHECKING:
+    from workers.engine.kv_transfer import Allocate
+    from workers.engine.node import Node
 
 _LOGGER: Final = logging.getLogger(__name__)
+
+Progress = Callable[[int, int, str], None]
+"""Told bytes read, bytes in all, and a tensor's name, of one node; from several threads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Where a rank computes, and who is there with it.
+
+    Attributes:
+        neighbours: other ranks on the device that compute something.
+        pools: how many ranks on it, this one included, have a KV pool.
+    """
+
+    device: torch.device
+    neighbours: tuple[int, ...]
+    pools: int
+
+    @property
+    def cores(self) -> int:
+        """How many of the machine's cores are for this rank."""
+        return max(1, cores() // (len(self.neighbours) + 1))
+
+    def __str__(self) -> str:
+        if not self.neighbours:
+            return str(self.device)
+        return f"{self.device}, which ranks {', '.join(map(str, self.neighbours))} compute on too"
+
+
+def seat(config: DeploymentConfig, rank: int) -> Seat:
+    """Where `rank` computes.
+
+    Raises:
+        ConfigError: on a GPU that is not there.
+    """
+    device = choose_device(config, rank)
+    kinds = {other: kinds_of(config, other) - {EngineKind.CPU} for other in config.ranks}
+    there = [
+        other
+        for other in config.ranks
+        if kinds[other] and (other == rank or choose_device(config, other) == device)
+    ]
+    return Seat(
+        device=device,
+        neighbours=tuple(other for other in there if other != rank),
+        pools=sum(EngineKind.KV in kinds[other] for other in there),
+    )
+
+
+def kinds_of(config: DeploymentConfig, rank: int) -> set[EngineKind]:
+    """The engines a rank needs."""
+    nodes = registry.graph(config.model).nodes
+    return {nodes[node] for node in config.nodes_of(rank)}
+
+
+def nodes_of(config: DeploymentConfig, rank: int, kind: EngineKind) -> list[str]:
+    """The nodes of a kind that a rank hosts."""
+    nodes = registry.graph(config.model).nodes
+    return [node for node in config.nodes_of(rank) if nodes[node] is kind]
 
 
 def make_engine(
     config: DeploymentConfig,
     settings: EngineSettings,
     rank: int,
-    progress: Callable[[int, int, str], None],
+    progress: Progress,
+    *,
+    export_to: "Allocate | None" = None,
 ) -> KVEngine:
-    """Load the model of `config` and make its engine.
+    """Load the KV node of `rank` and make its engine; `export_to` is where keys and values are handed on.
 
     Raises:
         CheckpointError: the checkpoint cannot be served.
         ConfigError: the configuration asks for what is not there.
     """
-    device = choose_device(settings.device, rank)
+    at = seat(config, rank)
+    device = at.device
     rows, step_tokens = settings.rows_on(device.type), settings.step_tokens_on(device.type)
-    node: Node = registry.face(config.model, "nodes").load(
-        Path(config.checkpoint), device=device, dtype=settings.dtype, progress=progress
-    )
+    [name] = nodes_of(config, rank, EngineKind.KV)
+    node: Node = _load(config, name, settings, device, progress)
     if config.max_seq_len > node.max_positions:
         raise ConfigError(
             f"max_seq_len is {config.max_seq_len}, but the model in {config.checkpoint} was made for "
@@ -53,33 +124,76 @@ def make_engine(
         max_rows=rows,
         max_seq_len=config.max_seq_len,
         on_gpu=on_gpu,
+        sharers=at.pools,
     )
-    _LOGGER.info("%s in %s on %s; KV pool: %s", config.name, node.dtype, device, size.reason)
+    _LOGGER.info("%s: %s in %s on %s; KV pool: %s", config.name, name, node.dtype, at, size.reason)
     if size.tokens < config.max_seq_len:
         _LOGGER.warning(
             "the KV pool holds %d tokens, fewer than max_seq_len %d: longer requests are refused",
             size.tokens,
             config.max_seq_len,
         )
+    has_stateless = bool(nodes_of(config, rank, EngineKind.STATELESS))
     return KVEngine(
         node,
         num_blocks=size.blocks,
         block_size=settings.block_size,
         max_step_tokens=step_tokens,
         max_rows=rows,
+        export_to=export_to,
+        cpu_cores=max(1, at.cores - stateless_threads(at.cores, beside_kv=True))
+        if has_stateless
+        else at.cores,
     )
 
 
-def choose_device(name: str, rank: int) -> torch.device:
-    """The device behind a setting; `auto` gives each rank its own GPU, as far as there are any.
+def make_stateless(
+    config: DeploymentConfig, settings: EngineSettings, rank: int, progress: Progress
+) -> StatelessNodes:
+    """Load the stateless nodes of `rank`, one after the other.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be served.
+        ConfigError: the configuration asks for what is not there.
+    """
+    at = seat(config, rank)
+    names = nodes_of(config, rank, EngineKind.STATELESS)
+    nodes = StatelessNodes(
+        {name: _load(config, name, settings, at.device, progress) for name in names},
+        at.device,
+        beside_kv=bool(nodes_of(config, rank, EngineKind.KV)),
+        cpu_cores=at.cores,
+    )
+    _LOGGER.info("%s: %s on %s", config.name, ", ".join(names), at)
+    return nodes
+
+
+def _load(
+    config: DeploymentConfig, node: str, settings: EngineSettings, device: torch.device, progress: Progress
+) -> Any:
+    """One node of the graph, as its family loads it."""
+    return registry.face(config.model, "nodes").load(
+        Path(config.checkpoint),
+        node,
+        device=device,
+        dtype=settings.dtype,
+        progress=lambda done, total, name: progress(done, total, node),
+        kwargs=config.model_kwargs,
+    )
+
+
+def choose_device(config: DeploymentConfig, rank: int) -> torch.device:
+    """A rank's device; `auto` gives each rank its own GPU, as far as there are any.
 
     Raises:
         ConfigError: a GPU that is not there.
     """
+    name = config.device_of(rank)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return torch.device("cuda", rank % count) if count else torch.device("cpu")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise ConfigError(f"model_kwargs.device is {name!r}, but this machine has {count} GPUs")
+        where = f"devices.{rank}" if rank in config.devices else "model_kwargs.device"
+        raise ConfigError(f"{where} is {name!r}, but this machine has {count} GPUs")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device

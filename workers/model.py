@@ -1,7 +1,10 @@
-"""What a worker hosts: the model of a deployment, loaded on this machine.
+"""What a worker hosts: the nodes of a deployment that are placed on its rank, loaded on this machine.
 
-The CPU face is read in a thread, beside the engine, which is made in a thread of its own. Nothing here
-blocks the event loop, and no torch is imported on its side (see `workers.hosting`).
+The CPU face is read in a thread, beside the engines, which are made each in a thread of its own, and only
+where the rank has nodes for them. Nothing here blocks the event loop, and no torch is imported on its side
+(see `workers.hosting`).
+
+Stateless nodes are loaded first: the KV pool is measured by the memory that is left.
 """
 
 import asyncio
@@ -18,9 +21,12 @@ from workers.engine.outcomes import EngineStats
 from workers.engine.thread import EngineThread
 from workers.rows import EnginePort, Rows
 from workers.settings import EngineSettings
+from workers.stateless.thread import StatelessThread
 
 if TYPE_CHECKING:
     from workers.engine.kv_engine import KVEngine
+    from workers.engine.kv_transfer import Allocate
+    from workers.stateless.nodes import StatelessNodes
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -30,11 +36,17 @@ SAY_EVERY_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A model that can serve."""
+    """A model that can serve.
+
+    Attributes:
+        engine: of the rank's KV node; None where it has none.
+        stateless: of its stateless nodes; None where it has none.
+    """
 
     graph: ModelGraph
     processing: Processing
     engine: EnginePort | None
+    stateless: StatelessThread | None = None
     kv_tokens: int = 0
     device: str = "cpu"
 
@@ -54,7 +66,7 @@ class Model(Protocol):
         ...
 
     async def wait(self) -> None:
-        """Wait until the engine has died, and raise what of."""
+        """Wait until an engine has died, and raise what of."""
         ...
 
     async def close(self) -> None: ...
@@ -62,14 +74,21 @@ class Model(Protocol):
 
 @dataclass(slots=True)
 class LocalModel:
-    """Processing in this thread's reach, the engine in its own."""
+    """Processing in this thread's reach, each engine in its own.
+
+    Attributes:
+        export_to: where a sequence's keys and values go that are handed on (`TensorStore.allocate`).
+    """
 
     config: DeploymentConfig
     settings: EngineSettings
     rank: int
+    export_to: "Allocate | None" = None
     progress: float = 0.0
     _thread: EngineThread | None = field(default=None, init=False)
+    _stateless: StatelessThread | None = field(default=None, init=False)
     _device: str = field(default="cpu", init=False)
+    _nodes: list[str] = field(default_factory=list, init=False)
     _said_s: float | None = field(default=None, init=False)
 
     def counters(self) -> EngineStats | None:
@@ -78,13 +97,21 @@ class LocalModel:
     async def load(self, rows: Rows) -> Loaded:
         begun_s = time.monotonic()
         graph = registry.graph(self.config.model)
-        kinds = {graph.nodes[node] for node in self.config.nodes_of(self.rank)}
-        if EngineKind.STATELESS in kinds:
-            raise ConfigError(f"{self.config.model} needs the stateless engine, which is not there yet")
+        nodes = self.config.nodes_of(self.rank)
+        stateless = [node for node in nodes if graph.nodes[node] is EngineKind.STATELESS]
+        kv = [node for node in nodes if graph.nodes[node] is EngineKind.KV]
+        if len(kv) > 1:
+            raise ConfigError(
+                f"node_groups: rank {self.rank} has the nodes {kv}, each with keys and values of its own; "
+                "expected one such node per rank: place the others on ranks of their own"
+            )
+        self._nodes = [*stateless, *kv]
         kv_tokens = 0
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(asyncio.to_thread(self._load_processing), name="processing")
-            if EngineKind.KV in kinds:
+            if stateless:
+                await self._start_stateless()
+            if kv:
                 kv_tokens = await self._start_engine(rows)
         self.progress = 1.0
         _LOGGER.info("loaded %s in %.1f s", self.config.name, time.monotonic() - begun_s)
@@ -92,22 +119,36 @@ class LocalModel:
             graph=graph,
             processing=reading.result(),
             engine=self._thread,
+            stateless=self._stateless,
             kv_tokens=kv_tokens,
             device=self._device,
         )
 
     async def wait(self) -> None:
-        if self._thread is not None:
-            await self._thread.wait()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for thread in self._threads():
+                    tasks.create_task(thread.wait())
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
 
     async def close(self) -> None:
-        if self._thread is not None:
-            await self._thread.close()
+        for thread in self._threads():
+            await thread.close()
+
+    def _threads(self) -> "list[EngineThread | StatelessThread]":
+        return [thread for thread in (self._thread, self._stateless) if thread is not None]
 
     def _load_processing(self) -> Processing:
         face = registry.face(self.config.model, "processing")
         loaded: Processing = face.load(Path(self.config.checkpoint), max_seq_len=self.config.max_seq_len)
         return loaded
+
+    async def _start_stateless(self) -> None:
+        """Start the stateless engine's thread."""
+        thread = StatelessThread(self._make_stateless)
+        await thread.start()
+        self._stateless = thread
 
     async def _start_engine(self, rows: Rows) -> int:
         """Start the engine's thread; how many tokens its pool holds."""
@@ -122,16 +163,26 @@ class LocalModel:
         """Called in the engine's thread."""
         from workers.hosting import make_engine  # noqa: PLC0415 - torch: see `workers.hosting`
 
-        engine = make_engine(self.config, self.settings, self.rank, self._on_progress)
+        engine = make_engine(
+            self.config, self.settings, self.rank, self._on_progress, export_to=self.export_to
+        )
         self._device = str(engine.node.device)
         return engine
 
-    def _on_progress(self, done: int, total: int, name: str) -> None:
-        """Called from the loader's threads."""
-        self.progress = done / max(total, 1)
+    def _make_stateless(self) -> "StatelessNodes":
+        """Called in the stateless engine's thread."""
+        from workers.hosting import make_stateless  # noqa: PLC0415 - torch: see `workers.hosting`
+
+        nodes = make_stateless(self.config, self.settings, self.rank, self._on_progress)
+        self._device = str(nodes.device)
+        return nodes
+
+    def _on_progress(self, done: int, total: int, node: str) -> None:
+        """How much of a node is read. Called from the loader's threads; nodes come one after the other."""
+        self.progress = (self._nodes.index(node) + done / max(total, 1)) / len(self._nodes)
         now_s = time.monotonic()
         if self._said_s is None:
             self._said_s = now_s  # what loads at once needs no word
         elif now_s - self._said_s >= SAY_EVERY_S:
             self._said_s = now_s
-            _LOGGER.info("loading %s: %.0f %% of %.2f GB", self.config.name, self.progress * 100, total / 1e9)
+            _LOGGER.info("loading %s: %.0f %% of %.2f GB", node, done / max(total, 1) * 100, total / 1e9)

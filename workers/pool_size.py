@@ -5,8 +5,9 @@
     on a CPU         at most 25 % of the memory that is available, and no more than is of use: rows of up
                      to 4096 tokens each, but always four of the longest sequences
 
-Never more than all rows at full length can use. One too small for the longest sequence is allowed, and
-said: such requests are refused, shorter ones are served.
+Where several ranks on a device have a pool, what is chosen leaves the others as much. Never more than all
+rows at full length can use. One too small for the longest sequence is allowed, and said: such requests are
+refused, shorter ones are served.
 """
 
 from dataclasses import dataclass
@@ -38,13 +39,19 @@ def pool_size(
     max_rows: int,
     max_seq_len: int,
     on_gpu: bool,
+    sharers: int = 1,
 ) -> PoolSize:
-    """Choose the size.
+    """Choose the size; `sharers` is how many ranks have a pool on the device, this one included.
 
     Raises:
         ConfigError: `kv_tokens` does not fit, or memory is too short for a single block.
     """
     fits = free_bytes // bytes_per_token
+
+    def share(of_all: float) -> str:
+        among = f"one of {sharers} shares of " if sharers > 1 else ""
+        return f"{among}{of_all:.0%} of {_gib(free_bytes)}"
+
     if configured_tokens is not None:
         if configured_tokens > fits:
             raise ConfigError(
@@ -53,12 +60,12 @@ def pool_size(
             )
         wanted, why = configured_tokens, "as configured"
     elif on_gpu:
-        wanted, why = int(fits * GPU_SHARE), f"{GPU_SHARE:.0%} of {_gib(free_bytes)} free GPU memory"
+        wanted, why = int(fits * GPU_SHARE / sharers), f"{share(GPU_SHARE)} free GPU memory"
     else:
         useful = max(max_rows * min(max_seq_len, _USEFUL_ROW_TOKENS), _LONGEST_AT_LEAST * max_seq_len)
         wanted, why = useful, f"{max_rows} rows"
-        if useful > fits * CPU_SHARE:
-            wanted, why = int(fits * CPU_SHARE), f"{CPU_SHARE:.0%} of {_gib(free_bytes)} available memory"
+        if useful > fits * CPU_SHARE / sharers:
+            wanted, why = int(fits * CPU_SHARE / sharers), f"{share(CPU_SHARE)} available memory"
     if configured_tokens is None and wanted > max_rows * max_seq_len:
         wanted, why = max_rows * max_seq_len, f"{max_rows} rows of {max_seq_len} tokens"
     # A configured size is rounded up to whole blocks, one we chose down.

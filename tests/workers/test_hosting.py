@@ -4,9 +4,16 @@ import msgspec
 import pytest
 import torch
 
-from shared.config import ConfigError, resolve
+from shared.config import ConfigError, DeploymentConfig, NodeGroup, resolve
+from shared.models.base import EngineKind
 from tests.tiny import tiny_checkpoint
-from workers.hosting import choose_device, make_engine
+from tests.tiny.orpheus import tiny_orpheus
+from tests.workers.engine.oracle import run
+from tests.workers.engine.test_kv_transfer import EXPORT, Slots
+from workers import hosting, memory
+from workers.engine.cpu_threads import cores
+from workers.engine.sequence import SequenceSpec
+from workers.hosting import choose_device, make_engine, make_stateless, nodes_of, seat
 from workers.settings import EngineSettings
 
 
@@ -14,23 +21,109 @@ def no_progress(done: int, total: int, name: str) -> None:
     """Nobody is told."""
 
 
-def test_each_rank_gets_a_gpu_of_its_own_as_far_as_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+def orpheus(*groups: tuple[list[str], list[int]], **changes: Any) -> DeploymentConfig:
+    """Nodes on ranks, for all walks; and what else is to be another than usual."""
+    node_groups = [NodeGroup(node_names=nodes, ranks=ranks) for nodes, ranks in groups]
+    values: dict[str, Any] = {"model_kwargs": {"device": "cpu"}, "node_groups": node_groups}
+    return DeploymentConfig(
+        model="orpheus", checkpoint=str(tiny_orpheus()), max_seq_len=64, **(values | changes)
+    )
 
-    assert [str(choose_device("auto", rank)) for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
-    assert str(choose_device("cuda", 1)) == "cuda:0"
-    assert str(choose_device("cpu", 1)) == "cpu"
-    with pytest.raises(ConfigError, match="'cuda:2', but this machine has 2 GPUs"):
-        choose_device("cuda:2", 0)
+
+def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+# ---- devices -------------------------------------------------------------------------------------------
+
+
+def test_each_rank_gets_a_gpu_of_its_own_as_far_as_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 2)
+    config = orpheus((["LLM"], [0, 2]), (["snac_decoder"], [1]), model_kwargs={})
+
+    assert [str(choose_device(config, rank)) for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+
+
+def test_what_is_said_of_a_rank_goes_before_what_is_said_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 2)
+    config = orpheus(
+        (["LLM"], [0, 2]),
+        (["snac_decoder"], [1]),
+        model_kwargs={"device": "cuda"},
+        devices={1: "cpu", 2: "cuda:1"},
+    )
+
+    assert [str(choose_device(config, rank)) for rank in range(3)] == ["cuda:0", "cpu", "cuda:1"]
 
 
 def test_without_a_gpu_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    gpus(monkeypatch, 0)
 
-    assert str(choose_device("auto", 0)) == "cpu"
-    with pytest.raises(ConfigError, match="has 0 GPUs"):
-        choose_device("cuda", 0)
+    assert str(choose_device(orpheus((["LLM", "snac_decoder"], [0]), model_kwargs={}), 0)) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"devices": {0: "cuda:2"}}, "devices.0 is 'cuda:2', but this machine has 2 GPUs"),
+        ({"model_kwargs": {"device": "cuda:3"}}, "model_kwargs.device is 'cuda:3', but this machine has 2"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
+) -> None:
+    gpus(monkeypatch, 2)
+
+    with pytest.raises(ConfigError, match=message):
+        choose_device(orpheus((["LLM", "snac_decoder"], [0]), **changes), 0)
+
+
+# ---- neighbours ----------------------------------------------------------------------------------------
+
+
+def test_ranks_on_one_device_know_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 2)
+    config = orpheus(
+        (["prepare"], [5]), (["LLM"], [0, 1, 2]), (["snac_decoder"], [4]), model_kwargs={}, devices={4: "cpu"}
+    )
+
+    assert (seat(config, 0).neighbours, seat(config, 0).pools) == ((2,), 2)
+    assert (seat(config, 1).neighbours, seat(config, 1).pools) == ((), 1)
+    assert (seat(config, 4).neighbours, seat(config, 4).pools) == ((), 0)
+    assert str(seat(config, 2)) == "cuda:0, which ranks 0 compute on too"
+
+
+def test_ranks_on_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosting, "cores", lambda: 12)
+    config = orpheus((["prepare"], [5]), (["LLM"], [0, 1]), (["snac_decoder"], [2]))
+
+    assert [seat(config, rank).cores for rank in range(3)] == [4, 4, 4]
+    assert seat(orpheus((["LLM", "snac_decoder"], [0])), 0).cores == 12
+    monkeypatch.setattr(hosting, "cores", lambda: 2)
+    assert seat(config, 0).cores == 1
+
+
+def test_ranks_on_one_device_leave_each_other_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 64 * 2**20)
+    config = resolve(str(tiny_checkpoint("qwen3")))
+    config = msgspec.structs.replace(config, model_kwargs={"device": "cpu"})
+    two = msgspec.structs.replace(
+        config, node_groups=[NodeGroup(node_names=["prepare", "llm"], ranks=[0, 1])]
+    )
+    caplog.set_level("INFO")
+
+    whole = make_engine(config, EngineSettings(), 0, no_progress).stats().kv_total
+    half = make_engine(two, EngineSettings(), 1, no_progress).stats().kv_total
+
+    assert whole // 2 - 16 <= half <= whole // 2
+    assert "llm in torch.float32 on cpu, which ranks 0 compute on too; KV pool: " in caplog.text
+    assert "one of 2 shares of 25% of 0.06 GiB available memory" in caplog.text
+
+
+# ---- what is made --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -40,20 +133,43 @@ def test_the_pool_is_as_large_as_configured_or_as_rows_can_use(
     changed: dict[str, Any], tokens: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = msgspec.structs.replace(resolve(str(tiny_checkpoint("qwen3"))), **changed)
-    engine = make_engine(config, EngineSettings(device="cpu", max_rows=4), 0, no_progress)
+    engine = make_engine(config, EngineSettings(max_rows=4), 0, no_progress)
 
     assert engine.stats().kv_total == tokens
     assert ("longer requests are refused" in caplog.text) == (tokens < config.max_seq_len)
 
 
 def test_progress_is_told_while_weights_load() -> None:
-    told: list[tuple[int, int]] = []
+    told: list[tuple[int, int, str]] = []
     make_engine(
         resolve(str(tiny_checkpoint("qwen3"))),
-        EngineSettings(device="cpu"),
+        EngineSettings(),
         0,
-        lambda done, total, name: told.append((done, total)),
+        lambda done, total, name: told.append((done, total, name)),
     )
 
     assert len(told) > 5
-    assert max(done for done, _ in told) == told[0][1]
+    assert max(done for done, *_ in told) == told[0][1]
+    assert {name for *_, name in told} == {"llm"}
+
+
+def test_a_rank_makes_the_nodes_that_are_placed_on_it() -> None:
+    config = orpheus((["prepare", "LLM"], [0]), (["snac_decoder"], [1]))
+
+    assert nodes_of(config, 0, EngineKind.KV) == ["LLM"]
+    assert nodes_of(config, 0, EngineKind.STATELESS) == []
+    assert make_stateless(config, EngineSettings(), 1, no_progress).max_batch == {"snac_decoder": 1}
+
+
+def test_keys_and_values_go_where_the_worker_says() -> None:
+    slots = Slots()
+    config = resolve(str(tiny_checkpoint("qwen3")))
+    engine = make_engine(config, EngineSettings(), 0, no_progress, export_to=slots.allocate)
+
+    run(engine, [SequenceSpec(key="a", prompt_ids=[1, 2, 3], max_tokens=1, export=EXPORT)])
+
+    assert slots.arrays["kv"].shape[2] == 3
+
+
+def test_the_machine_has_a_core() -> None:
+    assert cores() >= 1

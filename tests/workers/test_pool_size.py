@@ -44,6 +44,18 @@ def test_a_gpu_gives_what_is_free_but_for_the_activations() -> None:
     assert size(on_gpu=True).tokens == 64 * 1024  # never more than rows can use
 
 
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_ranks_that_share_a_device_take_equal_shares(on_gpu: bool) -> None:
+    scarce = {"on_gpu": on_gpu, "free_bytes": 60 * 1024 * 1024}
+    whole = size(**scarce)
+
+    third = size(**scarce, sharers=3)
+
+    assert whole.tokens // 3 - 16 <= third.tokens <= whole.tokens // 3
+    assert "one of 3 shares of " in third.reason
+    assert size(**scarce, sharers=3, configured_tokens=40_000).tokens == 40_000
+
+
 def test_a_configured_size_is_taken_in_whole_blocks() -> None:
     found = size(configured_tokens=100)
 

@@ -3,16 +3,33 @@
 Torch takes a thread per core and has them meet at a barrier many times a step, spinning. A thread that
 shares its core with another process makes all of them wait for the operating system's next slice: on
 two busy cores a step of a tiny model took 37 ms with two threads and 1.1 ms with one (2026-11). So a
-core is left to the rest of the deployment, and models too small to share out get one thread.
+core is left to the rest of the deployment, models too small to share out get one thread, and ranks on one
+machine get their share of its cores.
+
+Stateless nodes beside a KV node get a quarter of those, and the lower priority: a decode waits for every
+token, a vocoder has a second's worth of sound in hand. A vocoder that never paused slowed a decode on two
+cores from 54 to 33 tokens a second; with the lower priority it was 54 again, and the vocoder no slower.
+With two threads each, that meet at barriers on two cores, both fell behind: 22 tokens a second (2026-11).
 """
 
 import os
+import sys
+from threading import get_native_id
 from typing import Final
 
 import torch
 
 _SHARED_OUT: Final = 50_000_000
 """Below so many parameters a second thread gains less than the barriers cost."""
+_ALLOWED: Final = torch.get_num_threads()
+"""What torch found, or `OMP_NUM_THREADS` said; a thread that comes later finds what another has set."""
+_NICER: Final = 5
+"""In the operating system's measure: a third of the time where two want the same core."""
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_for(parameters: int, cores: int) -> int:
@@ -20,7 +37,18 @@ def threads_for(parameters: int, cores: int) -> int:
     return max(1, cores - 1) if parameters >= _SHARED_OUT else 1
 
 
-def use_cpu_threads(parameters: int) -> None:
-    """Limit torch's threads; fewer, if `OMP_NUM_THREADS` said so, stay fewer."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(min(torch.get_num_threads(), threads_for(parameters, cores)))
+def stateless_threads(cores: int, *, beside_kv: bool) -> int:
+    """The threads stateless nodes are computed with, in a process of their own or beside a KV node."""
+    return max(1, cores // 4) if beside_kv else max(1, cores - 1)
+
+
+def use_cpu_threads(threads: int) -> None:
+    """Limit torch's threads, of what the calling thread computes; fewer, if they are fewer, stay fewer."""
+    torch.set_num_threads(min(_ALLOWED, threads))
+
+
+def give_way() -> None:
+    """Let others go first on a core that the calling thread, or one that torch starts for it, shares."""
+    if sys.platform == "linux":  # elsewhere a priority is the whole process's
+        thread = get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICER)

@@ -20,7 +20,7 @@ from workers.data_plane.port import Array
 from workers.engine.adjust import adjust
 from workers.engine.attention import ATTENTION, PagedPool, attending
 from workers.engine.blocks import BlockManager
-from workers.engine.cpu_threads import use_cpu_threads
+from workers.engine.cpu_threads import cores, threads_for, use_cpu_threads
 from workers.engine.kv_transfer import Allocate, check_kv, export_kv, import_kv
 from workers.engine.logprobs import score
 from workers.engine.node import Node
@@ -59,6 +59,7 @@ class KVEngine:
         max_step_tokens: the token budget of a step.
         max_rows: how many sequences may run at once.
         export_to: where keys and values go that are handed on; none are without it.
+        cpu_cores: how many of the machine's cores are for it, on a CPU; all when absent.
 
     Attributes:
         forwards: how many forwards were run: exactly one per step.
@@ -74,9 +75,10 @@ class KVEngine:
         max_step_tokens: int,
         max_rows: int,
         export_to: Allocate | None = None,
+        cpu_cores: int | None = None,
     ) -> None:
         if node.device.type == "cpu":
-            use_cpu_threads(node.parameters)
+            use_cpu_threads(threads_for(node.parameters, cpu_cores or cores()))
         self.node: Final = node
         self.forwards = 0
         self.step_keys: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ import torch
 from shared.errors import BugError, DalSegnoError, WorkerError
 from shared.models.base import Item, StatelessNode, StatelessResult
 from workers.arrays import to_array, to_tensor
+from workers.engine.cpu_threads import cores, give_way, stateless_threads, use_cpu_threads
 from workers.stateless.firing import Fired, Firing
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -29,9 +30,25 @@ class NodeFailedError(WorkerError):
 
 
 class StatelessNodes:
-    """The nodes of one rank, on `device`; make and call it in one thread."""
+    """The nodes of one rank, on `device`; make and call it in one thread.
 
-    def __init__(self, nodes: Mapping[str, StatelessNode], device: torch.device) -> None:
+    Args:
+        beside_kv: a KV node is on the same device in this process, and is to be let go first.
+        cpu_cores: how many of the machine's cores are for the rank, on a CPU; all when absent.
+    """
+
+    def __init__(
+        self,
+        nodes: Mapping[str, StatelessNode],
+        device: torch.device,
+        *,
+        beside_kv: bool = False,
+        cpu_cores: int | None = None,
+    ) -> None:
+        if device.type == "cpu":
+            use_cpu_threads(stateless_threads(cpu_cores or cores(), beside_kv=beside_kv))
+            if beside_kv:
+                give_way()
         self.device: Final = device
         self.max_batch: Final = {name: node.max_batch for name, node in nodes.items()}
         self._nodes = dict(nodes)

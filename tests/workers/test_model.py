@@ -1,0 +1,113 @@
+"""What a rank loads: the engines its nodes need, and none else."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from shared.config import ConfigError, DeploymentConfig
+from shared.errors import BugError
+from shared.models import registry
+from shared.models.base import ChunkOf, EngineKind, ModelGraph
+from shared.models.orpheus.frames import FIRST_AUDIO, WINDOW_TOKENS
+from tests.workers.test_hosting import orpheus
+from workers import settings
+from workers.data_plane.port import Array
+from workers.model import Loaded, LocalModel
+from workers.rows import Rows
+from workers.stateless.nodes import StatelessNodes
+
+ALL = orpheus((["prepare", "LLM", "snac_decoder"], [0]))
+APART = orpheus((["prepare"], [0]), (["LLM"], [1]), (["snac_decoder"], [2]))
+
+
+@asynccontextmanager
+async def loaded(config: DeploymentConfig, rank: int) -> AsyncIterator[tuple[LocalModel, Loaded]]:
+    model = LocalModel(config, settings.of(config), rank)
+    try:
+        async with asyncio.timeout(60):
+            yield model, await model.load(Rows())
+    finally:
+        await model.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "rank", "engines"),
+    [(ALL, 0, "kv and stateless"), (APART, 0, ""), (APART, 1, "kv"), (APART, 2, "stateless")],
+)
+async def test_a_rank_has_the_engines_of_its_nodes(config: DeploymentConfig, rank: int, engines: str) -> None:
+    async with loaded(config, rank) as (model, found):
+        assert (found.engine is not None) == ("kv" in engines)
+        assert (found.kv_tokens > 0) == ("kv" in engines)
+        assert (found.stateless is not None) == ("stateless" in engines)
+        assert (model.counters() is not None) == ("kv" in engines)
+        assert (model.progress, found.device) == (1.0, "cpu")
+        assert found.processing.eos_ids
+
+
+async def test_a_stateless_node_fires() -> None:
+    codes = FIRST_AUDIO + np.arange(WINDOW_TOKENS, dtype=np.int32) % 7 * 4096
+    tokens = Array(dtype="int32", shape=(WINDOW_TOKENS,), data=codes.astype(np.int32).view(np.uint8))
+    chunk = ChunkOf(number=0, fresh=WINDOW_TOKENS, last=True)
+    async with loaded(APART, 2) as (_, found):
+        assert found.stateless is not None
+        fired = await found.stateless.fire("snac_decoder", {"token": tokens}, {}, seed=1, chunk=chunk)
+
+    audio = fired.outputs["audio"]
+    assert (audio.dtype, audio.shape) == ("int16", (4 * 2048,))
+    assert audio.data.any()
+
+
+async def test_progress_goes_over_all_nodes_and_never_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    said = LocalModel._on_progress
+
+    def noted(self: LocalModel, done: int, total: int, node: str) -> None:
+        said(self, done, total, node)
+        seen.append(self.progress)
+
+    monkeypatch.setattr(LocalModel, "_on_progress", noted)
+    async with loaded(ALL, 0):
+        pass
+
+    assert seen == sorted(seen)
+    assert seen[0] > 0.5  # SNAC was first; the language model tells of its tensors
+    assert seen[-1] == 1.0
+
+
+async def test_two_nodes_with_keys_and_values_on_one_rank_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The configuration's own check says so before; a rank that is told otherwise does not guess."""
+    graph = registry.graph("orpheus")
+    kinds = dict(graph.nodes) | {"snac_decoder": EngineKind.KV}
+    twice = ModelGraph(family="orpheus", nodes=kinds, walks=graph.walks, plan=graph.plan)
+    monkeypatch.setattr(DeploymentConfig, "nodes_of", lambda self, rank: ["LLM", "snac_decoder"])
+    monkeypatch.setattr(registry, "graph", lambda family: twice)
+
+    with pytest.raises(ConfigError, match=r"rank 0 has the nodes \['LLM', 'snac_decoder'\], each with keys"):
+        async with loaded(ALL, 0):
+            pass
+
+
+async def test_the_death_of_either_engine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*_: object) -> None:
+        raise BugError("it died")
+
+    monkeypatch.setattr(StatelessNodes, "run", dies)
+    async with loaded(ALL, 0) as (model, found), asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(waited(model))
+        assert found.stateless is not None
+        with pytest.raises(Exception, match="has died"):
+            await found.stateless.fire("snac_decoder", {}, {}, seed=0)
+        assert await waiting == "it died"
+
+
+async def waited(model: LocalModel) -> str:
+    try:
+        await model.wait()
+    except BugError as error:
+        return error.message
+    return "nothing"
