@@ -63,7 +63,7 @@ def streams(walks: Mapping[str, CompiledWalk]) -> dict[Pair, StreamInfo]:
         if edges[name, to].after_end == "stop" and len(_around(walks[taker], to)) > 1:
             raise WalkError(
                 f"walk {taker!r}: node {to!r} takes the stream {name!r} inside of the loops "
-                f"{_around(walks[taker], to)}; its end stops the innermost, and the one around would begin it "
+                f"{_around(walks[taker], to)}; its end stops the innermost, and the next would begin it "
                 'again, where no chunk is left: put the node into one loop, or use after_end="empty"'
             )
     return {

@@ -5,7 +5,7 @@ Whatever the order in which they hear, twice or early, all come to what one run 
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,7 @@ class Rank:
         self.emissions: list[Emission] = []
         self.inbox: list[Told] = []
         self.early: list[Told] = []
+        self.known = {*inputs.values()}
         self.chunks = {node: self.cut(walk, node) for node in walk.nodes}
 
     @staticmethod
@@ -103,6 +104,7 @@ class Rank:
         assert emissions is not None
         assert self.run.complete(firing, outputs, stops) is None  # a duplicate
         self.emissions += emissions
+        self.known |= {*outputs.values()}
         self.go_on()
         return Told(firing.node, firing.path, outputs, (*stops, *firing.ends))
 
@@ -112,7 +114,12 @@ class Rank:
             self.early.append(told)
         elif heard is not None:
             self.emissions += heard
+            self.known |= {*told.outputs.values()}
             self.go_on()
+
+    def dead(self) -> set[str]:
+        """What nobody reads any more, as far as this rank knows."""
+        return self.known - {*self.run.alive()} if self.has_begun else set()
 
 
 def alone(walk: CompiledWalk, inputs: Mapping[str, Any], stopped: Mapping[str, int]) -> Rank:
@@ -143,17 +150,25 @@ def together(
         elif move == "hear":
             rank.hear(rank.inbox.pop(chance.randrange(len(rank.inbox))))
         else:
-            told = rank.fire(rank.pending.pop(chance.randrange(len(rank.pending))), stopped)
+            firing = rank.pending.pop(chance.randrange(len(rank.pending)))
+            read = {*flat([*firing.inputs.values()])}
+            assert not any(read & other.dead() for other in ranks), "freed while it was read"
+            told = rank.fire(firing, stopped)
             for other in ranks:
                 if other is not rank:
                     other.inbox += [told] * chance.choice((1, 1, 2, 3))
+
+
+def flat(values: list[Any]) -> Iterator[str]:
+    for value in values:
+        yield from flat(value) if isinstance(value, list) else (value,)
 
 
 def shown(emissions: list[Emission]) -> Counter[str]:
     return Counter(map(repr, emissions))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(walks(has_streams=True), st.integers(2, 4), st.integers(0, 2**32))
 def test_ranks_that_hear_in_any_order_come_to_what_one_alone_comes_to(
     drawn: tuple[Section, dict[str, int]], count: int, seed: int
@@ -176,6 +191,8 @@ def test_ranks_that_hear_in_any_order_come_to_what_one_alone_comes_to(
         assert rank.run.outputs == expected.run.outputs
         assert rank.run.accumulated == expected.run.accumulated
         assert shown(rank.emissions) == shown(expected.emissions)
+        kept = [*rank.run.outputs.values(), *rank.run.accumulated.values()]
+        assert Counter(rank.run.alive()) == Counter(flat(kept))
         assert {node for node, *_ in rank.fired} <= here
     assert Counter(one for rank in ranks for one in rank.fired) == Counter(expected.fired)
 

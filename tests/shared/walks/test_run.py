@@ -14,6 +14,7 @@ from shared.walks import (
     Parallel,
     Section,
     Sequential,
+    Stream,
     WalkError,
     WalkRun,
     compile_walk,
@@ -26,7 +27,14 @@ from tests.shared.walks.sections import (
     PIPELINE,
     REFINE,
     ROLLOUT,
+    SPEAK,
+    SPOKEN,
+    VOICE,
     drive,
+    even,
+    guided,
+    never,
+    odd,
 )
 
 
@@ -415,6 +423,245 @@ def test_an_argument_says_how_often_a_loop_may_run() -> None:
 def test_a_wrong_argument_is_an_error(args: dict[str, Any], message: str) -> None:
     with pytest.raises(WalkError, match=message):
         WalkRun(compile_walk("walk", DECODE), args)
+
+
+# ---- guards ----------------------------------------------------------------------------------------
+
+
+def paths(trace: Any, node: str) -> list[tuple[int, ...]]:
+    return [firing.path for firing in trace.firings if firing.node == node]
+
+
+def test_an_edge_whose_guard_is_false_sends_nothing_and_skips_the_node_it_goes_to() -> None:
+    section = Loop(
+        "l",
+        Sequential(
+            Node("a", [], [Edge("x", "b", even)]),
+            Node("b", ["x"], [Edge("y", "c")]),
+            Node("c", ["y"], [Edge("z", CLIENT("text"))]),
+        ),
+        5,
+    )
+    run = begin(section)
+    trace = drive(run)
+    assert paths(trace, "a") == [(i,) for i in range(5)]
+    assert paths(trace, "b") == paths(trace, "c") == [(0,), (2,), (4,)]  # the skip goes on to what is behind
+    assert [(e.value, e.path) for e in trace.emissions] == [("z0", (0,)), ("z1", (2,)), ("z2", (4,))]
+    assert run.done
+
+
+def test_a_node_fires_without_an_optional_input_that_is_missing() -> None:
+    section = Loop(
+        "denoise",
+        Sequential(
+            Node("text", ["latents"], [Edge("v", "combine")]),
+            Node("image", ["latents"], [Edge("w", "combine", guided)]),
+            Node("combine", ["v", "w"], [Edge("latents", "text"), Edge("latents", "image")], ["w"]),
+        ),
+        4,
+    )
+    trace = drive(begin(section, {"guided_steps": 2}, latents="noise"))
+    assert [set(firing.inputs) for firing in trace.firings if firing.node == "combine"] == [
+        {"v", "w"},
+        {"v", "w"},
+        {"v"},
+        {"v"},
+    ]
+    assert trace.fired("image") == 4  # its output is guarded, not it
+
+
+def test_an_edge_back_that_sends_nothing_leaves_the_value_as_it_was() -> None:
+    section = Loop("l", Node("n", ["x"], [Edge("x", "n", odd)]), 5)
+    seen = [firing.inputs["x"] for firing in drive(begin(section, x="first")).firings]
+    assert seen == ["first", "first", "x1", "x1", "x3"]
+
+
+def test_a_loop_around_that_feeds_nothing_back_restores_what_its_iteration_began_with() -> None:
+    section = Loop(
+        "outer",
+        Sequential(
+            Loop("inner", Node("n", ["x"], [Edge("x", "n"), Edge("y", "m")]), 2, ["y"]),
+            Node("m", ["y"], [Edge("x", "n", odd)]),
+        ),
+        4,
+    )
+    seen = [f.inputs["x"] for f in drive(begin(section, x="first")).firings if f.node == "n"]
+    assert seen == ["first", "x0", "first", "x2", "x1", "x4", "x1", "x6"]  # m's second, from then on
+
+
+def test_a_guard_outside_of_a_loop_is_asked_for_iteration_0() -> None:
+    section = Sequential(
+        Node("a", [], [Edge("x", "b", even), Edge("y", "c", odd), Edge("z", KEEP, odd)]),
+        Node("b", ["x"]),
+        Node("c", ["y"]),
+    )
+    run = begin(section)
+    assert [firing.node for firing in drive(run).firings] == ["a", "b"]
+    assert (run.done, run.outputs) == (True, {})
+
+
+def test_a_loop_holds_what_was_sent_and_what_never_was_skips_the_node_behind_it() -> None:
+    def last_of(edge: Edge) -> Section:
+        return Sequential(
+            Loop("l", Node("n", [], [edge]), 4, [edge.name]), Node("m", ["y"], [Edge("y", KEEP)])
+        )
+
+    run = begin(last_of(Edge("y", "m", even)))
+    assert [f.inputs for f in drive(run).firings if f.node == "m"] == [{"y": "y2"}]
+    run = begin(last_of(Edge("y", "m", never)))
+    assert drive(run).fired("m") == 0
+    assert (run.done, run.outputs) == (True, {})
+    run = begin(Loop("l", Node("n", [], [Edge("y", KEEP, odd)]), 5, accumulated=["y"]))
+    drive(run)
+    assert run.accumulated == {"y": ["y1", "y3"]}
+
+
+def test_a_loop_of_which_nothing_fires_ends_and_not_only_after_all_its_iterations() -> None:
+    section = Sequential(
+        Node("a", [], [Edge("x", "n", never)]),
+        Loop("voice", Node("n", ["x", Stream("token")], [Edge("y", "m")]), None, ["y"]),
+        Node("m", ["y"]),
+        Node("last", [], [Edge("z", KEEP)]),
+    )
+    run = begin(section)
+    assert [firing.node for firing in run.take_ready()] == ["a", "last"]
+    assert run.complete(Firing("a", {}, ()), {"x": 1}) == []
+    assert run.wants() == []
+    assert not run.feed("token", "n", "chunk")  # a skipped node takes nothing from its stream
+    assert run.complete(Firing("last", {}, ()), {"z": 1}) is not None
+    assert run.done
+
+
+def test_a_guard_that_fails_changes_nothing() -> None:
+    run = begin(Node("a", [], [Edge("x", KEEP, guided)]), {})  # without its argument
+    (firing,) = run.take_ready()
+    before = state(run)
+    with pytest.raises(KeyError, match="guided_steps"):
+        run.complete(firing, {"x": 1})
+    assert state(run) == before
+
+
+# ---- streams ---------------------------------------------------------------------------------------
+
+
+def test_a_streaming_input_takes_one_chunk_in_each_firing_and_the_last_ends_its_loop() -> None:
+    run = begin(VOICE)
+    seen = []
+    for chunk in range(3):
+        assert run.take_ready() == []
+        assert run.wants() == [("token", "vocoder")]
+        assert run.feed("token", "vocoder", chunk, last=chunk == 2)
+        assert (run.wants(), run.feed("token", "vocoder", "more")) == ([], False)
+        (firing,) = run.take_ready()
+        assert not run.feed("token", "vocoder", "while it fires")
+        assert firing.ends == (("voice",) if chunk == 2 else ())
+        run.complete(firing, {"audio": chunk})
+        seen.append((firing.path, firing.inputs))
+    assert seen == [((i,), {"token": i}) for i in range(3)]
+    assert (run.done, run.take_ready(), run.wants()) == (True, [], [])
+
+
+def test_a_streaming_input_outside_of_a_loop_takes_one_chunk() -> None:
+    run = begin(Node("n", [Stream("token")]))
+    assert run.feed("token", "n", "chunk", last=True)
+    (firing,) = run.take_ready()
+    assert (firing.inputs, firing.ends) == ({"token": "chunk"}, ())
+    assert run.complete(firing, {}) == []
+    assert run.done
+
+
+def test_a_node_waits_for_a_chunk_when_everything_else_is_there() -> None:
+    section = Loop("l", Sequential(Node("a", [], [Edge("x", "n")]), Node("n", ["x", Stream("s")])), 2)
+    run = begin(section)
+    (a,) = run.take_ready()
+    assert (run.wants(), run.feed("s", "n", "early")) == ([], False)
+    run.complete(a, {"x": 1})
+    assert run.wants() == [("s", "n")]
+    assert run.feed("s", "n", "chunk")
+    assert run.take_ready()[0].inputs == {"x": 1, "s": "chunk"}
+
+
+def test_a_node_may_take_two_streams_and_the_first_to_end_ends_the_loop() -> None:
+    run = begin(Loop("l", Node("n", [Stream("s"), Stream("t")]), None))
+    assert run.wants() == [("s", "n"), ("t", "n")]
+    assert run.feed("s", "n", 1, last=True)
+    assert (run.take_ready(), run.wants()) == ([], [("t", "n")])
+    assert run.feed("t", "n", 2)
+    (firing,) = run.take_ready()
+    assert (firing.inputs, firing.ends) == ({"s": 1, "t": 2}, ("l",))
+    run.complete(firing, {})
+    assert run.done
+
+
+@pytest.mark.parametrize(("edge", "node"), [("token", "unknown"), ("unknown", "vocoder")])
+def test_a_chunk_of_what_is_no_stream_is_refused(edge: str, node: str) -> None:
+    run = begin(VOICE)
+    before = state(run)
+    assert not run.feed(edge, node, "chunk")
+    assert not run.deliver("token", "vocoder", "chunk")  # a stream is no input of the walk
+    assert state(run) == before
+
+
+def test_what_only_a_streaming_edge_takes_may_be_given_or_not() -> None:
+    for outputs in ({}, {"token": 1}):
+        run = begin(Node("llm", [], [SPOKEN]))
+        (firing,) = run.take_ready()
+        assert run.complete(firing, outputs) == []
+        assert run.done
+    run = begin(Node("llm", [], [SPOKEN, Edge("n", KEEP)]))
+    (firing,) = run.take_ready()
+    with pytest.raises(
+        WalkError, match=r"must produce \['n'\], and may produce \['token'\] for streams, found"
+    ):
+        run.complete(firing, {"token": 1})
+    assert run.complete(firing, {"n": 1}) is not None
+
+
+def test_what_another_edge_takes_as_well_must_be_given() -> None:
+    run = begin(SPEAK, token="first")
+    (firing,) = run.take_ready()
+    with pytest.raises(WalkError, match=r"must produce \['n', 'token'\], found \['n'\]"):
+        run.complete(firing, {"n": 1})
+
+
+# ---- memory ----------------------------------------------------------------------------------------
+
+
+def test_a_value_is_alive_until_nobody_can_read_it() -> None:
+    run = begin(DIFFUSION, latents="noise", prompt="a cat")
+    seen = []
+    while firings := run.take_ready():
+        for firing in firings:
+            seen.append(sorted(run.alive()))
+            run.complete(firing, outputs_of(firing))
+    assert seen == [
+        ["a cat", "noise"],
+        ["a cat", "latents(0,)", "latents(0,)"],
+        ["a cat", "latents(1,)", "latents(1,)"],
+        ["latents(2,)"],
+    ]
+    assert run.alive() == []  # the image went to the client
+
+
+def outputs_of(firing: Firing) -> dict[str, Any]:
+    return {"latents": f"latents{firing.path}"} if firing.node == "denoiser" else {"image": "image"}
+
+
+def test_what_a_walk_keeps_is_alive_one_by_one() -> None:
+    run = begin(ROLLOUT, x="x")
+    drive(run)
+    assert sorted(run.alive()) == ["pred0", "pred1", "pred2", "x2"]
+
+
+def test_a_value_that_only_a_stopped_loop_would_read_again_is_not_alive() -> None:
+    run = begin(Sequential(ROLLOUT, Node("m", ["late"])), x="x", late="late")
+    m_waits = run.take_ready()
+    assert [firing.node for firing in m_waits] == ["predictor", "m"]
+    assert sorted(run.alive()) == ["late", "x"]
+    run.complete(m_waits[1], {})
+    assert run.alive() == ["x"]
+    run.complete(m_waits[0], {"x": "x0", "pred": "p0"}, ("rollout",))
+    assert sorted(run.alive()) == ["p0", "x0"]
 
 
 # ---- order -----------------------------------------------------------------------------------------
