@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from benchmarks import events, hop, log, overload, replay, serving, start
+from benchmarks import events, handoff, hop, log, overload, replay, serving, speech, start
 from benchmarks.machine import described
 from benchmarks.report import Figure, show
 
@@ -15,9 +15,10 @@ MEASUREMENTS: Final[dict[str, Callable[[], list[Figure]]]] = {
     "events": events.measure,
     "replay": replay.measure,
     "start": start.measure,
+    "speech": speech.measure,
     "overload": overload.measure,
 }
-TABLES: Final[dict[str, Callable[[], None]]] = {"log": log.main}
+TABLES: Final[dict[str, Callable[[], None]]] = {"handoff": handoff.main, "log": log.main}
 """These print their own."""
 
 

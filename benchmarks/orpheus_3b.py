@@ -1,0 +1,100 @@
+"""Orpheus 3B's shape with random weights, in the published layout: for measuring where no weights can be had.
+
+6.6 GB in bfloat16, four shards, and SNAC at its published size. The tokenizer is the tiny checkpoint's. What
+it says is noise; what it costs is what the real one costs.
+"""
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+
+from tests.tiny.orpheus import END_AUDIO, FIRST_AUDIO, VOCAB_SIZE, tiny_orpheus
+
+_SHAPE: Final = {
+    "head_dim": 128,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_attention_heads": 24,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 8,
+}
+_SNAC: Final[dict[str, Any]] = {
+    "sampling_rate": 24_000,
+    "encoder_dim": 48,
+    "encoder_rates": [2, 4, 8, 8],
+    "decoder_dim": 1024,
+    "decoder_rates": [8, 8, 4, 2],
+    "attn_window_size": None,
+    "codebook_size": 4096,
+    "codebook_dim": 8,
+    "vq_strides": [4, 2, 1],
+    "noise": True,
+    "depthwise": True,
+}
+_SHARDS: Final = 4
+_STD: Final = 0.02
+_SILENT: Final = 0.05
+
+
+def write_orpheus_3b(folder: Path, **changes: int) -> Path:
+    """Write the checkpoint into an empty folder; `changes` are to the shape."""
+    shape = _SHAPE | changes
+    for path in tiny_orpheus().iterdir():
+        if path.is_file() and "safetensors" not in path.name:
+            shutil.copy(path, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | shape, indent=1))
+    _write_llm(folder, shape)
+    snac = folder / "snac"
+    snac.mkdir()
+    (snac / "config.json").write_text(json.dumps(_SNAC, indent=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from snac import SNAC  # noqa: PLC0415 - it warns when it is imported
+    torch.manual_seed(0)
+    torch.save(SNAC(**_SNAC).state_dict(), snac / "pytorch_model.bin")
+    return folder
+
+
+def _write_llm(folder: Path, shape: dict[str, int]) -> None:
+    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+    queries, keys = (shape["head_dim"] * shape[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
+    wanted: list[tuple[str, tuple[int, ...]]] = [
+        ("model.embed_tokens.weight", (VOCAB_SIZE, hidden)),
+        ("model.norm.weight", (hidden,)),
+    ]
+    for layer in range(shape["num_hidden_layers"]):
+        at = f"model.layers.{layer}"
+        wanted += [
+            (f"{at}.input_layernorm.weight", (hidden,)),
+            (f"{at}.post_attention_layernorm.weight", (hidden,)),
+            (f"{at}.self_attn.q_proj.weight", (queries, hidden)),
+            (f"{at}.self_attn.k_proj.weight", (keys, hidden)),
+            (f"{at}.self_attn.v_proj.weight", (keys, hidden)),
+            (f"{at}.self_attn.o_proj.weight", (hidden, queries)),
+            (f"{at}.mlp.gate_proj.weight", (inner, hidden)),
+            (f"{at}.mlp.up_proj.weight", (inner, hidden)),
+            (f"{at}.mlp.down_proj.weight", (hidden, inner)),
+        ]
+    draw = torch.Generator().manual_seed(0)
+    weight_map: dict[str, str] = {}
+    for number in range(_SHARDS):
+        name = f"model-{number + 1:05}-of-{_SHARDS:05}.safetensors"
+        part = wanted[number::_SHARDS]
+        tensors = {}
+        for key, size in part:
+            ones = len(size) == 1
+            made = torch.ones(size) if ones else torch.randn(size, generator=draw) * _STD
+            if key == "model.embed_tokens.weight":  # it is the head, too: only audio tokens are said
+                made[:FIRST_AUDIO] *= _SILENT
+                made[END_AUDIO:] *= _SILENT
+            tensors[key] = made.to(torch.bfloat16)
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, name)
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))

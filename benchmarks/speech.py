@@ -1,0 +1,197 @@
+"""What it costs to spread a speech model over ranks: the same speeches, by three placements in turns.
+
+    one rank       LLM and SNAC in one process
+    two ranks      LLM | SNAC
+    three ranks    prefill | decode | SNAC: keys and values move, too
+
+All three are deployments as `dalsegno serve` makes them, and are there at the same time; one of them is asked
+at a time. The checkpoint is a tiny one in the published layout, whose steps take a millisecond or two: the
+worst case for what is added. `--shape 3b` makes one of the published size, with random weights: for a GPU.
+
+    python -m benchmarks speech                       # with the others, the tiny one
+    python -m benchmarks.speech --shape 3b --ranks 1 --clients 1 16
+"""
+
+import argparse
+import asyncio
+import tempfile
+import time
+from base64 import b64decode
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from benchmarks.machine import described, new_loop
+from benchmarks.orpheus_3b import write_orpheus_3b
+from benchmarks.report import RATIO, Figure, show, spread
+from tests.e2e.deploy import Running, serve
+from tests.tiny.orpheus import tiny_orpheus
+
+ROUNDS: Final = 5
+CLIENTS: Final = (1, 4)
+SPEECHES: Final = 8
+"""How many are asked for in a round."""
+MAX_TOKENS: Final = 7 * 24
+LAYOUTS: Final[Mapping[int, tuple[str, str]]] = {
+    1: ("one rank", "orpheus_colocated"),
+    2: ("two ranks", "orpheus_two_ranks"),
+    3: ("three ranks", "orpheus_three_ranks"),
+}
+"""By the number of ranks: what it is called, and which configuration it is."""
+SAMPLE_RATE: Final = 24_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Speech:
+    """One answer; `first_s` is when the first sound came, after it was asked for."""
+
+    first_s: float
+    tokens: int
+    audio_s: float
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    speeches: list[_Speech]
+    took_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(speech.tokens for speech in self.speeches) / self.took_s
+
+    @property
+    def audio_s_per_s(self) -> float:
+        return sum(speech.audio_s for speech in self.speeches) / self.took_s
+
+    @property
+    def first_ms(self) -> float:
+        return 1e3 * median(speech.first_s for speech in self.speeches)
+
+
+def measure() -> list[Figure]:
+    return compare(tiny_orpheus(), list(LAYOUTS), CLIENTS)
+
+
+def compare(checkpoint: Path, ranks: Sequence[int], clients: Sequence[int]) -> list[Figure]:
+    """Ask the same of each placement in turns."""
+    with ExitStack() as stack:
+        loop = stack.enter_context(new_loop())
+        running: dict[int, Running] = {}
+        for count in ranks:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dalsegno-bench-")))
+            args = ("--set", f"checkpoint={checkpoint}")
+            running[count] = stack.enter_context(serve(folder, *args, model=LAYOUTS[count][1]))
+        figures: list[Figure] = []
+        for at_a_time in clients:
+            rounds: dict[int, list[_Round]] = {count: [] for count in ranks}
+            for _ in range(ROUNDS + 1):  # the first warms up
+                for count in ranks:
+                    rounds[count].append(loop.run(_round(running[count].url, LAYOUTS[count][1], at_a_time)))
+            figures += _figures(at_a_time, {count: found[1:] for count, found in rounds.items()})
+        return figures
+
+
+async def _round(url: str, model: str, clients: int) -> _Round:
+    numbers = iter(range(max(SPEECHES, clients)))
+    speeches: list[_Speech] = []
+
+    async def client(http: httpx.AsyncClient) -> None:
+        speeches.extend([await _ask(http, model, number) for number in numbers])
+
+    async with httpx.AsyncClient(base_url=url, timeout=600) as http:
+        begun_s = time.perf_counter()
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(clients):
+                tasks.create_task(client(http))
+        return _Round(speeches, time.perf_counter() - begun_s)
+
+
+async def _ask(http: httpx.AsyncClient, model: str, number: int) -> _Speech:
+    body = {
+        "model": model,
+        "input": f"The sign is there, number {number}.",
+        "response_format": "pcm",
+        "stream_format": "sse",
+        "temperature": 0.0,
+        "repetition_penalty": 1.0,
+        "max_tokens": MAX_TOKENS,
+        "ignore_eos": True,
+    }
+    begun_s, first_s, nbytes, tokens = time.perf_counter(), 0.0, 0, 0
+    digest = blake2b(digest_size=8)
+    async with http.stream("POST", "/v1/audio/speech", json=body) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: "):
+                continue
+            event: dict[str, Any] = msgspec.json.decode(line.removeprefix("data: "))
+            if "error" in event:
+                raise RuntimeError(f"speech {number} failed: {event}")
+            if event["type"] == "speech.audio.done":
+                tokens = event["usage"]["output_tokens"]
+                continue
+            first_s = first_s or time.perf_counter() - begun_s
+            pcm = b64decode(event["audio"])
+            nbytes += len(pcm)
+            digest.update(pcm)
+    return _Speech(first_s, tokens, nbytes / 2 / SAMPLE_RATE, f"{number}:{digest.hexdigest()}")
+
+
+def _figures(clients: int, rounds: dict[int, list[_Round]]) -> list[Figure]:
+    figures: list[Figure] = []
+    [first, *others] = rounds
+    for count, found in rounds.items():
+        label = f"{LAYOUTS[count][0]}, {clients} at a time"
+        figures += [
+            spread(f"{label}: tokens", [one.tokens_per_s for one in found], "/s"),
+            spread(f"{label}: sound", [one.audio_s_per_s for one in found], "s/s"),
+            spread(f"{label}: first sound after", [one.first_ms for one in found], "ms"),
+        ]
+    for count in others:
+        pairs = list(zip(rounds[count], rounds[first], strict=True))
+        ratios = [one.tokens_per_s / other.tokens_per_s for one, other in pairs]
+        what = f"{LAYOUTS[count][0]} / {LAYOUTS[first][0]}, {clients} at a time"
+        figures.append(spread(f"tokens/s: {what}", ratios, RATIO))
+        firsts = [one.first_ms / other.first_ms for one, other in pairs]
+        figures.append(spread(f"first sound: {what}", firsts, RATIO))
+    differing = _differing(found for found in rounds.values())
+    asked = len(next(iter(rounds.values()))[0].speeches)
+    figures.append(
+        Figure(f"{clients} at a time: speeches that sound otherwise somewhere", differing, "", f"of {asked}")
+    )
+    return figures
+
+
+def _differing(layouts: Iterable[list[_Round]]) -> int:
+    """How many speeches do not sound the same to the bit in every round of every placement."""
+    heard: dict[str, set[str]] = {}
+    for rounds in layouts:
+        for one in rounds:
+            for speech in one.speeches:
+                number, _, digest = speech.digest.partition(":")
+                heard.setdefault(number, set()).add(digest)
+    return sum(len(digests) > 1 for digests in heard.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speech", description=__doc__)
+    parser.add_argument("--shape", choices=("tiny", "3b"), default="tiny")
+    parser.add_argument("--ranks", type=int, nargs="+", choices=tuple(LAYOUTS), default=list(LAYOUTS))
+    parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS))
+    told = parser.parse_args()
+    print(described())
+    with tempfile.TemporaryDirectory(prefix="dalsegno-orpheus-") as folder:
+        checkpoint = tiny_orpheus() if told.shape == "tiny" else write_orpheus_3b(Path(folder))
+        show({"speech": compare(checkpoint, told.ranks, told.clients)})
+
+
+if __name__ == "__main__":
+    main()
