@@ -64,6 +64,7 @@ class TransportContract:
         owner.adopt(*OWNER)
         reader.adopt(*READER)
         reader.meet(*OWNER, owner.cards)
+        owner.meet(*READER, reader.cards)
         yield Pair(owner, reader)
         await reader.close()
         await owner.close()
@@ -254,14 +255,16 @@ class ProcessContract:
             yield process
 
     @pytest.fixture
-    async def reader(self, folder: Path) -> AsyncIterator[ArenaStore]:
+    async def reader(self, owner: Other, folder: Path) -> AsyncIterator[ArenaStore]:
+        """Has met the owner, and the owner it."""
         store = KINDS[self.kind](ARENA_BYTES, folder)
         store.adopt(*READER)
+        store.meet(*OWNER, owner.cards)
+        owner.meet(*READER, store.cards)
         yield store
         await store.close()
 
     async def test_a_tensor_of_another_process_is_read(self, owner: Other, reader: ArenaStore) -> None:
-        reader.meet(*OWNER, owner.cards)
         handle = owner.put(7, BIG)
         assert (await reader.get(handle) == 7).all()
         reader.check(handle)
@@ -272,7 +275,6 @@ class ProcessContract:
     async def test_of_an_owner_that_was_killed_nothing_is_read(
         self, owner: Other, reader: ArenaStore
     ) -> None:
-        reader.meet(*OWNER, owner.cards)
         handle = owner.put(7, BIG)
         owner.kill()
         with pytest.raises(TensorGone):
@@ -281,7 +283,6 @@ class ProcessContract:
     async def test_an_owner_that_is_killed_while_it_is_asked_gives_the_right_bytes_or_none(
         self, owner: Other, reader: ArenaStore
     ) -> None:
-        reader.meet(*OWNER, owner.cards)
         handle = owner.put(7, 4 * BIG)
         owner.pause()
         asking = asyncio.ensure_future(reader.get(handle))
@@ -296,7 +297,6 @@ class ProcessContract:
     async def test_what_was_got_before_the_owner_was_killed_stays_what_it_is(
         self, owner: Other, reader: ArenaStore
     ) -> None:
-        reader.meet(*OWNER, owner.cards)
         handle = owner.put(7, BIG)
         found = await reader.get(handle)
         owner.kill()
@@ -309,12 +309,12 @@ class ProcessContract:
     async def test_a_rank_that_was_started_again_has_nothing_of_its_earlier_life(
         self, owner: Other, reader: ArenaStore, folder: Path
     ) -> None:
-        reader.meet(*OWNER, owner.cards)
         old = owner.put(7, BIG)
         await reader.get(old)
         owner.kill()
         with other(self.kind, ARENA_BYTES, folder) as again:
             again.adopt(0, 21)
+            again.meet(*READER, reader.cards)
             reader.meet(0, 21, again.cards)
             new = again.put(8, BIG)
             with pytest.raises(TensorGone, match="life 11; now it is 21"):
@@ -327,7 +327,6 @@ class ProcessContract:
         self, owner: Other, reader: ArenaStore
     ) -> None:
         """The other way about: it is the other process that reads here, and is killed."""
-        owner.meet(*READER, reader.cards)
         before = reader.stats().free_bytes
         handle = reader.put("key", "uint8", (BIG,), filled(9, BIG), scope="r/0/1")
         assert owner.look(handle) == 9 * BIG
