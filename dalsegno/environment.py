@@ -19,6 +19,8 @@ NATS_TOKEN: Final = KEYS["nats.token"].variable
 NATS_TOKEN_FILE: Final = KEYS["nats.token_file"].variable
 DATA_DIR: Final = KEYS["data_dir"].variable
 API_KEY: Final = "DALSEGNO_API_KEY"
+HUB_CACHE: Final = "HF_HUB_CACHE"
+HUB_HOME: Final = "HF_HOME"
 NO_COLOR: Final = "NO_COLOR"
 
 
@@ -55,8 +57,8 @@ def read() -> Environment:
 def _hub_cache() -> Path:
     """As the hub's own tools find it."""
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    home = os.environ.get("HF_HOME") or f"{caches}/huggingface"
-    told = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub")
+    home = os.environ.get(HUB_HOME) or f"{caches}/huggingface"
+    told = Path(os.environ.get(HUB_CACHE) or f"{home}/hub")
     try:
         return told.expanduser()
     except RuntimeError:  # nobody's home is known: a container's user may have none

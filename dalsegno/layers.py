@@ -271,7 +271,7 @@ def _value(key: Key, text: str, source: str) -> Any:
             return _number(text)
         case inspect.ListType(item_type=inspect.StrType()) if text == "null":
             return []  # pages in a sandbox call their origin so: that one is said in brackets
-        case inspect.ListType(item_type=inspect.StrType()) if not text.startswith("["):
+        case inspect.ListType(item_type=inspect.StrType() | inspect.LiteralType()) if text[:1] != "[":
             return [item for part in text.split(",") if (item := part.strip())]
         case _:
             return parse_yaml(text, f"{source}: {key.name}")

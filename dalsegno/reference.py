@@ -18,6 +18,7 @@ import msgspec
 from msgspec import inspect
 
 from shared.config import (
+    DataPlaneSettings,
     DeploymentConfig,
     GatewaySettings,
     LogSettings,
@@ -28,7 +29,15 @@ from shared.config import (
 
 _TOLD: Final = {
     kind.__name__: kind
-    for kind in (DeploymentConfig, NodeGroup, GatewaySettings, LogSettings, TraceSettings, NatsSettings)
+    for kind in (
+        DeploymentConfig,
+        NodeGroup,
+        DataPlaneSettings,
+        GatewaySettings,
+        LogSettings,
+        TraceSettings,
+        NatsSettings,
+    )
 }
 _TABLE: Final = re.compile(r"(<!-- keys of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _ATTRIBUTE: Final = re.compile(r"^    (\w+): (.+?)(?=^    \w|\Z)", re.MULTILINE | re.DOTALL)
@@ -98,6 +107,8 @@ def _noun(kind: inspect.Type) -> str:
             return f"number{''.join(_bounds(kind))}"
         case inspect.ListType(item_type=inspect.StructType()):
             return "list of maps"
+        case inspect.ListType(item_type=inspect.LiteralType()):
+            return f"list of {_noun(kind.item_type)}"
         case inspect.ListType():
             empty = ", not empty" if kind.min_length else ""
             return f"list of {_noun(kind.item_type).partition(',')[0]}s{empty}"

@@ -173,7 +173,7 @@ class DataPlaneSettings(
     arena_bytes: Annotated[int, Meta(ge=1 << 20)] = 4 << 30
     memory: Literal["anonymous", "named"] = "anonymous"
     transports: Annotated[list[Literal["local", "cuda_ipc", "shm", "nixl", "tcp"]], Meta(min_length=1)] = (
-        msgspec.field(default_factory=lambda: ["local", "cuda_ipc", "shm", "tcp"])
+        msgspec.field(default_factory=lambda: ["local", "shm", "tcp"])
     )
     address: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 0

@@ -27,7 +27,7 @@ from gateway import app as gateway_app
 from gateway.app import GatewayOptions
 from gateway.service import Gateway
 from shared import tracing
-from shared.config import Base, DeploymentConfig, api_keys
+from shared.config import Base, ConfigError, DeploymentConfig, api_keys
 from shared.events import NodeReady, Params, RequestAdmitted
 from shared.models import registry
 from shared.said import PROMPT
@@ -37,6 +37,10 @@ from tests.gateway.test_connection import GET, HALF, Client, Endless, serving
 from tests.gateway.world import CHAT, Performance, World, deployment, echo, listening
 from tests.tiny import tiny_checkpoint
 from workers import settings
+from workers.data_plane.opening import open_configured
+from workers.data_plane.store import ArenaStore
+from workers.data_plane.transports.tcp import TcpCard
+from workers.hosting import choose_device
 
 Observe: TypeAlias = Callable[[DeploymentConfig], Awaitable[object]]
 
@@ -146,6 +150,53 @@ async def the_worker_that_is_started(config: DeploymentConfig) -> str:
 
 async def where_the_log_is_kept(config: DeploymentConfig) -> bool:
     return launcher.data_dir_of(config).path == Path("/here/data")
+
+
+# ---- how tensors go from worker to worker ------------------------------------------------------------
+
+
+async def the_device_of_rank_0(config: DeploymentConfig) -> str:
+    try:
+        return choose_device(config, 0).type
+    except ConfigError:
+        return "is not there"
+
+
+@contextlib.asynccontextmanager
+async def store(config: DeploymentConfig, rank: int = 0) -> AsyncIterator[ArenaStore]:
+    found = open_configured(config.data_plane, rank)
+    try:
+        yield found
+    finally:
+        await found.close()
+
+
+async def bytes_of_an_arena(config: DeploymentConfig) -> int:
+    async with store(config) as found:
+        return found.stats().total_bytes
+
+
+async def whether_an_arena_has_a_name(config: DeploymentConfig) -> bool:
+    return "shm_named" in await cards(config)
+
+
+async def cards(config: DeploymentConfig) -> set[str]:
+    async with store(config) as found:
+        return set(found.cards)
+
+
+async def where_rank_1_is_reached(config: DeploymentConfig) -> tuple[str, int]:
+    async with store(config, rank=1) as found:
+        card = msgspec.msgpack.decode(found.cards["tcp"], type=TcpCard)
+    return card.address, card.port
+
+
+async def the_address_of_rank_1(config: DeploymentConfig) -> str:
+    return (await where_rank_1_is_reached(config))[0]
+
+
+async def whether_rank_1_is_at_the_next_port(config: DeploymentConfig) -> bool:
+    return (await where_rank_1_is_reached(config))[1] == config.data_plane.port + 1
 
 
 # ---- who joins which log -----------------------------------------------------------------------------
@@ -389,6 +440,7 @@ async def whether_a_trace_is_recorded(config: DeploymentConfig) -> bool:
 
 # ---- the table ---------------------------------------------------------------------------------------
 
+SMALL: Final = {"DALSEGNO_DATA_PLANE_ARENA_BYTES": str(1 << 23)}
 JOINED: Final = {"DALSEGNO_NATS_URL": "nats://127.0.0.1:4222"}
 ENDPOINT: Final = {"DALSEGNO_TRACES_ENDPOINT": "http://127.0.0.1:1"}
 BODY_TO_COME: Final = (
@@ -446,6 +498,56 @@ TABLE: Final = [
         with_="RequestFailed",
     ),
     Row(key="data_dir", said="data", observe=where_the_log_is_kept, without=False, with_=True),
+    Row(
+        key="devices",
+        said="{0: cpu}",
+        observe=the_device_of_rank_0,
+        without="is not there",
+        with_="cpu",
+        also={"DALSEGNO_MODEL_KWARGS": "{device: 'cuda:99'}"},
+    ),
+    Row(
+        key="data_plane.arena_bytes",
+        said=str(1 << 24),
+        otherwise=str(1 << 23),
+        observe=bytes_of_an_arena,
+        without=1 << 23,
+        with_=1 << 24,
+    ),
+    Row(
+        key="data_plane.memory",
+        said="named",
+        observe=whether_an_arena_has_a_name,
+        without=False,
+        with_=True,
+        also=SMALL,
+    ),
+    Row(
+        key="data_plane.transports",
+        said="local,tcp",
+        otherwise="local",
+        observe=cards,
+        without={"local"},
+        with_={"local", "tcp"},
+        also=SMALL,
+    ),
+    Row(
+        key="data_plane.address",
+        said="127.0.0.2",
+        observe=the_address_of_rank_1,
+        without="127.0.0.1",
+        with_="127.0.0.2",
+        also=SMALL,
+    ),
+    Row(
+        key="data_plane.port",
+        said=a_free_port,
+        otherwise="0",
+        observe=whether_rank_1_is_at_the_next_port,
+        without=False,
+        with_=True,
+        also=SMALL,
+    ),
     Row(
         key="gateway.host",
         said="127.0.0.2",

@@ -189,7 +189,7 @@ def test_every_variable_is_in_its_table() -> None:
 
     assert [key.strip("`") for key, _ in told] == [
         environment.NATS_TOKEN, environment.NATS_TOKEN_FILE, environment.DATA_DIR, environment.API_KEY,
-        environment.NO_COLOR,
+        environment.HUB_CACHE, environment.HUB_HOME, environment.NO_COLOR,
     ]  # fmt: skip
 
 
