@@ -146,7 +146,10 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatelessResult:
-    """What one firing of a stateless node came to; `stops` are loops that end with this iteration."""
+    """What one firing of a stateless node came to; `stops` are loops that end with this iteration.
+
+    The outputs are taken as they are, not copied: a node does not write into them again.
+    """
 
     outputs: Mapping[str, "torch.Tensor"]
     facts: Mapping[str, Any] = field(default_factory=dict)

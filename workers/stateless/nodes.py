@@ -52,6 +52,8 @@ class StatelessNodes:
         self.device: Final = device
         self.max_batch: Final = {name: node.max_batch for name, node in nodes.items()}
         self._nodes = dict(nodes)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # what loading them has begun there is on another stream
         self._stream: torch.cuda.Stream | None = (
             torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call] # torch has no types here
         )
