@@ -538,13 +538,14 @@ class RowState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         kv: keys and values of the first tokens, (layers, 2, tokens, kv_heads, head_dim).
         token_ids: what was generated so far; nothing of it is put out yet.
         logprobs: of those tokens, where they were asked for.
-        prompt_logprobs: of the prompt's, where they were asked for.
+        prompt_scores: of the prompt's tokens but the first, where they were asked for: int32 (tokens,
+            1 + top, 2), the token and then the likeliest, each an id and the bits of a float32.
     """
 
     kv: Handle
     token_ids: list[int]
     logprobs: list["TokenLogprobs"] = []
-    prompt_logprobs: list["TokenLogprobs"] = []
+    prompt_scores: Handle | None = None
 
 
 class NodeFired(Event, frozen=True, kw_only=True, omit_defaults=True, tag="node.fired.v1", tag_field="type"):

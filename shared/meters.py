@@ -10,6 +10,44 @@ from shared.histogram import Histogram
 from shared.log.port import LogStats
 
 
+class TensorMeters(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's tensors that others may read.
+
+    Attributes:
+        total_bytes, free_bytes: of the arena, and `slots` what is taken of it now.
+        puts, gets: tensors that were put, and looked at.
+        gone: looked for, and not there any more.
+        refused: handles and requests that cannot be right.
+        fetched_bytes: read from other workers.
+    """
+
+    total_bytes: int = 0
+    free_bytes: int = 0
+    slots: int = 0
+    puts: int = 0
+    gets: int = 0
+    gone: int = 0
+    refused: int = 0
+    fetched_bytes: int = 0
+
+
+class EdgeMeters(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker and others have told one another, and what its streams came to.
+
+    Attributes:
+        told, heard: events for other ranks, and from them.
+        early: of those heard, what waits for its order now; `early_bytes` as events.
+        items: of streams, made here; `chunks` taken here.
+    """
+
+    told: int = 0
+    heard: int = 0
+    early: int = 0
+    early_bytes: int = 0
+    items: int = 0
+    chunks: int = 0
+
+
 class WorkerMeters(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's.
 
@@ -18,6 +56,7 @@ class WorkerMeters(msgspec.Struct, frozen=True, kw_only=True):
         computed_tokens: positions that were run through the model, prompts' and answers'.
         sampled_tokens: tokens that came out of it.
         batch_rows: sequences in a step; `step_s` what it took, from choosing them to having their tokens.
+        tensors: those others may read; `edges` what was told from rank to rank.
     """
 
     log: LogStats
@@ -26,6 +65,8 @@ class WorkerMeters(msgspec.Struct, frozen=True, kw_only=True):
     sampled_tokens: int
     batch_rows: Histogram
     step_s: Histogram
+    tensors: TensorMeters = TensorMeters()
+    edges: EdgeMeters = EdgeMeters()
 
 
 class ConductorMeters(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,10 +3,19 @@
 process     the process: joins, beats, leaves
 model       what it hosts, loaded beside the event loop
 inbox       which orders in the log are for this life, each once       pure
+lives       which life of each rank is the present one                 pure
+early       edges that are earlier than their order                    pure
 executor    runs orders, and reports how they ended
-chain       one order: the dataflow of its walks
-recall      where a request's output stands, by the log                pure
+placed      an order's walks, and which rank runs what of them         pure
+chain       one order: the dataflow of its walks, over this rank's nodes
+sequences   a step's rows: begun, gone on with, handed over
 rows        the event loop's side of the engine's sequences
+tensors     a step's tensors: made, read, checked, freed
+streams     an attempt's streams, as far as this rank has an end of them
+inlet       the consumer's end: items to chunks, and credits           pure
+outlet      the producer's end: items out, as far as there is credit
+tracks      what a step puts out, by the node that speaks
+recall      where a request's output stands, by the log                pure
 answer      tokens to text, and when it ends                           pure
 stop        stop strings                                               pure
 output      text and tokens to chunks, coalesced                       pure, but for a timer

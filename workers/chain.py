@@ -1,45 +1,92 @@
-"""One chain of walks, run: the dataflow of each walk, over CPU nodes and rows of the engine.
+"""One chain of walks, run: the dataflow of each walk, over this rank's nodes.
 
-A firing of a CPU node is a call in a thread. A firing of a KV node is a matter of the chain's row for that
-node: outside of a loop it begins the row and is complete with its first token; in a resident loop it is
-complete when the row's answer has ended, which stops the loop.
+    Walk ──> WalkRun ──firing──┬──> CPU node:       a thread of the pool
+                ▲              ├──> stateless node: the stateless engine
+                │              └──> KV node:        a row of the engine (`workers.sequences`)
+                ├──complete────────────┘    and the other ranks of the step are told
+                ├──hear──────────────  what their nodes came to
+                └──feed──────────────  the next chunk of a stream
 
-What a KV node's row is told beside the walk's inputs comes with the arguments of the walk that begins it:
-`sampling`, `choice`, `stop`, `stop_token_ids`, `ignore_eos`, `logprobs`, and `echo`, the text of the prompt.
+Every rank of a step runs the whole chain and fires its own nodes (ADR 7); a step on one rank tells nobody
+anything. An input that a walk is not given is what a walk before it put out under that name.
 
-Knows neither the log nor other orders: chunks go where it is told to put them.
+Values on edges are handles, and what never leaves this rank may be an array: nobody copies it. What a walk
+results in is kept for the request; the rest is freed as soon as no rank can read it any more, by this rank's
+own copy of the walk.
+
+Knows neither the log nor other orders: chunks and edges go where it is told to put them.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor as Pool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeAlias
 
-from shared.errors import BugError, Divergence, TensorGone
-from shared.events import NodeReady, OutputChunk, OutputTotals, WalkCall, WalkResult
-from shared.models.base import EngineKind, ModelGraph, Processing
-from shared.tensors import Handle, inline_ids, read_ids
+from shared.errors import BugError, CapacityError
+from shared.events import (
+    EdgeEvent,
+    NodeFired,
+    NodeReady,
+    OutputTotals,
+    RowState,
+    StreamTotals,
+    TensorsReleased,
+    WalkCall,
+    WalkResult,
+)
+from shared.models.base import ChunkOf, EngineKind, ModelGraph, Processing
+from shared.tensors import Handle
 from shared.tracing import NOTHING, Span
-from shared.walks import Client, CompiledWalk, Emission, Firing, WalkRun
-from workers.answer import Answer
-from workers.echo import ScoredEcho, pieces
-from workers.engine.sequence import Sampling, SequenceSpec
+from shared.walks import (
+    EARLY,
+    Chunk,
+    Client,
+    CompiledNode,
+    CompiledWalk,
+    Emission,
+    Firing,
+    Pair,
+    StreamingEdge,
+    WalkRun,
+)
+from workers.data_plane.port import INLINE_BYTES, Array, TensorStore
 from workers.inbox import StepKey
-from workers.output import Chunker, OutputState, OutputStream
+from workers.outlet import Outlet
+from workers.output import PostChunk
+from workers.placed import PROMPT, Placed
 from workers.recall import Recalled
 from workers.rows import Row, Rows
+from workers.sequences import OnItem, Sequences
+from workers.stateless.firing import Fired
+from workers.streams import Streams
+from workers.tensors import IN_THREAD_BYTES, StepTensors, as_array, as_inline
+from workers.tracks import Tracks
 
-PROMPT: Final = "token_ids"
-"""The input a KV node's row begins with."""
-TOKEN: Final = "token"  # noqa: S105 - an edge's name
-"""A KV node's output: the token sampled last."""
-
+MAX_EARLY: Final = 4096
+"""So many firings of other ranks may wait for what they follow on."""
 _TRACED: Final = ("prompt_tokens", "completion_tokens", "finish_reason")
 """What of a walk's facts its span tells: nothing that a client wrote."""
 
-PostChunk = Callable[[OutputChunk, Callable[[int], None]], None]
+Value: TypeAlias = Handle | Array
+Tell = Callable[[int, EdgeEvent], Coroutine[Any, Any, None]]
+"""Tell a rank something, as soon as the log takes it."""
+
+
+class StatelessPort(Protocol):
+    """What a chain asks of the stateless engine (`workers.stateless.thread.StatelessThread`)."""
+
+    async def fire(
+        self,
+        node: str,
+        inputs: Mapping[str, Array],
+        args: Mapping[str, Any],
+        *,
+        seed: int,
+        path: tuple[int, ...],
+        chunk: ChunkOf | None,
+    ) -> Fired: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,252 +97,551 @@ class Hosted:
     processing: Processing
     rows: Rows
     pool: Pool
+    store: TensorStore
+    stateless: StatelessPort | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fired:
+    """What a node of this rank came to; `row` is for the rank `to`."""
+
+    outputs: Mapping[str, Value]
+    streamed: Mapping[str, Value] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    stops: tuple[str, ...] = ()
+    row: RowState | None = None
+    to: int | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Walking:
+    """The walk that is run.
+
+    Attributes:
+        over: set when it is done, or cannot go on.
+        active: tasks of it.
+        early: firings of other ranks that are not due yet.
+        feeding: streams of which a chunk is being made; `chunks` were made and not taken.
+        kept: what this rank's nodes put into the walk's result.
+    """
+
+    place: int
+    call: WalkCall
+    walk: CompiledWalk
+    run: WalkRun
+    tasks: asyncio.TaskGroup
+    over: "asyncio.Future[None]"
+    active: int = 0
+    early: list[tuple[NodeFired, int]] = field(default_factory=list)
+    feeding: set[Pair] = field(default_factory=set)
+    chunks: dict[Pair, Chunk] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, Any] = field(default_factory=dict)
 
 
 class Chain:
     """One order's walks, one after the other.
 
+    Args:
+        recalled: the output's tracks as the log has them.
+        streams: the attempt's; None where the model has none.
+
     Attributes:
-        rows: its rows in the engine, by node.
-        state: where the request's output stands.
+        tracks: what it puts out.
     """
 
     def __init__(
-        self, hosted: Hosted, key: StepKey, ready: NodeReady, recalled: Recalled, post: PostChunk
+        self,
+        hosted: Hosted,
+        key: StepKey,
+        ready: NodeReady,
+        placed: Placed,
+        *,
+        recalled: Mapping[str, Recalled],
+        post: PostChunk,
+        tell: Tell,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        streams: Streams | None = None,
     ) -> None:
-        self.rows: dict[str, Row] = {}
-        self.state: OutputState = recalled.state
         self._hosted = hosted
         self._key = key
         self._ready = ready
-        self._recalled = recalled
-        self._released = list(recalled.released)
-        self._output = OutputStream(
-            Chunker(recalled.state, request_id=key.request_id, attempt=key.attempt, choice=_choice_of(ready)),
-            post,
+        self._placed = placed
+        self._tell = tell
+        self._spawn = spawn
+        self._streams = streams
+        self._tensors = StepTensors(hosted.store, key, placed.rank)
+        self.tracks = Tracks(key, placed.tracks, recalled, post, choice=_choice_of(ready))
+        self._sequences = Sequences(
+            key=key,
+            ready=ready,
+            placed=placed,
+            processing=hosted.processing,
+            engine_rows=hosted.rows,
+            store=hosted.store,
+            tensors=self._tensors,
+            tracks=self.tracks,
+            recalled=recalled,
+            on_item=self._on_item,
+            read=self._have_read,
         )
         self._values: dict[str, Any] = {}  # what walks put out, for those behind them
+        self._walking: _Walking | None = None
+        self._later: list[tuple[NodeFired, int]] = []  # of walks that have not begun here
+        self._emitting: dict[int, Value] = {}
+        self._outlets: dict[Pair, Outlet] = {}
+
+    @property
+    def rows(self) -> Mapping[str, Row]:
+        """Its rows in the engine, by node."""
+        return self._sequences.rows
 
     async def run(self, span: Span = NOTHING) -> tuple[list[WalkResult], dict[str, float]]:
         """Run all walks; what each came to, and how long it took. Each is a child of `span`."""
         clock = asyncio.get_running_loop().time
         results: list[WalkResult] = []
         durations_s: dict[str, float] = {}
-        for call in self._ready.walks:
+        for place, call in enumerate(self._ready.walks):
             begun_s = clock()
             with span.child(f"walk {call.name}") as part:
-                result = await self._walk(call)
+                result = await self._walk(place, call)
                 part.set({f"dalsegno.{name}": result.facts[name] for name in _TRACED if name in result.facts})
             results.append(result)
             durations_s[call.name] = durations_s.get(call.name, 0.0) + clock() - begun_s
+        for stream in self._placed.ends:
+            self._outlet(stream).end()
         return results, durations_s
 
-    async def stored(self) -> OutputTotals:
-        """Wait until all that was put out is stored; what the output then amounts to."""
-        if self._released:
-            raise Divergence(
-                f"{len(self._released)} chunks were released by an earlier attempt and did not come out again"
-            )
-        return await self._output.stored()
+    async def stored(self) -> dict[str, OutputTotals]:
+        """Wait until all that was put out and streamed on is stored; what each track then amounts to."""
+        totals = await self.tracks.stored()
+        for outlet in self._outlets.values():
+            await outlet.stored()
+        return totals
+
+    def taken(self) -> dict[str, StreamTotals]:
+        """What came in on the streams that this rank's nodes of the step take."""
+        if self._streams is None:
+            return {}
+        found: dict[str, StreamTotals] = {}
+        for walk in self._placed.walks:
+            for index in walk.takers_of_streams:
+                node = walk.node_table[index]
+                if self._placed.rank_of(walk.name, node.name) == self._placed.rank:
+                    found |= {name: self._streams.totals((name, node.name)) for name in node.streams}
+        return found
+
+    def hear(self, event: NodeFired | TensorsReleased, rank: int) -> None:
+        """Take what another rank of the step told."""
+        if isinstance(event, TensorsReleased):
+            self._tensors.returned(event.keys)
+            return
+        walking = self._walking
+        if walking is not None and event.walk == walking.place:
+            walking.early.append((event, rank))
+            self._advance(walking)
+        elif walking is None or event.walk > walking.place:
+            self._later.append((event, rank))
+        if walking is not None and len(walking.early) + len(self._later) > MAX_EARLY:
+            message = f"{MAX_EARLY} firings of other ranks wait for what they follow on; try again later"
+            _end(walking, CapacityError(message))
 
     def close(self) -> None:
-        """Put nothing out any more."""
-        self._output.close()
+        """Put nothing out any more, and free everything."""
+        self.tracks.close()
+        self._tensors.close()
 
     # ---- walks -------------------------------------------------------------------------------------
-    async def _walk(self, call: WalkCall) -> WalkResult:
-        walk = self._compiled(call.name)
-        run = WalkRun(walk, call.args)
-        facts: dict[str, Any] = {}
-        run.start(self._inputs(walk, call))
+    async def _walk(self, place: int, call: WalkCall) -> WalkResult:
+        walk = self._placed.walks[place]
+        # A step on one rank needs no list of its nodes: all are here.
+        here = self._placed.here(walk) if self._placed.others else None
+        run = WalkRun(walk, call.args, here)
+        inputs = self._inputs(walk, call)
+        run.start(inputs)
+        self._note_prompts(place, inputs)
         try:
-            async with asyncio.TaskGroup() as firings:
-                self._fire_ready(run, call, facts, firings)
+            async with asyncio.TaskGroup() as tasks:
+                over = asyncio.get_running_loop().create_future()
+                walking = _Walking(place=place, call=call, walk=walk, run=run, tasks=tasks, over=over)
+                walking.early = [pair for pair in self._later if pair[0].walk == place]
+                self._later = [pair for pair in self._later if pair[0].walk > place]
+                self._walking = walking
+                self._advance(walking)
+                await over
         except ExceptionGroup as group:
             raise _first(group) from None
-        if not run.done:
-            raise BugError(f"walk {call.name!r} came to a halt before its end")
-        return WalkResult(name=call.name, facts=facts, outputs=_kept(run))
-
-    def _compiled(self, name: str) -> CompiledWalk:
-        walks = self._hosted.graph.walks
-        if name not in walks:
-            raise BugError(f"{self._hosted.graph.family} has no walk {name!r}; it has {sorted(walks)}")
-        return walks[name]
+        return WalkResult(name=call.name, facts=walking.facts, outputs=await self._kept(walking))
 
     def _inputs(self, walk: CompiledWalk, call: WalkCall) -> dict[str, Any]:
         carried = {name: self._values[name] for name in walk.takers if name in self._values}
         return carried | call.inputs
 
-    def _fire_ready(
-        self, run: WalkRun, call: WalkCall, facts: dict[str, Any], firings: asyncio.TaskGroup
-    ) -> None:
-        for firing in run.take_ready():
-            firings.create_task(self._fire(run, call, facts, firing, firings))
+    def _advance(self, walking: _Walking) -> None:
+        """Do everything that can be done now."""
+        if walking.over.done():
+            return
+        try:
+            self._hear_due(walking)
+            while firings := walking.run.take_ready():
+                for firing in firings:
+                    self._start(walking, self._fire(walking, firing))
+                if not self._hear_due(walking):
+                    break
+            if walking.walk.takers_of_streams:
+                self._feed_what_waits(walking)
+            self._settle(walking)
+        except Exception as error:  # noqa: BLE001 - called from outside of the walk's tasks too: it fails there
+            _end(walking, error)
 
-    async def _fire(
-        self,
-        run: WalkRun,
-        call: WalkCall,
-        facts: dict[str, Any],
-        firing: Firing,
-        firings: asyncio.TaskGroup,
-    ) -> None:
-        kind = self._hosted.graph.nodes[firing.node]
+    def _settle(self, walking: _Walking) -> None:
+        """See whether it is over, or came to a halt."""
+        if walking.run.done:
+            _end(walking)
+        elif not walking.active and not self._placed.others and not self._waits_for_stream(walking):
+            raise BugError(f"walk {walking.walk.name!r} came to a halt before its end")
+
+    @staticmethod
+    def _waits_for_stream(walking: _Walking) -> bool:
+        return bool(walking.walk.takers_of_streams) and bool(walking.run.wants())
+
+    def _start(self, walking: _Walking, work: Coroutine[Any, Any, None]) -> None:
+        walking.active += 1
+        walking.tasks.create_task(self._task(walking, work))
+
+    async def _task(self, walking: _Walking, work: Coroutine[Any, Any, None]) -> None:
+        await work
+        walking.active -= 1
+        self._advance(walking)
+
+    # ---- firings here ------------------------------------------------------------------------------
+    async def _fire(self, walking: _Walking, firing: Firing) -> None:
+        node = walking.walk.nodes[firing.node]
+        kind, key = self._hosted.graph.nodes[firing.node], self._key_of(walking.call, firing)
         match kind:
             case EngineKind.CPU:
-                outputs = await self._on_cpu(call, facts, firing)
+                fired = await self._on_cpu(walking, firing, key)
             case EngineKind.KV:
-                outputs = await self._on_row(run, call, facts, firing)
+                fired = await self._on_row(walking, firing, key)
             case EngineKind.STATELESS:
-                raise BugError(f"node {firing.node!r} needs the stateless engine, which is not there yet")
-        emissions = run.complete(firing, outputs)
+                fired = await self._on_stateless(walking, firing, key)
+        walking.facts |= fired.facts
+        if fired.streamed:
+            await self._stream(node, fired.streamed, key)
+        emissions = walking.run.complete(firing, fired.outputs, fired.stops)
         assert emissions is not None, "a firing under way is completed once"
-        self._emit(kind, emissions)
-        self._fire_ready(run, call, facts, firings)
+        if self._placed.others:
+            await self._tell_others(walking, firing, fired, key)
+        if emissions:
+            await self._leave(walking, emissions)
+        self._let_go(walking)
 
-    def _emit(self, kind: EngineKind, emissions: list[Emission]) -> None:
-        for emission in emissions:
-            self._values[emission.edge] = emission.value
-            # A row's tokens are put out as they come, not when its walk is told.
-            if isinstance(emission.to, Client) and kind is not EngineKind.KV:
-                values = emission.value if isinstance(emission.value, list) else [emission.value]
-                for value in values:
-                    self._release(_content(emission.to.modality, value))
+    async def _on_cpu(self, walking: _Walking, firing: Firing, key: str) -> _Fired:
+        node = walking.walk.nodes[firing.node]
+        if node.streaming:
+            await self._have_room(node)
+        inputs = {name: await self._inline(name, value) for name, value in firing.inputs.items()}
+        work = partial(self._hosted.processing.run, firing.node, key, inputs, walking.call.args)
+        result = await asyncio.get_running_loop().run_in_executor(self._hosted.pool, work)
+        outputs: dict[str, Value] = {
+            name: handle for name, handle in result.outputs.items() if name not in node.streamed
+        }
+        if self._placed.others:
+            for name, handle in result.outputs.items():
+                if name in outputs and self._is_read_elsewhere(walking, node, name):
+                    outputs[name] = await self._moved(handle)
+        streamed = {edge.name for edge in node.streaming}
+        items = {name: handle for name, handle in result.outputs.items() if name in streamed}
+        return _Fired(outputs=outputs, streamed=items, facts=result.facts)
 
-    def _release(self, content: Mapping[str, Any]) -> None:
-        """Put out a chunk, unless an earlier attempt did."""
-        if not self._was_released(content):
-            self._output.add_content(content)
-
-    def _was_released(self, content: Mapping[str, Any]) -> bool:
-        """Whether an earlier attempt put such a chunk out; each counts for one."""
-        for released in self._released:
-            if all(getattr(released, name) == value for name, value in content.items()):
-                self._released.remove(released)
-                return True
-        return False
-
-    # ---- CPU nodes ---------------------------------------------------------------------------------
-    async def _on_cpu(self, call: WalkCall, facts: dict[str, Any], firing: Firing) -> Mapping[str, Handle]:
-        loop = asyncio.get_running_loop()
-        work = partial(
-            self._hosted.processing.run, firing.node, self._key_of(call, firing), firing.inputs, call.args
+    async def _on_stateless(self, walking: _Walking, firing: Firing, key: str) -> _Fired:
+        node, engine = walking.walk.nodes[firing.node], self._hosted.stateless
+        if engine is None:
+            raise BugError(f"node {firing.node!r} needs the stateless engine, which this rank has not")
+        if node.streaming:
+            await self._have_room(node)
+        handles = [value for value in firing.inputs.values() if isinstance(value, Handle)]
+        inputs = {name: await self._array(value) for name, value in firing.inputs.items()}
+        fired = await engine.fire(
+            firing.node,
+            inputs,
+            walking.call.args,
+            seed=self._ready.seed,
+            path=firing.path,
+            chunk=self._chunk_of(walking, node),
         )
-        result = await loop.run_in_executor(self._hosted.pool, work)
-        facts.update(result.facts)
-        return result.outputs
+        self._tensors.check(handles)
+        outputs = {
+            name: await self._value(walking, node, name, f"{key}/{name}", array)
+            for name, array in fired.outputs.items()
+            if name not in node.streamed
+        }
+        streamed = {edge.name for edge in node.streaming}
+        items = {name: array for name, array in fired.outputs.items() if name in streamed}
+        return _Fired(outputs=outputs, streamed=items, facts=fired.facts, stops=fired.stops)
+
+    async def _on_row(self, walking: _Walking, firing: Firing, key: str) -> _Fired:
+        inputs = {
+            name: as_inline(name, value) if isinstance(value, Array) else value
+            for name, value in firing.inputs.items()
+        }
+        came = await self._sequences.fire(walking.place, Firing(firing.node, inputs, firing.path), key)
+        return _Fired(outputs=came.outputs, facts=came.facts, stops=came.stops, row=came.row, to=came.to)
+
+    @staticmethod
+    def _chunk_of(walking: _Walking, node: CompiledNode) -> ChunkOf | None:
+        """The chunk a firing takes: of its first streaming input, where it has several."""
+        chunks = [walking.chunks.pop((stream, node.name)) for stream in node.streams]
+        if not chunks:
+            return None
+        return ChunkOf(number=chunks[0].number, fresh=chunks[0].fresh, last=chunks[0].last)
 
     def _key_of(self, call: WalkCall, firing: Firing) -> str:
         """The prefix of the keys of what a firing puts out: request / attempt / step / walk / node."""
         request_id, attempt, step = self._key
         return "/".join(map(str, (request_id, attempt, step, call.name, firing.node, *firing.path)))
 
-    # ---- KV nodes ----------------------------------------------------------------------------------
-    async def _on_row(
-        self, run: WalkRun, call: WalkCall, facts: dict[str, Any], firing: Firing
-    ) -> dict[str, Handle]:
-        loop = run.walk.loop_table[run.walk.nodes[firing.node].loop]
-        is_resident = loop.index > 0 and loop.resident
-        row = self.rows.get(firing.node)
-        if row is None:
-            row = self._begin_row(call, firing)
-        elif not is_resident:
-            raise BugError(
-                f"walk {call.name!r}: node {firing.node!r} fires again outside of a resident loop; "
-                "a chain begins a row once"
-            )
-        goes_on = not is_resident and self._loop_limits(firing.node)
-        await (row.began if goes_on else row.ended)
-        if not goes_on:
-            facts |= {"completion_tokens": row.answer.tokens, "finish_reason": row.answer.finish_reason}
-        if is_resident:
-            run.stop(loop.name)
-        if TOKEN not in run.walk.nodes[firing.node].outputs:
-            return {}
-        assert row.last_token is not None, "a row that has begun has a token"
-        return {TOKEN: inline_ids(f"{self._key_of(call, firing)}/{TOKEN}", [row.last_token])}
+    # ---- values ------------------------------------------------------------------------------------
+    async def _inline(self, name: str, value: Value) -> Handle:
+        return as_inline(name, value) if isinstance(value, Array) else await self._tensors.inline(value)
 
-    def _begin_row(self, call: WalkCall, firing: Firing) -> Row:
-        if PROMPT not in firing.inputs:
-            raise BugError(
-                f"walk {call.name!r}: node {firing.node!r} has no row, and no input {PROMPT!r} to begin one"
-            )
-        node, args, prompt_ids = firing.node, call.args, read_ids(firing.inputs[PROMPT])
-        eos_ids, ignore_eos = frozenset(self._hosted.processing.eos_ids), bool(args.get("ignore_eos", False))
-        stop_token_ids = frozenset(args.get("stop_token_ids", ()))
-        # Outside of a loop a node puts out one token, or none.
-        at_least = 1 if TOKEN in self._compiled(call.name).nodes[node].outputs else 0
-        max_tokens = max(self._loop_limits(node), default=at_least)
-        answer = Answer(
-            self._hosted.processing.text_decoder(),
-            max_tokens=max_tokens,
-            eos_ids=eos_ids,
-            ignore_eos=ignore_eos,
-            stop_token_ids=stop_token_ids,
-            stop=args.get("stop", ()),
-        )
-        echo = self._echo(args, prompt_ids, answer)
-        spec = SequenceSpec(
-            key=f"{self._key}.{node}",
-            prompt_ids=prompt_ids,
-            prefix_ids=list(self._recalled.prefix_ids) if self._speaks(node) else [],
-            max_tokens=max_tokens,
-            eos_ids=eos_ids,
-            ignore_eos=ignore_eos,
-            stop_token_ids=stop_token_ids,
-            sampling=Sampling(
-                **args.get("sampling", {}), seed=self._ready.seed, sample_index=args.get("choice", 0)
-            ),
-            logprobs=args.get("logprobs"),
-            scores_prompt=echo is not None,
-        )
-        is_read = self._speaks(node) or echo is not None
-        row = self.rows[node] = Row(spec.key, answer, self._output if is_read else None, echo)
-        if spec.prefix_ids:
-            self._recalled.replay(answer)
-            row.resume(spec.prefix_ids[-1])
-        elif max_tokens == 0 and echo is None:
-            row.end()
-        if not row.ended.done():
-            self._hosted.rows.submit(spec, row)
-        return row
+    async def _array(self, value: Value) -> Array:
+        return value if isinstance(value, Array) else await self._tensors.read(value)
 
-    def _echo(self, args: Mapping[str, Any], prompt_ids: list[int], answer: Answer) -> ScoredEcho | None:
-        """Put out the prompt where that is wanted; what of it has to wait for its scores."""
-        if "echo" not in args:
-            return None
-        top = args.get("logprobs")
-        waiting = [
-            piece for piece in pieces(prompt_ids, args["echo"], top) if not self._was_released(piece.content)
+    async def _value(self, walking: _Walking, node: CompiledNode, name: str, key: str, array: Array) -> Value:
+        """What goes on an edge: the array itself, unless the walk's result or another rank needs a handle."""
+        routes = [route for route in node.routes if route.edge == name]
+        if all(isinstance(route.to, str | Client) for route in routes) and not (
+            self._placed.others and self._is_read_elsewhere(walking, node, name)
+        ):
+            return array
+        return await self._tensors.put(key, array)
+
+    def _is_read_elsewhere(self, walking: _Walking, node: CompiledNode, name: str) -> bool:
+        place = walking.place
+        return any(
+            self._placed.is_read_elsewhere(place, route) for route in node.routes if route.edge == name
+        )
+
+    async def _moved(self, handle: Handle) -> Handle:
+        """A CPU node's output for another rank: from its event into the store, where it is not small."""
+        if handle.data is None or len(handle.data) <= INLINE_BYTES:
+            return handle
+        return await self._tensors.put(handle.key, as_array(handle))
+
+    async def _leave(self, walking: _Walking, emissions: Sequence[Emission]) -> None:
+        """See to what leaves the walk."""
+        for emission in emissions:
+            self._values[emission.edge] = emission.value
+            if not self._is_here(walking, emission.node):
+                continue
+            if not isinstance(emission.to, Client):
+                walking.kept[emission.edge] = emission.value
+            elif self._hosted.graph.nodes[emission.node] is not EngineKind.KV:
+                # A row's tokens are put out as they come, not when its walk is told.
+                for value in emission.value if isinstance(emission.value, list) else [emission.value]:
+                    await self._put_out(emission.node, emission.to.modality, value)
+
+    def _is_here(self, walking: _Walking, node: str) -> bool:
+        if not self._placed.others:
+            return True
+        return self._placed.rank_of(walking.walk.name, node) == self._placed.rank
+
+    async def _put_out(self, node: str, modality: str, value: Value) -> None:
+        """A tensor as a client gets it: text as text, anything else as bytes with their type and shape."""
+        self._emitting[id(value)] = value
+        try:
+            array = await self._array(value)
+            is_large = array.data.nbytes > IN_THREAD_BYTES
+            data = await asyncio.to_thread(array.data.tobytes) if is_large else array.data.tobytes()
+            if isinstance(value, Handle):
+                self._tensors.check([value])
+        finally:
+            self._emitting.pop(id(value), None)
+        if modality == "text":
+            self.tracks.release(node, {"text": data.decode()})
+            return
+        media = self._hosted.graph.media.get(modality, {})
+        metadata = {"dtype": array.dtype, "shape": list(array.shape), **media}
+        self.tracks.release(node, {"modality": modality, "data": data, "metadata": metadata})
+
+    async def _kept(self, walking: _Walking) -> dict[str, Handle]:
+        """What a walk results in; the values of a list are told apart by their place: `name.0`, `name.1`."""
+        kept: dict[str, Handle] = {}
+        for name, value in walking.kept.items():
+            if isinstance(value, list):
+                listed = enumerate(value)
+                kept |= {f"{name}.{place}": await self._tensors.keep(one) for place, one in listed}
+            else:
+                kept[name] = await self._tensors.keep(value)
+        return kept
+
+    def _let_go(self, walking: _Walking) -> None:
+        """Free what nothing reads any more, on any rank."""
+        if not self._tensors.holds:
+            return
+        later = {
+            name: value
+            for name, value in self._values.items()
+            if any(name in walk.takers for walk in self._placed.walks[walking.place + 1 :])
+        }
+        alive = [
+            *walking.run.alive(),
+            *later.values(),
+            *self._emitting.values(),
+            *self._sequences.prompts.values(),
         ]
-        if waiting and self._recalled.prefix_ids:
-            raise Divergence(
-                "an answer was begun by an earlier attempt, but not all of its echo was released"
+        self._tensors.keep_only({value.key for value in _flat(alive) if isinstance(value, Handle)})
+
+    # ---- other ranks -------------------------------------------------------------------------------
+    async def _tell_others(self, walking: _Walking, firing: Firing, fired: _Fired, key: str) -> None:
+        node = walking.walk.nodes[firing.node]
+        self._note_prompts(walking.place, fired.outputs, node)
+        outputs = {name: self._told(f"{key}/{name}", value) for name, value in fired.outputs.items()}
+        path = ".".join(map(str, (walking.place, firing.node, *firing.path)))
+        for rank in self._placed.others:
+            event = NodeFired(
+                id=f"{self._key.request_id}.fired.{self._key.attempt}.{self._key.step}.{path}.{rank}",
+                index=self._key.step,
+                walk=walking.place,
+                node=firing.node,
+                path=firing.path,
+                outputs=outputs,
+                stops=[*fired.stops, *firing.ends],
+                row=fired.row if rank == fired.to else None,
             )
-        if top is None:
-            for piece in waiting:
-                self._output.add_content(piece.content)
+            await self._tell(rank, event)
+
+    @staticmethod
+    def _told(key: str, value: Value) -> Handle:
+        """A value as other ranks are told of it: of one that they do not read, its name."""
+        if isinstance(value, Handle) and (value.data is None or len(value.data) <= INLINE_BYTES):
+            return value
+        return Handle(key=key, dtype=value.dtype, shape=value.shape)
+
+    def _hear_due(self, walking: _Walking) -> bool:
+        """Complete other ranks' firings as far as they are due; whether there were any."""
+        heard = False
+        changed = bool(walking.early)
+        while changed:
+            changed = False
+            early, walking.early = walking.early, []
+            for event, rank in early:
+                if self._hear(walking, event, rank):
+                    changed = heard = True
+        if heard:
+            self._let_go(walking)
+        return heard
+
+    def _hear(self, walking: _Walking, event: NodeFired, rank: int) -> bool:
+        """Complete another rank's firing; False where it is a copy, or has to wait."""
+        node = walking.walk.nodes.get(event.node)
+        if node is not None and self._placed.rank_of(walking.walk.name, event.node) != rank:
+            raise BugError(
+                f"rank {rank} says that node {event.node!r} of walk {walking.walk.name!r} fired there, "
+                f"but it is placed on rank {self._placed.rank_of(walking.walk.name, event.node)}"
+            )
+        emissions = walking.run.hear(event.node, event.path, event.outputs, event.stops)
+        if emissions is EARLY:
+            walking.early.append((event, rank))
+            return False
+        if emissions is None:
+            return False
+        assert node is not None, "the walk has heard it"
+        if event.row is not None:
+            self._sequences.arrive(event.node, rank, event.row)
+        self._note_prompts(walking.place, event.outputs, node)
+        own = [emission for emission in emissions if self._is_here(walking, emission.node)]
+        self._values |= {emission.edge: emission.value for emission in emissions}
+        if own:
+            self._start(walking, self._leave(walking, own))
+        return True
+
+    def _note_prompts(
+        self, place: int, values: Mapping[str, Any], source: CompiledNode | None = None
+    ) -> None:
+        """Remember what a row begins with that goes on at another rank: that rank has to know it too."""
+        if PROMPT not in values or not self._placed.others:
+            return
+        walk = self._placed.walks[place]
+        takers = (
+            walk.takers.get(PROMPT, ())
+            if source is None
+            else [route.to for route in source.routes if route.edge == PROMPT and isinstance(route.to, str)]
+        )
+        for node in takers:
+            if self._placed.moves(node) and self._placed.begins(node) == place:
+                self._sequences.prompts[node] = values[PROMPT]
+
+    def _have_read(self, rank: int, keys: Sequence[str]) -> None:
+        """Tell the rank that owns them that tensors were read: a hint, and its loss is harmless."""
+        name = f"{self._key.request_id}.released.{self._key.attempt}.{self._key.step}"
+        event = TensorsReleased(
+            id=f"{name}.{self._placed.rank}.{'.'.join(keys)}", index=self._key.step, keys=list(keys)
+        )
+        self._spawn(self._tell(rank, event))
+
+    # ---- streams -----------------------------------------------------------------------------------
+    def _feed_what_waits(self, walking: _Walking) -> None:
+        assert self._streams is not None, "a model with streams has them"
+        for stream in walking.run.wants():
+            if stream in walking.feeding:
+                continue
+            if self._streams.ready(stream):
+                walking.feeding.add(stream)
+                self._start(walking, self._feed(walking, stream))
+            else:
+                self._streams.watch(stream, partial(self._advance, walking))
+
+    async def _feed(self, walking: _Walking, stream: Pair) -> None:
+        assert self._streams is not None
+        chunk, array = await self._streams.chunk(stream)
+        walking.feeding.discard(stream)
+        walking.chunks[stream] = chunk
+        fed = walking.run.feed(*stream, array, last=chunk.last)
+        assert fed, "what was wanted is taken"
+
+    def _outlet(self, stream: Pair) -> Outlet:
+        assert self._streams is not None, "a model with streams has them"
+        found = self._outlets.get(stream)
+        if found is None:
+            found = self._outlets[stream] = self._streams.outlet(stream, self._placed.taker(stream))
+        return found
+
+    async def _have_room(self, node: CompiledNode) -> None:
+        for edge in node.streaming:
+            await self._outlet((edge.name, edge.to)).room()
+
+    async def _stream(self, node: CompiledNode, values: Mapping[str, Value], key: str) -> None:
+        """Send what a firing came to as one item of each of its streams."""
+        assert self._streams is not None
+        for edge in node.streaming:
+            if edge.name not in values:
+                continue
+            stream, array = (edge.name, edge.to), await self._array(values[edge.name])
+            if _is_left_out(edge, array):
+                continue
+            taker = self._placed.taker(stream)
+            items = await self._streams.item(f"{key}/{edge.name}.{edge.to}", array, taker)
+            outlet = self._outlet(stream)
+            outlet.add(items)
+            if len(self._placed.feeders(stream)) > 1:
+                await outlet.stored()  # the other feeder's items stand behind these in the log
+
+    def _on_item(self, node: str) -> OnItem | None:
+        """Where a row's tokens stream on: the first by the walk that begins it, the others by the last."""
+        over = [walk.nodes[node] for walk in self._placed.walks if node in walk.nodes]
+        first, later = over[0].streaming, over[-1].streaming
+        if not first and not later:
             return None
-        echo = ScoredEcho(waiting, answer.bytes_of)
-        for content in echo.begin(prompt_ids[0]):
-            self._output.add_content(content)
-        return None if echo.complete else echo
+        row = f"{self._key}.{node}"
 
-    def _loop_limits(self, node: str) -> list[int]:
-        """The most iterations of each resident loop over `node` in this chain."""
-        limits: list[int] = []
-        for call in self._ready.walks:
-            walk = self._compiled(call.name)
-            found = walk.nodes.get(node)
-            if found is not None and found.loop > 0 and walk.loop_table[found.loop].resident:
-                limits.append(walk.max_iters(call.args)[found.loop])
-        return limits
+        def on_item(token: int, place: int) -> None:
+            for edge in later if place else first:
+                if edge.takes(token):
+                    self._outlet((edge.name, edge.to)).add_token(token, row)
 
-    def _speaks(self, node: str) -> bool:
-        """Whether a client reads what `node` says in this chain."""
-        found = [self._compiled(call.name).nodes.get(node) for call in self._ready.walks]
-        return any(isinstance(route.to, Client) for place in found if place for route in place.routes)
+        return on_item
 
 
 def _choice_of(ready: NodeReady) -> int:
@@ -303,24 +649,24 @@ def _choice_of(ready: NodeReady) -> int:
     return max((call.args.get("choice", 0) for call in ready.walks), default=0)
 
 
-def _kept(run: WalkRun) -> dict[str, Handle]:
-    """What a walk results in; the values of a list are told apart by their place: `name.0`, `name.1`."""
-    listed = {
-        f"{name}.{place}": value
-        for name, values in run.accumulated.items()
-        for place, value in enumerate(values)
-    }
-    return run.outputs | listed
+def _is_left_out(edge: StreamingEdge, array: Array) -> bool:
+    """Whether an item is a number that the edge leaves out."""
+    if edge.only is None or not array.dtype.startswith(("int", "uint")) or array.data.nbytes > 8:
+        return False
+    return not edge.takes(int.from_bytes(array.data.tobytes(), "little", signed=array.dtype[0] == "i"))
 
 
-def _content(modality: str, value: Handle) -> dict[str, Any]:
-    """A tensor as a client gets it: text as text, anything else as bytes with their type and shape."""
-    if value.data is None:
-        raise TensorGone(f"tensor {value.key}: its bytes do not ride inline, so they cannot be put out")
-    if modality == "text":
-        return {"text": value.data.decode()}
-    metadata = {"dtype": value.dtype, "shape": list(value.shape)}
-    return {"modality": modality, "data": value.data, "metadata": metadata}
+def _flat(values: Sequence[Any]) -> list[Any]:
+    return [one for value in values for one in (value if isinstance(value, list) else [value])]
+
+
+def _end(walking: _Walking, error: Exception | None = None) -> None:
+    if walking.over.done():
+        return
+    if error is None:
+        walking.over.set_result(None)
+    else:
+        walking.over.set_exception(error)
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> Exception:

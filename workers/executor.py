@@ -1,14 +1,18 @@
 """Runs orders: each `node.ready` is one chain of walks, from its inputs to one `walk.completed`.
 
-    node.ready ──> per walk a WalkRun ──firing──> CPU node: a thread of the pool
-                          ▲                  └──> KV node:  a row of the engine
-                          └──────complete───────────┘
+    node.ready ──> per walk a WalkRun ──firing──> CPU node, stateless node, row of the engine
+                          ▲                                       │
+                          ├──────complete─────────────────────────┤
+    other ranks ──edges──>┘                                       └──edges──> other ranks
     all walks done ──> every chunk acked ──> walk.completed
 
 Walks of a chain share one row per KV node: `prefill` begins it, a resident loop such as `decode` lets it
 go on to its end. The engine runs through meanwhile; the walk is told when the row has begun and when it
 has ended, not of every token. An input a walk of a chain is not given is what a walk before it put out
 under that name.
+
+What outlives a step belongs to its request: streams to the attempt, tensors that were kept to the request,
+until the log shows its end.
 
 What goes wrong inside an order ends in a `walk.failed`: typed errors with their own code, others as
 `internal_error` (the trace stays in the process's log). It never ends another order.
@@ -17,20 +21,27 @@ What goes wrong inside an order ends in a `walk.failed`: typed errors with their
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
 
 import msgspec
 
 from shared import tracing
 from shared.errors import BugError, CapacityError, DalSegnoError
 from shared.events import (
+    EdgeEvent,
     Event,
     Failure,
+    NodeFired,
     NodeReady,
     OutputChunk,
+    OutputTotals,
+    StreamSent,
+    StreamTaken,
+    TensorsReleased,
     WalkCompleted,
     WalkFailed,
     WalkStop,
@@ -41,9 +52,13 @@ from shared.said import MAY_QUOTE
 from shared.subjects import Subjects
 from shared.tracing import Span
 from workers.chain import Chain, Hosted
-from workers.inbox import Start, StepKey, Stop
+from workers.early import Heard
+from workers.inbox import Ended, Start, StepKey, Stop
 from workers.output import OutputState
+from workers.placed import Placed
 from workers.recall import Recall, Recalled
+from workers.streams import EdgeCounts, Streams
+from workers.tensors import LostTensor
 from workers.writer import EventWriter
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -61,13 +76,31 @@ class _Order:
     key: StepKey
     ready: NodeReady
     seq: int = 0
-    is_too_many: bool = False
+    refused: str = ""
     chain: Chain | None = None
     task: asyncio.Task[None] | None = None
+    heard: list[Heard] = field(default_factory=list)  # before there is a chain
+
+
+@dataclass(slots=True)
+class _Request:
+    """What outlives a request's steps.
+
+    Attributes:
+        attempt: the highest that was heard of; what is here is of it.
+        touched: the store may have something of the request.
+    """
+
+    attempt: int
+    streams: Streams | None = None
+    touched: bool = False
 
 
 class Executor:
-    """Runs the orders of one life; its tasks are owned by `tasks`."""
+    """Runs the orders of one life; its tasks are owned by `tasks`.
+
+    `counts` says what it told other ranks, and heard from them.
+    """
 
     def __init__(
         self,
@@ -77,14 +110,17 @@ class Executor:
         subjects: Subjects,
         writer: EventWriter,
         tasks: asyncio.TaskGroup,
+        counts: EdgeCounts | None = None,
     ) -> None:
+        self.counts = counts if counts is not None else EdgeCounts()
         self._hosted = hosted
         self._log = log
         self._subjects = subjects
         self._writer = writer
         self._tasks = tasks
         self._orders: dict[StepKey, _Order] = {}
-        self._outputs: OrderedDict[str, OutputState] = OrderedDict()
+        self._requests: dict[str, _Request] = {}
+        self._outputs: OrderedDict[str, dict[str, OutputState]] = OrderedDict()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -100,15 +136,46 @@ class Executor:
             return
         for other in [k for k in self._orders if k.request_id == key.request_id and k.attempt < key.attempt]:
             self._tasks.create_task(self._drop(self._orders[other]), name=f"drop {other}")
-        order = self._orders[key] = _Order(key, start.order, seq, is_too_many=len(self._orders) >= MAX_ORDERS)
+        refused = start.refused
+        if len(self._orders) >= MAX_ORDERS:
+            refused = f"this worker runs {MAX_ORDERS} steps already; try again later"
+        order = self._orders[key] = _Order(key, start.order, seq, refused=refused)
         self._idle.clear()
+        self._begin_attempt(key)
+        for heard in start.heard:
+            self._hear(order, heard)
         order.task = self._tasks.create_task(self._run(order), name=f"run {key}")
 
     def stop(self, stop: Stop) -> None:
         """Drop an order and report it; one that has reported already is left as it is."""
         order = self._orders.get(stop.key)
         if order is not None or not stop.started:
+            self._forget(stop.key)
             self._tasks.create_task(self._stopped(order, stop), name=f"stop {stop.key}")
+
+    def hear(self, heard: Heard) -> None:
+        """Take what another rank told, for an order or an attempt that has begun here."""
+        event = heard.event
+        self.counts.heard += 1
+        if isinstance(event, StreamSent | StreamTaken):
+            request = self._requests.get(str(event.request_id))
+            if request is not None and request.attempt == event.attempt and request.streams is not None:
+                request.streams.hear(heard)
+            return
+        order = self._orders.get(StepKey(str(event.request_id), event.attempt, event.index))
+        if order is not None:
+            self._hear(order, heard)
+
+    def end(self, ended: Ended) -> None:
+        """A request is over: drop what still runs of it, and free what was kept for it."""
+        for key in [key for key in self._orders if key.request_id == ended.request_id]:
+            self._tasks.create_task(self._drop(self._orders[key]), name=f"drop {key}")
+        self._outputs.pop(ended.request_id, None)
+        request = self._requests.pop(ended.request_id, None)
+        if request is not None:
+            self._close(request)
+            if request.touched:
+                self._hosted.store.end(ended.request_id)
 
     async def finish(self, timeout_s: float) -> bool:
         """Wait until nothing runs; whether that came about in time."""
@@ -123,6 +190,76 @@ class Executor:
         """Drop everything without a word: this life is over, or nearly."""
         for order in list(self._orders.values()):
             await self._drop(order)
+        for request_id in list(self._requests):
+            self.end(Ended(request_id))
+
+    # ---- requests ----------------------------------------------------------------------------------
+    def _begin_attempt(self, key: StepKey) -> None:
+        """An order of an attempt has come: what lower ones left is over."""
+        request = self._requests.get(key.request_id)
+        if request is None:
+            request = self._requests[key.request_id] = _Request(key.attempt)
+        elif key.attempt > request.attempt:
+            self._close(request)
+            if request.touched:
+                self._hosted.store.end(f"{key.request_id}/{request.attempt}")
+            request.attempt, request.streams = key.attempt, None
+        if request.streams is None and self._hosted.graph.streams:
+            request.streams = self._open_streams(self._orders[key])
+
+    def _open_streams(self, order: _Order) -> Streams:
+        key, ready = order.key, order.ready
+
+        def tell(rank: int, event: StreamSent | StreamTaken, stored: Callable[[int], None] | None) -> None:
+            self._writer.post(self._edge_to(rank, ready), _told(event, ready), stored)
+            self.counts.told += 1
+
+        async def tell_when_possible(rank: int, event: StreamTaken) -> None:
+            await self._tell(ready, rank, event)
+
+        return Streams(
+            self._hosted.graph.streams,
+            f"{key.request_id}/{key.attempt}",
+            rank=ready.rank,
+            store=self._hosted.store,
+            rows=self._hosted.rows,
+            tell=tell,
+            tell_when_possible=tell_when_possible,
+            spawn=self._spawn,
+            counts=self.counts,
+        )
+
+    @staticmethod
+    def _close(request: _Request) -> None:
+        if request.streams is not None:
+            request.streams.close()
+
+    # ---- other ranks -------------------------------------------------------------------------------
+    def _hear(self, order: _Order, heard: Heard) -> None:
+        event = heard.event
+        if isinstance(event, StreamSent | StreamTaken):
+            self.hear(heard)
+        elif order.chain is None:
+            order.heard.append(heard)
+        elif isinstance(event, NodeFired | TensorsReleased):
+            order.chain.hear(event, heard.rank)
+
+    async def _tell(self, ready: NodeReady, rank: int, event: EdgeEvent) -> None:
+        """Tell another rank something, as soon as the log takes it."""
+        self.counts.told += 1
+        await self._writer.post_when_possible(self._edge_to(rank, ready), _told(event, ready))
+
+    def _edge_to(self, rank: int, ready: NodeReady) -> str:
+        return self._subjects.edge(rank, ready.rank, str(ready.request_id))
+
+    def _spawn(self, told: Coroutine[Any, Any, None]) -> None:
+        """Tell something that nobody waits for; where the log is closed, nobody reads it either."""
+
+        async def quietly() -> None:
+            with suppress(DalSegnoError):
+                await told
+
+        self._tasks.create_task(quietly())
 
     # ---- one order ---------------------------------------------------------------------------------
     async def _run(self, order: _Order) -> None:
@@ -135,7 +272,8 @@ class Executor:
         except DalSegnoError as error:
             span.fail(error.failure_code)
             failure = Failure(code=error.failure_code, message=error.message, status=error.failure_status)
-            await self._fail(order, failure)
+            gone = error.key if isinstance(error, LostTensor) else None
+            await self._fail(order, failure, gone)
         except Exception as error:  # an order's outermost loop: it fails, the worker goes on
             _LOGGER.exception("step %s failed", order.key, extra=MAY_QUOTE)
             span.fail(BugError.code)
@@ -144,34 +282,57 @@ class Executor:
         self._forget(order.key)
 
     async def _answer(self, order: _Order, span: Span) -> WalkCompleted:
-        if order.is_too_many:
-            raise CapacityError(f"this worker runs {MAX_ORDERS} steps already; try again later")
+        if order.refused:
+            raise CapacityError(order.refused)
         key, ready = order.key, order.ready
-        recalled = await self._recall(key)
+        placed = Placed(self._hosted.graph, ready)
+        recalled = await self._recall(key, placed)
 
         def post(chunk: OutputChunk, stored: Callable[[int], None]) -> None:
             subject = self._subjects.output(ready.origin, key.request_id, self._writer.name)
             self._writer.post(subject, _answering(chunk, ready, chunk.index), stored)
 
-        order.chain = chain = Chain(self._hosted, key, ready, recalled, post)
+        request = self._requests[key.request_id]
+        request.touched = request.touched or _touches(self._hosted, placed)
+        order.chain = chain = Chain(
+            self._hosted,
+            key,
+            ready,
+            placed,
+            recalled=recalled,
+            post=post,
+            tell=partial(self._tell, ready),
+            spawn=self._spawn,
+            streams=request.streams,
+        )
+        for heard in order.heard:
+            self._hear(order, heard)
         results, durations_s = await chain.run(span)
         totals = await chain.stored()
         span.set({"dalsegno.tokens": sum(row.answer.tokens for row in chain.rows.values())})
-        self._keep(key.request_id, chain.state)
+        self._keep(key.request_id, chain.tracks.states)
+        chain.close()
         return WalkCompleted(
             id=f"{key.request_id}.done.{key.attempt}.{key.step}.{ready.rank}",
             rank=ready.rank,
             results=results,
-            output=totals,
+            output=totals.pop("", OutputTotals()),
+            tracks=totals,
             durations_s=durations_s,
+            streams=chain.taken(),
         )
 
-    async def _recall(self, key: StepKey) -> Recalled:
-        """Where the request's output stands."""
-        if key.attempt <= 1 and key.step == 0:
-            return Recalled()
-        if key.attempt <= 1 and (kept := self._outputs.get(key.request_id)) is not None:
-            return Recalled(state=kept)
+    async def _recall(self, key: StepKey, placed: Placed) -> Mapping[str, Recalled]:
+        """Where the tracks of the request's output stand, as far as the step has to know."""
+        names = {*placed.tracks.values()}
+        if key.attempt <= 1:
+            if key.step == 0 or not names:
+                return {}
+            kept = self._outputs.get(key.request_id)
+            if kept is not None and all(map(placed.is_sole_speaker, placed.tracks)):
+                return {name: Recalled(state=kept[name]) for name in names if name in kept}
+        elif not names and not placed.has_rows:
+            return {}
         recall = Recall(self._subjects, key)
         # Earlier steps' chunks are in the log before this step is ordered; a fence may still be on its way.
         reads = self._log.history if key.attempt <= 1 else self._log.read
@@ -182,18 +343,21 @@ class Executor:
                     break
         return recall.result()
 
-    def _keep(self, request_id: str, state: OutputState) -> None:
-        self._outputs[request_id] = state
+    def _keep(self, request_id: str, states: dict[str, OutputState]) -> None:
+        self._outputs[request_id] = self._outputs.get(request_id, {}) | states
         self._outputs.move_to_end(request_id)
         while len(self._outputs) > KEPT_OUTPUTS:
             self._outputs.popitem(last=False)
 
     # ---- orders out --------------------------------------------------------------------------------
-    async def _fail(self, order: _Order, failure: Failure) -> None:
+    async def _fail(self, order: _Order, failure: Failure, gone: str | None = None) -> None:
         await self._release(order)
         key, rank = order.key, order.ready.rank
         event = WalkFailed(
-            id=f"{key.request_id}.failed.{key.attempt}.{key.step}.{rank}", rank=rank, failure=failure
+            id=f"{key.request_id}.failed.{key.attempt}.{key.step}.{rank}",
+            rank=rank,
+            failure=failure,
+            gone=gone,
         )
         await self._report(order.ready, event)
 
@@ -220,8 +384,9 @@ class Executor:
         """Give up what an order holds; how many more engine steps held a row of it."""
         if order.chain is None:
             return 0
-        order.chain.close()
+        order.chain.tracks.close()
         steps = [await self._hosted.rows.drop(row.key) for row in order.chain.rows.values()]
+        order.chain.close()  # now nobody computes into it any more
         return max(steps, default=0)
 
     def _forget(self, key: StepKey) -> None:
@@ -264,3 +429,15 @@ def _answering(event: Event, order: NodeReady | WalkStop, index: int) -> Event:
         index=index,
         trace=order.trace,
     )
+
+
+def _told(event: EdgeEvent, order: NodeReady) -> EdgeEvent:
+    """The event with what it has of the order it comes of."""
+    return msgspec.structs.replace(
+        event, request_id=order.request_id, epoch=order.epoch, attempt=order.attempt, trace=order.trace
+    )
+
+
+def _touches(hosted: Hosted, placed: Placed) -> bool:
+    """Whether a step may put something into the store: not one of CPU nodes and rows on a single rank."""
+    return bool(placed.others or hosted.stateless is not None or hosted.graph.streams)

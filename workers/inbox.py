@@ -1,22 +1,27 @@
-"""What a worker makes of the log: which orders are for this life of it, each once.
+"""What a worker makes of the log: which orders are for this life of it, each once, and what belongs to them.
 
-A pure fold over the records a worker reads, in log order: its own orders (`ready`), its own life
-(`worker`) and the conductors' terms (`conductor`). Duplicates, late and void records are normal input
-and lead to nothing. No I/O, no clock; the shell (`workers.process`) feeds it, the executor obeys.
+A pure fold over the records a worker reads, in log order: its own orders (`ready`), what other ranks tell it
+(`edge`), the requests' ends (`walk`), all lives (`worker`) and the conductors' terms (`conductor`).
+Duplicates, late and void records are normal input and lead to nothing. No I/O, no clock; the shell
+(`workers.process`) feeds it, the executor obeys.
 
-    record ──> fence ──> own joined?  ──> Joined         from here on it has an incarnation
-                    ├──> node.ready   ──> Start          once per (request, attempt, index)
-                    ├──> walk.stop    ──> Stop
-                    ├──> another life ──> Superseded     this process is a zombie: it must exit
-                    └──> worker.lost  ──> Lost           given up for dead: it must join again
+    record ──> fence ──> own joined?      ──> Joined      from here on it has an incarnation
+                    ├──> node.ready       ──> Start       once per (request, attempt, index)
+                    ├──> walk.stop        ──> Stop
+                    ├──> an edge          ──> Heard       from a life that the order names; early ones wait
+                    ├──> a request's end  ──> Ended
+                    ├──> other ranks      ──> Met, Parted
+                    ├──> this rank again  ──> Superseded  this process is a zombie: it must exit
+                    └──> worker.lost      ──> Lost        given up for dead: it must join again
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 from shared.events import (
+    EdgeEvent,
     EpochOpened,
     MalformedEventError,
     NodeFired,
@@ -38,7 +43,9 @@ from shared.events import (
 from shared.fence import EpochFence
 from shared.ids import Incarnation, Rank
 from shared.log.port import StoredRecord
-from shared.subjects import Subjects
+from shared.subjects import Address, Subjects
+from workers.early import EarlyEdges, Heard
+from workers.lives import Lives, Met, Parted
 
 REMEMBERED_REQUESTS: Final = 16_384
 """Far more than can be open at once; a duplicate older than that is caught by the executor or harmless."""
@@ -64,10 +71,16 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Run this. Lower attempts of the request are over."""
+    """Run this. Lower attempts of the request are over.
+
+    `heard` is what was told for it before it came; `refused` says why some of that is missing, where it is:
+    the order cannot be carried out.
+    """
 
     key: StepKey
     order: NodeReady
+    heard: tuple[Heard, ...] = ()
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +90,13 @@ class Stop:
     key: StepKey
     order: WalkStop
     started: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request is over, however: forget it, and free what was kept for it."""
+
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +120,7 @@ class Unreadable:
     note: str
 
 
-Action: TypeAlias = Joined | Start | Stop | Superseded | Lost | Unreadable
+Action: TypeAlias = Joined | Start | Stop | Heard | Ended | Met | Parted | Superseded | Lost | Unreadable
 
 _KINDS: Final[dict[str, tuple[type, ...]]] = {
     "ready": (NodeReady, WalkStop),
@@ -118,6 +138,7 @@ class _Steps:
     attempt: int
     started: set[int] = field(default_factory=set)
     stopped: dict[int, WalkStop] = field(default_factory=dict)
+    lives: dict[int, int] = field(default_factory=dict)  # of the ranks it is placed on, by its last order
 
 
 class Inbox:
@@ -127,10 +148,13 @@ class Inbox:
         joined_id: the event id of the own `worker.joined`.
         earlier_lives: event ids of lives that were in the log before: a copy of one of them, stored late,
             is no newer life.
+        lives: all ranks' lives before the first record; their ids are earlier ones, too.
         epoch: the highest epoch opened before the first record.
+        early: where edges wait that are earlier than their order.
 
     Attributes:
         incarnation: None until the own `worker.joined` was read.
+        early: as given.
     """
 
     def __init__(
@@ -140,17 +164,22 @@ class Inbox:
         joined_id: str,
         *,
         earlier_lives: Iterable[str] = (),
+        lives: Lives | None = None,
         epoch: int = 0,
         remembered: int = REMEMBERED_REQUESTS,
+        early: EarlyEdges | None = None,
     ) -> None:
         self.incarnation: Incarnation | None = None
         self._subjects = subjects
         self._rank = rank
         self._joined_id = joined_id
-        self._known_lives = set(earlier_lives)
+        self._lives = lives if lives is not None else Lives()
+        self._lives.known.update(earlier_lives)
         self._fence = EpochFence(epoch)
         self._remembered = remembered
         self._requests: OrderedDict[str, _Steps] = OrderedDict()
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        self.early = early if early is not None else EarlyEdges()
 
     def fold(self, record: StoredRecord) -> Action | None:
         """Take one record, in log order; what is to be done because of it."""
@@ -172,16 +201,25 @@ class Inbox:
                 return self._stop(event)
             case WorkerJoined():
                 return self._joined(event, record.seq)
+            case WorkerLeaving():
+                return self._lives.over(event)
             case WorkerLost():
-                return Lost(event.reason) if self._is_ours(event.rank, event.incarnation) else None
+                ours = self._is_ours(event.rank, event.incarnation)
+                return Lost(event.reason) if ours else self._lives.over(event)
+            case NodeFired() | StreamSent() | StreamTaken() | TensorsReleased():
+                return self._edge(event, address, len(record.data))
+            case RequestFinished() | RequestFailed() | RequestCancelled():
+                return self._end(event)
             case _:
                 return None
 
     # ---- lives -------------------------------------------------------------------------------------
-    def _joined(self, event: WorkerJoined, seq: int) -> Joined | Superseded | None:
-        if event.rank != self._rank or event.id in self._known_lives:
+    def _joined(self, event: WorkerJoined, seq: int) -> Joined | Superseded | Met | None:
+        if event.rank != self._rank:
+            return self._lives.joined(event, seq)
+        if event.id in self._lives.known:
             return None
-        self._known_lives.add(event.id)
+        self._lives.known.add(event.id)
         if event.id == self._joined_id:
             self.incarnation = Incarnation(seq)
             return Joined(self.incarnation)
@@ -197,9 +235,14 @@ class Inbox:
         if steps is None or order.index in steps.started:
             return None
         steps.started.add(order.index)
+        steps.lives = order.lives
         key = StepKey(str(order.request_id), order.attempt, order.index)
         stop = steps.stopped.get(order.index)
-        return Start(key, order) if stop is None else Stop(key, stop, started=False)
+        heard = self.early.take(key.request_id, lambda early: _is_for(early.event, key))
+        if stop is not None:
+            return Stop(key, stop, started=False)
+        counting = tuple(early for early in heard if _is_of(early, order.lives))
+        return Start(key, order, counting, self.early.refused(key.request_id, key.attempt))
 
     def _stop(self, order: WalkStop) -> Stop | None:
         steps = self._steps(order)
@@ -214,10 +257,55 @@ class Inbox:
         """The steps of the order's attempt; None for another life's order, or an attempt that is over."""
         if order.request_id is None or not self._is_ours(order.rank, order.incarnation):
             return None
+        if order.request_id in self._ended:
+            return None  # a late copy
         steps = self._requests.get(order.request_id)
         if steps is None or order.attempt > steps.attempt:
             steps = self._requests[order.request_id] = _Steps(order.attempt)
+            self.early.begin(order.request_id, order.attempt)
         self._requests.move_to_end(order.request_id)
         while len(self._requests) > self._remembered:
             self._requests.popitem(last=False)
         return steps if order.attempt == steps.attempt else None
+
+    def _end(self, event: RequestFinished | RequestFailed | RequestCancelled) -> Ended | None:
+        request_id = str(event.request_id)
+        if request_id in self._ended:
+            return None
+        self._ended[request_id] = None
+        while len(self._ended) > self._remembered:
+            self._ended.popitem(last=False)
+        self._requests.pop(request_id, None)
+        self.early.end(request_id)
+        return Ended(request_id)
+
+    # ---- edges -------------------------------------------------------------------------------------
+    def _edge(self, event: EdgeEvent, address: Address, nbytes: int) -> Heard | Unreadable | None:
+        if address.to_rank != self._rank or address.rank is None or event.request_id != address.request_id:
+            return Unreadable(f"a {type(event).__name__} from rank {address.rank} is not for this rank")
+        request_id = str(event.request_id)
+        heard, steps = Heard(event, address.rank), self._requests.get(request_id)
+        attempt = steps.attempt if steps is not None else 0
+        if request_id in self._ended or event.attempt < attempt:
+            return None  # nobody waits for it any more
+        if steps is not None and event.attempt == attempt and self._is_due(event, steps):
+            return heard if _is_of(heard, steps.lives) else None
+        self.early.add(request_id, heard, nbytes)
+        return None
+
+    @staticmethod
+    def _is_due(event: EdgeEvent, steps: _Steps) -> bool:
+        """Whether its order was read: a firing belongs to one step, all else to the whole attempt."""
+        return event.index in steps.started if isinstance(event, NodeFired) else bool(steps.started)
+
+
+def _is_for(event: EdgeEvent, key: StepKey) -> bool:
+    """Whether an early edge waited for this order."""
+    if event.attempt != key.attempt:
+        return False
+    return event.index == key.step if isinstance(event, NodeFired) else True
+
+
+def _is_of(heard: Heard, lives: Mapping[int, int]) -> bool:
+    """Whether it is from a life that the order names."""
+    return heard.event.incarnation is not None and lives.get(heard.rank) == heard.event.incarnation

@@ -1,4 +1,4 @@
-"""One request's output: tokens and text in, chunks out.
+"""One track of a request's output: tokens and text in, chunks out.
 
     token ids ──> Answer (decoder, stop strings) ──> Chunker (offsets, ids, totals) ──> the log
     chunks of their own (an echo, a medium) ──────────┘
@@ -14,11 +14,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from shared.errors import CapacityError, DalSegnoError
 from shared.events import OutputChunk, OutputTotals, TokenLogprobs
-from shared.transcript import Transcript
+from shared.transcript import Track
 
 COALESCE_S: Final = 0.02
 MAX_CHUNK_TOKENS: Final = 1024
@@ -38,9 +38,9 @@ def tokens_per_chunk(top: int) -> int:
 
 @dataclass(slots=True)
 class OutputState:
-    """Where an output stands: the chunks that count, and how much text and how many tokens they hold."""
+    """Where a track stands: the chunks that count, and how much text and how many tokens they hold."""
 
-    transcript: Transcript = field(default_factory=Transcript)
+    track: Track = field(default_factory=Track)
     text_offset: int = 0
     token_offset: int = 0
 
@@ -51,16 +51,20 @@ class OutputState:
 
 
 class Chunker:
-    """Cuts an output into chunks. Pure: `peek` says what the next chunk is, `take` makes it so.
+    """Cuts a track into chunks. Pure: `peek` says what the next chunk is, `take` makes it so.
 
     Chunks of their own go before the tokens that wait.
     """
 
-    def __init__(self, state: OutputState, *, request_id: str, attempt: int, choice: int = 0) -> None:
+    def __init__(
+        self, state: OutputState, *, request_id: str, attempt: int, choice: int = 0, track: str = ""
+    ) -> None:
         self._state = state
+        self._id = ".".join([request_id, "out", str(attempt), *[track] * bool(track)])
         self._request_id = request_id
         self._attempt = attempt
         self._choice = choice
+        self._track = track
         self._contents: deque[Mapping[str, Any]] = deque()
         self._tokens: list[int] = []
         self._texts: list[str] = []
@@ -75,7 +79,7 @@ class Chunker:
 
     @property
     def totals(self) -> OutputTotals:
-        return self._state.transcript.totals
+        return self._state.track.totals
 
     def add(self, token_id: int, text: str, now_s: float, logprobs: TokenLogprobs | None = None) -> None:
         """A token, and the text that became sure by it."""
@@ -115,7 +119,7 @@ class Chunker:
 
     def take(self, chunk: OutputChunk, now_s: float) -> None:
         """The log has taken the chunk over: it counts."""
-        [valid] = self._state.transcript.fold(chunk)
+        [valid] = self._state.track.fold(chunk)
         self._state.fold(valid)
         if self._contents:
             self._contents.popleft()
@@ -126,28 +130,28 @@ class Chunker:
         self._has_shown_text = self._has_shown_text or bool(chunk.text)
 
     def _chunk(self, **content: Any) -> OutputChunk:
-        index = self._state.transcript.next_index
+        index = self._state.track.next_index
         return OutputChunk(
-            id=f"{self._request_id}.out.{self._attempt}.{index}",
+            id=f"{self._id}.{index}",
             request_id=self._request_id,
             attempt=self._attempt,
             index=index,
             choice=self._choice,
+            track=self._track,
             text_offset=self._state.text_offset,
             token_offset=self._state.token_offset,
             **content,
         )
 
 
+PostChunk: TypeAlias = Callable[[OutputChunk, Callable[[int], None]], None]
+"""Puts a chunk into the log's outbox, and calls back once it is stored; a `CapacityError` means not now."""
+
+
 class OutputStream:
-    """A chunker on the event loop.
+    """A chunker on the event loop."""
 
-    Args:
-        post: puts a chunk into the log's outbox, and calls back once it is stored; a `CapacityError`
-            means not now.
-    """
-
-    def __init__(self, chunker: Chunker, post: Callable[[OutputChunk, Callable[[int], None]], None]) -> None:
+    def __init__(self, chunker: Chunker, post: PostChunk) -> None:
         self._chunker = chunker
         self._post = post
         self._loop = asyncio.get_running_loop()
@@ -170,7 +174,7 @@ class OutputStream:
         self._cut()
 
     async def stored(self) -> OutputTotals:
-        """Wait until every chunk is stored; what the output then amounts to.
+        """Wait until every chunk is stored; what the track then amounts to.
 
         Raises:
             DalSegnoError: a chunk could not be posted, ever.

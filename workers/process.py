@@ -1,6 +1,7 @@
 """A worker's process: it loads what its rank hosts, joins, and runs the orders it reads.
 
-    log ──records──> Inbox ──actions──> Executor ──> engine's thread, CPU threads
+    log ──records──> Inbox ──actions──> Executor ──> engines' threads, CPU threads
+                                            ├──tensors──> TensorStore <──> other workers
                                             └──events──> EventWriter ──> log
 
 Thin: the decisions are in `workers.inbox`, the work in `workers.executor`. While the log is away, what
@@ -8,7 +9,8 @@ runs goes on and its events wait in the log's outbox. Cancelled, it takes no mor
 runs within a deadline, and leaves; what is unfinished then, the rank's next life does again.
 
 One process may live several lives: one the conductor has given up (`worker.lost`) ends, and the next
-begins at once with the model that is loaded. One that a newer process has superseded ends for good.
+begins at once with the model that is loaded, and with a store that is empty again. One that a newer process
+has superseded ends for good.
 """
 
 import asyncio
@@ -31,15 +33,21 @@ from shared.fence import EpochFence
 from shared.ids import Rank
 from shared.log import jetstream
 from shared.log.port import Log
-from shared.meters import WorkerMeters
+from shared.meters import EdgeMeters, TensorMeters, WorkerMeters
 from shared.subjects import Subjects
 from workers import settings
 from workers.chain import Hosted
+from workers.data_plane.port import TensorStore
+from workers.data_plane.store import open_store
+from workers.data_plane.transports.choice import Network, chosen
+from workers.early import EarlyEdges, Heard
 from workers.engine.outcomes import EngineStats
 from workers.executor import Executor
-from workers.inbox import Inbox, Joined, Lost, Start, Stop, Superseded, Unreadable
+from workers.inbox import Ended, Inbox, Joined, Lost, Start, Stop, Superseded, Unreadable
+from workers.lives import Lives, Met, Parted
 from workers.model import Loaded, LocalModel, Model
 from workers.rows import Rows
+from workers.streams import EdgeCounts
 from workers.writer import EventWriter
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -92,24 +100,52 @@ async def run(options: WorkerOptions) -> None:
         on_change=_say_connection,
     )
     try:
-        model = LocalModel(options.config, engine_settings, options.rank)
-        await Worker(log, subjects, options.config, Rank(options.rank), model).run()
+        store = open_tensors(options.config, options.rank)
+        try:
+            model = LocalModel(options.config, engine_settings, options.rank, store.allocate)
+            await Worker(log, subjects, options.config, Rank(options.rank), model, store).run()
+        finally:
+            await store.close()
     finally:
         log.on_change = None
         await log.close()
 
 
+def open_tensors(config: DeploymentConfig, rank: int) -> TensorStore:
+    """The store of a rank; where there is but one rank, it listens nowhere.
+
+    Raises:
+        OSError: the system gives no such memory, or the address is not this machine's, or taken.
+    """
+    plane = config.data_plane
+    names = plane.transports if len(config.ranks) > 1 else ["local"]
+    ways = chosen(names, Network.of_rank(rank, plane.address, plane.port))
+    return open_store(total_bytes=plane.arena_bytes, transports=ways, memory=plane.memory)
+
+
 class Worker:
-    """One process; `model` is what it hosts, `log` the only thing it talks to."""
+    """One process; `model` is what it hosts, `store` holds the tensors others may read.
+
+    The log is the only thing it talks to; beside it, tensors are read where the log says.
+    """
 
     def __init__(
-        self, log: Log, subjects: Subjects, config: DeploymentConfig, rank: Rank, model: Model
+        self,
+        log: Log,
+        subjects: Subjects,
+        config: DeploymentConfig,
+        rank: Rank,
+        model: Model,
+        store: TensorStore,
     ) -> None:
         self._log = log
         self._subjects = subjects
         self._config = config
         self._rank = rank
         self._model = model
+        self._store = store
+        self._counts = EdgeCounts()
+        self._early = EarlyEdges()
         self._state = "loading"
         self._incarnation: int | None = None
 
@@ -143,7 +179,14 @@ class Worker:
         loaded = loading.result()
         rows.engine = loaded.engine
         pool = ThreadPoolExecutor(CPU_THREADS, thread_name_prefix="cpu-node")
-        hosted = Hosted(graph=loaded.graph, processing=loaded.processing, rows=rows, pool=pool)
+        hosted = Hosted(
+            graph=loaded.graph,
+            processing=loaded.processing,
+            rows=rows,
+            pool=pool,
+            store=self._store,
+            stateless=loaded.stateless,
+        )
         try:
             async with asyncio.TaskGroup() as tasks:
                 engine = tasks.create_task(self._model.wait(), name="engine")
@@ -170,17 +213,27 @@ class Worker:
             max_seq_len=self._config.max_seq_len,
             host=platform.node(),
             pid=os.getpid(),
+            cards=self._store.cards if len(self._config.ranks) > 1 else {},
         )
+        self._early = EarlyEdges()
         inbox = Inbox(
             self._subjects,
             self._rank,
             joined.id,
-            earlier_lives=await self._earlier_lives(start_seq - 1),
+            lives=await self._lives(start_seq - 1),
             epoch=EpochFence.behind(await self._log.last(self._subjects.epoch)).epoch,
+            early=self._early,
         )
         await writer.post_when_possible(self._subjects.worker(self._rank), joined)
         async with asyncio.TaskGroup() as tasks:
-            executor = Executor(hosted, log=self._log, subjects=self._subjects, writer=writer, tasks=tasks)
+            executor = Executor(
+                hosted,
+                log=self._log,
+                subjects=self._subjects,
+                writer=writer,
+                tasks=tasks,
+                counts=self._counts,
+            )
             reading = tasks.create_task(self._read(inbox, writer, executor, start_seq), name="read")
             staying = tasks.create_task(self._stay_known(writer, joined), name="stay known")
             stop = tasks.create_task(stopping.wait(), name="stopping")
@@ -201,8 +254,17 @@ class Worker:
                         executor.start(start, record.seq)
                     case Stop() as stop:
                         executor.stop(stop)
+                    case Heard() as heard:
+                        executor.hear(heard)
+                    case Ended() as ended:
+                        executor.end(ended)
+                    case Met() as met:
+                        self._store.meet(met.rank, met.incarnation, met.cards)
+                    case Parted(rank, incarnation):
+                        self._store.forget(rank, incarnation)
                     case Joined(incarnation):
                         self._incarnation = writer.incarnation = incarnation
+                        self._store.adopt(self._rank, incarnation)
                         if self._state == "loading":
                             self._state = "ready"
                         _LOGGER.info("rank %d joined as incarnation %d", self._rank, incarnation)
@@ -242,14 +304,20 @@ class Worker:
                 await writer.post_when_possible(self._subjects.worker(self._rank), leaving)
                 await self._log.drain()
 
-    async def _earlier_lives(self, end_seq: int) -> list[str]:
-        """The ids under which this rank has joined so far."""
-        lives: list[str] = []
-        async with aclosing(self._log.history([self._subjects.worker(self._rank)], 1, end_seq)) as records:
+    async def _lives(self, end_seq: int) -> Lives:
+        """All lives so far, of every rank; the store meets those of the others."""
+        lives = Lives()
+        async with aclosing(self._log.history([self._subjects.worker_any()], 1, end_seq)) as records:
             async for record in records:
                 with contextlib.suppress(MalformedEventError):
                     event = decode(record.data)
-                    lives += [event.id] if isinstance(event, WorkerJoined) else []
+                    if isinstance(event, WorkerJoined):
+                        lives.joined(event, record.seq)
+                    elif isinstance(event, WorkerLeaving):
+                        lives.over(event)
+        for met in lives.present.values():
+            if met.rank != self._rank:
+                self._store.meet(met.rank, met.incarnation, met.cards)
         return lives
 
     # ---- beats -------------------------------------------------------------------------------------
@@ -281,8 +349,30 @@ class Worker:
                 sampled_tokens=work.sampled_tokens,
                 batch_rows=work.batch_rows,
                 step_s=work.step_s,
+                tensors=self._tensor_meters(),
+                edges=EdgeMeters(
+                    told=self._counts.told,
+                    heard=self._counts.heard,
+                    early=self._early.count,
+                    early_bytes=self._early.nbytes,
+                    items=self._counts.items,
+                    chunks=self._counts.chunks,
+                ),
             ),
         }
+
+    def _tensor_meters(self) -> TensorMeters:
+        stats = self._store.stats()
+        return TensorMeters(
+            total_bytes=stats.total_bytes,
+            free_bytes=stats.free_bytes,
+            slots=stats.slots,
+            puts=stats.puts,
+            gets=stats.gets,
+            gone=stats.gone,
+            refused=stats.refused,
+            fetched_bytes=stats.fetched_bytes,
+        )
 
 
 def _say_connection(connected: bool) -> None:

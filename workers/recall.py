@@ -4,8 +4,11 @@ A pure fold over the records of one request (and the conductors' terms), from th
 first attempt goes on behind what earlier steps put out. A later one reads as far as the
 `output.fence` of its own attempt: chunks that count there were released, so they are kept, and the step
 continues behind them; what was computed and not stored nobody saw.
+
+Each track of the output stands for itself: what is said here of an output is said of each.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from shared.errors import Divergence
@@ -13,6 +16,7 @@ from shared.events import MalformedEventError, OutputChunk, OutputFence, WalkCom
 from shared.fence import EpochFence
 from shared.log.port import StoredRecord
 from shared.subjects import Subjects
+from shared.transcript import Transcript
 from workers.answer import Answer
 from workers.inbox import StepKey
 from workers.output import OutputState
@@ -20,7 +24,7 @@ from workers.output import OutputState
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """An output so far.
+    """A track so far.
 
     Attributes:
         state: where it stands.
@@ -68,9 +72,9 @@ class Recall:
         self._subjects = subjects
         self._key = key
         self._epochs = EpochFence()
-        self._state = OutputState()
-        self._chunks: list[OutputChunk] = []
-        self._chunks_before = 0  # how many were put out by earlier steps
+        self._transcript = Transcript()
+        self._chunks: defaultdict[str, list[OutputChunk]] = defaultdict(list)
+        self._before: defaultdict[str, int] = defaultdict(int)  # how many were put out by earlier steps
 
     def subjects(self) -> list[str]:
         """What is to be read."""
@@ -86,21 +90,27 @@ class Recall:
             return
         match event:
             case OutputChunk() | OutputFence():
-                for chunk in self._state.transcript.fold(event):
-                    self._state.fold(chunk)
-                    self._chunks.append(chunk)
+                for chunk in self._transcript.fold(event):
+                    self._chunks[chunk.track].append(chunk)
                 self.complete = isinstance(event, OutputFence) and event.attempt >= self._key.attempt
             case WalkCompleted() if event.index < self._key.step:
-                self._chunks_before = max(self._chunks_before, event.output.chunks)
+                for track, totals in {"": event.output, **event.tracks}.items():
+                    self._before[track] = max(self._before[track], totals.chunks)
             case _:
                 pass
 
-    def result(self) -> Recalled:
-        """What the step goes on from."""
-        own = self._chunks[self._chunks_before :]
+    def result(self) -> dict[str, Recalled]:
+        """What the step goes on from, by track; of one that is not there nothing was put out."""
+        return {name: self._recalled(name, chunks) for name, chunks in self._chunks.items()}
+
+    def _recalled(self, track: str, chunks: list[OutputChunk]) -> Recalled:
+        state = OutputState(self._transcript.track(track))
+        for chunk in chunks:
+            state.fold(chunk)
+        own = chunks[self._before[track] :]
         of_tokens = [chunk for chunk in own if chunk.token_ids]
         return Recalled(
-            state=self._state,
+            state=state,
             prefix_ids=tuple(id for chunk in of_tokens for id in chunk.token_ids),
             prefix_text="".join(chunk.text for chunk in of_tokens),
             released=tuple(chunk for chunk in own if not chunk.token_ids),

@@ -4,16 +4,21 @@ The engine hands over the tokens of a step; each goes to its row, which folds it
 beside the engine's next step. A row ends when its answer does, when the engine gives it up, or when it is
 dropped. A stop string ends the answer before the engine knows: the row is then cancelled there, and
 tokens that were under way are of no account.
+
+A row that goes on at another rank (`MovingRow`) ends here with its first token and says nothing: that rank
+folds the token again, and puts out everything.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from shared.errors import BugError, DalSegnoError
+from shared.events import TokenLogprobs
 from shared.said import MAY_QUOTE
-from workers.answer import Answer
+from shared.tensors import Handle
+from workers.answer import STOP, Answer
 from workers.echo import ScoredEcho, spell
 from workers.engine.sequence import Output, PromptOutput, SequenceSpec, TokenOutput, TokenScore
 from workers.output import OutputStream
@@ -26,6 +31,8 @@ class EnginePort(Protocol):
 
     def submit(self, spec: SequenceSpec) -> None: ...
     def cancel(self, key: str) -> None: ...
+    def hold(self, key: str) -> None: ...
+    def resume(self, key: str) -> None: ...
 
 
 class Row:
@@ -34,6 +41,8 @@ class Row:
     Args:
         output: where its tokens go; None for those nobody reads.
         echo: the prompt, as far as it waits for its scores; it goes where the tokens go.
+        on_item: called with each token, and its place in the answer, that streams on: all but one that
+            ended the answer because it is no part of it.
 
     Attributes:
         began: its first token is there (or was there before: an earlier attempt's).
@@ -46,12 +55,14 @@ class Row:
         answer: Answer,
         output: OutputStream | None,
         echo: ScoredEcho | None = None,
+        on_item: Callable[[int, int], None] | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.key = key
         self.answer = answer
         self.output = output
         self.echo = echo
+        self.on_item = on_item
         self.last_token: int | None = None
         self.began: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
@@ -60,9 +71,10 @@ class Row:
         """Take what a step led to."""
         match output:
             case TokenOutput():
-                self._push(output.token_id, output.score)
+                score = output.score
+                self.push(output.token_id, None if score is None else spell(score, self.answer.bytes_of))
             case PromptOutput():
-                self._put_echo(output.scores)
+                self.put_echo(output.scores)
                 if output.finish is not None:
                     self.end()
 
@@ -72,19 +84,22 @@ class Row:
             self.began.set_result(None)
         self.ended.set_result(None)
 
-    def _push(self, token_id: int, score: TokenScore | None) -> None:
+    def push(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        """Fold a token, put it out, and stream it on."""
         text = self.answer.push(token_id)
         self.last_token = token_id
         has_ended = self.answer.finish_reason is not None
         if self.output is not None:
-            logprobs = spell(score, self.answer.bytes_of) if score is not None else None
             self.output.add(token_id, text, logprobs, last=has_ended)
+        if self.on_item is not None and self.answer.finish_reason != STOP:
+            self.on_item(token_id, self.answer.tokens - 1)
         if has_ended:
             self.end()
         elif not self.began.done():
             self.began.set_result(None)
 
-    def _put_echo(self, scores: Sequence[TokenScore]) -> None:
+    def put_echo(self, scores: Sequence[TokenScore]) -> None:
+        """The next of the prompt's tokens are scored."""
         assert self.echo is not None, "a prompt is scored for its echo"
         assert self.output is not None, "an echo is for somebody"
         for content in self.echo.push(scores):
@@ -103,6 +118,44 @@ class Row:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # whoever waits is told; if nobody does, that is no error
+
+
+class MovingRow(Row):
+    """A sequence that goes on at another rank.
+
+    Attributes:
+        token_ids: what was generated here.
+        logprobs: of those, where they were asked for.
+        prompt_scores: of the prompt's tokens but the first, where they were asked for.
+        kv: its keys and values; there when it has ended, unless an earlier attempt had ended it.
+    """
+
+    def __init__(self, key: str, answer: Answer) -> None:
+        super().__init__(key, answer, output=None)
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_scores: list[TokenScore] = []
+        self.kv: Handle | None = None
+
+    def take(self, output: Output) -> None:
+        """Take what a step led to."""
+        if isinstance(output, PromptOutput):
+            self.prompt_scores += output.scores
+            return
+        self.answer.push(output.token_id)
+        self.last_token = output.token_id
+        self.token_ids.append(output.token_id)
+        if output.score is not None:
+            self.logprobs.append(spell(output.score, self.answer.bytes_of))
+        if output.finish is not None:
+            self.kv = output.kv
+            self.end()
+
+    def resume(self, last_token: int) -> None:
+        """Its answer was folded over the tokens of earlier attempts; it is to have one more, or had ended."""
+        self.last_token = last_token
+        if self.answer.finish_reason is not None:
+            self.end()
 
 
 class Rows:
@@ -132,6 +185,18 @@ class Rows:
         self._drops[key] = dropped
         self.engine.cancel(key)
         return await dropped
+
+    def hold(self, key: str) -> None:
+        """Let the engine compute no more of a row for now; it keeps its place."""
+        if key in self._rows:
+            assert self.engine is not None
+            self.engine.hold(key)
+
+    def resume(self, key: str) -> None:
+        """Let a row that is held go on."""
+        if key in self._rows:
+            assert self.engine is not None
+            self.engine.resume(key)
 
     # ---- called by the engine's thread, on the loop ------------------------------------------------
     def on_outputs(self, outputs: Sequence[Output]) -> None:

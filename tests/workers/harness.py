@@ -33,6 +33,7 @@ from shared.subjects import Subjects
 from shared.tensors import Handle, inline_ids, read_ids
 from shared.walks import CLIENT, KEEP, Edge, Loop, Node, Parallel, Sequential, compile_walk
 from workers.chain import Hosted
+from workers.data_plane.store import open_store
 from workers.engine.sequence import (
     FinishReason,
     Output,
@@ -91,7 +92,15 @@ def _plan(request: PlanRequest) -> Plan:
     return Finish(usage=Usage(), finish_reasons=())
 
 
-TOY: Final = ModelGraph(
+class OneTrack(ModelGraph):
+    """A model whose nodes speak one after the other, in steps of their own, and into one track."""
+
+    @property
+    def tracks(self) -> dict[str, str]:
+        return dict.fromkeys(super().tracks, "")
+
+
+TOY: Final = OneTrack(
     family="toy",
     nodes={
         **dict.fromkeys(("greet", "trap", "add", "show", "merge", "twin", "join"), EngineKind.CPU),
@@ -183,6 +192,7 @@ class FakeEngine:
     Attributes:
         says: what each sequence generates, by request; the rest of it follows a prefix.
         steps: how many steps were made.
+        held: sequences that take part in none.
         scored: how many of each prompt's tokens are scored; so many more are in each step.
     """
 
@@ -195,6 +205,7 @@ class FakeEngine:
     steps: int = 0
     scored: dict[str, int] = field(default_factory=dict)
     scores_per_step: int = 1000
+    held: set[str] = field(default_factory=set)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def submit(self, spec: SequenceSpec) -> None:
@@ -203,6 +214,12 @@ class FakeEngine:
         self.specs[spec.key] = spec
         self.submitted.append(spec)
         self._changed.set()
+
+    def hold(self, key: str) -> None:
+        self.held.add(key)
+
+    def resume(self, key: str) -> None:
+        self.held.discard(key)
 
     def cancel(self, key: str) -> None:
         """As the engine's thread: one more step may be under way."""
@@ -224,7 +241,9 @@ class FakeEngine:
         """One token for every sequence, or some of its prompt's scores."""
         self.steps += 1
         outputs: list[Output] = [
-            self._score(spec) if self._is_unscored(spec) else self._next(spec) for spec in self.specs.values()
+            self._score(spec) if self._is_unscored(spec) else self._next(spec)
+            for spec in self.specs.values()
+            if spec.key not in self.held
         ]
         for output in outputs:
             if output.finish is not None:
@@ -280,7 +299,7 @@ def ready(request_id: str, *walks: WalkCall, attempt: int = 1, step: int = 0, se
         rank=RANK,
         model="toy",
         walks=list(walks),
-        placement={},
+        placement=dict.fromkeys(TOY.nodes, RANK),
         origin="g-1",
         seed=seed,
         reason="",
@@ -374,10 +393,12 @@ async def rigged(server: FakeServer | None = None, *, max_posted: int = 1000) ->
     engine = FakeEngine(rows)
     rows.engine = engine
     processing = ToyProcessing()
+    store = open_store(total_bytes=1 << 20)
+    store.adopt(RANK, LIFE)
     writer = EventWriter(log, RANK)
     writer.incarnation = LIFE
     with ThreadPoolExecutor(2) as pool:
-        hosted = Hosted(graph=TOY, processing=processing, rows=rows, pool=pool)
+        hosted = Hosted(graph=TOY, processing=processing, rows=rows, pool=pool, store=store)
         try:
             async with asyncio.TaskGroup() as tasks:
                 executor = Executor(hosted, log=log, subjects=SUBJECTS, writer=writer, tasks=tasks)
@@ -387,6 +408,8 @@ async def rigged(server: FakeServer | None = None, *, max_posted: int = 1000) ->
             raise group.exceptions[0] from None  # a failed test says what failed, and no more
         finally:
             await log.close()
+            assert store.stats().puts == 0, "steps of one rank do not touch the store"
+            await store.close()
 
 
 async def turns(count: int = 20) -> None:

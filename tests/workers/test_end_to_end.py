@@ -34,6 +34,7 @@ from tests.workers import harness
 from tests.workers.engine.oracle import generate, log_softmax, prompts
 from tests.workers.harness import RANK, SUBJECTS
 from workers import settings
+from workers.data_plane.store import open_store
 from workers.model import LocalModel
 from workers.process import Worker
 
@@ -66,6 +67,7 @@ class Life:
 
     def order(self, ready: NodeReady) -> None:
         ready = msgspec.structs.replace(ready, incarnation=self.incarnation)
+        ready = msgspec.structs.replace(ready, placement={"prepare": RANK, "llm": RANK})
         self.server.append(SUBJECTS.ready(RANK, str(ready.request_id)), encode(ready))
 
     def answer(self, request_id: str, prompt: list[int], attempt: int = 1, **args: Any) -> NodeReady:
@@ -92,9 +94,10 @@ class Life:
 async def living(**kwargs: Any) -> AsyncIterator[Life]:
     server = FakeServer(SUBJECTS)
     log, used = FakeLog(server), config(**kwargs)
-    model = LocalModel(used, settings.parse(used.model_kwargs), RANK)
+    store = open_store(total_bytes=1 << 20)
+    model = LocalModel(used, settings.parse(used.model_kwargs), RANK, store.allocate)
     life = Life(server, log, model)
-    task = asyncio.create_task(Worker(log, SUBJECTS, used, RANK, model).run())
+    task = asyncio.create_task(Worker(log, SUBJECTS, used, RANK, model, store).run())
     try:
         async with aclosing(log.read([SUBJECTS.worker(RANK)], 1)) as records:
             async for record in records:
@@ -108,6 +111,8 @@ async def living(**kwargs: Any) -> AsyncIterator[Life]:
         task.cancel()
         await asyncio.wait([task])
         await log.close()
+        assert store.stats().puts == 0, "steps of one rank do not touch the store"
+        await store.close()
         assert task.cancelled()
 
 
@@ -337,10 +342,12 @@ async def test_a_context_longer_than_the_models_is_refused_at_load() -> None:
     log = FakeLog(FakeServer(SUBJECTS))
     long = msgspec.structs.replace(config(), max_seq_len=100_000)
     model = LocalModel(long, settings.EngineSettings(device="cpu"), RANK)
+    store = open_store(total_bytes=1 << 20)
 
     with pytest.raises(ExceptionGroup) as caught:
-        await Worker(log, SUBJECTS, long, RANK, model).run()
+        await Worker(log, SUBJECTS, long, RANK, model, store).run()
     assert caught.group_contains(ConfigError, match="made for 512 tokens")
+    await store.close()
     await log.close()
 
 

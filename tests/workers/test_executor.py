@@ -760,7 +760,7 @@ async def test_an_unexpected_error_is_internal_and_its_trace_stays_in_the_proces
     [
         ([WalkCall(name="nowhere")], "toy has no walk 'nowhere'"),
         ([WalkCall(name="greet")], "takes the inputs"),
-        ([WalkCall(name="paint")], "stateless engine, which is not there yet"),
+        ([WalkCall(name="paint")], "stateless engine, which this rank has not"),
         ([WalkCall(name="decode", inputs={"token": inline_ids("t", [1])}, args={"max_tokens": 3})], "no row"),
         ([*chat(), chat()[0]], "fires again outside of a resident loop"),
     ],

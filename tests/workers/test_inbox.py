@@ -16,7 +16,9 @@ from shared.events import (
 from shared.ids import Incarnation, Rank
 from shared.log.port import StoredRecord
 from shared.subjects import Subjects
-from workers.inbox import Action, Inbox, Joined, Lost, Start, StepKey, Stop, Superseded, Unreadable
+from workers.early import Heard
+from workers.inbox import Action, Ended, Inbox, Joined, Lost, Start, StepKey, Stop, Superseded, Unreadable
+from workers.lives import Met, Parted
 
 SUBJECTS = Subjects()
 OURS = "w0.joined.ours"
@@ -124,6 +126,14 @@ def _brief(action: Action) -> tuple[str, object]:
             return ("lost", action.reason)
         case Unreadable():
             return ("unreadable", None)
+        case Heard():
+            return ("heard", (type(action.event), action.rank))
+        case Ended():
+            return ("ended", action.request_id)
+        case Met():
+            return ("met", (action.rank, action.incarnation))
+        case Parted():
+            return ("parted", (action.rank, action.incarnation))
 
 
 JOINED = ("joined", AT)
@@ -205,7 +215,10 @@ CASES: dict[str, tuple[list[Event], list[tuple[str, object]]]] = {
         [joined("w0.joined.other"), joined(), joined("w0.joined.other")],
         [("joined", AT + 1)],
     ),
-    "another rank's life is not ours": ([joined(), joined("w1.joined.x", rank=1)], [JOINED]),
+    "another rank's life is met, and is not ours": (
+        [joined(), joined("w1.joined.x", rank=1), joined("w1.joined.x", rank=1)],
+        [JOINED, ("met", (1, AT + 1))],
+    ),
     "the conductor may give this life up": ([joined(), lost(AT)], [JOINED, ("lost", "silent")]),
     "giving up another life is not ours": ([joined(), lost(AT - 1), lost(AT, rank=1)], [JOINED]),
     "leaving is nobody's order": ([joined(), WorkerLeaving(id="x", rank=0, incarnation=AT)], [JOINED]),

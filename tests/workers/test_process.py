@@ -31,6 +31,7 @@ from shared.models import registry
 from tests.workers import harness
 from tests.workers.harness import EOS, RANK, SUBJECTS, FakeEngine, ToyProcessing, chat
 from workers import process
+from workers.data_plane.store import open_store
 from workers.model import Loaded
 from workers.process import SupersededError, Worker
 from workers.rows import Rows
@@ -132,10 +133,10 @@ class Life:
 async def living(server: FakeServer | None = None, *, loaded: bool = True) -> AsyncIterator[Life]:
     """A worker that runs, and is cancelled at the end unless it has ended."""
     server = server or FakeServer(SUBJECTS)
-    log, model = FakeLog(server), FakeModel()
+    log, model, store = FakeLog(server), FakeModel(), open_store(total_bytes=1 << 20)
     if loaded:
         model.may_load.set()
-    task = asyncio.create_task(Worker(log, SUBJECTS, CONFIG, RANK, model).run())
+    task = asyncio.create_task(Worker(log, SUBJECTS, CONFIG, RANK, model, store).run())
     try:
         yield Life(server, log, model, task)
     finally:
@@ -143,6 +144,7 @@ async def living(server: FakeServer | None = None, *, loaded: bool = True) -> As
             task.cancel()
             await asyncio.wait([task])
         await log.close()
+        await store.close()
 
 
 @pytest.fixture(autouse=True)

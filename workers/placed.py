@@ -1,0 +1,165 @@
+"""An order's walks, and which rank runs what of them.
+
+Pure: it follows from the order and the model's graph alone, so every rank of a step says the same.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Final
+
+from shared.errors import BugError
+from shared.events import NodeReady
+from shared.models.base import EngineKind, ModelGraph
+from shared.placement import rank_of
+from shared.walks import Client, CompiledNode, CompiledWalk, Pair, StreamInfo
+from shared.walks.compiled import Route
+
+PROMPT: Final = "token_ids"
+"""The input a KV node's row begins with."""
+
+
+class Placed:
+    """One order, placed.
+
+    Attributes:
+        rank: the rank the order is for.
+        walks: its walks, compiled, in order.
+    """
+
+    def __init__(self, graph: ModelGraph, ready: NodeReady) -> None:
+        if unknown := [call.name for call in ready.walks if call.name not in graph.walks]:
+            raise BugError(f"{graph.family} has no walk {unknown[0]!r}; it has {sorted(graph.walks)}")
+        self.rank = ready.rank
+        self.walks: tuple[CompiledWalk, ...] = tuple(graph.walks[call.name] for call in ready.walks)
+        self._graph = graph
+        self._ready = ready
+        self._streams: Mapping[Pair, StreamInfo] = graph.streams
+
+    def rank_of(self, walk: str, node: str) -> int:
+        """The rank that runs a node in a walk."""
+        try:
+            return rank_of(self._ready.placement, self._ready.walk_placement, walk, node)
+        except KeyError:
+            raise BugError(
+                f"walk {walk!r}: the order does not say on which rank node {node!r} runs; "
+                f"it says it of {sorted(self._ready.placement)}"
+            ) from None
+
+    def here(self, walk: CompiledWalk) -> frozenset[str]:
+        """The nodes of a walk that this rank runs."""
+        return frozenset(node for node in walk.nodes if self.rank_of(walk.name, node) == self.rank)
+
+    @cached_property
+    def others(self) -> tuple[int, ...]:
+        """The other ranks of the step."""
+        ranks = {self.rank_of(walk.name, node) for walk in self.walks for node in walk.nodes}
+        return tuple(sorted(ranks - {self.rank}))
+
+    # ---- what is put out ---------------------------------------------------------------------------
+    @cached_property
+    def tracks(self) -> dict[str, str]:
+        """The tracks that this rank writes in this step, by the node that speaks there.
+
+        For a row that goes from rank to rank the last one speaks.
+        """
+        tracks, found = self._graph.tracks, dict[str, str]()
+        for walk in self.walks:
+            for node in walk.node_table:
+                if not self.speaks(node.name):
+                    continue
+                if self.rank_of(walk.name, node.name) == self.rank:
+                    found[node.name] = tracks[node.name]
+                elif self._graph.nodes[node.name] is EngineKind.KV:
+                    found.pop(node.name, None)
+        return found
+
+    def track_of(self, node: str) -> str:
+        """The track of a node that speaks."""
+        return self._graph.tracks[node]
+
+    def speaks(self, node: str) -> bool:
+        """Whether a client reads what a node says in this step; an echo is said by the node of its prompt."""
+        return any(
+            _speaks(walk.nodes[node]) or ("echo" in call.args and self._graph.nodes[node] is EngineKind.KV)
+            for walk, call in zip(self.walks, self._ready.walks, strict=True)
+            if node in walk.nodes
+        )
+
+    def is_sole_speaker(self, node: str) -> bool:
+        """Whether no other rank speaks for the node, in any walk of the model."""
+        return all(
+            self.rank_of(walk.name, node) == self.rank
+            for walk in self._graph.walks.values()
+            if node in walk.nodes and _speaks(walk.nodes[node])
+        )
+
+    # ---- values ------------------------------------------------------------------------------------
+    def is_read_elsewhere(self, place: int, route: Route) -> bool:
+        """Whether another rank reads what goes on a route of a walk, in that walk or in a later one."""
+        if isinstance(route.to, str):
+            there = self.rank_of(self.walks[place].name, route.to)
+            return there != self.rank or (route.edge == PROMPT and self.moves(route.to))
+        return any(
+            self.rank_of(walk.name, node) != self.rank
+            for walk in self.walks[place + 1 :]
+            for node in walk.takers.get(route.edge, ())
+        )
+
+    # ---- rows of KV nodes --------------------------------------------------------------------------
+    def begins(self, node: str) -> int:
+        """The place of the first walk over a node."""
+        return next(place for place, walk in enumerate(self.walks) if node in walk.nodes)
+
+    def goes_on_at(self, place: int, node: str) -> int | None:
+        """The rank where a node's row goes on behind a walk; None where it ends with it."""
+        behind = (walk for walk in self.walks[place + 1 :] if node in walk.nodes)
+        following = next(behind, None)
+        return None if following is None else self.rank_of(following.name, node)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether this rank runs a KV node in this step."""
+        return any(
+            self._graph.nodes[node] is EngineKind.KV and self.rank_of(walk.name, node) == self.rank
+            for walk in self.walks
+            for node in walk.nodes
+        )
+
+    def moves(self, node: str) -> bool:
+        """Whether a KV node's row goes from one rank to another in this step."""
+        if self._graph.nodes[node] is not EngineKind.KV:
+            return False
+        return len({self.rank_of(walk.name, node) for walk in self.walks if node in walk.nodes}) > 1
+
+    # ---- streams -----------------------------------------------------------------------------------
+    def taker(self, stream: Pair) -> int:
+        """The rank that takes a stream."""
+        return self.rank_of(self._streams[stream].consumer_walk, stream[1])
+
+    def feeders(self, stream: Pair) -> frozenset[int]:
+        """The ranks that may make a stream's items."""
+        return frozenset(self.rank_of(walk, node) for walk, node in self._streams[stream].feeders)
+
+    @cached_property
+    def ends(self) -> tuple[Pair, ...]:
+        """The streams of which this rank has to tell the end when the step's walks are done.
+
+        It is the rank that fed it last in this step, or else the lowest of those in it.
+        """
+        named = [pair for pair in self._streams if pair[0] in self._ready.ends]
+        if missing := set(self._ready.ends) - {name for name, _ in named}:
+            raise BugError(f"{self._graph.family} has no stream {min(missing)!r} to end")
+        return tuple(pair for pair in named if self._speaker_of(pair) == self.rank)
+
+    def _speaker_of(self, stream: Pair) -> int:
+        fed = [
+            self.rank_of(walk.name, node.name)
+            for walk in self.walks
+            for node in walk.node_table
+            if any((edge.name, edge.to) == stream for edge in node.streaming)
+        ]
+        return fed[-1] if fed else min((self.rank, *self.others))
+
+
+def _speaks(node: CompiledNode) -> bool:
+    return any(isinstance(route.to, Client) for route in node.routes)
