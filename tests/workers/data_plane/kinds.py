@@ -27,9 +27,14 @@ def _tcp(total_bytes: int, folder: Path) -> ArenaStore:
     return open_store(total_bytes=total_bytes, transports=chosen(["tcp"], Network()))
 
 
+def _nixl(total_bytes: int, folder: Path) -> ArenaStore:
+    return open_store(total_bytes=total_bytes, transports=chosen(["nixl"], Network()))
+
+
 KINDS: Final[Mapping[str, Callable[[int, Path], ArenaStore]]] = {
     "local": _local,
     "shm": _shm,
     "shm_named": _shm_named,
     "tcp": _tcp,
+    "nixl": _nixl,
 }

@@ -19,6 +19,7 @@ from workers.data_plane.arena import Arena
 from workers.data_plane.store import MakeTransport
 from workers.data_plane.transports.landing import ArenaLanding
 from workers.data_plane.transports.local import LocalTransport
+from workers.data_plane.transports.nixl import NixlTransport
 from workers.data_plane.transports.port import Transport
 from workers.data_plane.transports.shm import ShmTransport
 from workers.data_plane.transports.shm_named import NamedShmTransport
@@ -64,9 +65,14 @@ def _tcp(network: Network) -> list[MakeTransport]:
     return [make]
 
 
+def _nixl(network: Network) -> list[MakeTransport]:
+    return [lambda arena: NixlTransport(arena, address=network.address)]
+
+
 _WAYS: Final[dict[str, Callable[[Network], list[MakeTransport]]]] = {
     "local": lambda _: [LocalTransport],
     "shm": lambda _: [ShmTransport, NamedShmTransport],
+    "nixl": _nixl,
     "tcp": _tcp,
 }
 NAMES: Final = tuple(_WAYS)

@@ -1,0 +1,275 @@
+"""NIXL: one-sided reads, by the network card itself where there is RDMA. Off unless it is asked for.
+
+The whole arena is registered once, and with that held in memory. A card holds what NIXL needs to reach it; an
+agent has another name in each life. Everything of NIXL happens on one thread (`nixl_reads`): its own progress
+thread, off here, takes most of a core for nothing.
+
+What that thread costs: where no card reads by itself, somebody has to look after peers' requests. It looks
+each millisecond while it knows of peers, ten times less often before, and without a pause while one reads.
+
+Not for strangers: NIXL asks for no token, and UCX over TCP checks no range at the owner. Whoever reaches the
+interface can read this worker's arena, as is usual with RDMA. UCX_NET_DEVICES says which interface that is;
+where it is not set it is the one of `data_plane.address`. No process may be forked off one that has an agent.
+
+Tried over UCX's TCP and shared memory. InfiniBand, RoCE and EFA have not been tried: no card was at hand.
+"""
+
+import array
+import asyncio
+import fcntl
+import importlib
+import logging
+import os
+import queue
+import socket
+import struct
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+
+from workers.data_plane.arena import Arena
+from workers.data_plane.port import Bytes
+from workers.data_plane.transports.landing import ArenaLanding
+from workers.data_plane.transports.mapped import read_card
+from workers.data_plane.transports.nixl_reads import HERE, LEAVING, NixlCard, Reading, Reads
+from workers.data_plane.transports.port import Locator, Peer, TransportError
+from workers.data_plane.transports.tcp import own_network
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+_PACKAGES: Final = ("nixl_cu13", "nixl_cu12")
+"""Not `nixl`: that package imports torch to find out which of them to import."""
+_IDLE_S: Final = 0.001
+_ALONE_S: Final = 0.01
+_READER_S: Final = 2.0
+"""A reader that is still there says so again within half of that."""
+_SIOCGIFADDR: Final = 0x8915
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    card: NixlCard
+    locator: Locator
+    found: list[Bytes]
+    answer: Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Forget:
+    card: NixlCard
+
+
+class _Stop:
+    """The last order."""
+
+
+_Order: TypeAlias = _Fetch | _Forget | _Stop
+
+
+class NixlTransport:
+    """Registers an arena, and reads from others'."""
+
+    name: Final = "nixl"
+
+    def __init__(self, arena: Arena, *, address: str) -> None:
+        """Make an agent, and have it know the arena.
+
+        Raises:
+            ModuleNotFoundError: NIXL is not installed.
+            ValueError: `address` is on no interface of this machine.
+            OSError: the system has not so much memory as the arena may take, or NIXL cannot start.
+        """
+        package = _package()
+        interface = os.environ.setdefault("UCX_NET_DEVICES", interface_of(address))
+        self._network = own_network() if interface == "lo" else ""
+        self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
+        self._peers: set[tuple[int, int]] = set()
+        self._is_closed = False
+        arena.hold()
+        started: Future[NixlCard] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(package, arena, started), name="nixl", daemon=True
+        )
+        self._thread.start()
+        self._card = msgspec.msgpack.encode(started.result())
+
+    @property
+    def refused(self) -> int:
+        """Nothing: NIXL does not ask this process."""
+        return 0
+
+    def card(self) -> bytes:
+        return self._card
+
+    def reaches(self, peer: Peer) -> bool:
+        card = read_card(peer.card, NixlCard)
+        if card is None or (card.network and card.network != own_network()):
+            return False
+        self._peers.add((peer.rank, peer.incarnation))
+        return True
+
+    async def fetch(self, peer: Peer, locator: Locator) -> Bytes:
+        card = read_card(peer.card, NixlCard)
+        if card is None or self._is_closed:
+            raise TransportError(f"rank {peer.rank}: no card that can be read, or this worker is at its end")
+        found: list[Bytes] = []
+        answer: Future[None] = Future()
+        self._orders.put(_Fetch(card, locator, found, answer))
+        await asyncio.wrap_future(answer)
+        return found.pop()
+
+    def check(self, peer: Peer, locator: Locator) -> None:
+        """A copy stays what it is."""
+
+    def forget(self, peer: Peer) -> None:
+        self._peers.discard((peer.rank, peer.incarnation))
+        if (card := read_card(peer.card, NixlCard)) is not None:
+            self._orders.put(_Forget(card))
+
+    async def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._orders.put(_Stop())
+        await asyncio.to_thread(self._thread.join)
+
+    # ---- the agent's thread ----------------------------------------------------------------------------
+
+    def _run(self, package: ModuleType, arena: Arena, started: Future[NixlCard]) -> None:
+        errors = errors_of(package)
+        try:
+            agent, registered, card = _open(package, arena, self._network)
+        except errors as error:
+            started.set_exception(OSError(f"NIXL cannot be used here: {type(error).__name__}: {error}"))
+            return
+        started.set_result(card)
+        reads = Reads(agent, ArenaLanding(arena), errors)
+        _Loop(reads, self._orders, self._peers).run()
+        agent.deregister_memory(registered)
+
+
+class _Loop:
+    """What the thread does until it is told to stop."""
+
+    def __init__(self, reads: Reads, orders: queue.SimpleQueue[_Order], peers: set[tuple[int, int]]) -> None:
+        self._reads = reads
+        self._orders = orders
+        self._peers = peers
+        self._active: list[tuple[Reading, Future[None]]] = []
+        self._readers: dict[str, float] = {}
+
+    def run(self) -> None:
+        while self._obey():
+            self._active = [one for one in self._active if self._goes_on(*one)]
+            self._listen()
+            self._reads.reap()
+        for reading, answer in self._active:
+            reading.close()
+            answer.set_exception(TransportError("this worker is at its end"))
+
+    def _obey(self) -> bool:
+        """Take what was ordered, and wait a little for it where there is time; False at the end."""
+        wait = _IDLE_S if self._peers else _ALONE_S
+        if self._active or self._readers:
+            time.sleep(0)  # other threads' turn
+            wait = 0.0
+        while True:
+            try:
+                order = self._orders.get(wait > 0, wait)
+            except queue.Empty:
+                return True
+            match order:
+                case _Fetch(card, locator, found, answer):
+                    if answer.set_running_or_notify_cancel():
+                        self._active.append((self._reads.read(card, locator, found), answer))
+                case _Forget(card):
+                    self._reads.forget(card)
+                case _Stop():
+                    return False
+            wait = 0.0
+
+    def _goes_on(self, reading: Reading, answer: Future[None]) -> bool:
+        try:
+            next(reading)
+        except StopIteration:
+            answer.set_result(None)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the asker's to know
+            answer.set_exception(error)
+        else:
+            return True
+        return False
+
+    def _listen(self) -> None:
+        now = time.monotonic()
+        try:
+            heard = self._reads.agent.get_new_notifs()
+        except self._reads.errors as error:
+            _LOGGER.warning("data plane: NIXL lost what it was told: %s", error)
+            heard = {}
+        for name, words in heard.items():
+            if words[-1] == HERE:
+                self._readers[name] = now + _READER_S
+            elif words[-1] == LEAVING:
+                self._readers.pop(name, None)
+        self._readers = {name: until for name, until in self._readers.items() if until > now}
+
+
+def _package() -> ModuleType:
+    for name in _PACKAGES:
+        try:
+            return importlib.import_module(f"{name}._api")
+        except ModuleNotFoundError:
+            continue
+    raise ModuleNotFoundError(
+        "data_plane.transports has `nixl`, and NIXL is not installed: pip install 'dalsegno[rdma]', "
+        "or take `nixl` off that list"
+    )
+
+
+def errors_of(package: ModuleType) -> tuple[type[Exception], ...]:
+    """What NIXL raises; its errors have nothing in common but their names."""
+    bindings = vars(package.nixlBind)
+    return tuple(
+        value for name, value in bindings.items() if name.startswith("nixl") and name.endswith("Error")
+    )
+
+
+def _open(package: ModuleType, arena: Arena, network: str) -> tuple[Any, Any, NixlCard]:
+    layout = arena.layout
+    config = package.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+    agent = package.nixl_agent(f"dalsegno-{layout.epoch:x}", config)
+    base = np.frombuffer(arena.backing.memory, np.uint8).ctypes.data
+    registered = agent.register_memory([(base, layout.length, 0, "")], mem_type="DRAM")
+    metadata = agent.get_agent_metadata()
+    return (
+        agent,
+        registered,
+        NixlCard(metadata, base, layout.epoch, layout.length, layout.payload_at, network),
+    )
+
+
+def interface_of(address: str) -> str:
+    """The interface that has an IPv4 address; UCX wants its name.
+
+    Raises:
+        ValueError: none has it.
+    """
+    wanted = socket.inet_aton(socket.gethostbyname(address))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = array.array("B", struct.pack("256s", name.encode()[:15]))
+            try:
+                fcntl.ioctl(probe, _SIOCGIFADDR, request)
+            except OSError:
+                continue  # an interface without an address
+            if request.tobytes()[20:24] == wanted:
+                return name
+    raise ValueError(
+        f"data_plane.address {address!r} is on no interface of this machine: set UCX_NET_DEVICES to the one "
+        "that NIXL is to use"
+    )

@@ -1,0 +1,202 @@
+"""Reads by NIXL, one after the other or many at once, on the one thread that an agent belongs to.
+
+    READ the payload ──> READ the slot's generation ──> as asked for: there it is, else TensorGone
+
+The two are separate transfers: NIXL promises no order within one. A generation that holds once the payload is
+there held all the while.
+
+A read is a generator that yields while it waits, so that nothing here sleeps, and a test needs no network.
+Memory that a transfer may still write into is nobody else's: what came to no end in time is kept, with the
+memory it was to fill, until NIXL says that it is over.
+
+Where the network card does not read by itself (UCX over TCP), the peer's processor does it, whenever the peer
+asks for news. So a reader announces itself, and takes its leave.
+"""
+
+import contextlib
+import math
+import struct
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeAlias
+
+import msgspec
+
+from shared.errors import TensorGone
+from workers.data_plane.layout import PAIR_BYTES, WORDS_AT, Layout
+from workers.data_plane.port import Bytes
+from workers.data_plane.transports.landing import Landing
+from workers.data_plane.transports.port import Locator, TransportError
+
+HERE: Final = b"+"
+LEAVING: Final = b"-"
+_ANNOUNCE_S: Final = 1.0
+_STALLED_S: Final = 5.0
+_SLOWEST_BYTES_S: Final = 50_000_000
+"""A read may take so long as its bytes need at this pace, and `_STALLED_S` more."""
+_PAIR: Final = struct.Struct("=QQ")
+
+Reading: TypeAlias = Generator[None, None, None]
+
+
+class Agent(Protocol):
+    """What is used of `nixl_agent`; its errors are `errors` of `Reads`."""
+
+    def add_remote_agent(self, metadata: bytes) -> str | bytes: ...
+    def remove_remote_agent(self, agent: str) -> None: ...
+    def get_xfer_descs(self, descs: list[tuple[int, int, int]], mem_type: str) -> Any: ...
+    def initialize_xfer(
+        self, operation: str, local_descs: Any, remote_descs: Any, remote_agent: str, notif_msg: bytes
+    ) -> Any: ...
+    def transfer(self, handle: Any) -> str: ...
+    def check_xfer_state(self, handle: Any) -> str: ...
+    def release_xfer_handle(self, handle: Any) -> None: ...
+    def send_notif(self, remote_agent_name: str, notif_msg: bytes) -> None: ...
+    def get_new_notifs(self) -> dict[str, list[bytes]]: ...
+
+
+class NixlCard(msgspec.Struct, frozen=True, array_like=True):
+    """How an arena is read by its network card.
+
+    Attributes:
+        metadata: of the agent, as NIXL wants it.
+        base: the address of the arena in its owner's process.
+        epoch, length, payload_at: where things are in it (`layout.Layout`).
+        network: whose loopback it is reached by; empty for a network that others see.
+    """
+
+    metadata: bytes
+    base: int
+    epoch: int
+    length: int
+    payload_at: int
+    network: str = ""
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.epoch, self.length, self.payload_at)
+
+
+@dataclass(slots=True)
+class _Remote:
+    name: str
+    card: NixlCard
+    reads: int = 0
+    announced: float = -math.inf
+
+
+@dataclass(slots=True)
+class Reads:
+    """The peers of one agent, and what is read of them.
+
+    Attributes:
+        errors: what the agent raises when something is wrong with a peer or a transfer.
+        strays: transfers that came to no end in time, and the memory they may yet write into.
+    """
+
+    agent: Agent
+    landing: Landing
+    errors: tuple[type[Exception], ...]
+    clock: Callable[[], float] = time.monotonic
+    strays: list[tuple[Any, Bytes]] = field(default_factory=list)
+    _remotes: dict[bytes, _Remote] = field(default_factory=dict)
+
+    def read(self, card: NixlCard, at: Locator, found: list[Bytes]) -> Reading:
+        """Yields while it waits; at its end `found` has the bytes.
+
+        Raises:
+            TensorGone: there is no such slot (any more).
+            TransportError: the peer is not reached, or too slow.
+        """
+        layout = card.layout
+        if at.segment != 0 or not layout.begins_tensor(at.offset) or at.offset + at.nbytes > layout.length:
+            raise TensorGone(f"there is no slot of {at.nbytes} bytes at {at.offset}, segment {at.segment}")
+        words_at = -(-at.nbytes // 8) * 8
+        memory = self.landing.take(words_at + PAIR_BYTES)
+        try:
+            remote = self._meet(card)
+            remote.reads += 1
+            try:
+                if at.nbytes:
+                    yield from self._transfer(remote, memory[: at.nbytes], at.offset)
+                word = WORDS_AT + 8 * layout.word_of(at.offset)
+                yield from self._transfer(remote, memory[words_at:], word)
+            finally:
+                remote.reads -= 1
+            if not remote.reads:
+                remote.announced = -math.inf
+                self.agent.send_notif(remote.name, LEAVING)
+        except self.errors as error:
+            self.forget(card)
+            raise TransportError(f"{type(error).__name__}: {error}") from error
+        generation, nbytes = _PAIR.unpack(memory[words_at:].tobytes())
+        if (generation, nbytes) != (at.generation, at.nbytes):
+            raise TensorGone(f"slot {at.generation} at {at.offset} was freed, or never was")
+        memory.flags.writeable = False
+        found.append(memory[: at.nbytes])
+
+    def forget(self, card: NixlCard) -> None:
+        """Let go of a peer; the next read meets it anew."""
+        remote = self._remotes.pop(card.metadata, None)
+        if remote is not None:
+            with contextlib.suppress(*self.errors):  # gone already, which is what was wanted
+                self.agent.remove_remote_agent(remote.name)
+
+    def reap(self) -> None:
+        """Let go of strays that are over."""
+        self.strays = [stray for stray in self.strays if not self._is_over(stray[0])]
+
+    # ---- one transfer ----------------------------------------------------------------------------------
+
+    def _transfer(self, remote: _Remote, into: Bytes, offset: int) -> Generator[None, None, None]:
+        until = self.clock() + _STALLED_S + into.nbytes / _SLOWEST_BYTES_S
+        self._announce(remote)
+        here = self.agent.get_xfer_descs([(into.ctypes.data, into.nbytes, 0)], "DRAM")
+        there = self.agent.get_xfer_descs([(remote.card.base + offset, into.nbytes, 0)], "DRAM")
+        handle = self.agent.initialize_xfer("READ", here, there, remote.name, b"")
+        is_over = False
+        try:
+            state = self.agent.transfer(handle)
+            while state == "PROC":
+                yield
+                if self.clock() > until:
+                    raise TransportError(f"{into.nbytes} bytes did not come in {_STALLED_S:g} s and more")
+                self._announce(remote)
+                state = self.agent.check_xfer_state(handle)
+            is_over = True
+        except self.errors:
+            is_over = True
+            raise
+        finally:
+            if is_over:
+                self._release(handle)
+            else:
+                self.strays.append((handle, into))
+        if state != "DONE":
+            raise TransportError(f"NIXL ended a transfer of {into.nbytes} bytes as {state}")
+
+    def _announce(self, remote: _Remote) -> None:
+        now = self.clock()
+        if now - remote.announced > _ANNOUNCE_S:
+            self.agent.send_notif(remote.name, HERE)
+            remote.announced = now
+
+    def _is_over(self, handle: Any) -> bool:
+        try:
+            if self.agent.check_xfer_state(handle) == "PROC":
+                return False
+        except self.errors:
+            pass  # with an error, but over
+        self._release(handle)
+        return True
+
+    def _release(self, handle: Any) -> None:
+        with contextlib.suppress(*self.errors):  # what NIXL still holds of it, it frees with the agent
+            self.agent.release_xfer_handle(handle)
+
+    def _meet(self, card: NixlCard) -> _Remote:
+        if card.metadata not in self._remotes:
+            name = self.agent.add_remote_agent(card.metadata)
+            self._remotes[card.metadata] = _Remote(name.decode() if isinstance(name, bytes) else name, card)
+        return self._remotes[card.metadata]
