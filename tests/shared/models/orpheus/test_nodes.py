@@ -1,8 +1,6 @@
 """The torch face beside the published packages: tokens by transformers, sound by `snac` as it is."""
 
 import json
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -15,23 +13,14 @@ from shared.errors import BugError
 from shared.models.base import ChunkOf, Item, KVLayout, StatelessResult
 from shared.models.checkpoint import CheckpointError
 from shared.models.orpheus import snac
-from shared.models.orpheus.frames import FIRST_AUDIO, LEVELS, samples_of
-from shared.models.orpheus.graph import SOUND
-from shared.models.orpheus.nodes import SnacDecoder, load, noise_seed
+from shared.models.orpheus.frames import FIRST_AUDIO
+from shared.models.orpheus.nodes import SnacDecoder, load
 from shared.models.orpheus.snac import find_snac, load_snac
 from shared.models.transformers_lm.node import DecoderLM
-from shared.walks.chunks import Cutter
+from tests.shared.models.orpheus.oracle import firings, sound_of
 from tests.tiny.orpheus import copied, tiny_orpheus, write_snac
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -41,53 +30,16 @@ def decoder() -> SnacDecoder:
     return node
 
 
-@pytest.fixture(scope="module")
-def published() -> Any:
-    """The package's own model, untouched."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from snac import SNAC  # noqa: PLC0415 - its import warns
-    return SNAC.from_pretrained(str(tiny_orpheus() / "snac"))
-
-
-def speech(tokens: int, seed: int = 0) -> torch.Tensor:
+def audio_tokens(tokens: int, seed: int = 0) -> torch.Tensor:
     """Audio tokens as the model says them: each place in a frame has 4096 of its own."""
     codes = torch.randint(0, 4096, (tokens,), generator=torch.Generator().manual_seed(seed))
     return (FIRST_AUDIO + torch.arange(tokens) % 7 * 4096 + codes).to(torch.int32)
 
 
-def items(tokens: torch.Tensor, seed: int = 5) -> list[Item]:
-    """The firings of a whole stream."""
-    chunks = Cutter(SOUND.chunks, SOUND.after_end).cut(len(tokens), ended=True)
-    return [
-        Item(
-            inputs={"token": tokens[chunk.start : chunk.stop]},
-            args={},
-            seed=seed,
-            path=(chunk.number,),
-            chunk=ChunkOf(number=chunk.number, fresh=chunk.fresh, last=chunk.last),
-        )
-        for chunk in chunks
-    ]
-
-
-def sounds(node: SnacDecoder, firings: list[Item]) -> list[torch.Tensor]:
-    found = node.run(firings)
+def sounds(node: SnacDecoder, items: list[Item]) -> list[torch.Tensor]:
+    found = node.run(items)
     assert all(isinstance(result, StatelessResult) for result in found), found
     return [result.outputs["audio"] for result in found if isinstance(result, StatelessResult)]
-
-
-def by_the_package(published: Any, item: Item) -> torch.Tensor:
-    """One window, decoded by the package alone, with its own way to draw the same noise."""
-    assert item.chunk is not None
-    frames = len(item.inputs["token"]) // 7
-    if not frames:
-        return torch.zeros(0, dtype=torch.int16)
-    codes = (item.inputs["token"][: frames * 7].long() - FIRST_AUDIO).remainder(4096).view(1, frames, 7)
-    torch.manual_seed(noise_seed(item.seed, item.chunk.number))
-    with torch.inference_mode():
-        decoded: torch.Tensor = published.decode([codes[:, :, list(level)].flatten(1) for level in LEVELS])
-    return (decoded[0, 0] * 32767).to(torch.int16)[samples_of(item.chunk, frames)]
 
 
 # ---- the language model ----------------------------------------------------------------------------
@@ -112,13 +64,13 @@ def test_another_node_is_a_bug() -> None:
 
 @pytest.mark.parametrize("tokens", [0, 3, 7, 20, 28, 34, 70, 83])
 def test_a_stream_sounds_as_the_same_windows_decoded_by_the_package(
-    decoder: SnacDecoder, published: Any, tokens: int
+    decoder: SnacDecoder, tokens: int
 ) -> None:
-    firings = items(speech(tokens))
+    stream = firings(audio_tokens(tokens))
 
-    found = sounds(decoder, firings)
+    found = sounds(decoder, stream)
 
-    assert all(map(torch.equal, found, [by_the_package(published, item) for item in firings]))
+    assert all(map(torch.equal, found, [sound_of(item) for item in stream]))
     assert sum(map(len, found)) == tokens // 7 * 2048
     assert {sound.dtype for sound in found} == {torch.int16}
 
@@ -126,9 +78,9 @@ def test_a_stream_sounds_as_the_same_windows_decoded_by_the_package(
 def test_windows_sound_nearly_as_one_decode_of_it_all(tmp_path: Path) -> None:
     """Without noise, which is another for each window: what is left is what a window does not see."""
     node = SnacDecoder(load_snac(write_snac(tmp_path, noise=False), CPU), rows=1)
-    tokens = speech(70)
+    tokens = audio_tokens(70)
     whole = Item(inputs={"token": tokens}, args={}, chunk=ChunkOf(number=0, fresh=70, last=True))
-    found, expected = torch.cat(sounds(node, items(tokens))).float(), sounds(node, [whole])[0].float()
+    found, expected = torch.cat(sounds(node, firings(tokens))).float(), sounds(node, [whole])[0].float()
 
     def error(other: torch.Tensor) -> float:
         return float((found - other).norm() / other.norm())
@@ -138,7 +90,7 @@ def test_windows_sound_nearly_as_one_decode_of_it_all(tmp_path: Path) -> None:
 
 
 def test_noise_is_the_requests_and_the_chunks(decoder: SnacDecoder) -> None:
-    window = speech(28)
+    window = audio_tokens(28)
 
     def sound(seed: int, number: int) -> torch.Tensor:
         chunk = ChunkOf(number=number, fresh=7, last=False)
@@ -155,12 +107,12 @@ def test_noise_is_the_requests_and_the_chunks(decoder: SnacDecoder) -> None:
 def test_a_window_sounds_the_same_alone_and_among_others(rows: int) -> None:
     """Of one shape are all forwards of a node, as on a GPU; so not a bit depends on who else waits."""
     node = SnacDecoder(load_snac(tiny_orpheus() / "snac", CPU), rows=rows)
-    firings = [item for seed in range(3) for item in items(speech(31 + 7 * seed, seed), seed)]
+    items = [item for seed in range(3) for item in firings(audio_tokens(31 + 7 * seed, seed), seed)]
 
-    alone = [sounds(node, [item])[0] for item in firings]
+    alone = [sounds(node, [item])[0] for item in items]
 
-    assert all(map(torch.equal, sounds(node, firings), alone))
-    assert all(map(torch.equal, sounds(node, firings[::-1])[::-1], alone))
+    assert all(map(torch.equal, sounds(node, items), alone))
+    assert all(map(torch.equal, sounds(node, items[::-1])[::-1], alone))
 
 
 def test_how_many_threads_torch_has_changes_no_bit(decoder: SnacDecoder) -> None:
@@ -168,7 +120,7 @@ def test_how_many_threads_torch_has_changes_no_bit(decoder: SnacDecoder) -> None
 
     def fire(threads: int) -> None:
         torch.set_num_threads(threads)
-        found.extend(sounds(decoder, items(speech(35))))
+        found.extend(sounds(decoder, firings(audio_tokens(35))))
 
     for threads in (1, 2):
         thread = Thread(target=fire, args=(threads,))
@@ -181,18 +133,18 @@ def test_how_many_threads_torch_has_changes_no_bit(decoder: SnacDecoder) -> None
 
 
 def test_a_token_in_another_place_of_its_frame_is_a_code_too(decoder: SnacDecoder) -> None:
-    tokens = speech(28)
+    tokens = audio_tokens(28)
     moved = FIRST_AUDIO + (tokens - FIRST_AUDIO) % 4096  # all of the first place
 
-    assert all(map(torch.equal, sounds(decoder, items(tokens)), sounds(decoder, items(moved))))
+    assert all(map(torch.equal, sounds(decoder, firings(tokens)), sounds(decoder, firings(moved))))
 
 
 @pytest.mark.parametrize("wrong", [128265, 128266 + 7 * 4096])
 def test_what_is_no_audio_token_fails_its_own_window_alone(decoder: SnacDecoder, wrong: int) -> None:
-    tokens = speech(28)
+    tokens = audio_tokens(28)
     spoilt = tokens.clone()
     spoilt[9] = wrong
-    good, bad = items(tokens)[0], items(spoilt)[0]
+    good, bad = firings(tokens)[0], firings(spoilt)[0]
 
     first, failed, last = decoder.run([good, bad, good])
 
@@ -205,7 +157,7 @@ def test_what_is_no_audio_token_fails_its_own_window_alone(decoder: SnacDecoder,
 
 def test_a_firing_without_a_chunk_is_a_bug(decoder: SnacDecoder) -> None:
     with pytest.raises(BugError, match="takes chunks of a stream"):
-        decoder.run([Item(inputs={"token": speech(28)}, args={})])
+        decoder.run([Item(inputs={"token": audio_tokens(28)}, args={})])
 
 
 # ---- the folder ------------------------------------------------------------------------------------
@@ -220,7 +172,9 @@ def test_safetensors_are_preferred_to_a_pickle(tmp_path: Path, decoder: SnacDeco
     node = load(tiny_orpheus(), "snac_decoder", kwargs={"snac": str(folder)})
 
     assert isinstance(node, SnacDecoder)
-    assert torch.equal(sounds(node, items(speech(28)))[0], sounds(decoder, items(speech(28)))[0])
+    assert torch.equal(
+        sounds(node, firings(audio_tokens(28)))[0], sounds(decoder, firings(audio_tokens(28)))[0]
+    )
 
 
 class _Code:
