@@ -11,11 +11,11 @@ written, read and copied once more to be writable, as servers do that hand on te
 """
 
 import asyncio
+import contextlib
 import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.machine import new_loop
 from benchmarks.report import RATIO, Figure
-from shared.errors import CapacityError
+from shared.errors import CapacityError, TensorGone
 from shared.tensors import Handle
 from workers.data_plane.port import Bytes
 from workers.data_plane.store import ArenaStore, MakeTransport, open_store
@@ -44,12 +44,18 @@ MOST_ROUNDS: Final = 500
 ENOUGH_S: Final = 0.4
 SHARED_MEMORY: Final = Path("/dev/shm")
 
+_VIEWS: Final = frozenset({"in process, in place", "shm, in place", "shm, by name, in place"})
+"""No byte is moved in these rows."""
 _OWNER: Final = (0, 1)
 _READER: Final = (1, 2)
 
 Round: TypeAlias = Callable[[], None]
-Times: TypeAlias = dict[int, float | None]
-"""By size the least seconds of a round; None where there was no room."""
+Times: TypeAlias = dict[int, float | str]
+"""By size the least seconds of a round, or why there are none."""
+
+
+class _FailedError(Exception):
+    """The reader did not get what it was told to get."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +93,7 @@ WAYS: Final = {
 def main() -> None:
     table: dict[str, Times] = {"memcpy, warm to warm": _timed(_memcpy)}
     with tempfile.TemporaryDirectory(prefix="dalsegno-bench-", dir=SHARED_MEMORY) as folder:
-        with new_loop() as loop:
-            table |= _in_process(loop)
+        table |= _in_process()
         for way in WAYS.values():
             table |= _between_processes(way, folder)
         with _reader("file", folder) as connection:
@@ -104,13 +109,15 @@ def _ratios(table: dict[str, Times]) -> Iterator[Figure]:
         yield from _ratio(f"64 MB: file per tensor / {row}", file, table.get(row), 64 * MB)
     yield from _ratio("64 MB: shm, copied in / memcpy", table["shm, copied in"], copy, 64 * MB)
     in_place = table["shm, in place"]
-    if (large := in_place[256 * MB]) and (small := in_place[4 * KB]):
+    large, small = in_place[256 * MB], in_place[4 * KB]
+    if isinstance(large, float) and isinstance(small, float):
         yield Figure("shm, in place: 256 MB / 4 KB", large / small, RATIO, f"{large * 1e6:.0f} us")
 
 
 def _ratio(name: str, above: Times, below: Times | None, nbytes: int) -> Iterator[Figure]:
-    if below is not None and (one := above[nbytes]) and (other := below[nbytes]):
-        note = f"{_shown(one, nbytes)} and {_shown(other, nbytes)}"
+    one, other = above[nbytes], below[nbytes] if below is not None else ""
+    if isinstance(one, float) and isinstance(other, float):
+        note = f"{_shown(one, 0)} and {_shown(other, 0)}"
         yield Figure(name, one / other, RATIO, note)
 
 
@@ -122,27 +129,28 @@ def _memcpy(nbytes: int) -> Round:
     return lambda: np.copyto(taken, given)
 
 
-def _in_process(loop: asyncio.Runner) -> dict[str, Times]:
+def _in_process() -> dict[str, Times]:
     store = open_store(total_bytes=ARENA_BYTES, transports=[LocalTransport])
     store.adopt(*_OWNER)
 
-    async def read(handle: Handle) -> None:
+    def told(handle: Handle) -> None:
         packed = msgspec.msgpack.encode(handle)
         again = msgspec.msgpack.decode(packed, type=Handle)
-        view = await store.get(again)
+        getting = store.get(again)
+        with contextlib.suppress(StopIteration):  # it is there, so there is nothing to wait for
+            getting.send(None)
         store.check(again)
-        del view
         store.release(handle)
 
     def in_place(nbytes: int) -> Round:
-        return lambda: loop.run(read(_allocated(store, nbytes)))
+        return lambda: told(_allocated(store, nbytes))
 
     def copied_in(nbytes: int) -> Round:
         given = np.ones(nbytes, np.uint8)
-        return lambda: loop.run(read(_put(store, given)))
+        return lambda: told(_put(store, given))
 
     found = {"in process, in place": _timed(in_place), "in process, copied in": _timed(copied_in)}
-    loop.run(store.close())
+    asyncio.run(store.close())
     return found
 
 
@@ -157,7 +165,8 @@ def _between_processes(way: _Way, folder: str) -> dict[str, Times]:
 
             def told(handle: Handle, order: bytes) -> None:
                 connection.send_bytes(order + msgspec.msgpack.encode(handle))
-                connection.recv_bytes()
+                if wrong := connection.recv_bytes():
+                    raise _FailedError(wrong.decode())
                 store.release(handle)
 
             def in_place(order: bytes) -> Callable[[int], Round]:
@@ -172,8 +181,7 @@ def _between_processes(way: _Way, folder: str) -> dict[str, Times]:
             if way.name == "shm":
                 found["shm, in place, every byte read"] = _timed(in_place(_READ))
     finally:
-        with new_loop() as loop:
-            loop.run(store.close())
+        asyncio.run(store.close())
     return found
 
 
@@ -205,7 +213,7 @@ _LOOK: Final = b"l"
 _READ: Final = b"r"
 
 
-@contextmanager
+@contextlib.contextmanager
 def _reader(way: str, folder: str) -> Iterator[Connection]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -233,7 +241,7 @@ def _read_files(connection: Connection) -> None:
     while True:
         found = bytearray(Path(connection.recv_bytes().decode()).read_bytes())
         assert found[0] == 1
-        connection.send_bytes(b"!")
+        connection.send_bytes(b"")
 
 
 async def _read_tensors(connection: Connection, store: ArenaStore) -> None:
@@ -245,13 +253,17 @@ async def _read_tensors(connection: Connection, store: ArenaStore) -> None:
         while True:
             words = connection.recv_bytes()
             handle = decoder.decode(memoryview(words)[1:])
-            found = await store.get(handle)
+            try:
+                found = await store.get(handle)
+            except TensorGone as error:
+                connection.send_bytes(error.message.encode())
+                continue
             if words[:1] == _READ:
                 found[: found.size & ~7].view(np.uint64).max()
             assert found[0] == 1
             store.check(handle)
             del found
-            connection.send_bytes(b"!")
+            connection.send_bytes(b"")
     finally:
         await store.close()
 
@@ -265,7 +277,10 @@ def _timed(make: Callable[[int], Round]) -> Times:
         try:
             found[nbytes] = _least_s(make(nbytes))
         except CapacityError:
-            found[nbytes] = None
+            found[nbytes] = "no room"
+        except _FailedError as error:
+            print(f"  {_size(nbytes)}: {error}")
+            found[nbytes] = "failed"
     return found
 
 
@@ -288,18 +303,19 @@ def _drawn(table: dict[str, Times]) -> str:
     width = max(map(len, table))
     head = " " * (width + 2) + "".join(f"{_size(nbytes):>18}" for nbytes in SIZES)
     rows = [
-        f"  {name:<{width}}" + "".join(f"{_shown(times[nbytes], nbytes):>18}" for nbytes in SIZES)
+        f"  {name:<{width}}"
+        + "".join(f"{_shown(times[nbytes], 0 if name in _VIEWS else nbytes):>18}" for nbytes in SIZES)
         for name, times in table.items()
     ]
-    return "\n".join(["the least time of a round (GB/s)", head, *rows])
+    return "\n".join(["the least time of a round, and GB/s where bytes are moved", head, *rows])
 
 
 def _size(nbytes: int) -> str:
     return f"{nbytes // MB} MB" if nbytes >= MB else f"{nbytes // KB} KB"
 
 
-def _shown(taken_s: float | None, nbytes: int) -> str:
-    if taken_s is None:
-        return "no room"
+def _shown(taken_s: float | str, nbytes: int) -> str:
+    if isinstance(taken_s, str):
+        return taken_s
     taken = f"{taken_s * 1e6:.0f} us" if taken_s < 1e-3 else f"{taken_s * 1e3:.2f} ms"
-    return f"{taken} ({nbytes / taken_s / 1e9:.3g})"
+    return f"{taken} ({nbytes / taken_s / 1e9:.2g})" if nbytes else taken

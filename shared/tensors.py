@@ -56,7 +56,7 @@ def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
     """
     if dtype not in ITEM_BYTES:
         raise ValueError(f"unknown dtype {dtype!r}; expected one of {', '.join(ITEM_BYTES)}")
-    if any(length < 0 for length in shape):
+    if shape and min(shape) < 0:
         raise ValueError(f"a shape has lengths of 0 and more, found {shape}")
     return math.prod(shape) * ITEM_BYTES[dtype]
 

@@ -10,8 +10,7 @@ is final, whoever says so.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -184,30 +183,34 @@ class ArenaStore:
     # ---- reading ---------------------------------------------------------------------------------------
 
     async def get(self, handle: Handle) -> Bytes:
-        with self._telling(handle):
-            self._gets += 1
+        self._gets += 1
+        try:
             if handle.data is not None:
                 return self._inline(handle, handle.data)
             locator = self._checked(handle)
             if self._is_own(handle):
                 return self._arena.look(locator)
             return await self._fetch(self._met(handle), locator)
+        except TensorGone as error:
+            raise self._told(handle, error) from error
 
     def check(self, handle: Handle) -> None:
-        with self._telling(handle):
-            if handle.data is not None:
-                return
+        if handle.data is not None:
+            return
+        try:
             locator = self._checked(handle)
             if self._is_own(handle):
                 self._arena.check(locator)
                 return
             # Each way answers for what it may have given a view of; nobody remembers which one it was.
-            for route in tuple(self._met(handle).routes):
+            for route in self._met(handle).routes:
                 route.transport.check(route.peer, locator)
+        except TensorGone as error:
+            raise self._told(handle, error) from error
 
     async def _fetch(self, met: "_Met", locator: Locator) -> Bytes:
         failed: list[str] = []
-        for route in tuple(met.routes):
+        for route in met.routes:
             try:
                 found = await route.transport.fetch(route.peer, locator)
             except TransportError as error:
@@ -254,14 +257,10 @@ class ArenaStore:
         self._refusals.add(f"tensor {handle.key[:200]}, {handle.dtype[:40]}{list(handle.shape[:8])}: {why}")
         return TensorGone(f"no tensor has this handle: {why}")
 
-    @contextmanager
-    def _telling(self, handle: Handle) -> Iterator[None]:
-        """Count what is gone, and name it."""
-        try:
-            yield
-        except TensorGone as error:
-            self._gone += 1
-            raise TensorGone(f"tensor {handle.key}: {error.message}") from error
+    def _told(self, handle: Handle, error: TensorGone) -> TensorGone:
+        """Counted, and with its name."""
+        self._gone += 1
+        return TensorGone(f"tensor {handle.key}: {error.message}")
 
     # ---- all of it -------------------------------------------------------------------------------------
 
@@ -296,7 +295,10 @@ class _Route:
 
 @dataclass(slots=True)
 class _Met:
-    """Another rank's life, and the ways to it, the one to try first in front."""
+    """Another rank's life, and the ways to it, the one to try first in front.
+
+    `routes` is replaced and not changed: threads read it.
+    """
 
     incarnation: int
     routes: list[_Route]
