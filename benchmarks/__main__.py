@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from benchmarks import events, handoff, hop, log, overload, replay, serving, speech, start
+from benchmarks import beside, events, handoff, hop, log, overload, replay, serving, speech, start
 from benchmarks.machine import described
 from benchmarks.report import Figure, show
 
@@ -16,6 +16,7 @@ MEASUREMENTS: Final[dict[str, Callable[[], list[Figure]]]] = {
     "replay": replay.measure,
     "start": start.measure,
     "speech": speech.measure,
+    "beside": beside.measure,
     "overload": overload.measure,
 }
 TABLES: Final[dict[str, Callable[[], None]]] = {"handoff": handoff.main, "log": log.main}

@@ -7,9 +7,9 @@ core is left to the rest of the deployment, models too small to share out get on
 machine get their share of its cores.
 
 Stateless nodes beside a KV node get a quarter of those, and the lower priority: a decode waits for every
-token, a vocoder has a second's worth of sound in hand. A vocoder that never paused slowed a decode on two
-cores from 54 to 33 tokens a second; with the lower priority it was 54 again, and the vocoder no slower.
-With two threads each, that meet at barriers on two cores, both fell behind: 22 tokens a second (2026-11).
+token, a vocoder may be late as long as there is sound to play. On two cores that others wanted too, a
+decode beside a vocoder that never paused went at 0.53 of its pace, and at 0.83 beside one of lower priority
+(`python -m benchmarks beside`). With two threads each, that meet at barriers, it went at 0.4 (2026-11).
 """
 
 import os
