@@ -135,7 +135,10 @@ async def _measure() -> list[Figure]:
         "beside one of its priority": vocoder(beside_kv=False),
     }
     found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-    threads = [bench.engine, *(thread for thread in ways.values() if thread)]
+    threads: list[EngineThread | StatelessThread] = [
+        bench.engine,
+        *(thread for thread in ways.values() if thread),
+    ]
     for thread in threads:
         await thread.start()
     for _ in range(ROUNDS):
