@@ -1,8 +1,11 @@
 """Which ways are taken, and in which order they are tried."""
 
+import logging
+
 import pytest
 
 from workers.data_plane.store import open_store
+from workers.data_plane.transports import nixl
 from workers.data_plane.transports.choice import Network, chosen
 
 EVERYWHERE = Network()
@@ -32,6 +35,22 @@ def test_an_unknown_one_is_told_with_those_there_are() -> None:
 async def test_the_ranks_of_one_machine_listen_side_by_side() -> None:
     assert Network.of_rank(2, "127.0.0.1", 9000).port == 9002
     assert Network.of_rank(2, "127.0.0.1", 0).port == 0
+
+
+async def test_a_worker_without_a_gpu_has_no_way_between_gpus_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    assert await names_of("cuda_ipc", "shm") == ["shm"]
+    assert "no cuda_ipc: this worker keeps no tensors on a GPU" in caplog.text
+
+
+async def test_nixl_that_is_not_installed_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl, "_PACKAGES", ("nixl_of_another_planet",))
+
+    with pytest.raises(ValueError, match=r"NIXL is not installed: pip install 'dalsegno\[rdma\]'"):
+        await names_of("nixl")
 
 
 async def test_an_address_of_another_machine_is_told_at_the_start() -> None:

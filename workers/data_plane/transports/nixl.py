@@ -81,8 +81,7 @@ class NixlTransport:
         """Make an agent, and have it know the arena.
 
         Raises:
-            ModuleNotFoundError: NIXL is not installed.
-            ValueError: `address` is on no interface of this machine.
+            ValueError: NIXL is not installed, or `address` is on no interface of this machine.
             OSError: the system has not so much memory as the arena may take, or NIXL cannot start.
         """
         package = _package()
@@ -225,7 +224,7 @@ def _package() -> ModuleType:
             return importlib.import_module(f"{name}._api")
         except ModuleNotFoundError:
             continue
-    raise ModuleNotFoundError(
+    raise ValueError(
         "data_plane.transports has `nixl`, and NIXL is not installed: pip install 'dalsegno[rdma]', "
         "or take `nixl` off that list"
     )

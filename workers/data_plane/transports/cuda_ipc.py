@@ -1,0 +1,236 @@
+"""CUDA IPC: another worker's GPU memory, mapped into this one's, on one machine.
+
+A peer's memory is opened once, with the device that is current here (the peer's own would make a context on
+its GPU). Then a tensor is a view of it (`borrow`): the reader's stream waits for the event behind the last
+write, the reader's thread for nothing.
+
+    borrow   a view on the GPU, for work on a stream; `check` once that work has ended, before its use is told
+    fetch    a copy in main memory for those who want bytes; what the peer has in main memory is read as ever
+
+Where CUDA refuses (containers without a common IPC namespace, gVisor, GPUs that do not see each other), this
+way says so, and an owner keeps what such a peer is to read in main memory.
+
+A mapping is closed when the peer is forgotten and its last view is gone. What a view shows once its owner's
+process has died is undefined by CUDA: a peer that is down is to be forgotten, and is checked before.
+
+Has not run on hardware yet: no GPU was at hand. What is tested is tested with a driver that pretends.
+"""
+
+import asyncio
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shared.errors import TensorGone
+from workers.data_plane.device_arena import DEVICE_SEGMENT, DeviceArena, DeviceBytes
+from workers.data_plane.layout import PAGE
+from workers.data_plane.port import Bytes
+from workers.data_plane.reader import ArenaReader
+from workers.data_plane.transports.cuda_driver import DEVICE_TO_HOST, LAZY_PEER_ACCESS, NON_BLOCKING, Driver
+from workers.data_plane.transports.landing import Landing
+from workers.data_plane.transports.mapped import read_card
+from workers.data_plane.transports.port import Locator, Peer, TransportError
+from workers.data_plane.transports.shm import ShmTransport
+
+
+class CudaCard(msgspec.Struct, frozen=True, array_like=True):
+    """How a GPU's arena is opened.
+
+    Attributes:
+        host: how the arena in main memory is (`ShmCard`), where the words are.
+        table: where in it.
+        bus_id: of the GPU on its machine; numbers of devices are each process's own.
+        memory: CUDA's handle.
+        events: CUDA's handles of the events that a locator's `event` counts.
+    """
+
+    host: bytes
+    table: Locator
+    bus_id: str
+    memory: bytes
+    nbytes: int
+    events: list[bytes]
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class _Opened:
+    """A peer's memory, as one of our devices sees it."""
+
+    base: int
+    nbytes: int
+    events: list[int]
+    words: npt.NDArray[np.uint64]
+
+    def check(self, at: Locator) -> None:
+        start, rest = divmod(at.offset, PAGE)
+        if rest or at.offset < 0 or 2 * start + 1 >= len(self.words) or at.offset + at.nbytes > self.nbytes:
+            raise TensorGone(f"there is no slot of {at.nbytes} bytes at {at.offset} of the GPU")
+        if (int(self.words[2 * start]), int(self.words[2 * start + 1])) != (at.generation, at.nbytes):
+            raise TensorGone(f"slot {at.generation} at {at.offset} of the GPU was freed, or never was")
+        if not 0 <= at.event < len(self.events):
+            raise TensorGone(f"the GPU has no event {at.event}")
+
+
+class CudaIpcTransport:
+    """Shows a GPU's arena, `own`, to others of this machine, and views theirs; closes it at its end."""
+
+    name: Final = "cuda_ipc"
+
+    def __init__(self, own: DeviceArena, landing: Landing) -> None:
+        self.own: Final = own
+        self._driver: Final[Driver] = own.driver
+        self._device = own.device
+        self._landing = landing
+        self._shm = ShmTransport(own.arena)
+        self._lock = threading.Lock()
+        self._opened: dict[tuple[int, int, int], _Opened] = {}
+        self._stream: int | None = None
+        self._card = msgspec.msgpack.encode(
+            CudaCard(
+                host=self._shm.card(),
+                table=own.table,
+                bus_id=self._driver.deviceGetPCIBusId(own.device),
+                memory=own.handle,
+                nbytes=own.total_bytes,
+                events=own.event_handles,
+            )
+        )
+
+    @property
+    def refused(self) -> int:
+        """Nothing: nobody asks this process."""
+        return 0
+
+    def card(self) -> bytes:
+        return self._card
+
+    def reaches(self, peer: Peer) -> bool:
+        card = read_card(peer.card, CudaCard)
+        if card is None or not self._shm.reaches(_host(peer, card)):
+            return False
+        try:
+            theirs = self._driver.deviceGetByPCIBusId(card.bus_id)
+            return theirs == self._device or bool(self._driver.deviceCanAccessPeer(self._device, theirs))
+        except self._driver.CUDARuntimeError:  # a GPU that this process does not see
+            return False
+
+    def borrow(self, peer: Peer, at: Locator, *, stream: int) -> DeviceBytes:
+        """A view of a tensor on the peer's GPU, for work on `stream` of the device that is current.
+
+        Raises:
+            TensorGone: there is no such slot (any more), or its owner has gone.
+            TransportError: CUDA does not let us.
+        """
+        opened = self._open(peer)
+        opened.check(at)
+        try:
+            self._driver.streamWaitEvent(stream, opened.events[at.event])
+        except self._driver.CUDARuntimeError as error:
+            raise TransportError(f"rank {peer.rank}: {error}") from error
+        return DeviceBytes(opened.base + at.offset, at.nbytes, opened)
+
+    async def fetch(self, peer: Peer, locator: Locator) -> Bytes:
+        if locator.segment != DEVICE_SEGMENT:
+            return await self._shm.fetch(_host(peer, _known(peer)), locator)
+        found: list[Bytes] = []
+        await asyncio.to_thread(self._stage, peer, locator, found)
+        return found.pop()
+
+    def check(self, peer: Peer, locator: Locator) -> None:
+        if locator.segment != DEVICE_SEGMENT:
+            self._shm.check(peer, locator)
+            return
+        for (rank, incarnation, _), opened in tuple(self._opened.items()):
+            if (rank, incarnation) == (peer.rank, peer.incarnation):
+                opened.check(locator)
+
+    def forget(self, peer: Peer) -> None:
+        self._shm.forget(peer)
+        with self._lock:
+            for key in [key for key in self._opened if key[:2] == (peer.rank, peer.incarnation)]:
+                del self._opened[key]
+
+    async def close(self) -> None:
+        await self._shm.close()
+        with self._lock:
+            self._opened.clear()
+            stream, self._stream = self._stream, None
+        if stream is not None:
+            self._driver.streamDestroy(stream)
+        self.own.close()
+
+    # ---- inside ----------------------------------------------------------------------------------------
+
+    def _stage(self, peer: Peer, at: Locator, found: list[Bytes]) -> None:
+        """Copy a tensor off the peer's GPU, in a thread that may wait for it."""
+        into = self._landing.take(at.nbytes)
+        try:
+            self._driver.setDevice(self._device)
+            stream = self._own_stream()
+            view = self.borrow(peer, at, stream=stream)
+            self._driver.memcpyAsync(into.ctypes.data, view.pointer, at.nbytes, DEVICE_TO_HOST, stream)
+            self._driver.streamSynchronize(stream)
+        except self._driver.CUDARuntimeError as error:
+            raise TransportError(f"rank {peer.rank}: {error}") from error
+        self._open(peer).check(at)
+        into.flags.writeable = False
+        found.append(into)
+
+    def _own_stream(self) -> int:
+        with self._lock:
+            if self._stream is None:
+                self._stream = self._driver.streamCreateWithFlags(NON_BLOCKING)
+            return self._stream
+
+    def _open(self, peer: Peer) -> _Opened:
+        with self._lock:
+            key = (peer.rank, peer.incarnation, self._driver.getDevice())
+            if key not in self._opened:
+                self._opened[key] = self._open_anew(peer, key[2])
+            return self._opened[key]
+
+    def _open_anew(self, peer: Peer, device: int) -> _Opened:
+        card = _known(peer)
+        try:
+            words = ArenaReader(*self._shm.open(_host(peer, card))).view(card.table).view(np.uint64)
+        except (FileNotFoundError, ProcessLookupError) as error:
+            raise TensorGone(f"rank {peer.rank} is gone, and its memory with it: {error}") from error
+        except OSError as error:
+            raise TransportError(f"rank {peer.rank}: {error}") from error
+        try:
+            base = self._driver.ipcOpenMemHandle(card.memory, LAZY_PEER_ACCESS)
+        except self._driver.CUDARuntimeError as error:
+            raise TransportError(f"rank {peer.rank}: its GPU's memory cannot be opened: {error}") from error
+        events: list[int] = []
+        opened = _Opened(base, card.nbytes, events, words)
+        weakref.finalize(opened, _close, self._driver, device, base, events).atexit = False
+        try:
+            events.extend(self._driver.ipcOpenEventHandle(handle) for handle in card.events)
+        except self._driver.CUDARuntimeError as error:
+            raise TransportError(f"rank {peer.rank}: its GPU's events cannot be opened: {error}") from error
+        return opened
+
+
+def _close(driver: Driver, device: int, base: int, events: list[int]) -> None:
+    current = driver.getDevice()
+    driver.setDevice(device)
+    for event in events:
+        driver.eventDestroy(event)
+    driver.ipcCloseMemHandle(base)
+    driver.setDevice(current)
+
+
+def _known(peer: Peer) -> CudaCard:
+    card = read_card(peer.card, CudaCard)
+    if card is None:
+        raise TransportError(f"rank {peer.rank}: its card cannot be read")
+    return card
+
+
+def _host(peer: Peer, card: CudaCard) -> Peer:
+    return Peer(peer.rank, peer.incarnation, card.host)
