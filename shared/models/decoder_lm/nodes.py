@@ -8,9 +8,9 @@ from typing import Any, Final
 import torch
 
 from shared.errors import BugError
-from shared.models.transformers_lm.loader import load_decoder, silent
+from shared.models.progress import Progress, silent
+from shared.models.transformers_lm.loader import load_decoder
 from shared.models.transformers_lm.node import DecoderLM, TokenStep
-from shared.models.transformers_lm.tensors import Progress
 
 __all__ = ["NODE", "DecoderLM", "TokenStep", "load"]
 

@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -22,9 +22,10 @@ from shared.errors import BugError
 from shared.models.base import ChunkOf, Item, StatelessResult
 from shared.models.orpheus.frames import CODES, END_AUDIO, FIRST_AUDIO, FRAME_TOKENS, samples_of
 from shared.models.orpheus.snac import Snac, find_snac, load_snac
-from shared.models.transformers_lm.loader import load_decoder, silent
-from shared.models.transformers_lm.node import DecoderLM
-from shared.models.transformers_lm.tensors import Progress
+from shared.models.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from shared.models.transformers_lm.node import DecoderLM
 
 LLM: Final = "LLM"
 SNAC: Final = "snac_decoder"
@@ -57,6 +58,9 @@ def load(
         CheckpointError: something in a folder is missing, damaged or unsupported.
     """
     if node == LLM:
+        # A rank that only makes sound is ready in half the time without transformers.
+        from shared.models.transformers_lm.loader import load_decoder  # noqa: PLC0415
+
         return load_decoder(checkpoint, LLM, device=device, dtype=dtype, progress=progress)
     if node != SNAC:
         raise BugError(f"orpheus has no node {node!r} with weights; it has {LLM!r} and {SNAC!r}")

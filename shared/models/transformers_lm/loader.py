@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from shared.models.checkpoint import UnsupportedArchitectureError, read_json
+from shared.models.progress import Progress, silent
 from shared.models.transformers_lm.architecture import (
     choose_dtype,
     config_of,
@@ -17,12 +18,8 @@ from shared.models.transformers_lm.architecture import (
 )
 from shared.models.transformers_lm.node import DecoderLM
 from shared.models.transformers_lm.probe import probe_layout
-from shared.models.transformers_lm.tensors import Progress, load_weights
+from shared.models.transformers_lm.tensors import load_weights
 from shared.models.weights import read_shards, weights_digest
-
-
-def silent(done: int, total: int, name: str) -> None:
-    """Progress that nobody asked for."""
 
 
 def load_decoder(

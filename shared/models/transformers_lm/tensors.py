@@ -1,6 +1,5 @@
 """A model's weights, read from safetensors through transformers' own renames, merges and ties. No pickle."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Final
@@ -10,10 +9,8 @@ from safetensors import safe_open
 from transformers.utils import logging as transformers_logging
 
 from shared.models.checkpoint import CheckpointError
+from shared.models.progress import Progress
 from shared.models.weights import Shard
-
-Progress = Callable[[int, int, str], None]
-"""Called while weights load with bytes read, bytes in all, and the tensor's name; from several threads."""
 
 _RECOMPUTED: Final = "rotary_emb.inv_freq"
 """Stored by old checkpoints although it follows from `config.json`."""
