@@ -39,9 +39,11 @@ KB: Final = 1 << 10
 MB: Final = 1 << 20
 SIZES: Final = (4 * KB, 64 * KB, MB, 16 * MB, 64 * MB, 256 * MB)
 ARENA_BYTES: Final = 320 * MB
-LEAST_ROUNDS: Final = 8
-MOST_ROUNDS: Final = 500
-ENOUGH_S: Final = 0.4
+PASSES: Final = 3
+"""Over all ways, so that a neighbour's loud minute is not one way's."""
+LEAST_ROUNDS: Final = 4
+MOST_ROUNDS: Final = 300
+ENOUGH_S: Final = 0.1
 SHARED_MEMORY: Final = Path("/dev/shm")
 
 _VIEWS: Final = frozenset({"in process, in place", "shm, in place", "shm, by name, in place"})
@@ -91,6 +93,17 @@ WAYS: Final = {
 
 
 def main() -> None:
+    table = _measured()
+    for _ in range(PASSES - 1):
+        for name, times in _measured().items():
+            table[name] = {nbytes: _less(table[name][nbytes], times[nbytes]) for nbytes in SIZES}
+    for figure in _ratios(table):
+        print(figure.line())
+    print(_drawn(table))
+
+
+def _measured() -> dict[str, Times]:
+    """Every way once."""
     table: dict[str, Times] = {"memcpy, warm to warm": _timed(_memcpy)}
     with tempfile.TemporaryDirectory(prefix="dalsegno-bench-", dir=SHARED_MEMORY) as folder:
         table |= _in_process()
@@ -98,9 +111,14 @@ def main() -> None:
             table |= _between_processes(way, folder)
         with _reader("file", folder) as connection:
             table["file per tensor in /dev/shm"] = _timed(lambda nbytes: _file(nbytes, connection, folder))
-    for figure in _ratios(table):
-        print(figure.line())
-    print(_drawn(table))
+    return table
+
+
+def _less(one: float | str, other: float | str) -> float | str:
+    """The lesser time; one failure is told, whatever the other pass came to."""
+    if isinstance(one, str):
+        return one
+    return other if isinstance(other, str) else min(one, other)
 
 
 def _ratios(table: dict[str, Times]) -> Iterator[Figure]:
