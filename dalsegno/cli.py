@@ -24,6 +24,7 @@ DEFAULT_URL: Final = "http://127.0.0.1:8000"
 EX_INTERRUPTED: Final = 130
 
 _ELSEWHERE: Final = {
+    "check": ("dalsegno.check", "check"),
     "config": ("dalsegno.effective", "config"),
     "log": ("dalsegno.history", "log"),
     "replay": ("dalsegno.replay", "replay"),
@@ -31,7 +32,7 @@ _ELSEWHERE: Final = {
 """Commands in modules of their own, imported when they are called or listed."""
 
 _SECTIONS: Final = {
-    "Commands": ("serve", "ask", "log", "replay", "config"),
+    "Commands": ("serve", "ask", "log", "replay", "check", "config"),
     "The roles one by one, on a NATS server of your own": ("provision", "gateway", "conductor", "worker"),
     "Besides": ("version",),
 }

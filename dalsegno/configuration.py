@@ -15,6 +15,7 @@ from dalsegno import address, environment, layers
 from dalsegno.layers import Effective, Setting
 from shared import config
 from shared.config import Base, ConfigError, DeploymentConfig, NatsSettings
+from shared.models import registry
 
 FLAGS: Final = {
     "host": "gateway.host",
@@ -95,6 +96,10 @@ def check(found: Effective) -> None:
         whole = found.sources["model_kwargs"]
         source = found.sources.get(f"model_kwargs.{at[1]}", whole) if at else whole
         raise ConfigError(f"{source}: {error.message}") from error
+    for name in sorted(registry.graph(told.model).paths & told.model_kwargs.keys()):
+        if not Path(str(told.model_kwargs[name])).exists():
+            source = found.sources[f"model_kwargs.{name}"]
+            raise ConfigError(f"{source}: model_kwargs.{name}: {told.model_kwargs[name]} is not there")
     config.api_keys(told.gateway)
     config.nats_token(told.nats)
     if told.nats.url is not None:

@@ -658,6 +658,11 @@ def _check_placement(config: DeploymentConfig, graph: ModelGraph, whence: "_When
             f"{whence.of('devices')}: devices: expected ranks of node_groups, which are {ranks}, "
             f"found {strangers}"
         )
+    if len(ranks) > 1 and set(config.data_plane.transports) == {"local"}:
+        raise ConfigError(
+            f"{whence.of('data_plane.transports')}: data_plane.transports: expected a way from process to "
+            f"process, as shm or tcp, for the ranks {ranks}; found local alone"
+        )
 
 
 def api_keys(settings: GatewaySettings) -> tuple[ApiKey, ...]:

@@ -18,6 +18,7 @@ from shared.config import ConfigError, DeploymentConfig
 from shared.models import registry
 from shared.models.base import EngineKind
 from workers import memory
+from workers.devices import choose_device
 from workers.engine.cpu_threads import cores, stateless_threads
 from workers.engine.kv_engine import KVEngine
 from workers.pool_size import pool_size
@@ -180,20 +181,3 @@ def _load(
         progress=lambda done, total, name: progress(done, total, node),
         kwargs=config.model_kwargs,
     )
-
-
-def choose_device(config: DeploymentConfig, rank: int) -> torch.device:
-    """A rank's device; `auto` gives each rank its own GPU, as far as there are any.
-
-    Raises:
-        ConfigError: a GPU that is not there.
-    """
-    name = config.device_of(rank)
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto":
-        return torch.device("cuda", rank % count) if count else torch.device("cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= count:
-        where = f"devices.{rank}" if rank in config.devices else "model_kwargs.device"
-        raise ConfigError(f"{where} is {name!r}, but this machine has {count} GPUs")
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device

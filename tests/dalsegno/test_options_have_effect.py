@@ -40,7 +40,7 @@ from workers import settings
 from workers.data_plane.opening import open_configured
 from workers.data_plane.store import ArenaStore
 from workers.data_plane.transports.tcp import TcpCard
-from workers.hosting import choose_device
+from workers.devices import choose_device
 
 Observe: TypeAlias = Callable[[DeploymentConfig], Awaitable[object]]
 

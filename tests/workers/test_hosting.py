@@ -11,9 +11,10 @@ from tests.tiny.orpheus import tiny_orpheus
 from tests.workers.engine.oracle import run
 from tests.workers.engine.test_kv_transfer import EXPORT, Slots
 from workers import hosting, memory
+from workers.devices import choose_device
 from workers.engine.cpu_threads import cores
 from workers.engine.sequence import SequenceSpec
-from workers.hosting import choose_device, make_engine, make_stateless, nodes_of, seat
+from workers.hosting import make_engine, make_stateless, nodes_of, seat
 from workers.settings import EngineSettings
 
 

@@ -1,0 +1,195 @@
+"""`dalsegno check`: what is said of a configuration, without starting it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from dalsegno.cli import main
+from dalsegno.drawing import WIDTH
+from shared import config
+from tests.tiny import tiny_checkpoint
+
+GROUPS = {
+    "orpheus": [{"node_names": ["LLM"], "ranks": [0]}, {"node_names": ["snac_decoder"], "ranks": [0]}],
+    "colocated": [
+        {
+            "node_names": ["LLM"],
+            "ranks": [0],
+            "graph_walks": ["prefill", "decode", "decode_llm", "audio_gen"],
+        },
+        {"node_names": ["snac_decoder"], "ranks": [0], "graph_walks": ["audio_gen", "snac_chunk"]},
+    ],
+    "pd": [
+        {"node_names": ["LLM"], "ranks": [0], "graph_walks": ["prefill"]},
+        {"node_names": ["LLM"], "ranks": [1], "graph_walks": ["decode"]},
+        {"node_names": ["snac_decoder"], "ranks": [1], "graph_walks": ["snac_chunk"]},
+    ],
+    "tp2": [
+        {"node_names": ["LLM"], "ranks": [0, 1], "tp_size": 2, "graph_walks": ["prefill", "decode"]},
+        {"node_names": ["snac_decoder"], "ranks": [0], "graph_walks": ["snac_chunk"]},
+    ],
+}
+"""The placements that are published for Orpheus: model, max_seq_len and node_groups are all they say."""
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """A folder as far as it is looked at."""
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    shape = {"num_hidden_layers": 28, "num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128}
+    said = shape | {"torch_dtype": "bfloat16", "max_position_embeddings": 131072}
+    (folder / "config.json").write_text(json.dumps(said))
+    return folder
+
+
+def written(folder: Path, groups: str, **changed: Any) -> str:
+    path = folder / f"{groups}.yaml"
+    path.write_text(
+        yaml.safe_dump({"model": "orpheus", "max_seq_len": 131072, "node_groups": GROUPS[groups]} | changed)
+    )
+    return str(path)
+
+
+def check(*args: str, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(main, ["check", *args], env=env)
+
+
+def said(*args: str) -> Any:
+    result = check(*args, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("groups", ["orpheus", "colocated", "pd"])
+def test_what_is_published_for_a_family_that_is_served_loads_unchanged(
+    tmp_path: Path, weights: Path, groups: str
+) -> None:
+    found = said(written(tmp_path, groups), "--checkpoint", str(weights))
+
+    assert {one["node"] for one in found["nodes"]} == {"prepare", "LLM", "snac_decoder"}
+    assert [one["rank"] for one in found["ranks"]] == ([0, 1] if groups == "pd" else [0])
+
+
+def test_tensor_parallelism_is_refused_with_a_word(tmp_path: Path, weights: Path) -> None:
+    result = check(written(tmp_path, "tp2"), "--checkpoint", str(weights))
+
+    assert result.exit_code == 78
+    assert "node_groups[0]: tp_size is 2, but tensor parallelism is not there yet" in result.stderr
+
+
+def test_it_is_drawn(tmp_path: Path, weights: Path) -> None:
+    flags = ("--set", "model_kwargs.device=cpu", "--checkpoint", str(weights))
+    shown = check(written(tmp_path, "pd"), *flags).stdout
+
+    assert all(len(line) <= WIDTH for line in shown.splitlines() if not line.startswith("checkpoint "))
+    assert "\n".join(shown.splitlines()[3:]) == (
+        "node          engine     walks       ranks  device\n"
+        "prepare       cpu        prepare     0      cpu\n"
+        "LLM           kv         prefill     0      cpu\n"
+        "LLM           kv         decode      1      cpu\n"
+        "snac_decoder  stateless  snac_chunk  1      cpu\n"
+        "\n"
+        "┌─ rank 0 ───────────────────────────┐   ┌─ rank 1 ───────────────────────────┐\n"
+        "│ cpu                                │   │ cpu                                │\n"
+        "│ prepare  prepare                   │   │ LLM           decode               │\n"
+        "│ LLM      prefill                   │   │ snac_decoder  snac_chunk ► audio   │\n"
+        "└─────────────────┬──────────────────┘   └─────────────────┬──────────────────┘\n"
+        "                  ├───────────────── token ───────────────►│\n"
+        "                  ├═══════════════ KV of LLM ═════════════►│\n"
+        "                  ├┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄ token ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄►│\n"
+        "\n"
+        "─ tensors   ═ keys and values   ┄ a stream, while both run\n"
+        "\n"
+        "stream: token, from LLM (prefill) and LLM (decode) to snac_decoder (snac_chunk),\n"
+        "        windows of 28, every 7\n"
+        "note: ranks 0, 1 share cpu, its cores and memory too\n"
+        "warning: keys and values of LLM move from rank 0 to rank 1 between prefill and\n"
+        "         decode, 112 KiB for each token so far\n"
+        "ok: it can be served"
+    )
+
+
+def test_a_model_on_one_rank_has_nothing_to_warn_of() -> None:
+    found = said("demo", "--set", "model_kwargs.device=cpu")
+
+    assert (found["notes"], found["warnings"]) == ([], [])
+    assert found["ranks"] == [{"rank": 0, "device": "cpu", "nodes": ["prepare", "llm"]}]
+    assert check("demo").stdout.splitlines()[-1] == "ok: it can be served"
+
+
+def test_replicas_and_devices_are_told(tmp_path: Path, weights: Path) -> None:
+    groups = [{"node_names": ["LLM"], "ranks": [1, 2]}, {"node_names": ["snac_decoder"], "ranks": [0]}]
+    path = written(tmp_path, "orpheus", node_groups=groups, devices={0: "cpu", 1: "cpu", 2: "cuda:99"})
+
+    found = said(path, "--checkpoint", str(weights))
+
+    assert found["notes"] == [
+        "ranks 0, 1 share cpu, its cores and memory too",
+        "LLM (prefill, decode) has 2 replicas: each request gets one of ranks 1, 2",
+    ]
+    [warning] = found["warnings"]
+    assert warning.startswith("devices.2 is 'cuda:99', but this machine has ")
+    assert warning.endswith("GPUs: rank 2 does not start here")
+    assert check(path, "--checkpoint", str(weights)).stdout.endswith("served, where its devices are\n")
+
+
+def test_a_checkpoint_that_was_downloaded_is_found(tmp_path: Path, weights: Path) -> None:
+    folder = tmp_path / "hub" / "models--canopylabs--orpheus-3b-0.1-ft"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("c0ffee")
+    (folder / "snapshots").mkdir()
+    (folder / "snapshots" / "c0ffee").symlink_to(weights, target_is_directory=True)
+    path = written(tmp_path, "orpheus")
+
+    result = check(path, "--json", env={"HF_HUB_CACHE": str(tmp_path / "hub")})
+    without = check(path, env={"HF_HUB_CACHE": str(tmp_path)})
+
+    assert json.loads(result.stdout)["checkpoint"] == str(weights)
+    assert without.exit_code == 78
+    assert "get it with `hf download canopylabs/orpheus-3b-0.1-ft`" in without.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ("max_seq_len=131073",),
+            "but the model in {weights} was made for 131072 tokens; set max_seq_len to",
+        ),
+        (("model_kwargs.snac=nowhere",), "--set: model_kwargs.snac: {here}/nowhere is not there"),
+        (("model_kwargs.snack=1",), "model_kwargs: unknown key snack; did you mean 'snac'?"),
+        (("model=bagel",), "model 'bagel' is unknown: expected one of ['decoder_lm', 'orpheus'"),
+    ],
+)
+def test_what_a_worker_would_refuse_is_refused_here(
+    tmp_path: Path, weights: Path, flags: tuple[str, ...], message: str
+) -> None:
+    told = [part for flag in flags for part in ("--set", flag)]
+    path, text = written(tmp_path, "pd"), message.format(weights=weights, here=Path.cwd())
+
+    result = check(path, "--checkpoint", str(weights), *told)
+    as_json = check(path, "--checkpoint", str(weights), *told, "--json")
+
+    assert (result.exit_code, as_json.exit_code) == (78, 78)
+    assert text in result.stderr
+    answer = json.loads(as_json.stdout)
+    assert answer["ok"] is False
+    assert text in answer["error"]
+
+
+def test_every_named_configuration_is_right(weights: Path) -> None:
+    """`demo` has its own weights; the others are checked as if theirs were downloaded."""
+    assert len(config.named()) > 1
+    for name in config.named():
+        raw = yaml.safe_load((config.configs_folder() / f"{name}.yaml").read_text())
+        flags = () if "checkpoint" in raw else ("--checkpoint", str(weights))
+        assert check(name, *flags).exit_code == 0, name
+
+
+def test_a_folder_is_checked_too() -> None:
+    assert check(str(tiny_checkpoint())).exit_code == 0
