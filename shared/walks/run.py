@@ -470,8 +470,7 @@ class WalkRun:
         for edge, name in loop.cleared:
             self._slots[nodes[name].index].pop(edge, None)  # a skipped node has taken nothing from a stream
         for pair in loop.restored:
-            if pair not in fed:
-                self._put(nodes[pair[1]], pair, self._saved[pair, loop.index], loop.index)
+            self._put(nodes[pair[1]], pair, self._saved[pair, loop.index], loop.index)
         for pair, value in fed.items():
             self._put(nodes[pair[1]], pair, value, loop.index)
         fed.clear()

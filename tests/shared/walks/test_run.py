@@ -647,6 +647,24 @@ def outputs_of(firing: Firing) -> dict[str, Any]:
     return {"latents": f"latents{firing.path}"} if firing.node == "denoiser" else {"image": "image"}
 
 
+def test_what_the_next_iteration_reads_is_alive_before_it_begins() -> None:
+    run = begin(DIFFUSION, latents="noise", prompt="a cat")
+    (firing,) = run.take_ready()
+    run.complete(firing, outputs_of(firing))
+    assert sorted(run.alive()) == ["a cat", "latents(0,)", "latents(0,)"]
+
+
+def test_what_every_iteration_makes_anew_is_not_alive_once_it_was_read() -> None:
+    run = begin(GUIDED, latents="noise", time_index="t0")
+    branches = run.take_ready()
+    for firing in branches:
+        run.complete(firing, {f"v_{firing.node}": f"v_{firing.node}"})
+    assert {f"v_{name}" for name in BRANCHES} <= {*run.alive()}
+    (combine,) = run.take_ready()
+    run.complete(combine, {"latents": "latents0", "time_index": "t1"})
+    assert {*run.alive()} == {"latents0", "t1"}
+
+
 def test_what_a_walk_keeps_is_alive_one_by_one() -> None:
     run = begin(ROLLOUT, x="x")
     drive(run)
