@@ -32,6 +32,7 @@ def orpheus(*groups: tuple[list[str], list[int]], **changes: Any) -> DeploymentC
 
 
 def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    tiny_orpheus()  # is made before: drawing its weights would look for those GPUs
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
