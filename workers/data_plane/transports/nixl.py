@@ -221,9 +221,15 @@ class _Loop:
 def _package() -> ModuleType:
     for name in _PACKAGES:
         try:
-            return importlib.import_module(f"{name}._api")
+            package = importlib.import_module(f"{name}._api")
         except ModuleNotFoundError:
             continue
+        # It writes lines of its own shape to stdout, and says at length that all is well.
+        logger = logging.getLogger("nixl")
+        logger.handlers.clear()
+        logger.propagate = True
+        logger.setLevel(logging.WARNING)
+        return package
     raise ValueError(
         "data_plane.transports has `nixl`, and NIXL is not installed: pip install 'dalsegno[rdma]', "
         "or take `nixl` off that list"
