@@ -1,0 +1,120 @@
+"""Prefill on one rank and decode on another, with the real engine, beside the same on one rank."""
+
+from typing import Any
+
+import msgspec
+
+from shared.config import DeploymentConfig, resolve
+from shared.events import NodeFired, OutputChunk, TensorsReleased, WalkCall
+from shared.models import registry
+from shared.placement import NodeGroup
+from shared.tensors import inline_ids
+from tests.tiny import tiny_checkpoint
+from tests.workers.cluster import Cluster, clustered
+from workers import settings
+from workers.data_plane.port import TensorStore
+from workers.model import LocalModel
+
+GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
+WARM = {"temperature": 0.9, "top_p": 0.9, "top_k": 40}
+PROMPT = [5, 17, 99, 3, 42, 64, 11, 7, 23, 5, 8]
+PREFILL_AND_DECODE = [
+    NodeGroup(node_names=["prepare"], ranks=[0]),
+    NodeGroup(node_names=["llm"], ranks=[0], graph_walks=["prefill", "score"]),
+    NodeGroup(node_names=["llm"], ranks=[1], graph_walks=["decode"]),
+]
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"sampling": WARM},
+    "another choice": {"sampling": WARM, "choice": 3},
+    "penalties": {"sampling": GREEDY | {"repetition_penalty": 1.3, "min_tokens": 4, "presence_penalty": 0.5}},
+    "log probabilities": {"logprobs": 3, "sampling": WARM},
+    "an echo": {"echo": "the prompt as text"},
+    "an echo with log probabilities": {"echo": "the prompt as text", "logprobs": 2},
+    "one token": {"max_tokens": 1},
+}
+
+
+def config() -> DeploymentConfig:
+    return msgspec.structs.replace(
+        resolve(str(tiny_checkpoint("qwen3"))),
+        node_groups=PREFILL_AND_DECODE,
+        model_kwargs={"device": "cpu", "max_rows": 16},
+    )
+
+
+def calls(prompt: list[int], **args: Any) -> tuple[WalkCall, WalkCall]:
+    args = {"max_tokens": 16, "sampling": GREEDY, "stop": [], "ignore_eos": True} | args
+    prefill = WalkCall(name="prefill", inputs={"token_ids": inline_ids("p", prompt)}, args=args)
+    told = {name: value for name, value in args.items() if name not in ("logprobs", "echo", "choice")}
+    return prefill, WalkCall(name="decode", args=told)
+
+
+def said(cluster: Cluster, request_id: str) -> list[tuple[Any, ...]]:
+    """All that a client sees, and how it was cut where that does not hang on time."""
+    chunks = cluster.chunks(request_id)
+    return [
+        ("text", "".join(chunk.text for chunk in chunks)),
+        ("ids", [id for chunk in chunks for id in chunk.token_ids]),
+        ("echo", [chunk.metadata for chunk in chunks if chunk.is_echo]),
+        ("choice", {chunk.choice for chunk in chunks}),
+        (
+            "told",
+            [
+                (told.id, told.token, told.logprob, told.top)
+                for chunk in chunks
+                for told in chunk.logprobs or []
+            ],
+        ),
+    ]
+
+
+def rounded(value: Any) -> Any:
+    """Other batches round otherwise, in the last places."""
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, msgspec.Struct):
+        return rounded(msgspec.structs.astuple(value))
+    return [rounded(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+async def test_a_row_that_goes_on_elsewhere_says_what_it_says_on_one_rank() -> None:
+    used = config()
+
+    def model(rank: int, store: TensorStore) -> LocalModel:
+        return LocalModel(used, settings.of(used), rank, store.allocate)
+
+    async with clustered(registry.graph("decoder_lm"), used, model) as cluster:
+        for number, args in enumerate(CASES.values()):
+            cluster.order(f"one{number}", *calls(PROMPT, **args), ranks={"llm": 1})
+            cluster.order(f"two{number}", *calls(PROMPT, **args))
+        for number, name in enumerate(CASES):
+            one = (await cluster.done(f"one{number}"))[1]
+            two = await cluster.done(f"two{number}", 2)
+            assert rounded(said(cluster, f"two{number}")) == rounded(said(cluster, f"one{number}")), name
+            assert two[1].results[1].facts == one.results[1].facts, name
+            assert not two[0].results[0].facts, name
+            assert two[0].output.chunks == 0, name
+            writers = {chunk.writer for chunk in cluster.chunks(f"two{number}")}
+            assert writers == {"w1"}, name
+            assert two[1].output.chunks == len(cluster.events(OutputChunk, f"two{number}")), name
+
+        # A stop string that the answer holds, from its second token on: it ends both alike.
+        plain = cluster.text("one0")
+        for number, stop in enumerate((plain[2:6], plain[:2])):
+            cluster.order(f"cut{number}a", *calls(PROMPT, stop=[stop]), ranks={"llm": 1})
+            cluster.order(f"cut{number}b", *calls(PROMPT, stop=[stop]))
+            one = (await cluster.done(f"cut{number}a"))[1]
+            two = await cluster.done(f"cut{number}b", 2)
+            assert two[1].results[1].facts == one.results[1].facts
+            assert one.results[1].facts["finish_reason"] == "stop"
+            assert cluster.text(f"cut{number}b") == cluster.text(f"cut{number}a")
+
+        await cluster.until(TensorsReleased, "two0")
+        fired = cluster.events(NodeFired, "two0")
+        assert [(event.node, event.walk, event.row is not None) for event in fired] == [
+            ("llm", 0, True),
+            ("llm", 1, False),
+        ]
+        assert not cluster.events(NodeFired, "one0")
+        await cluster.empty(*[f"two{number}" for number in range(len(CASES))], "cut0b", "cut1b")
