@@ -2,8 +2,9 @@
 
     prepare                                a CPU node
     prefill, decode     talker             the tokens; may be on two ranks
+    go_on               talker             with a partition beside it: the second half of them
     render, master      vocoder            takes the stream `codes`, two items at a time
-    caption, sign       captioner          takes the stream `words`
+    caption, sign       captioner          takes the stream `words`, three at a time
 
 A request's text says how many partitions it has: `solo`, `duet` (and a voice) or `trio` (and captions).
 """
@@ -29,15 +30,16 @@ WORDS: Final = StreamingEdge("words", "captioner", chunks=Fixed(3))
 
 PREPARE: Final = Node("prepare", (), (Edge("ids", KEEP),))
 PREFILL: Final = Node("talker", ("ids",), (Edge("token", KEEP),))
-DECODE: Final = Loop(
-    "decode",
-    Node(
-        "talker",
-        ("token",),
-        (Edge("token", "talker"), Edge("token", CLIENT("text")), Edge("state", KEEP), CODES, WORDS),
-    ),
-    max_iters="max_tokens",
-    outputs=("state",),
+_TALK: Final = (
+    Edge("token", "talker"),
+    Edge("token", CLIENT("text")),
+    Edge("state", KEEP),
+    CODES,
+    WORDS,
+)
+DECODE: Final = Loop("decode", Node("talker", ("token",), _TALK), max_iters="max_tokens", outputs=("state",))
+GO_ON: Final = Loop(
+    "go_on", Node("talker", ("state", "token"), _TALK), max_iters="max_tokens", outputs=("state",)
 )
 RENDER: Final = Loop(
     "render",
@@ -65,11 +67,14 @@ def plan(request: PlanRequest) -> Plan:
     if kind == "trio":
         yield Start("captions", captions())
         ends = ("codes", "words")
+    half = TOKENS // 2 if ends else TOKENS
     told = yield Chain(
         Walk("prefill", inputs={"ids": prepared.handle("ids")}),
-        Walk("decode", args={"max_tokens": TOKENS}),
-        ends=ends,
+        Walk("decode", args={"first": 0, "max_tokens": half}),
     )
+    if ends:
+        args = {"first": half, "max_tokens": TOKENS - half}
+        told = yield Walk("go_on", inputs={"state": told.handle("state")}, args=args, ends=ends)
     if kind == "trio":
         yield Join("captions")
     if kind in {"duet", "trio"}:
@@ -97,6 +102,7 @@ WALKS: Final[dict[str, Section]] = {
     "prepare": PREPARE,
     "prefill": PREFILL,
     "decode": DECODE,
+    "go_on": GO_ON,
     "render": RENDER,
     "master": MASTER,
     "caption": CAPTION,
@@ -136,7 +142,7 @@ LAYOUTS: Final[dict[str, tuple[PlacedGroup, ...]]] = {
     "three": (
         group("prepare captioner", 0),
         group("talker", 0, walks="prefill"),
-        group("talker", 1, walks="decode"),
+        group("talker", 1, walks="decode go_on"),
         group("vocoder", 2),
     ),
     "replicas": (
@@ -169,9 +175,16 @@ _FACTS: Final[dict[str, dict[str, Any]]] = {
     "prepare": {"prompt_tokens": 3},
     "prefill": {"cached": 0},
     "decode": {"completion_tokens": TOKENS},
+    "go_on": {"completion_tokens": TOKENS},
     "master": {"seconds": 2},
 }
-_OUTPUTS: Final = {"prepare": ("ids",), "decode": ("state",), "render": ("sound",), "master": ("mastered",)}
+_OUTPUTS: Final = {
+    "prepare": ("ids",),
+    "decode": ("state",),
+    "go_on": ("state",),
+    "render": ("sound",),
+    "master": ("mastered",),
+}
 
 
 def key_of(ready: NodeReady, walk: str, node: str, edge: str) -> str:

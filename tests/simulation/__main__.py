@@ -1,10 +1,14 @@
-"""Run one history, or many: `python -m tests.simulation --seed 7 --story` or `--seeds 10000`."""
+"""Run one history, or many: `python -m tests.simulation --seed 7 --story` or `--seeds 10000`.
+
+With `--many-ranks` of a model on several.
+"""
 
 import argparse
 import sys
 
 from dalsegno import story
 from tests.simulation.invariants import check
+from tests.simulation.many_ranks import ManyRanks
 from tests.simulation.simulator import Simulation
 
 
@@ -13,10 +17,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1, help="how many")
+    parser.add_argument("--many-ranks", action="store_true", help="of a model on several ranks")
     parser.add_argument("--story", action="store_true", help="tell what happened")
     told = parser.parse_args()
     for seed in range(told.seed, told.seed + told.seeds):
-        simulation = Simulation(seed)
+        simulation = ManyRanks(seed) if told.many_ranks else Simulation(seed)
         try:
             check(simulation.run())
         except AssertionError as error:

@@ -6,14 +6,17 @@ behind later events, stored twice because an ack got lost, or delayed; readers a
 process may crash between any two steps and come back without memory; a conductor or worker may be taken
 for dead while it still runs (a zombie), and go on when it pleases.
 
+Here one rank runs one node; `tests.simulation.many_ranks` has a model on several.
+
 Faults stop after `Plan.faulty_steps`; then everything that is down comes back, the world runs until
 nothing more happens, and `tests.simulation.invariants` looks at what is left.
 """
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import msgspec
 
@@ -38,6 +41,7 @@ from shared.events import (
     WalkStop,
     WalkStopped,
     WorkerJoined,
+    WorkerLeaving,
     decode,
     encode,
 )
@@ -45,10 +49,12 @@ from shared.fence import EpochFence
 from shared.ids import Rank
 from shared.log.port import StoredRecord
 from shared.models import registry
+from shared.models.base import ModelGraph
 from shared.subjects import CONDUCTOR_WRITER
 from shared.transcript import Transcript
 from tests.conductor.script import LIMITS, SUBJECTS, completion, deployment, subject_of
 from workers.inbox import Inbox, Joined, Start, StepKey, Stop, Superseded
+from workers.lives import Lives
 
 ANSWER_TOKENS = 6
 
@@ -75,6 +81,9 @@ class Plan:
     p_zombie: float = 0.5
     p_cancel: float = 0.15
     p_again: float = 0.3
+    p_leave: float = 0.0
+    p_gone: float = 0.0
+    layout: str = "one"
     max_attempts: int = 1000
     settle_steps: int = 200_000
 
@@ -159,7 +168,7 @@ class Process:
 class SimConductor(Process):
     def __init__(self, sim: "Simulation", name: str) -> None:
         super().__init__(sim, name, 0)
-        self.cluster = Cluster(registry.graph, SUBJECTS)
+        self.cluster = Cluster(sim.graph_of, SUBJECTS)
         self.led = False
         self.claimed = False
         self.number = 0
@@ -218,17 +227,57 @@ class Job:
     unacked: int = 0
 
 
-class SimWorker(Process):
-    def __init__(self, sim: "Simulation", name: str) -> None:
+class RankProcess(Process):
+    """Any life of a rank: it has joined, and has an inbox."""
+
+    def __init__(self, sim: "Simulation", name: str, rank: int = 0) -> None:
         super().__init__(sim, name, len(sim.records))
-        known = {event.id for event in sim.events(WorkerJoined)}
+        self.rank = rank
+        lives = Lives()
+        for record, event in zip(sim.records, sim.decoded, strict=True):
+            match event:
+                case WorkerJoined():
+                    lives.joined(event, record.seq)
+                case WorkerLeaving():
+                    lives.over(event)
+                case _:
+                    pass
         epoch = max((event.epoch or 0 for event in sim.events(EpochOpened)), default=0)
-        self.inbox = Inbox(SUBJECTS, Rank(0), name, earlier_lives=known, epoch=epoch)
-        self.jobs: dict[StepKey, Job] = {}
+        self.inbox = Inbox(SUBJECTS, Rank(rank), name, lives=lives, epoch=epoch)
         joined = WorkerJoined(
-            id=name, writer="w0", rank=0, model="demo", nodes=["llm"], device="cpu", kv_tokens=128
+            id=name, writer=f"w{rank}", rank=rank, model="demo", nodes=["llm"], device="cpu", kv_tokens=128
         )
-        self.post(SUBJECTS.worker(0), joined)
+        self.post(SUBJECTS.worker(rank), joined)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has orders it has neither carried out nor dropped."""
+        raise NotImplementedError
+
+    def report_stop(self, order: WalkStop) -> None:
+        event = WalkStopped(
+            id=f"{order.request_id}.stopped.{order.attempt}.{order.index}.{self.rank}",
+            writer=f"w{self.rank}",
+            request_id=order.request_id,
+            attempt=order.attempt,
+            incarnation=order.incarnation,
+            index=order.index,
+            rank=self.rank,
+            steps_after=0,
+        )
+        self.post(SUBJECTS.done(self.rank, str(order.request_id)), event)
+
+
+class SimWorker(RankProcess):
+    """The one rank of a model that runs on one."""
+
+    def __init__(self, sim: "Simulation", name: str, rank: int = 0) -> None:
+        super().__init__(sim, name, rank)
+        self.jobs: dict[StepKey, Job] = {}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.jobs)
 
     def wants(self, record: StoredRecord) -> bool:
         address = SUBJECTS.parse(record.subject)
@@ -237,32 +286,19 @@ class SimWorker(Process):
     def take(self, record: StoredRecord) -> None:
         match self.inbox.fold(record):
             case Start(key, order):
-                self.sim.started[key] += 1
+                self.sim.started[key, self.rank] += 1
                 for old in [k for k in self.jobs if k.request_id == key.request_id]:
                     del self.jobs[old]
                 self.jobs[key] = Job(order)
             case Stop(key, order):
                 if self.jobs.pop(key, None):
-                    self.report(order)
+                    self.report_stop(order)
             case Superseded():
                 self.alive = False
             case Joined() | None:
                 pass
             case other:
                 raise AssertionError(other)
-
-    def report(self, order: WalkStop) -> None:
-        event = WalkStopped(
-            id=f"{order.request_id}.stopped.{order.attempt}.{order.index}",
-            writer="w0",
-            request_id=order.request_id,
-            attempt=order.attempt,
-            incarnation=order.incarnation,
-            index=order.index,
-            rank=0,
-            steps_after=0,
-        )
-        self.post(SUBJECTS.done(0, str(order.request_id)), event)
 
     def work(self) -> bool:
         ready = [key for key, job in self.jobs.items() if not job.unacked or job.said != ANSWER_TOKENS]
@@ -339,7 +375,7 @@ class Clients(Process):
         self.submitted: list[str] = [request_id for request_id in wanted if request_id in known]
         self.fence = EpochFence()
         self.transcripts: dict[str, Transcript] = {}
-        self.text: dict[str, str] = {}
+        self.text: dict[str, dict[str, str]] = {}
         self.ends: dict[str, list[AnyEvent]] = {}
 
     def take(self, record: StoredRecord) -> None:
@@ -352,11 +388,11 @@ class Clients(Process):
         match event:
             case OutputChunk() | OutputFence() if request_id not in self.ends:
                 valid = self.transcripts.setdefault(request_id, Transcript()).fold(event)
-                text = self.text.get(request_id, "")
+                tracks = self.text.setdefault(request_id, {})
                 for chunk in valid:
+                    text = tracks.get(chunk.track, "")
                     assert chunk.text_offset == len(text), "a hole or an overlap in what a client reads"
-                    text += chunk.text
-                self.text[request_id] = text
+                    tracks[chunk.track] = text + chunk.text
             case RequestFinished() | RequestFailed() | RequestCancelled() | RequestRejected():
                 known = self.ends.setdefault(request_id, [])
                 if event.id not in {end.id for end in known}:
@@ -385,7 +421,7 @@ class Clients(Process):
             id=f"{request_id}.submitted",
             request_id=request_id,
             model="demo",
-            inputs=Inputs(text=request_id),
+            inputs=Inputs(text=self.sim.asked(request_id)),
             params=Params(max_tokens=ANSWER_TOKENS),
         )
         self.post(SUBJECTS.request(request_id), event)
@@ -394,6 +430,10 @@ class Clients(Process):
 
 class Simulation:
     """One history: `run` it, then look at `records`, `clients` and the conductors."""
+
+    flag: ClassVar[str] = ""
+    ranks: ClassVar[tuple[int, ...]] = (0,)
+    worker: ClassVar[type[RankProcess]] = SimWorker
 
     def __init__(
         self, seed: int, plan: Plan | None = None, records: list[StoredRecord] | None = None
@@ -407,17 +447,36 @@ class Simulation:
             self.store(record.subject, record.data)
         self.steps = 0
         self.generation = 0
-        self.started: Counter[StepKey] = Counter()
+        self.started: Counter[tuple[StepKey, int]] = Counter()
         self.cancelled: set[str] = set()
-        self.released: dict[str, str] = {}
+        self.released: dict[str, dict[str, str]] = {}
         self.story: list[str] = []
         limits = msgspec.structs.replace(LIMITS, max_attempts=self.plan.max_attempts)
-        self.deployment: Deployment = deployment(limits=limits, max_concurrent_requests=self.plan.places)
+        self.deployment = msgspec.structs.replace(
+            self.serve(), limits=limits, max_concurrent_requests=self.plan.places
+        )
         known = {str(event.request_id) for event in self.events(RequestSubmitted)}
         self.cancelled |= {str(event.request_id) for event in self.events(RequestCancel)}
         self.clients = Clients(self, [f"r{n}" for n in range(self.plan.requests)], known)
         self.conductors: list[SimConductor] = [SimConductor(self, self.name("c"))]
-        self.workers: list[SimWorker] = [SimWorker(self, self.name("w0-"))]
+        self.workers: list[RankProcess] = []
+        for rank in self.ranks:
+            self.spawn(rank)
+
+    # ---- the model ---------------------------------------------------------------------------------
+    graph_of: Callable[[str], ModelGraph] = staticmethod(registry.graph)
+
+    def serve(self) -> Deployment:
+        """What is served, and where."""
+        return deployment()
+
+    def asked(self, request_id: str) -> str:
+        """What a client writes."""
+        return request_id
+
+    def texts(self, request_id: str) -> dict[str, str]:
+        """What it is to read, by track."""
+        return {"": text_of(request_id)}
 
     # ---- the log -----------------------------------------------------------------------------------
     def store(self, subject: str, data: bytes) -> None:
@@ -483,35 +542,58 @@ class Simulation:
 
     def lose_gateway(self) -> None:
         """The gateway dies with all it had not sent; clients ask again, under the same ids, at a new one."""
-        for request_id, text in self.clients.text.items():
-            told = self.released.get(request_id, "")
-            assert text.startswith(told) or told.startswith(text), "a second gateway told another story"
-            self.released[request_id] = max(text, told, key=len)
+        for request_id, tracks in self.clients.text.items():
+            told = self.released.setdefault(request_id, {})
+            for track, text in tracks.items():
+                before = told.get(track, "")
+                assert text.startswith(before) or before.startswith(text), (
+                    "a second gateway told another story"
+                )
+                told[track] = max(text, before, key=len)
         stored = {str(event.request_id) for event in self.events(RequestSubmitted)}
         self.clients = Clients(self, [f"r{n}" for n in range(self.plan.requests)], stored)
         self.story.append(f"{self.steps}: gateway dies")
 
     def crash(self) -> None:
-        """The gateway dies, or a conductor or worker does, or is only taken for dead; another takes over."""
+        """The gateway dies, or a conductor or rank does, or is only taken for dead; another takes over."""
         kind = self.random.choice(["conductor", "worker", "gateway"])
         if kind == "gateway":
             self.lose_gateway()
             return
+        if kind == "worker":
+            self.lose_rank(self.random.choice(self.ranks) if len(self.ranks) > 1 else self.ranks[0])
+            return
         zombie = self.random.random() < self.plan.p_zombie
-        group: list[Process] = list(self.conductors if kind == "conductor" else self.workers)
+        self.replaced(self.conductors, zombie)
+        self.conductors.append(SimConductor(self, self.name("c")))
+        self.story.append(f"{self.steps}: conductor {'taken for dead' if zombie else 'dies'}")
+
+    def lose_rank(self, rank: int) -> None:
+        """A rank dies, or is only taken for dead, and another process takes its place at once."""
+        zombie = self.random.random() < self.plan.p_zombie
+        self.replaced([worker for worker in self.workers if worker.rank == rank], zombie)
+        self.spawn(rank)
+        self.story.append(f"{self.steps}: rank {rank} {'taken for dead' if zombie else 'dies'}")
+
+    @staticmethod
+    def replaced(group: Sequence[Process], zombie: bool) -> None:
         for process in group:
             if not process.zombie:
                 process.zombie = True
                 process.alive = process.alive and zombie
-        if kind == "conductor":
-            self.conductors.append(SimConductor(self, self.name("c")))
-        else:
-            self.workers.append(SimWorker(self, self.name("w0-")))
-        self.story.append(f"{self.steps}: {kind} {'taken for dead' if zombie else 'dies'}")
+
+    def spawn(self, rank: int) -> None:
+        """A process of its own for a rank."""
+        self.workers.append(self.worker(self, self.name(f"w{rank}-"), rank))
+
+    def present(self, rank: int) -> RankProcess | None:
+        """The process that runs a rank now, if one does."""
+        found = (w for w in self.workers if w.rank == rank and w.alive and not w.zombie)
+        return next(found, None)
 
     def heal(self) -> bool:
-        """The supervisor starts a worker again that left of itself; whether one had."""
-        if any(w.alive and not w.zombie for w in self.workers):
-            return False
-        self.workers.append(SimWorker(self, self.name("w0-")))
-        return True
+        """The supervisor starts workers again that left of themselves; whether any had."""
+        away = [rank for rank in self.ranks if self.present(rank) is None]
+        for rank in away:
+            self.spawn(rank)
+        return bool(away)

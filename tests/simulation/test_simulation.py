@@ -10,11 +10,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from conductor.core import react
 from conductor.core.cluster import Cluster, Folded
-from conductor.core.request import Request
+from conductor.core.request import Request, World
 from shared.events import Event, OutputChunk, OutputFence, WalkCompleted, WalkFailed, WorkerJoined
 from shared.fence import EpochFence
 from shared.transcript import Transcript
@@ -45,7 +46,8 @@ def test_from_any_prefix_of_the_log_the_same_end_is_reached(seed: int) -> None:
         again = Simulation(seed, quiet, whole.records[:cut]).run()
         if whole.plan.max_attempts > 100:
             check(again)
-        for request_id, text in again.clients.text.items():
+        for request_id, tracks in again.clients.text.items():
+            text = tracks.get("", "")
             assert text_of(request_id).startswith(text)
             assert text.startswith(_released(whole, request_id, cut))
 
@@ -64,15 +66,21 @@ def _released(sim: Simulation, request_id: str, cut: int) -> str:
 
 
 def no_regard_for_attempts(patch: pytest.MonkeyPatch) -> None:
-    concerns = react.concerns
+    """Whatever is reported is taken for a report of the step at hand."""
+    fact = react.Reactor.fact
 
-    def careless(request: Request, event: react.Fact) -> bool:
-        if not isinstance(event, WalkCompleted | WalkFailed):
-            return concerns(request, event)
-        step = request.step(event.index)
-        return step is not None and event.rank in step.lives and event.rank not in step.parts
+    def careless(
+        self: react.Reactor, request: Request, event: react.Fact, data: bytes, world: World
+    ) -> react.Reaction:
+        if isinstance(event, WalkCompleted | WalkFailed) and request.running and request.running[0].lives:
+            step = request.running[0]
+            life = step.lives[event.rank]
+            event = msgspec.structs.replace(
+                event, index=step.index, attempt=request.attempt, incarnation=life
+            )
+        return fact(self, request, event, data, world)
 
-    patch.setattr(react, "concerns", careless)
+    patch.setattr(react.Reactor, "fact", careless)
 
 
 def no_output_fence(patch: pytest.MonkeyPatch) -> None:
