@@ -15,10 +15,12 @@ has superseded ends for good.
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import platform
 import secrets
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -26,8 +28,8 @@ from typing import Any, Final
 
 import msgspec
 
-from shared.config import DeploymentConfig
-from shared.errors import WorkerError
+from shared.config import ConfigError, DeploymentConfig
+from shared.errors import CapacityError, WorkerError
 from shared.events import MalformedEventError, WorkerJoined, WorkerLeaving, decode
 from shared.fence import EpochFence
 from shared.ids import Rank
@@ -115,12 +117,21 @@ def open_tensors(config: DeploymentConfig, rank: int) -> TensorStore:
     """The store of a rank; where there is but one rank, it listens nowhere.
 
     Raises:
-        OSError: the system gives no such memory, or the address is not this machine's, or taken.
+        ConfigError: the address is not this machine's.
+        CapacityError: the port is taken, or there is no memory: it may be there later.
     """
     plane = config.data_plane
+    network = Network.of_rank(rank, plane.address, plane.port)
     names = plane.transports if len(config.ranks) > 1 else ["local"]
-    ways = chosen(names, Network.of_rank(rank, plane.address, plane.port))
-    return open_store(total_bytes=plane.arena_bytes, transports=ways, memory=plane.memory)
+    try:
+        return open_store(
+            total_bytes=plane.arena_bytes, transports=chosen(names, network), memory=plane.memory
+        )
+    except (OSError, ValueError) as error:
+        told = f"address {network.address}, port {network.port}, arena_bytes {plane.arena_bytes}"
+        is_for_good = isinstance(error, ValueError | socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        kind = ConfigError if is_for_good else CapacityError
+        raise kind(f"the data plane of rank {rank} ({told}) cannot be opened: {error}") from error
 
 
 class Worker:

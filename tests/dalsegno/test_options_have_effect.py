@@ -37,10 +37,10 @@ from tests.gateway.test_connection import GET, HALF, Client, Endless, serving
 from tests.gateway.world import CHAT, Performance, World, deployment, echo, listening
 from tests.tiny import tiny_checkpoint
 from workers import settings
-from workers.data_plane.opening import open_configured
-from workers.data_plane.store import ArenaStore
+from workers.data_plane.port import TensorStore
 from workers.data_plane.transports.tcp import TcpCard
 from workers.devices import choose_device
+from workers.process import open_tensors
 
 Observe: TypeAlias = Callable[[DeploymentConfig], Awaitable[object]]
 
@@ -163,8 +163,8 @@ async def the_device_of_rank_0(config: DeploymentConfig) -> str:
 
 
 @contextlib.asynccontextmanager
-async def store(config: DeploymentConfig, rank: int = 0) -> AsyncIterator[ArenaStore]:
-    found = open_configured(config.data_plane, rank)
+async def store(config: DeploymentConfig, rank: int = 0) -> AsyncIterator[TensorStore]:
+    found = open_tensors(config, rank)
     try:
         yield found
     finally:
@@ -440,7 +440,8 @@ async def whether_a_trace_is_recorded(config: DeploymentConfig) -> bool:
 
 # ---- the table ---------------------------------------------------------------------------------------
 
-SMALL: Final = {"DALSEGNO_DATA_PLANE_ARENA_BYTES": str(1 << 23)}
+TWO_RANKS: Final = {"DALSEGNO_NODE_GROUPS": "[{node_names: [prepare, llm], ranks: [0, 1]}]"}
+SMALL: Final = TWO_RANKS | {"DALSEGNO_DATA_PLANE_ARENA_BYTES": str(1 << 23)}
 JOINED: Final = {"DALSEGNO_NATS_URL": "nats://127.0.0.1:4222"}
 ENDPOINT: Final = {"DALSEGNO_TRACES_ENDPOINT": "http://127.0.0.1:1"}
 BODY_TO_COME: Final = (
@@ -525,9 +526,9 @@ TABLE: Final = [
     Row(
         key="data_plane.transports",
         said="local,tcp",
-        otherwise="local",
+        otherwise="local,shm",
         observe=cards,
-        without={"local"},
+        without={"local", "shm"},
         with_={"local", "tcp"},
         also=SMALL,
     ),

@@ -1,16 +1,17 @@
 """A worker's life on a log in memory, with an engine driven by hand."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 
-from shared.config import DeploymentConfig, NodeGroup
-from shared.errors import WorkerError
+from shared.config import ConfigError, DataPlaneSettings, DeploymentConfig, NodeGroup
+from shared.errors import CapacityError, WorkerError
 from shared.events import (
     AnyEvent,
     EpochOpened,
@@ -341,3 +342,35 @@ def leaves(error: BaseException | None) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in leaves(inner)]
     return [] if error is None else [error]
+
+
+# ---- the data plane ------------------------------------------------------------------------------------
+
+
+def on_two_ranks(**plane: Any) -> DeploymentConfig:
+    groups = [NodeGroup(node_names=["greet", "llm", "painter"], ranks=[0, 1])]
+    settings = DataPlaneSettings(arena_bytes=1 << 23, **plane)
+    return msgspec.structs.replace(CONFIG, node_groups=groups, data_plane=settings)
+
+
+async def test_on_one_rank_it_is_open_to_nobody() -> None:
+    store = process.open_tensors(CONFIG, 0)
+    try:
+        assert set(store.cards) == {"local"}
+    finally:
+        await store.close()
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "no-such-name.invalid"])
+def test_an_address_of_another_machine_is_a_mistake(address: str) -> None:
+    with pytest.raises(ConfigError, match=rf"data plane of rank 1 \(address {address}, port 0"):
+        process.open_tensors(on_two_ranks(address=address), 1)
+
+
+async def test_a_port_that_is_taken_may_be_free_later() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1] - 1
+        with pytest.raises(CapacityError, match=rf"port {port + 1}, "):
+            process.open_tensors(on_two_ranks(port=port), 1)
