@@ -96,15 +96,20 @@ class Cluster:
         partition: str = "",
         seed: int = 3,
         ranks: Mapping[str, int] | None = None,
+        by_walk: Mapping[str, Mapping[str, int]] | None = None,
         lives: Mapping[int, int] | None = None,
         only: Sequence[int] | None = None,
     ) -> list[NodeReady]:
-        """Order a step at all its ranks (or `only` at some); `ranks` says where nodes are, if elsewhere."""
+        """Order a step at all its ranks, or `only` at some.
+
+        `ranks` says where nodes are, `by_walk` where they are in a walk; else it is as configured.
+        """
         placement, walk_placement = assign(
             self.config.groups, [group.ranks[0] for group in self.config.groups]
         )
         if ranks is not None:
             placement, walk_placement = placement | dict(ranks), {}
+        walk_placement |= {walk: dict(nodes) for walk, nodes in (by_walk or {}).items()}
         having = {
             rank_of(placement, walk_placement, call.name, node)
             for call in calls

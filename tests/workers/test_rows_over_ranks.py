@@ -10,6 +10,7 @@ from shared.models import registry
 from shared.placement import NodeGroup
 from shared.tensors import inline_ids
 from tests.tiny import tiny_checkpoint
+from tests.workers import harness
 from tests.workers.cluster import Cluster, clustered
 from workers import settings
 from workers.data_plane.port import TensorStore
@@ -110,6 +111,21 @@ async def test_a_row_that_goes_on_elsewhere_says_what_it_says_on_one_rank() -> N
             assert one.results[1].facts["finish_reason"] == "stop"
             assert cluster.text(f"cut{number}b") == cluster.text(f"cut{number}a")
 
+        # A later attempt goes on behind what was released, on both ranks; or has nothing left to do.
+        chunks = cluster.chunks("one0")
+        for number, released in enumerate((chunks[:2], chunks)):
+            request_id = f"again{number}"
+            for chunk in released:
+                earlier = msgspec.structs.replace(chunk, request_id=request_id, id=f"{request_id}.{chunk.id}")
+                cluster.put(f"ds.output.g-1.{request_id}.w1", earlier)
+            cluster.put(f"ds.output.g-1.{request_id}.conductor", harness.fence(request_id, 2))
+            cluster.order(request_id, *calls(PROMPT), attempt=2)
+            done = await cluster.done(request_id, 2, attempt=2)
+            assert said(cluster, request_id) == said(cluster, "one0")
+            assert done[1].results[1].facts == {"completion_tokens": 16, "finish_reason": "length"}
+            fired = [event for event in cluster.events(NodeFired, request_id) if event.walk == 0]
+            assert [event.row is not None for event in fired] == [number == 0]
+
         await cluster.until(TensorsReleased, "two0")
         fired = cluster.events(NodeFired, "two0")
         assert [(event.node, event.walk, event.row is not None) for event in fired] == [
@@ -117,4 +133,4 @@ async def test_a_row_that_goes_on_elsewhere_says_what_it_says_on_one_rank() -> N
             ("llm", 1, False),
         ]
         assert not cluster.events(NodeFired, "one0")
-        await cluster.empty(*[f"two{number}" for number in range(len(CASES))], "cut0b", "cut1b")
+        await cluster.empty(*[f"two{number}" for number in range(len(CASES))], "cut0b", "cut1b", "again0")
