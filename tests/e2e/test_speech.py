@@ -1,0 +1,191 @@
+"""Orpheus over the real command line: three layouts, one sound, heard while the model still speaks."""
+
+import asyncio
+import base64
+import json
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Final
+
+import httpx
+import pytest
+import torch
+
+from shared.events import AnyEvent, NodeReady, OutputChunk, RequestFinished, WalkCompleted
+from tests.e2e import clients
+from tests.e2e.deploy import Running, serve
+from tests.shared.models.orpheus.oracle import generate, prompt, speech
+from tests.tiny.orpheus import tiny_orpheus
+
+LAYOUTS: Final = {
+    "orpheus": {"prefill": 0, "decode": 0, "snac_chunk": 0},
+    "orpheus_two_ranks": {"prefill": 0, "decode": 0, "snac_chunk": 1},
+    "orpheus_three_ranks": {"prefill": 0, "decode": 1, "snac_chunk": 2},
+}
+"""Bundled placements, and on which rank each walk's node is."""
+
+GREEDY: Final[dict[str, Any]] = {"temperature": 0, "repetition_penalty": 1.0}
+ASKED: Final[dict[str, dict[str, Any]]] = {
+    "to-its-end": {"input": "hello there", "voice": "tara", "seed": 3, **GREEDY},
+    "shorter-than-a-window": {"input": "x", "voice": "mia", "seed": 4, **GREEDY},
+    "to-its-limit": {"input": "one two three", "voice": "leo", "seed": 5, "max_tokens": 90, **GREEDY},
+    "as-published": {"input": "good morning", "seed": -6, "max_tokens": 120},
+    "without-an-end": {"input": "what?", "voice": "zoe", "seed": 7, "max_tokens": 300, "ignore_eos": True},
+}
+"""Asked all at the same time, so that rows and windows of many are computed together."""
+WITH_AN_ORACLE: Final = [name for name, asked in ASKED.items() if asked.get("temperature") == 0]
+
+
+@dataclass(slots=True)
+class Heard:
+    """What one layout gave.
+
+    Attributes:
+        sounds: of each request, 16-bit samples.
+        logs: what the log has of each, in order.
+        generated: the answer of `/generate`, line by line.
+        replayed: what `dalsegno replay` found, by request.
+    """
+
+    sounds: dict[str, bytes] = field(default_factory=dict)
+    logs: dict[str, list[AnyEvent]] = field(default_factory=dict)
+    generated: list[dict[str, Any]] = field(default_factory=list)
+    replayed: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+class Deployments:
+    """Layouts, each served when it is first asked about, and not beside another one."""
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self._folders = folders
+        self._heard: dict[str, Heard] = {}
+
+    def heard(self, layout: str) -> Heard:
+        if layout not in self._heard:
+            folder = self._folders.mktemp(layout)
+            with serve(folder, "--checkpoint", str(tiny_orpheus()), model=layout) as running:
+                found = asyncio.run(ask(running))
+                found.replayed = clients.verdicts(clients.run_on(running, "replay", "--all", "--json"))
+            self._heard[layout] = found
+        return self._heard[layout]
+
+
+@pytest.fixture(scope="module")
+def deployments(tmp_path_factory: pytest.TempPathFactory) -> Deployments:
+    return Deployments(tmp_path_factory)
+
+
+async def ask(running: Running) -> Heard:
+    heard = Heard()
+    async with clients.http(running) as http, clients.reader(running) as reader:
+        model = (await http.get("/v1/models")).json()["data"][0]["id"]
+
+        async def say(name: str, asked: dict[str, Any]) -> None:
+            body = {"model": model, "response_format": "pcm", "request_id": name, **asked}
+            answer = await http.post("/v1/audio/speech", json=body)
+            assert answer.status_code == 200, answer.text
+            heard.sounds[name] = answer.content
+
+        async with asyncio.TaskGroup() as tasks:
+            for name, asked in ASKED.items():
+                tasks.create_task(say(name, asked))
+        for name in ASKED:
+            await reader.until(reader.subjects.walk(name), RequestFinished)
+            heard.logs[name] = await reader.events(name)
+        heard.generated = await say_over_generate(http)
+    return heard
+
+
+async def say_over_generate(http: httpx.AsyncClient) -> list[dict[str, Any]]:
+    asked = {name: value for name, value in ASKED["to-its-end"].items() if name != "input"}
+    body = {
+        "text": ASKED["to-its-end"]["input"],
+        "output_modalities": ["audio"],
+        "model_kwargs": asked,
+    }
+    answer = await http.post("/generate", json=body)
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+@cache
+def expected(name: str) -> tuple[list[int], bytes]:
+    """The greedy answer to what is asked by that name, and how it sounds."""
+    torch.set_num_threads(1)  # the deployments have the cores
+    asked = ASKED[name]
+    answer, margin = generate(prompt(asked["voice"], asked["input"]), asked.get("max_tokens", 1200))
+    assert margin > 1e-4  # else equality would be luck
+    return answer, speech(answer, asked["seed"])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", WITH_AN_ORACLE)
+def test_what_is_heard_is_what_generate_says_and_the_package_makes_of_it(
+    deployments: Deployments, layout: str, name: str
+) -> None:
+    heard, (answer, sound) = deployments.heard(layout), expected(name)
+
+    assert heard.sounds[name] == sound
+    [finished] = [event for event in heard.logs[name] if isinstance(event, RequestFinished)]
+    assert finished.usage.completion_tokens == len(answer)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_every_layout_sounds_the_same(deployments: Deployments, name: str) -> None:
+    one, *others = [deployments.heard(layout).sounds[name] for layout in LAYOUTS]
+
+    assert one
+    assert len(one) % 4096 == 0  # whole frames
+    assert all(other == one for other in others)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sound_leaves_before_the_language_model_has_finished(deployments: Deployments, layout: str) -> None:
+    log = deployments.heard(layout).logs["without-an-end"]
+    sounding = [place for place, event in enumerate(log) if isinstance(event, OutputChunk) and event.data]
+    [said] = [
+        place
+        for place, event in enumerate(log)
+        if isinstance(event, WalkCompleted) and "completion_tokens" in _facts(event)
+    ]
+
+    assert sounding[0] < said
+    assert sum(place < said for place in sounding) > len(sounding) / 4
+
+
+def _facts(event: WalkCompleted) -> dict[str, Any]:
+    return {name: value for result in event.results for name, value in result.facts.items()}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_walk_runs_where_the_file_says(deployments: Deployments, layout: str) -> None:
+    orders = [event for event in deployments.heard(layout).logs["to-its-end"] if isinstance(event, NodeReady)]
+
+    hosts = {
+        walk.name: order.walk_placement.get(walk.name, {}).get(node, order.placement[node])
+        for order in orders
+        for walk in order.walks
+        for node in ("LLM" if walk.name in ("prefill", "decode") else "snac_decoder",)
+        if walk.name in LAYOUTS[layout]
+    }
+    assert hosts == LAYOUTS[layout]
+    assert {order.rank for order in orders} == {0, *LAYOUTS[layout].values()}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_over_generate_it_is_the_same_sound(deployments: Deployments, layout: str) -> None:
+    *chunks, end = deployments.heard(layout).generated
+
+    assert {chunk["modality"] for chunk in chunks} == {"audio"}
+    assert all(chunk["metadata"]["sample_rate"] == 24000 for chunk in chunks)
+    sound = b"".join(base64.b64decode(chunk["data"]) for chunk in chunks)
+    assert sound == deployments.heard(layout).sounds["to-its-end"]
+    assert end["metadata"]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_was_said_replays(deployments: Deployments, layout: str) -> None:
+    found = deployments.heard(layout).replayed
+
+    assert [name for name in ASKED if not found[name]["matches"]] == []
+    assert {found[name]["phase"] for name in ASKED} == {"finished"}
