@@ -238,6 +238,9 @@ class Reactor:
         unknown = [walk.name for walk in step.walks if walk.name not in graph.walks]
         if unknown:
             raise BugError(f"the plan asks for the walks {unknown}; there are {sorted(graph.walks)}")
+        streams = {name for name, _ in graph.streams}
+        if unknown := [name for name in step.ends if name not in streams]:
+            raise BugError(f"the plan ends the streams {unknown}; there are {sorted(streams)}")
         ranks = {
             rank_of(admitted.placement, admitted.walk_placement, walk.name, node)
             for walk in step.walks

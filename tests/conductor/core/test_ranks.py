@@ -1,12 +1,13 @@
 """Requests on many ranks: steps at the same time, parts merged, lives, tensors that are gone."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
 from conductor.core.lifecycle import Phase
-from shared.errors import BugError
+from shared.errors import BugError, ClientError
 from shared.events import (
     Failure,
     Inputs,
@@ -21,6 +22,7 @@ from shared.events import (
     WalkStop,
 )
 from shared.placement import PlacedGroup
+from shared.plans import Chain, Plan, PlanRequest, Start, Step, SubPlan, Walk
 from shared.transcript import combined
 from tests.conductor import speech
 from tests.conductor.script import LIMITS, Script
@@ -114,6 +116,46 @@ def test_the_streams_that_end_with_a_step_are_in_its_order() -> None:
     script = begun("trio")
     done(script, "prepare", "decode")
     assert [(order.index, order.ends) for order in orders(script)][-2:] == [(3, []), (4, ["codes", "words"])]
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (Walk("prepare", ends=("code",)), "the plan ends the streams ['code']; there are ['codes', 'words']"),
+        (Chain(Walk("prepare"), Walk("sleep")), "the plan asks for the walks ['sleep']; there are "),
+    ],
+)
+def test_a_plan_that_names_what_is_not_there_fails_its_request(step: Step, message: str) -> None:
+    def plan(request: PlanRequest) -> Plan:
+        yield step
+        raise AssertionError("never reached")
+
+    graph = replace(speech.GRAPH, plan=plan)
+    script = Script(serve=deployment("one"), graph_of=lambda _: graph)
+    script.open_epoch()
+    script.join()
+    script.submit()
+    failure = script.last(RequestFailed).failure
+    assert (failure.code, failure.message.startswith(message)) == (BugError.code, True)
+
+
+def test_a_sub_plans_error_fails_the_request() -> None:
+    def plan(request: PlanRequest) -> Plan:
+        yield Start("picky", picky())
+        yield Walk("prepare")
+        raise AssertionError("never reached")
+
+    def picky() -> SubPlan:
+        yield Walk("prepare")
+        raise ClientError("too loud", code="noise")
+
+    graph = replace(speech.GRAPH, plan=plan)
+    script = Script(serve=deployment("one"), graph_of=lambda _: graph)
+    script.open_epoch()
+    script.join()
+    script.submit()
+    script.say("ds.done.0.r1", part(orders(script)[0]))
+    assert script.last(RequestFailed).failure == Failure(code="noise", message="too loud", status=400)
 
 
 def test_a_step_is_done_when_all_its_ranks_are_and_their_parts_are_one_result() -> None:

@@ -1,0 +1,28 @@
+"""The core's view of a configuration."""
+
+from conductor.deployment import deployment_of
+from shared.config import DeploymentConfig
+from shared.models import registry
+from shared.placement import NodeGroup
+from tests.conductor.speech import group
+
+
+def test_a_configuration_says_where_nodes_may_run_and_which_keep_keys_and_values() -> None:
+    config = DeploymentConfig(
+        model="decoder_lm",
+        checkpoint="/nowhere",
+        name="demo",
+        max_seq_len=64,
+        max_attempts=5,
+        node_groups=[
+            NodeGroup(node_names=["prepare"], ranks=[0]),
+            NodeGroup(node_names=["llm"], ranks=[1, 2]),
+        ],
+    )
+
+    found = deployment_of(config, max_event_bytes=4096)
+
+    assert found.groups == (group("prepare", 0), group("llm", 1, 2))
+    assert found.kv_nodes == {"llm"}
+    assert (found.limits.kv_tokens, found.limits.max_attempts, found.limits.max_event_bytes) == (64, 5, 4096)
+    assert (found.model, found.graph_digest) == ("demo", registry.graph("decoder_lm").digest)
