@@ -36,6 +36,7 @@ from dalsegno.welcome import welcome
 from shared.config import DeploymentConfig, nats_token
 from shared.errors import ClientError, DalSegnoError
 from shared.log.server import NatsServer
+from shared.models import registry
 
 GRACE_S: Final = 10.0
 """How long a process may take to stop; a gateway, once its running streams have had their time."""
@@ -84,7 +85,10 @@ def serve(options: ServeOptions) -> None:
 
         def ready() -> None:
             hold.is_used = True
-            console.show(welcome(config.name, listen, data.path, time.monotonic() - began_s))
+            graph, took_s = registry.graph(config.model), time.monotonic() - began_s
+            console.show(
+                welcome(config.name, listen, data.path, took_s, outputs=graph.outputs, voices=graph.voices)
+            )
 
         with contextlib.closing(console):
             asyncio.run(_serve(options, config, listen, data, console, ready))

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno import welcome as module
 from dalsegno.address import Listen
-from dalsegno.welcome import welcome
+
+
+def welcome(model: str, listen: Listen, data_dir: Path, seconds: float) -> str:
+    return module.welcome(model, listen, data_dir, seconds, outputs=("text",), voices=())
 
 
 def test_what_is_shown_names_the_address_the_model_and_the_data_dir() -> None:
@@ -33,3 +37,19 @@ def test_what_is_shown_can_be_pasted_whatever_the_model_is_called() -> None:
 def test_at_the_usual_port_ask_needs_no_url(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = welcome("demo", Listen(host="127.0.0.1", port=8000), Path("/data"), seconds=5)
     assert "--url" not in shown
+
+
+def test_a_model_that_speaks_is_let_speak() -> None:
+    listen = Listen(host="127.0.0.1", port=8000)
+    shown = module.welcome("orpheus", listen, Path("/data"), 5.0, outputs=("audio",), voices=("tara", "leah"))
+    [curl] = [shlex.split(line) for line in shown.splitlines() if line.startswith("  curl ")]
+    _, _, program = shown.partition("  from openai")
+    code = ast.parse(textwrap.dedent(f"  from openai{program.partition('Data dir')[0]}"))
+
+    assert curl[:5] == ["curl", "http://127.0.0.1:8000/v1/audio/speech", "-o", "speech.wav", "-d"]
+    asked = json.loads(curl[5])
+    assert (asked["model"], asked["voice"], asked["response_format"]) == ("orpheus", "tara", "wav")
+    assert {"orpheus", "tara", "wav", asked["input"]} <= {
+        node.value for node in ast.walk(code) if isinstance(node, ast.Constant)
+    }
+    assert "ask" not in shown.split()
