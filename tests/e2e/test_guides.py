@@ -1,5 +1,6 @@
 """The two guides, done as a reader does them; each on a deployment of its own, to kill and start roles in."""
 
+import json
 import re
 import shutil
 import socket
@@ -18,6 +19,11 @@ from workers.settings import EngineSettings
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="the pages' commands are curl's")
 OF_THE_ENGINE: Final = {field.name for field in msgspec.structs.fields(EngineSettings)}
+ORPHEUS_3B: Final = {
+    "num_hidden_layers": 28, "num_key_value_heads": 8, "head_dim": 128,
+    "max_position_embeddings": 131_072, "torch_dtype": "bfloat16",
+}  # fmt: skip
+"""As much of its checkpoint as `dalsegno check` looks at."""
 OTHER_URL: Final = "http://127.0.0.1:8001"
 
 
@@ -38,9 +44,11 @@ def test_a_deployment_of_single_roles_runs_as_the_serving_guide_says(tmp_path: P
             "--port 8001": f"--port {second}",
             "127.0.0.1:4222": f"127.0.0.1:{nats}",
         },
-        variables={"DALSEGNO_GATEWAY_PORT": str(first)},
+        variables={"DALSEGNO_GATEWAY_PORT": str(first), "DALSEGNO_MODEL_KWARGS": "{device: cpu}"},
     )
     terminal = pages.Terminal(tmp_path, place)
+    (tmp_path / "orpheus-3b").mkdir()
+    (tmp_path / "orpheus-3b" / "config.json").write_text(json.dumps(ORPHEUS_3B))
     terminal.write("nats.conf", pages.blocks(page.text, "text")[0])
     ready = iter((first, second))
 
