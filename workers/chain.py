@@ -55,7 +55,7 @@ from workers.data_plane.port import INLINE_BYTES, Array, TensorStore
 from workers.inbox import StepKey
 from workers.outlet import Outlet
 from workers.output import PostChunk
-from workers.placed import PROMPT, Placed
+from workers.placed import PROMPT, Placed, Script
 from workers.recall import Recalled
 from workers.rows import Row, Rows
 from workers.sequences import OnItem, Sequences
@@ -99,9 +99,13 @@ class Hosted:
     pool: Pool
     store: TensorStore
     stateless: StatelessPort | None = None
+    script: Script = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "script", Script(self.graph))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Fired:
     """What a node of this rank came to; `row` is for the rank `to`."""
 
@@ -118,8 +122,7 @@ class _Walking:
     """The walk that is run.
 
     Attributes:
-        over: set when it is done, or cannot go on.
-        active: tasks of it.
+        over: set when it is done, or cannot go on; None where nothing comes from outside of its tasks.
         early: firings of other ranks that are not due yet.
         feeding: streams of which a chunk is being made; `chunks` were made and not taken.
         kept: what this rank's nodes put into the walk's result.
@@ -130,8 +133,7 @@ class _Walking:
     walk: CompiledWalk
     run: WalkRun
     tasks: asyncio.TaskGroup
-    over: "asyncio.Future[None]"
-    active: int = 0
+    over: "asyncio.Future[None] | None"
     early: list[tuple[NodeFired, int]] = field(default_factory=list)
     feeding: set[Pair] = field(default_factory=set)
     chunks: dict[Pair, Chunk] = field(default_factory=dict)
@@ -237,14 +239,20 @@ class Chain:
             self._tensors.returned(event.keys)
             return
         walking = self._walking
-        if walking is not None and event.walk == walking.place:
-            walking.early.append((event, rank))
-            self._advance(walking)
-        elif walking is None or event.walk > walking.place:
+        if walking is None or event.walk > walking.place:
             self._later.append((event, rank))
-        if walking is not None and len(walking.early) + len(self._later) > MAX_EARLY:
+        elif event.walk == walking.place:
+            walking.early.append((event, rank))
+            self._poke(walking)
+        waiting = len(self._later) + (len(walking.early) if walking is not None else 0)
+        if (
+            waiting > MAX_EARLY
+            and walking is not None
+            and walking.over is not None
+            and not walking.over.done()
+        ):
             message = f"{MAX_EARLY} firings of other ranks wait for what they follow on; try again later"
-            _end(walking, CapacityError(message))
+            walking.over.set_exception(CapacityError(message))
 
     def close(self) -> None:
         """Put nothing out any more, and free everything."""
@@ -259,19 +267,30 @@ class Chain:
         run = WalkRun(walk, call.args, here)
         inputs = self._inputs(walk, call)
         run.start(inputs)
-        self._note_prompts(place, inputs)
+        if self._placed.others:
+            self._note_prompts(place, inputs)
+        walking: _Walking | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
-                over = asyncio.get_running_loop().create_future()
-                walking = _Walking(place=place, call=call, walk=walk, run=run, tasks=tasks, over=over)
-                walking.early = [pair for pair in self._later if pair[0].walk == place]
-                self._later = [pair for pair in self._later if pair[0].walk > place]
-                self._walking = walking
+                walking = self._walking = self._begin(place, call, run, tasks)
                 self._advance(walking)
-                await over
+                if walking.over is not None:
+                    await walking.over
         except ExceptionGroup as group:
             raise _first(group) from None
+        if not run.done:
+            raise BugError(f"walk {call.name!r} came to a halt before its end")
         return WalkResult(name=call.name, facts=walking.facts, outputs=await self._kept(walking))
+
+    def _begin(self, place: int, call: WalkCall, run: WalkRun, tasks: asyncio.TaskGroup) -> _Walking:
+        # Only from outside can come what no task here waits for: other ranks' firings, items of streams.
+        waits = bool(self._placed.others or run.walk.takers_of_streams)
+        over = asyncio.get_running_loop().create_future() if waits else None
+        walking = _Walking(place=place, call=call, walk=run.walk, run=run, tasks=tasks, over=over)
+        if self._later:
+            walking.early = [pair for pair in self._later if pair[0].walk == place]
+            self._later = [pair for pair in self._later if pair[0].walk > place]
+        return walking
 
     def _inputs(self, walk: CompiledWalk, call: WalkCall) -> dict[str, Any]:
         carried = {name: self._values[name] for name in walk.takers if name in self._values}
@@ -279,39 +298,32 @@ class Chain:
 
     def _advance(self, walking: _Walking) -> None:
         """Do everything that can be done now."""
-        if walking.over.done():
+        if walking.early:
+            self._hear_due(walking)
+        while firings := walking.run.take_ready():
+            for firing in firings:
+                self._start(walking, self._fire(walking, firing))
+            if not walking.early or not self._hear_due(walking):
+                break
+        if walking.walk.takers_of_streams:
+            self._feed_what_waits(walking)
+        if walking.over is not None and walking.run.done and not walking.over.done():
+            walking.over.set_result(None)
+
+    def _poke(self, walking: _Walking) -> None:
+        """Something came from outside: go on, and where that fails, let the walk fail."""
+        if walking.over is None or walking.over.done():
             return
         try:
-            self._hear_due(walking)
-            while firings := walking.run.take_ready():
-                for firing in firings:
-                    self._start(walking, self._fire(walking, firing))
-                if not self._hear_due(walking):
-                    break
-            if walking.walk.takers_of_streams:
-                self._feed_what_waits(walking)
-            self._settle(walking)
-        except Exception as error:  # noqa: BLE001 - called from outside of the walk's tasks too: it fails there
-            _end(walking, error)
-
-    def _settle(self, walking: _Walking) -> None:
-        """See whether it is over, or came to a halt."""
-        if walking.run.done:
-            _end(walking)
-        elif not walking.active and not self._placed.others and not self._waits_for_stream(walking):
-            raise BugError(f"walk {walking.walk.name!r} came to a halt before its end")
-
-    @staticmethod
-    def _waits_for_stream(walking: _Walking) -> bool:
-        return bool(walking.walk.takers_of_streams) and bool(walking.run.wants())
+            self._advance(walking)
+        except Exception as error:  # noqa: BLE001 - it is the walk's, not the caller's
+            walking.over.set_exception(error)
 
     def _start(self, walking: _Walking, work: Coroutine[Any, Any, None]) -> None:
-        walking.active += 1
         walking.tasks.create_task(self._task(walking, work))
 
     async def _task(self, walking: _Walking, work: Coroutine[Any, Any, None]) -> None:
         await work
-        walking.active -= 1
         self._advance(walking)
 
     # ---- firings here ------------------------------------------------------------------------------
@@ -381,11 +393,10 @@ class Chain:
         return _Fired(outputs=outputs, streamed=items, facts=fired.facts, stops=fired.stops)
 
     async def _on_row(self, walking: _Walking, firing: Firing, key: str) -> _Fired:
-        inputs = {
-            name: as_inline(name, value) if isinstance(value, Array) else value
-            for name, value in firing.inputs.items()
-        }
-        came = await self._sequences.fire(walking.place, Firing(firing.node, inputs, firing.path), key)
+        if any(isinstance(value, Array) for value in firing.inputs.values()):
+            inputs = {name: await self._inline(name, value) for name, value in firing.inputs.items()}
+            firing = Firing(firing.node, inputs, firing.path)
+        came = await self._sequences.fire(walking.place, firing, key)
         return _Fired(outputs=came.outputs, facts=came.facts, stops=came.stops, row=came.row, to=came.to)
 
     @staticmethod
@@ -561,7 +572,7 @@ class Chain:
         self, place: int, values: Mapping[str, Any], source: CompiledNode | None = None
     ) -> None:
         """Remember what a row begins with that goes on at another rank: that rank has to know it too."""
-        if PROMPT not in values or not self._placed.others:
+        if PROMPT not in values:
             return
         walk = self._placed.walks[place]
         takers = (
@@ -591,7 +602,7 @@ class Chain:
                 walking.feeding.add(stream)
                 self._start(walking, self._feed(walking, stream))
             else:
-                self._streams.watch(stream, partial(self._advance, walking))
+                self._streams.watch(stream, partial(self._poke, walking))
 
     async def _feed(self, walking: _Walking, stream: Pair) -> None:
         assert self._streams is not None
@@ -658,15 +669,6 @@ def _is_left_out(edge: StreamingEdge, array: Array) -> bool:
 
 def _flat(values: Sequence[Any]) -> list[Any]:
     return [one for value in values for one in (value if isinstance(value, list) else [value])]
-
-
-def _end(walking: _Walking, error: Exception | None = None) -> None:
-    if walking.over.done():
-        return
-    if error is None:
-        walking.over.set_result(None)
-    else:
-        walking.over.set_exception(error)
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> Exception:

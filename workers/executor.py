@@ -285,7 +285,7 @@ class Executor:
         if order.refused:
             raise CapacityError(order.refused)
         key, ready = order.key, order.ready
-        placed = Placed(self._hosted.graph, ready)
+        placed = Placed(self._hosted.script, ready)
         recalled = await self._recall(key, placed)
 
         def post(chunk: OutputChunk, stored: Callable[[int], None]) -> None:

@@ -18,25 +18,48 @@ PROMPT: Final = "token_ids"
 """The input a KV node's row begins with."""
 
 
+class Script:
+    """What of a model's graph every order asks for, worked out once.
+
+    Attributes:
+        tracks: the track of each node that speaks.
+        speakers: by walk, the nodes whose values go to the client.
+    """
+
+    def __init__(self, graph: ModelGraph) -> None:
+        self.graph: Final = graph
+        self.tracks: Final[Mapping[str, str]] = graph.tracks
+        self.speakers: Final[Mapping[str, tuple[str, ...]]] = {
+            name: tuple(node.name for node in walk.node_table if _speaks(node))
+            for name, walk in graph.walks.items()
+        }
+
+
 class Placed:
     """One order, placed.
 
     Attributes:
         rank: the rank the order is for.
         walks: its walks, compiled, in order.
+        is_alone: the whole request is on this rank.
     """
 
-    def __init__(self, graph: ModelGraph, ready: NodeReady) -> None:
+    def __init__(self, script: Script, ready: NodeReady) -> None:
+        graph = script.graph
         if unknown := [call.name for call in ready.walks if call.name not in graph.walks]:
             raise BugError(f"{graph.family} has no walk {unknown[0]!r}; it has {sorted(graph.walks)}")
         self.rank = ready.rank
         self.walks: tuple[CompiledWalk, ...] = tuple(graph.walks[call.name] for call in ready.walks)
+        self.is_alone = not ready.lives
+        self._script = script
         self._graph = graph
         self._ready = ready
         self._streams: Mapping[Pair, StreamInfo] = graph.streams
 
     def rank_of(self, walk: str, node: str) -> int:
         """The rank that runs a node in a walk."""
+        if self.is_alone:
+            return self.rank
         try:
             return rank_of(self._ready.placement, self._ready.walk_placement, walk, node)
         except KeyError:
@@ -52,6 +75,8 @@ class Placed:
     @cached_property
     def others(self) -> tuple[int, ...]:
         """The other ranks of the step."""
+        if self.is_alone:
+            return ()
         ranks = {self.rank_of(walk.name, node) for walk in self.walks for node in walk.nodes}
         return tuple(sorted(ranks - {self.rank}))
 
@@ -62,35 +87,39 @@ class Placed:
 
         For a row that goes from rank to rank the last one speaks.
         """
-        tracks, found = self._graph.tracks, dict[str, str]()
+        speakers, found = self._speakers, dict[str, str]()
+        if self.is_alone:
+            return {node: self._script.tracks[node] for node in speakers}
         for walk in self.walks:
-            for node in walk.node_table:
-                if not self.speaks(node.name):
-                    continue
-                if self.rank_of(walk.name, node.name) == self.rank:
-                    found[node.name] = tracks[node.name]
-                elif self._graph.nodes[node.name] is EngineKind.KV:
-                    found.pop(node.name, None)
+            for node in speakers & walk.nodes.keys():
+                if self.rank_of(walk.name, node) == self.rank:
+                    found[node] = self._script.tracks[node]
+                elif self._graph.nodes[node] is EngineKind.KV:
+                    found.pop(node, None)
         return found
 
     def track_of(self, node: str) -> str:
         """The track of a node that speaks."""
-        return self._graph.tracks[node]
+        return self._script.tracks[node]
 
     def speaks(self, node: str) -> bool:
         """Whether a client reads what a node says in this step; an echo is said by the node of its prompt."""
-        return any(
-            _speaks(walk.nodes[node]) or ("echo" in call.args and self._graph.nodes[node] is EngineKind.KV)
-            for walk, call in zip(self.walks, self._ready.walks, strict=True)
-            if node in walk.nodes
-        )
+        return node in self._speakers
+
+    @cached_property
+    def _speakers(self) -> frozenset[str]:
+        found = {node for call in self._ready.walks for node in self._script.speakers[call.name]}
+        for walk, call in zip(self.walks, self._ready.walks, strict=True):
+            if "echo" in call.args:
+                found |= {node for node in walk.nodes if self._graph.nodes[node] is EngineKind.KV}
+        return frozenset(found)
 
     def is_sole_speaker(self, node: str) -> bool:
         """Whether no other rank speaks for the node, in any walk of the model."""
-        return all(
-            self.rank_of(walk.name, node) == self.rank
-            for walk in self._graph.walks.values()
-            if node in walk.nodes and _speaks(walk.nodes[node])
+        return self.is_alone or all(
+            self.rank_of(walk, node) == self.rank
+            for walk, speakers in self._script.speakers.items()
+            if node in speakers
         )
 
     # ---- values ------------------------------------------------------------------------------------
@@ -127,7 +156,7 @@ class Placed:
 
     def moves(self, node: str) -> bool:
         """Whether a KV node's row goes from one rank to another in this step."""
-        if self._graph.nodes[node] is not EngineKind.KV:
+        if self.is_alone or self._graph.nodes[node] is not EngineKind.KV:
             return False
         return len({self.rank_of(walk.name, node) for walk in self.walks if node in walk.nodes}) > 1
 

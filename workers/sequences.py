@@ -41,7 +41,7 @@ TOKEN: Final = "token"  # noqa: S105 - an edge's name
 OnItem = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Came:
     """What a firing of a KV node came to; `row` is for the rank `to`."""
 
@@ -102,6 +102,7 @@ class Sequences:
         self._on_item = on_item
         self._read = read
         self._arrived: dict[str, _Arrived] = {}
+        self._limits: dict[str, list[int]] = {}
 
     def arrive(self, node: str, rank: int, state: RowState) -> None:
         """Take over a row that `rank` began."""
@@ -345,7 +346,10 @@ class Sequences:
 
     def _loop_limits(self, node: str) -> list[int]:
         """The most iterations of each resident loop over `node` in this chain."""
-        limits: list[int] = []
+        known = self._limits.get(node)
+        if known is not None:
+            return known
+        limits = self._limits[node] = list[int]()
         for call, walk in zip(self._ready.walks, self._placed.walks, strict=True):
             found = walk.nodes.get(node)
             if found is not None and found.loop > 0 and walk.loop_table[found.loop].resident:
