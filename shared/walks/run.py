@@ -13,10 +13,11 @@ Where a walk's nodes are on several ranks, each rank has a run of the whole walk
 firings of its own nodes alone, and hears (`hear`) what the others' came to. All runs see the same firings,
 and what follows from one depends on nothing else, so they agree, in whatever order they hear.
 
-What a guard keeps from being sent leaves an input *missing*, and a node with a missing input is skipped: at
-once, and without taking anything from a stream. A skipped node sends nothing, so the nodes behind it may be
-skipped as well, and out of a loop comes nothing where nothing was sent in any of its iterations. A loop of
-which nothing fired in an iteration ends with it: all others would be the same.
+What a guard keeps from being sent leaves an input *missing*, and a node with a missing input is skipped:
+when it is known of all its inputs whether they come, and without taking anything from a stream. A skipped
+node sends nothing, so the nodes behind it may be skipped as well, and out of a loop comes nothing where
+nothing was sent in any of its iterations. A loop of which nothing fired in an iteration ends with it: all
+others would be the same. A walk with guards begins when all its inputs are there.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -124,8 +125,9 @@ class WalkRun:
         self._fed_back: list[dict[Pair, Value]] = [{} for _ in loops]  # for the loop's next iteration
         self._held: dict[tuple[int, int], Value] = {}  # by route and place in its holds
         self._saved: dict[tuple[Pair, int], Value] = {}  # by the loop that restores it
+        self._awaited = len(walk.inputs) if walk.guarded else 0  # so that no input comes behind a skip
         for node in nodes:  # what takes no inputs
-            self._check_ready(node)
+            self._check_ready(node, [])
 
     # ---- in ----------------------------------------------------------------------------------------
     def start(self, inputs: Mapping[str, Value]) -> None:
@@ -156,12 +158,17 @@ class WalkRun:
         if edge in self._slots[target.index]:
             self._second[pair] = value
         else:
-            self._fill(target, pair, value, 0)
+            self._put(target, pair, value, 0)
+            if self._awaited:
+                self._awaited -= 1
+            self._check_ready(target, [])
         return True
 
     # ---- out ---------------------------------------------------------------------------------------
     def take_ready(self) -> list[Firing]:
         """The nodes that can fire now, each firing once, in the order the walk was written."""
+        if self._awaited:
+            return []
         if self._turning:
             self._turn()
         firings = []
@@ -222,7 +229,7 @@ class WalkRun:
             self._turn()
             now = self._path(found.loop)
         phase = self._phase[found.index]
-        if path == now and phase is _Phase.FIRING:
+        if path == now and phase is _Phase.FIRING and not self._awaited:
             return self._fired(found, outputs, stops)
         if path < now or (path == now and phase is _Phase.FIRED):
             return None
@@ -280,7 +287,7 @@ class WalkRun:
         self._slots[found.index][edge] = value
         if last and found.loop:
             self._last.add(found.index)
-        self._check_ready(found)
+        self._check_ready(found, [])
         return True
 
     def _open_streams(self, node: CompiledNode) -> list[str]:
@@ -375,7 +382,9 @@ class WalkRun:
             if route.back:
                 self._fed_back[route.loop][pair] = value
             else:
-                self._fill(self.walk.nodes[route.to], pair, value, route.loop)
+                node = self.walk.nodes[route.to]
+                self._put(node, pair, value, route.loop)
+                self._check_ready(node, emissions)
             return
         emissions.append(Emission(route.edge, route.to, value, route.source, self._path(route.loop)))
         if isinstance(route.to, Keep):
@@ -387,20 +396,13 @@ class WalkRun:
         if hold == len(route.holds) and isinstance(route.to, str) and not route.back:
             node = self.walk.nodes[route.to]
             self._put(node, (route.edge, route.to), _MISSING, route.loop)
-            if route.edge in node.optional:
-                self._check_ready(node)
-            elif self._phase[node.index] is _Phase.WAITING:
-                self._skip(node, emissions)
+            self._check_ready(node, emissions)
 
     def _skip(self, node: CompiledNode, emissions: list[Emission]) -> None:
         self._phase[node.index] = _Phase.FIRED
         for route in node.routes:
             self._send_nothing(route, 0, emissions)
         self._step_done(node.loop, emissions)
-
-    def _fill(self, node: CompiledNode, pair: Pair, value: Value, loop: int) -> None:
-        self._put(node, pair, value, loop)
-        self._check_ready(node)
 
     def _put(self, node: CompiledNode, pair: Pair, value: Value, loop: int) -> None:
         """Fill an input with the value it has in the present iteration of `loop`."""
@@ -409,16 +411,23 @@ class WalkRun:
             if restorer >= loop:  # the loop, or further in: along one lineage, indices rise
                 self._saved[pair, restorer] = value
 
-    def _check_ready(self, node: CompiledNode) -> None:
+    def _check_ready(self, node: CompiledNode, emissions: list[Emission]) -> None:
         if self._phase[node.index] is not _Phase.WAITING:
             return
         there = len(self._slots[node.index])
-        if self._here is None or node.index in self._here:
+        if self._guarded and there >= len(node.inputs) and self._misses(node):
+            self._skip(node, emissions)
+        elif self._here is None or node.index in self._here:
             if there == node.takes:
                 self._phase[node.index] = _Phase.READY
                 self._ready.append(node.index)
         elif there == len(node.inputs):  # its streams are the other rank's business
             self._phase[node.index] = _Phase.FIRING
+
+    def _misses(self, node: CompiledNode) -> bool:
+        """Whether one of its values, all of which are settled, is missing, and it cannot do without."""
+        slots = self._slots[node.index]
+        return any(slots[edge] is _MISSING and edge not in node.optional for edge in node.inputs)
 
     # ---- loops -------------------------------------------------------------------------------------
     def _step_done(self, index: int, emissions: list[Emission]) -> None:
@@ -477,9 +486,15 @@ class WalkRun:
         if self._second:
             self._take_second(loop)
         if self._guarded:
-            self._skip_again(loop)
+            for index in (loop.index, *loop.inner):
+                self._active[index] = False
+        emissions: list[Emission] = []
         for index in loop.nodes:
-            self._check_ready(self.walk.node_table[index])
+            self._check_ready(self.walk.node_table[index], emissions)
+        # What misses an input from outside of the loop is skipped again. What leaves a walk comes of a
+        # firing, and there was none; and whatever fired first in the iteration before can fire again.
+        assert not emissions, "a skip puts nothing out"
+        assert self._remaining[loop.index], "an iteration in which nothing fires is the last"
 
     def _take_second(self, loop: CompiledLoop) -> None:
         """Take what was delivered again for the iteration that begins."""
@@ -488,21 +503,6 @@ class WalkRun:
             value = self._second.pop(pair)
             if pair in self.walk.external_inputs:
                 self._put(nodes[pair[1]], pair, value, 0)
-
-    def _skip_again(self, loop: CompiledLoop) -> None:
-        """Skip what misses an input from outside the loop, now as in the iteration before."""
-        for index in (loop.index, *loop.inner):
-            self._active[index] = False
-        emissions: list[Emission] = []
-        for index in loop.nodes:
-            node, slots = self.walk.node_table[index], self._slots[index]
-            misses = any(value is _MISSING and edge not in node.optional for edge, value in slots.items())
-            if misses and self._phase[index] is _Phase.WAITING:
-                self._skip(node, emissions)
-        # What leaves a walk comes of a firing, and the loop cannot end: whatever fired first in the
-        # iteration before has the same inputs again.
-        assert not emissions, "a skip puts nothing out"
-        assert self._remaining[loop.index], "an iteration in which nothing fires is the last"
 
     def _is_running(self, loop: CompiledLoop) -> bool:
         """Whether it has begun, which is when something in it fired, and has not ended."""

@@ -69,7 +69,7 @@ class Rank:
         cutter = Cutter(Fixed(2), "stop" if stops else "empty")
         chunks = cutter.cut(3, ended=True)
         if not stops:
-            chunks += [cutter.empty() for _ in range(100)]
+            chunks += [cutter.empty() for _ in range(3**5)]  # the most that five loops ask for
         return [(f"{node} {chunk.start}-{chunk.stop}", chunk.last) for chunk in chunks][::-1]
 
     def begin(self) -> None:
