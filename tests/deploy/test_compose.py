@@ -73,7 +73,7 @@ def test_every_role_serves_the_one_model_and_mounts_it_under_its_own_path(model:
     told = services(MODEL=model)
     serving = [told[name] for name in ROLES if name != "provision"]
 
-    assert len(serving) == 4
+    assert len(serving) == 5
     for service in serving:
         assert service["command"][service["command"].index("--config") + 1] == (model or "demo")
         assert f"{model or 'nothing'}:{model or '/nothing'}:ro" in service["volumes"]
@@ -90,6 +90,18 @@ def test_a_rank_has_one_worker_whatever_the_profile(profile: str) -> None:
     assert ranks == ["0"]
 
 
+def test_a_second_rank_shares_memory_with_the_first_and_is_reached_under_its_own_name() -> None:
+    first, second = SERVICES["worker"], SERVICES["worker-1"]
+
+    assert second["command"] == [*first["command"][:2], "1", *first["command"][3:]]
+    assert (first["ipc"], second["ipc"]) == ("shareable", "service:worker")
+    for name in ("worker", "worker-1"):
+        told = SERVICES[name]["environment"]
+        assert told["DALSEGNO_DATA_PLANE_ADDRESS"] == name
+        assert told["DALSEGNO_DATA_PLANE_MEMORY"] == "named"
+        assert told["DALSEGNO_NATS_URL"] == "nats://nats:4222"
+
+
 def test_without_a_word_the_profile_is_the_cpus() -> None:
     assert "COMPOSE_PROFILES=cpu" in (DEPLOY / ".env").read_text(encoding="utf-8").splitlines()
 
@@ -103,7 +115,7 @@ def test_what_the_roles_are_told_by_environment_are_keys_of_the_configuration() 
 def test_what_a_gateway_depends_on_stops_after_its_streams() -> None:
     gateway = SERVICES["gateway"]
 
-    assert {"conductor", "worker", "worker-gpu"} <= set(gateway["depends_on"])
+    assert {"conductor", "worker", "worker-1", "worker-gpu"} <= set(gateway["depends_on"])
     assert seconds(gateway["stop_grace_period"]) > GatewaySettings().drain_s
 
 
