@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import json
+import os
+import signal
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
@@ -23,6 +25,7 @@ LAYOUTS: Final = {
     "orpheus_three_ranks": {"prefill": 0, "decode": 1, "snac_chunk": 2},
 }
 """Bundled placements, and on which rank each walk's node is."""
+LARGEST: Final = "orpheus_three_ranks"
 
 GREEDY: Final[dict[str, Any]] = {"temperature": 0, "repetition_penalty": 1.0}
 ASKED: Final[dict[str, dict[str, Any]]] = {
@@ -44,12 +47,14 @@ class Heard:
         sounds: of each request, 16-bit samples.
         logs: what the log has of each, in order.
         generated: the answer of `/generate`, line by line.
+        bereft: what was heard of `without-an-end` when SNAC's worker was killed in its middle.
         replayed: what `dalsegno replay` found, by request.
     """
 
     sounds: dict[str, bytes] = field(default_factory=dict)
     logs: dict[str, list[AnyEvent]] = field(default_factory=dict)
     generated: list[dict[str, Any]] = field(default_factory=list)
+    bereft: bytes = b""
     replayed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -80,19 +85,25 @@ async def ask(running: Running) -> Heard:
     async with clients.http(running) as http, clients.reader(running) as reader:
         model = (await http.get("/v1/models")).json()["data"][0]["id"]
 
-        async def say(name: str, asked: dict[str, Any]) -> None:
+        async def say(name: str, asked: dict[str, Any]) -> bytes:
             body = {"model": model, "response_format": "pcm", "request_id": name, **asked}
             answer = await http.post("/v1/audio/speech", json=body)
             assert answer.status_code == 200, answer.text
-            heard.sounds[name] = answer.content
+            return answer.content
 
         async with asyncio.TaskGroup() as tasks:
-            for name, asked in ASKED.items():
-                tasks.create_task(say(name, asked))
+            saying = {name: tasks.create_task(say(name, asked)) for name, asked in ASKED.items()}
+        heard.sounds = {name: task.result() for name, task in saying.items()}
         for name in ASKED:
             await reader.until(reader.subjects.walk(name), RequestFinished)
             heard.logs[name] = await reader.events(name)
         heard.generated = await say_over_generate(http)
+        if model == LARGEST:
+            async with asyncio.TaskGroup() as tasks:
+                bereft = tasks.create_task(say("bereft", ASKED["without-an-end"]))
+                await reader.until(reader.subjects.outputs_of("bereft"), OutputChunk)
+                os.kill(running.pids.worker[str(LAYOUTS[LARGEST]["snac_chunk"])], signal.SIGKILL)
+            heard.bereft = bereft.result()
     return heard
 
 
@@ -189,3 +200,10 @@ def test_what_was_said_replays(deployments: Deployments, layout: str) -> None:
 
     assert [name for name in ASKED if not found[name]["matches"]] == []
     assert {found[name]["phase"] for name in ASKED} == {"finished"}
+
+
+def test_a_speech_goes_on_where_it_was_when_its_vocoder_is_killed(deployments: Deployments) -> None:
+    heard = deployments.heard(LARGEST)
+
+    assert heard.bereft == heard.sounds["without-an-end"]
+    assert heard.replayed["bereft"]["matches"]
