@@ -310,5 +310,5 @@ class _Met:
 def _locator(handle: Handle) -> Locator | None:
     try:
         return msgspec.msgpack.decode(handle.locator or b"", type=Locator)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None

@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,8 +14,11 @@ from tests.workers.data_plane.other import filled
 from workers.data_plane.arena import Arena
 from workers.data_plane.port import INLINE_BYTES, Bytes
 from workers.data_plane.store import ArenaStore, MakeTransport, open_store
+from workers.data_plane.transports.choice import Network, chosen
+from workers.data_plane.transports.mapped import boot
 from workers.data_plane.transports.port import Locator, Peer, TransportError
 from workers.data_plane.transports.shm import ShmTransport
+from workers.data_plane.transports.tcp import own_network
 
 TOTAL = 4 << 20
 BIG = 1 << 20
@@ -217,6 +222,39 @@ async def test_where_no_way_is_left_a_tensor_is_gone_with_every_reason() -> None
         )
     await reader.close()
     await owner.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("shm", b"\x96\xa2\xff\xfe" + b"\1" * 5),
+        ("shm", msgspec.msgpack.encode(["boot", *range(5)]).replace(b"\x96", b"\x97") + b"\x91" * 100_000),
+        ("shm_named", msgspec.msgpack.encode([boot(), Path("/dev/shm").stat().st_dev, "/dev/shm/\0", 1])),
+        ("tcp", msgspec.msgpack.encode(["127.0.0.1", 1 << 63, b"", own_network()])),
+        ("tcp", msgspec.msgpack.encode([f"fe80::1%{'x' * 300}", 1, b"", ""])),
+        ("tcp", b"\x91\xa1\xff"),
+    ],
+)
+async def test_a_card_of_nonsense_is_a_rank_whose_tensors_are_gone(name: str, card: bytes) -> None:
+    store = open_store(total_bytes=TOTAL, transports=chosen(["local", "shm", "tcp"], Network()))
+    store.adopt(0, 11)
+    store.meet(2, 13, {name: card})
+    locator = msgspec.msgpack.encode(Locator(0, 8192, 5000, 7))
+    with pytest.raises(TensorGone, match="no way to its owner"):
+        await store.get(
+            Handle(key="k", dtype="uint8", shape=(5000,), rank=2, incarnation=13, locator=locator)
+        )
+    await store.close()
+
+
+async def test_a_locator_of_nonsense_is_refused(store: ArenaStore) -> None:
+    deep = b"\x96" + b"\0" * 5 + b"\x91" * 100_000
+    for locator in (None, b"", b"\xc1", deep):
+        with pytest.raises(TensorGone, match="its locator cannot be read"):
+            await store.get(
+                Handle(key="k", dtype="uint8", shape=(5000,), rank=0, incarnation=11, locator=locator)
+            )
+    assert store.stats().refused == 4
 
 
 async def test_that_a_tensor_is_gone_is_final() -> None:

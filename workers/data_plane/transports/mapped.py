@@ -5,6 +5,7 @@ opened any more; what was mapped before stays readable until the peer is forgott
 """
 
 import abc
+import logging
 import os
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,8 @@ from shared.errors import TensorGone
 from workers.data_plane.port import Bytes
 from workers.data_plane.reader import ArenaReader
 from workers.data_plane.transports.port import Locator, Peer, TransportError
+
+_LOGGER: Final = logging.getLogger(__name__)
 
 Card = TypeVar("Card", bound=msgspec.Struct)
 
@@ -66,10 +69,11 @@ class MappedTransport(abc.ABC):
 
 
 def read_card(card: bytes, kind: type[Card]) -> Card | None:
-    """A peer's card; None where it has none, or not of this version."""
+    """A peer's card; None, and a line in the log, where it is none of this version."""
     try:
         return msgspec.msgpack.decode(card, type=kind)
-    except msgspec.DecodeError:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: a text that is no UTF-8
+        _LOGGER.warning("data plane: a %s that cannot be read: %s", kind.__name__, error)
         return None
 
 

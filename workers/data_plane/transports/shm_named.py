@@ -5,7 +5,7 @@ Containers that share /dev/shm are such. A file whose lock nobody holds is a dea
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -27,7 +27,7 @@ class NamedShmCard(msgspec.Struct, frozen=True, array_like=True):
 
     boot: str
     device: int
-    path: str
+    path: Annotated[str, msgspec.Meta(pattern=r"^/[^\0]+$")]
     epoch: int
 
 

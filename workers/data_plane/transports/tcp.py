@@ -16,7 +16,7 @@ import socket
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -24,6 +24,7 @@ from shared.errors import TensorGone
 from workers.data_plane.port import Bytes
 from workers.data_plane.transports import tcp_frames as frames
 from workers.data_plane.transports.landing import Landing
+from workers.data_plane.transports.mapped import read_card
 from workers.data_plane.transports.port import Locator, Peer, TransportError
 from workers.data_plane.transports.source import Source
 from workers.data_plane.transports.tcp_frames import Request, Status
@@ -47,7 +48,7 @@ class TcpCard(msgspec.Struct, frozen=True, array_like=True):
     """
 
     address: str
-    port: int
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
     token: bytes
     network: str
 
@@ -229,7 +230,7 @@ class _Link:
         try:
             connection = socket.create_connection((self._card.address, self._card.port), _CONNECT_S)
             prepare(connection, send_s=self._stalled_s, receive_s=self._stalled_s)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a scope of an IPv6 address that no name can be
             raise TransportError(f"{self._who} does not answer: {error}") from error
         self._begin(connection)
         return connection, True
@@ -267,10 +268,11 @@ def _is_loopback(address: str) -> bool:
 
 
 def _read(card: bytes) -> TcpCard | None:
+    if (read := read_card(card, TcpCard)) is None:
+        return None
     try:
-        read = msgspec.msgpack.decode(card, type=TcpCard)
         ipaddress.ip_address(read.address)
-    except (msgspec.MsgspecError, ValueError) as error:
-        _LOGGER.warning("data plane: a card that cannot be read: %s", error)
+    except ValueError as error:
+        _LOGGER.warning("data plane: a TcpCard that cannot be read: %s", error)
         return None
     return read
