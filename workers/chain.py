@@ -61,7 +61,7 @@ from workers.rows import Row, Rows
 from workers.sequences import OnItem, Sequences
 from workers.stateless.firing import Fired
 from workers.streams import Streams
-from workers.tensors import IN_THREAD_BYTES, StepTensors, as_array, as_inline
+from workers.tensors import StepTensors, as_array, as_inline, copied
 from workers.tracks import Tracks
 
 MAX_EARLY: Final = 4096
@@ -342,6 +342,7 @@ class Chain:
             await self._stream(node, fired.streamed, key)
         emissions = walking.run.complete(firing, fired.outputs, fired.stops)
         assert emissions is not None, "a firing under way is completed once"
+        self._tensors.on_edges([value for value in fired.outputs.values() if isinstance(value, Handle)])
         if self._placed.others:
             await self._tell_others(walking, firing, fired, key)
         if emissions:
@@ -414,7 +415,9 @@ class Chain:
 
     # ---- values ------------------------------------------------------------------------------------
     async def _inline(self, name: str, value: Value) -> Handle:
-        return as_inline(name, value) if isinstance(value, Array) else await self._tensors.inline(value)
+        if isinstance(value, Array):
+            return await as_inline(name, value)
+        return await self._tensors.inline(value)
 
     async def _array(self, value: Value) -> Array:
         return value if isinstance(value, Array) else await self._tensors.read(value)
@@ -463,8 +466,7 @@ class Chain:
         self._emitting[id(value)] = value
         try:
             array = await self._array(value)
-            is_large = array.data.nbytes > IN_THREAD_BYTES
-            data = await asyncio.to_thread(array.data.tobytes) if is_large else array.data.tobytes()
+            data = await copied(array.data)
             if isinstance(value, Handle):
                 self._tensors.check([value])
         finally:

@@ -51,6 +51,7 @@ class StepTensors:
         self._made: dict[str, Handle] = {}  # own slots of the step's scope, until nothing reads them
         self._lent: dict[str, Handle] = {}  # own slots that another rank says when it has read
         self._looks: dict[str, tuple[Handle, Bytes]] = {}
+        self._new: set[str] = set()  # made, and not on an edge yet
 
     # ---- reading -----------------------------------------------------------------------------------
     async def read(self, handle: Handle) -> Array:
@@ -94,14 +95,22 @@ class StepTensors:
     async def put(self, key: str, array: Array) -> Handle:
         """Put a tensor into the step's scope; a small one rides in its handle.
 
+        It stays, whatever is let go of, until it is said to be on its edge.
+
         Raises:
             CapacityError: the store is full.
         """
         self.touched = True
         handle = await put(self._store, key, array, self.scope)
         if handle.data is None:
+            self._new.add(key)
             self._made[key] = handle
         return handle
+
+    def on_edges(self, handles: Iterable[Handle]) -> None:
+        """The walk knows these now, and says when nothing reads them any more."""
+        if self._new:
+            self._new.difference_update([handle.key for handle in handles])
 
     def lend(self, handle: Handle) -> None:
         """A slot that was made for another rank: it is free once that says so, or with the step."""
@@ -144,13 +153,14 @@ class StepTensors:
             handle, _ = self._looks.pop(key)
             if handle.rank != self._rank:
                 self._store.release(handle)
-        for key in [key for key in self._made if key not in keys]:
+        for key in [key for key in self._made if key not in keys and key not in self._new]:
             self._store.release(self._made.pop(key))
 
     def close(self) -> None:
         """Free all that is the step's."""
         if not self.touched:
             return
+        self._new.clear()
         self.keep_only(())
         self._lent.clear()
         self._store.end(self.scope)
@@ -180,9 +190,9 @@ async def copied(data: Bytes) -> bytes:
     return data.tobytes() if data.nbytes <= IN_THREAD_BYTES else await asyncio.to_thread(data.tobytes)
 
 
-def as_inline(key: str, array: Array) -> Handle:
+async def as_inline(key: str, array: Array) -> Handle:
     """A handle with the tensor's bytes in it, however many there are."""
-    return Handle(key=key, dtype=array.dtype, shape=array.shape, data=array.data.tobytes())
+    return Handle(key=key, dtype=array.dtype, shape=array.shape, data=await copied(array.data))
 
 
 def as_array(handle: Handle) -> Array:

@@ -5,8 +5,18 @@ import pytest
 from shared.events import (
     EpochOpened,
     Event,
+    Failure,
+    NodeFired,
     NodeReady,
+    OutputTotals,
+    RequestCancelled,
+    RequestFinished,
+    RequestRejected,
     RequestSubmitted,
+    StreamSent,
+    StreamTaken,
+    TensorsReleased,
+    Usage,
     WalkStop,
     WorkerJoined,
     WorkerLeaving,
@@ -16,7 +26,7 @@ from shared.events import (
 from shared.ids import Incarnation, Rank
 from shared.log.port import StoredRecord
 from shared.subjects import Subjects
-from workers.early import Heard
+from workers.early import EarlyEdges, Heard
 from workers.inbox import Action, Ended, Inbox, Joined, Lost, Start, StepKey, Stop, Superseded, Unreadable
 from workers.lives import Met, Parted
 
@@ -31,6 +41,10 @@ def subject_of(event: Event) -> str:
             return SUBJECTS.ready(event.rank, str(event.request_id))
         case WorkerJoined() | WorkerLeaving():
             return SUBJECTS.worker(event.rank)
+        case NodeFired() | StreamSent() | StreamTaken() | TensorsReleased():
+            return SUBJECTS.edge(0, 1, str(event.request_id))
+        case RequestFinished() | RequestCancelled() | RequestRejected():
+            return SUBJECTS.walk(str(event.request_id))
         case _:
             return SUBJECTS.epoch
 
@@ -48,6 +62,7 @@ def ready(
     epoch: int = 1,
     rank: int = 0,
     id: str | None = None,
+    lives: dict[int, int] | None = None,
 ) -> NodeReady:
     return NodeReady(
         id=id or f"{request_id}.ready.{attempt}.{index}.{rank}",
@@ -65,6 +80,7 @@ def ready(
         seed=0,
         reason="",
         history=b"",
+        lives=lives or {},
     )
 
 
@@ -95,6 +111,58 @@ def lost(incarnation: int, rank: int = 0) -> WorkerLost:
     )
 
 
+THEIRS = 500
+LIVES = {0: AT, 1: THEIRS}
+
+
+def fired(index: int = 0, attempt: int = 1, *, life: int = THEIRS, request_id: str = "r") -> NodeFired:
+    """What rank 1 tells of a step."""
+    return NodeFired(
+        id="f",
+        writer="w1",
+        request_id=request_id,
+        attempt=attempt,
+        index=index,
+        incarnation=life,
+        walk=0,
+        node="n",
+        path=(),
+    )
+
+
+def sent(first: int = 0, attempt: int = 1, *, life: int = THEIRS) -> StreamSent:
+    return StreamSent(
+        id="s",
+        writer="w1",
+        request_id="r",
+        attempt=attempt,
+        index=first,
+        incarnation=life,
+        stream="s",
+        to="n",
+    )
+
+
+def finished(request_id: str = "r", *, epoch: int = 1) -> RequestFinished:
+    return RequestFinished(
+        id=f"{request_id}.end",
+        writer="conductor",
+        request_id=request_id,
+        epoch=epoch,
+        usage=Usage(),
+        finish_reasons=[],
+        output=OutputTotals(),
+        history=b"",
+    )
+
+
+def rejected(request_id: str = "r") -> RequestRejected:
+    failure = Failure(code="c", message="m")
+    return RequestRejected(
+        id="x", writer="conductor", request_id=request_id, epoch=1, submission_seq=1, failure=failure
+    )
+
+
 def started(request_id: str = "r", attempt: int = 1, index: int = 0) -> StepKey:
     return StepKey(request_id, attempt, index)
 
@@ -117,7 +185,8 @@ def briefly(actions: list[Action]) -> list[tuple[str, object]]:
 def _brief(action: Action) -> tuple[str, object]:
     match action:
         case Start():
-            return ("start", action.key)
+            told = tuple(type(early.event).__name__ for early in action.heard)
+            return ("start", (action.key, *told) if told else action.key)
         case Stop():
             return ("stop" if action.started else "never started", action.key)
         case Joined() | Superseded():
@@ -127,7 +196,7 @@ def _brief(action: Action) -> tuple[str, object]:
         case Unreadable():
             return ("unreadable", None)
         case Heard():
-            return ("heard", (type(action.event), action.rank))
+            return ("heard", (type(action.event).__name__, action.rank))
         case Ended():
             return ("ended", action.request_id)
         case Met():
@@ -221,6 +290,54 @@ CASES: dict[str, tuple[list[Event], list[tuple[str, object]]]] = {
     ),
     "the conductor may give this life up": ([joined(), lost(AT)], [JOINED, ("lost", "silent")]),
     "giving up another life is not ours": ([joined(), lost(AT - 1), lost(AT, rank=1)], [JOINED]),
+    "what another rank tells of a step that has begun is heard": (
+        [joined(), ready(lives=LIVES), fired(), sent()],
+        [JOINED, ("start", started()), ("heard", ("NodeFired", 1)), ("heard", ("StreamSent", 1))],
+    ),
+    "what it tells earlier waits for the order": (
+        [joined(), fired(), sent(), fired(1), ready(lives=LIVES), ready(index=1, lives=LIVES)],
+        [
+            JOINED,
+            ("start", (started(), "NodeFired", "StreamSent")),
+            ("start", (started(index=1), "NodeFired")),
+        ],
+    ),
+    "a stream is the attempt's, whichever of its steps has begun": (
+        [joined(), ready(index=3, lives=LIVES), sent()],
+        [JOINED, ("start", started(index=3)), ("heard", ("StreamSent", 1))],
+    ),
+    "what another life tells counts for nothing, earlier or later": (
+        [joined(), fired(life=THEIRS - 1), ready(lives=LIVES), fired(life=THEIRS + 1), sent(life=1)],
+        [JOINED, ("start", started())],
+    ),
+    "an order that names no lives hears nobody": (
+        [joined(), fired(), ready(), fired()],
+        [JOINED, ("start", started())],
+    ),
+    "what a lower attempt tells counts for nothing": (
+        [joined(), sent(attempt=1), fired(), ready(attempt=2, lives=LIVES), fired(), sent(attempt=1)],
+        [JOINED, ("start", started(attempt=2))],
+    ),
+    "what a higher attempt tells waits for its order": (
+        [joined(), ready(lives=LIVES), fired(attempt=2), ready(attempt=2, lives=LIVES)],
+        [JOINED, ("start", started()), ("start", (started(attempt=2), "NodeFired"))],
+    ),
+    "the end of a request is told once, and nothing of it counts behind that": (
+        [joined(), fired(), finished(), finished(), ready(lives=LIVES), fired(), stop()],
+        [JOINED, ("ended", "r")],
+    ),
+    "the end of a request that a deposed conductor tells is none": (
+        [joined(), opened(2), finished(epoch=1)],
+        [JOINED],
+    ),
+    "a submission that was refused ends nothing of its name": (
+        [joined(), ready(), rejected(), ready(index=1)],
+        [JOINED, ("start", started()), ("start", started(index=1))],
+    ),
+    "a life that is over is parted from, once": (
+        [joined(), joined("w1.joined.x", rank=1), lost(AT + 1, rank=1), lost(AT + 1, rank=1)],
+        [JOINED, ("met", (1, AT + 1)), ("parted", (1, AT + 1))],
+    ),
     "leaving is nobody's order": ([joined(), WorkerLeaving(id="x", rank=0, incarnation=AT)], [JOINED]),
 }
 
@@ -271,3 +388,23 @@ def test_only_so_many_requests_are_remembered_the_latest() -> None:
     fold([joined(), ready("a"), ready("b"), ready("a", index=1), ready("c")], inbox)
 
     assert briefly(fold([ready("a"), ready("c"), ready("b")], inbox)) == [("start", started("b"))]
+
+
+def test_early_edges_that_find_no_room_are_told_with_their_order() -> None:
+    inbox = Inbox(SUBJECTS, Rank(0), OURS, early=EarlyEdges(max_per_request=2))
+    [_, start] = fold([joined(), fired(), sent(0), sent(1), ready(lives=LIVES)], inbox)
+
+    assert isinstance(start, Start)
+    assert "3 edges" in start.refused
+    assert start.heard == ()
+    [start] = fold([ready(attempt=2, lives=LIVES)], inbox)
+    assert isinstance(start, Start)
+    assert not start.refused
+
+
+def test_an_edge_for_another_rank_or_of_another_request_is_nothing_to_read() -> None:
+    inbox = Inbox(SUBJECTS, Rank(0), OURS)
+    for subject in (SUBJECTS.edge(2, 1, "r"), SUBJECTS.edge(0, 1, "q")):
+        action = inbox.fold(StoredRecord(seq=7, subject=subject, data=encode(fired()), time_ns=0))
+
+        assert isinstance(action, Unreadable)

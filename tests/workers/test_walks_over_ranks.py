@@ -28,6 +28,7 @@ from tests.workers import harness, mesh
 from tests.workers.cluster import Cluster, clustered, until
 from tests.workers.mesh import SIZE, MeshModel, handle
 from workers.data_plane.port import TensorStore
+from workers.early import MAX_PER_REQUEST
 
 
 @pytest.fixture(autouse=True)
@@ -244,6 +245,61 @@ async def test_an_attempt_leaves_nothing_to_the_next_one() -> None:
 
         assert (await fetch(cluster, done[0].results[0].outputs["state"]))[0] == 15
         assert len(cluster.chunks("r")) == 3
+        await cluster.empty("r")
+
+
+@pytest.mark.parametrize("frames", [[3.0, 7.0], [3.0, 8.0]])
+async def test_what_an_attempt_released_is_not_released_again_and_never_contradicted(
+    frames: list[float],
+) -> None:
+    async with meshed() as cluster:
+        for index, frame in enumerate(frames):
+            chunk = OutputChunk(
+                id=f"r.out.1.mix.{index}",
+                writer="w0",
+                request_id="r",
+                attempt=1,
+                index=index,
+                track="mix",
+                modality="image",
+                data=np.full(2, frame, "<f4").tobytes(),
+                metadata={"dtype": "float32", "shape": [2], "height": 10},
+            )
+            cluster.put("ds.output.g-1.r.w0", chunk)
+        cluster.put("ds.output.g-1.r.conductor", harness.fence("r", 2))
+        cluster.order("r", refine(3), attempt=2)
+        if frames[1] != 7.0:
+            [failed] = await cluster.until(WalkFailed, "r")
+            assert failed.failure.code == "divergence"
+            return
+        done = await cluster.done("r", 2, attempt=2)
+
+        shown = [np.frombuffer(chunk.data or b"", "<f4")[0] for chunk in cluster.chunks("r")]
+        assert shown == [3.0, 7.0, 15.0]
+        assert [chunk.index for chunk in cluster.chunks("r")] == [0, 1, 2]
+        assert done[0].tracks["mix"].chunks == 3
+        await cluster.empty("r")
+
+
+async def test_edges_too_many_and_too_early_fail_the_step_that_lacks_them() -> None:
+    async with meshed() as cluster:
+        for number in range(MAX_PER_REQUEST + 1):
+            early = NodeFired(
+                id=f"e{number}",
+                writer="w1",
+                request_id="r",
+                attempt=1,
+                incarnation=cluster.members[1].life,
+                walk=0,
+                node="push",
+                path=(number,),
+            )
+            cluster.put("ds.edge.0.1.r", early)
+        cluster.order("r", refine(3))
+        [failed] = await cluster.until(WalkFailed, "r")
+
+        assert (failed.rank, failed.failure.code) == (0, "overloaded")
+        assert "before the order" in failed.failure.message
         await cluster.empty("r")
 
 
