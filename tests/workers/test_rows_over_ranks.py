@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from shared.config import DeploymentConfig, resolve
-from shared.events import NodeFired, OutputChunk, TensorsReleased, WalkCall
+from shared.events import NodeFired, OutputChunk, RowState, TensorsReleased, WalkCall, WalkFailed
 from shared.models import registry
 from shared.placement import NodeGroup
 from shared.tensors import inline_ids
@@ -134,3 +134,25 @@ async def test_a_row_that_goes_on_elsewhere_says_what_it_says_on_one_rank() -> N
         ]
         assert not cluster.events(NodeFired, "one0")
         await cluster.empty(*[f"two{number}" for number in range(len(CASES))], "cut0b", "cut1b", "again0")
+
+        # Keys and values that are gone when the other rank wants them: it says whose they were.
+        key = "lost/1/0/prefill/llm/kv"
+        handle, _ = cluster.members[0].store.allocate(key, "float32", (1, 2, 11, 1, 8), scope="lost/1/0")
+        cluster.members[0].store.end("lost/1/0")
+        cluster.order("lost", *calls(PROMPT), only=[1])
+        told = NodeFired(
+            id="lost.fired",
+            writer="w0",
+            request_id="lost",
+            attempt=1,
+            incarnation=cluster.members[0].life,
+            walk=0,
+            node="llm",
+            path=(),
+            outputs={"token": inline_ids("t", [5])},
+            row=RowState(kv=handle, token_ids=[5]),
+        )
+        cluster.put("ds.edge.1.0.lost", told)
+        [failed] = await cluster.until(WalkFailed, "lost")
+        assert (failed.failure.code, failed.gone) == ("tensor_gone", key)
+        await cluster.empty("lost")
