@@ -10,7 +10,7 @@ traceback.
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
@@ -149,7 +149,7 @@ def gateway(**told: Any) -> None:
     """Run one gateway: HTTP in, events out."""
     from dalsegno import roles
 
-    sys.exit(roles.gateway(_options(told)))
+    _leave(roles.gateway(_options(told)))
 
 
 @main.command()
@@ -158,7 +158,7 @@ def conductor(**told: Any) -> None:
     """Run one conductor; of several, one leads and the others stand by."""
     from dalsegno import roles
 
-    sys.exit(roles.conductor(_options(told)))
+    _leave(roles.conductor(_options(told)))
 
 
 @main.command()
@@ -168,7 +168,7 @@ def worker(rank: int, **told: Any) -> None:
     """Run the worker of one rank."""
     from dalsegno import roles
 
-    sys.exit(roles.worker(_options(told), rank))
+    _leave(roles.worker(_options(told), rank))
 
 
 @main.command()
@@ -177,6 +177,13 @@ def version() -> None:
     from importlib.metadata import version
 
     click.echo(version("dalsegno"))
+
+
+def _leave(status: int) -> NoReturn:
+    from dalsegno import garbage
+
+    garbage.leave_all()
+    sys.exit(status)
 
 
 def _options(told: dict[str, Any]) -> "RoleOptions":

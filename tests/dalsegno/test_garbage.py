@@ -2,7 +2,7 @@
 
 import gc
 
-from dalsegno.garbage import THRESHOLDS, collected_seldom
+from dalsegno.garbage import THRESHOLDS, collected_seldom, leave_all
 
 
 def test_the_collector_is_slowed_within_the_block_alone() -> None:
@@ -11,3 +11,11 @@ def test_the_collector_is_slowed_within_the_block_alone() -> None:
         assert gc.get_threshold() == THRESHOLDS
 
     assert gc.get_threshold() == before
+
+
+def test_at_the_end_nothing_is_looked_at_any_more() -> None:
+    try:
+        leave_all()
+        assert gc.get_freeze_count() > 1000
+    finally:
+        gc.unfreeze()
