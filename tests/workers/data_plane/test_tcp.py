@@ -24,7 +24,7 @@ from tests.workers.data_plane.sources import FreshMemory, HandMadeSource
 from workers.data_plane.transports import tcp_frames as frames
 from workers.data_plane.transports import tcp_server
 from workers.data_plane.transports.port import Locator, Peer, TransportError
-from workers.data_plane.transports.tcp import TcpCard, TcpTransport
+from workers.data_plane.transports.tcp import TcpCard, TcpTransport, own_network
 from workers.data_plane.transports.tcp_frames import Request, Status
 
 MB: Final = 1024 * 1024
@@ -298,18 +298,74 @@ def test_a_flood_of_refusals_is_no_flood_of_lines(
     ]
 
 
+def _peer_at(server: tcp_server.TcpServer) -> Peer:
+    where, port = server.address
+    return Peer(1, 7, msgspec.msgpack.encode(TcpCard(where, port, server.token, own_network())))
+
+
 async def test_connections_are_bounded(source: HandMadeSource, reader: TcpTransport) -> None:
     at = source.put(b"abc")
     server = tcp_server.TcpServer(source, address="127.0.0.1", port=0, max_connections=1)
-    where, port = server.address
-    full = Peer(1, 7, msgspec.msgpack.encode(TcpCard(where, port, server.token, "")))
     try:
         with socket.create_connection(server.address) as first:
             first.sendall(frames.pack_request(Request(frames.READ, at, server.token)))
             assert received(first, frames.REPLY_BYTES + 3)[-3:] == b"abc"
             with pytest.raises(TransportError):
-                await reader.fetch(full, at)
+                await reader.fetch(_peer_at(server), at)
         assert server.refused == {"busy": 1}
+    finally:
+        server.close()
+
+
+async def test_strangers_keep_no_reader_out(source: HandMadeSource, reader: TcpTransport) -> None:
+    at = source.put(b"abc")
+    server = tcp_server.TcpServer(source, address="127.0.0.1", port=0, max_connections=2)
+    try:
+        with (
+            socket.create_connection(server.address, timeout=5) as first,
+            socket.create_connection(server.address, timeout=5) as second,
+        ):
+            second.sendall(frames.READ)
+            assert (await reader.fetch(_peer_at(server), at)).tobytes() == b"abc"
+            assert first.recv(1) == b""
+            assert server.refused == {"silent": 1}
+    finally:
+        server.close()
+
+
+async def test_a_reader_at_rest_gives_its_place_to_another_and_comes_back(
+    source: HandMadeSource, reader: TcpTransport, owner: TcpTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_server, "_RESTS_S", 0.0)
+    at = source.put(b"a" * LONG)
+    server = tcp_server.TcpServer(source, address="127.0.0.1", port=0, max_connections=1)
+    try:
+        for who in (reader, owner, reader, owner):
+            assert (await who.fetch(_peer_at(server), at)).tobytes() == b"a" * LONG
+        assert server.refused == {}
+    finally:
+        server.close()
+
+
+async def test_where_no_thread_is_to_be_had_the_next_one_may_get_one(
+    source: HandMadeSource, reader: TcpTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "tcp-serve":
+            raise RuntimeError("can't start new thread")
+        real_start(thread)
+
+    real_start = threading.Thread.start
+    at = source.put(b"abc")
+    server = tcp_server.TcpServer(source, address="127.0.0.1", port=0)
+    try:
+        with monkeypatch.context() as context:
+            context.setattr(threading.Thread, "start", start)
+            with pytest.raises(TransportError):
+                await reader.fetch(_peer_at(server), at)
+        assert server.refused == {"busy": 1}
+        assert server.connections == 0
+        assert (await reader.fetch(_peer_at(server), at)).tobytes() == b"abc"
     finally:
         server.close()
 

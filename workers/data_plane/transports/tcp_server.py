@@ -12,6 +12,9 @@ and needs no second question.
 A request that nobody of ours would send (no frame, a wrong token, a range outside the arena, not the tensor's
 length) is answered with its reason, counted and logged, and its connection closed. A tensor that is gone is
 normal.
+
+Where all places are taken, whoever has shown no token yet gives way to the next, the oldest first, and then a
+reader that has asked for nothing lately, which connects again: strangers keep no worker from being read.
 """
 
 import hmac
@@ -21,6 +24,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections import Counter
 from typing import Final
 
@@ -35,6 +39,8 @@ _FIRST_REQUEST_S: Final = 5.0
 """A stranger that says nothing holds one of few places for so long."""
 _IDLE_S: Final = 120.0
 """A reader that comes back later connects again."""
+_RESTS_S: Final = 1.0
+"""A reader that has asked for nothing for so long gives its place to one that has none."""
 _STALLED_S: Final = 10.0
 """A reader that takes nothing for so long is gone."""
 _READ_BYTES: Final = 256 * 1024
@@ -66,6 +72,9 @@ class TcpServer:
         self._refused: Counter[str] = Counter()
         self._served_bytes = 0
         self._connections: dict[socket.socket, threading.Thread] = {}
+        self._strangers: dict[socket.socket, None] = {}  # no token yet; the oldest first
+        self._resting: dict[socket.socket, float] = {}  # since when no request; the longest first
+        self._leaving: set[socket.socket] = set()  # have given way, and are about to end
         self._closing = threading.Event()
         self._acceptor = threading.Thread(target=self._accept, name="tcp-accept", daemon=True)
         self._acceptor.start()
@@ -113,14 +122,46 @@ class TcpServer:
     def _begin(self, connection: socket.socket) -> None:
         thread = threading.Thread(target=self._serve, args=(connection,), name="tcp-serve", daemon=True)
         with self._lock:
-            is_full = len(self._connections) >= self._max_connections
-            if not is_full:
+            has_room = self._has_room()
+            if has_room:
                 self._connections[connection] = thread
-        if is_full:
+                self._strangers[connection] = None
+        if not has_room:
             self._refuse(connection, Status.BUSY, f"{self._max_connections} connections are open")
             connection.close()
-        else:
+            return
+        try:
             thread.start()
+        except RuntimeError as error:  # the system's limit of threads: later there may be room again
+            self._end(connection)
+            self._refuse(connection, Status.BUSY, str(error))
+            connection.close()
+
+    def _has_room(self) -> bool:
+        """Whether there is a place for one more, or somebody gives up theirs; with the lock held."""
+        if len(self._connections) - len(self._leaving) < self._max_connections:
+            return True
+        if len(self._leaving) >= self._max_connections:
+            return False
+        last = next(iter(self._strangers), None)
+        if last is not None:
+            self._note(last, "silent", "it has shown no token, and another waits for its place")
+        else:
+            last, since = next(iter(self._resting.items()), (None, 0.0))
+            if last is None or time.monotonic() - since < _RESTS_S:
+                return False
+        self._strangers.pop(last, None)
+        self._resting.pop(last, None)
+        self._leaving.add(last)
+        shut(last)
+        return True
+
+    def _end(self, connection: socket.socket) -> None:
+        with self._lock:
+            del self._connections[connection]
+            self._strangers.pop(connection, None)
+            self._resting.pop(connection, None)
+            self._leaving.discard(connection)
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -135,8 +176,7 @@ class TcpServer:
             if not self._closing.is_set():
                 _LOGGER.warning("data plane: serving a reader failed: %s", error)
         finally:
-            with self._lock:
-                del self._connections[connection]
+            self._end(connection)
             connection.close()
 
     def _answer_next(self, connection: socket.socket) -> bool:
@@ -145,6 +185,8 @@ class TcpServer:
         count = connection.recv_into(head)
         if count == 0:
             return False
+        with self._lock:
+            self._resting.pop(connection, None)
         receive_rest(connection, memoryview(head)[count:])
         try:
             verb, locator, token = frames.unpack_request(head)
@@ -152,6 +194,8 @@ class TcpServer:
             return self._refuse(connection, Status.MALFORMED, str(error))
         if not hmac.compare_digest(token, self.token):
             return self._refuse(connection, Status.WRONG_TOKEN, "it is not this life's")
+        with self._lock:
+            self._strangers.pop(connection, None)
         status, reason = self._judge(locator)
         if status is Status.HELD and verb == frames.READ:
             self._send(connection, locator)
@@ -159,6 +203,9 @@ class TcpServer:
             connection.sendall(frames.pack_reply(status))
         else:
             return self._refuse(connection, status, reason)
+        with self._lock:
+            if connection not in self._leaving:
+                self._resting[connection] = time.monotonic()
         return True
 
     def _judge(self, at: Locator) -> tuple[Status, str]:
@@ -211,19 +258,22 @@ class TcpServer:
 
     def _refuse(self, connection: socket.socket, status: Status, reason: str) -> bool:
         with self._lock:
-            self._refused[status.name.lower()] += 1
-            count = self._refused[status.name.lower()]
-        if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: a flood of them is no flood of lines
-            name = status.name.lower().replace("_", " ")
-            who = _peer(connection)
-            _LOGGER.warning(
-                "data plane: refused a request of %s: %s: %s (%d so far)", who, name, reason, count
-            )
+            self._note(connection, status.name.lower(), reason)
         try:
             connection.sendall(frames.pack_reply(status))
         except OSError as error:
             _LOGGER.debug("data plane: it did not wait to be told: %s", error)
         return False
+
+    def _note(self, connection: socket.socket, name: str, reason: str) -> None:
+        """Count and log it; with the lock held."""
+        self._refused[name] += 1
+        count = self._refused[name]
+        if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: a flood of them is no flood of lines
+            name, who = name.replace("_", " "), _peer(connection)
+            _LOGGER.warning(
+                "data plane: refused a request of %s: %s: %s (%d so far)", who, name, reason, count
+            )
 
 
 def _listen(address: str, port: int) -> socket.socket:
