@@ -98,7 +98,7 @@ async def test_every_layout_says_the_same_and_sounds_before_the_language_model_i
             assert bool(cluster.events(StreamSent, request_id)) is (name != "one rank")
             await cluster.empty(request_id)
 
-        speak(cluster, "long", prompt, tokens=400, to_the_end=False)
+        speak(cluster, "long", prompt, tokens=250, to_the_end=False)
         await cluster.until(WalkCompleted, "long", 3)
         events = [decode(record.data) for record in cluster.server.records]
         mine = [type(event) for event in events if event.request_id == "long"]
@@ -111,7 +111,7 @@ async def test_every_layout_says_the_same_and_sounds_before_the_language_model_i
         monkeypatch.setattr("workers.inlet.WINDOW_ITEMS", 16)
         window = window_of(SOUND.chunks)
         assert window < 200
-        listen, think = spoken(prompt, tokens=400, to_the_end=False)
+        listen, think = spoken(prompt, tokens=250, to_the_end=False)
         cluster.order("held", *think, step=2, ends=["token"])
         decoding = cluster.members[1].model
         await until(lambda: (decoding.counters() or EngineStats()).held == 1)
