@@ -40,6 +40,8 @@ _PARAMETERS: Final[dict[str, dict[str, Any]]] = {
         "examples": ["w0", "conductor"],
     },
     "rank": {"description": "The worker's position.", "examples": ["0"]},
+    "to_rank": {"description": "Whom it is for.", "examples": ["1"]},
+    "from_rank": {"description": "Who says it.", "examples": ["0"]},
     "kind": {"enum": ["epoch", "lost"], "description": "A term begins, or a worker's life is declared over."},
     "role": {"enum": ["worker", "conductor"], "description": "Whose beat it is."},
     "name": {"description": "A worker's rank, a conductor's name.", "examples": ["0", "c-1f0a2b3c"]},
@@ -96,7 +98,7 @@ CHANNELS: Final = (
                 events.RequestCancelled,
             ]
         },
-        readers=["service", "gateway", "conductor"],
+        readers=["service", "gateway", "conductor", "worker"],
     ),
     Channel(
         name="output",
@@ -125,6 +127,13 @@ CHANNELS: Final = (
         summary="What a rank did of its orders.",
         writers={"worker": [events.WalkCompleted, events.WalkFailed, events.WalkStopped]},
         readers=["conductor"],
+    ),
+    Channel(
+        name="edge",
+        address=_SUBJECTS.edge("{to_rank}", "{from_rank}", "{request_id}"),
+        summary="What ranks of one step tell each other: what has fired, and how far streams are.",
+        writers={"worker": [events.NodeFired, events.StreamSent, events.StreamTaken, events.TensorsReleased]},
+        readers=["worker"],
     ),
     Channel(
         name="worker",

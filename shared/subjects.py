@@ -9,7 +9,7 @@ Model names live in payloads: they contain dots. `Subjects(prefix)` both builds 
     <prefix>.walk.<request_id>                           conductor: admitted, rejected, ended
     <prefix>.ready.<rank>.<request_id>                   conductor: node.ready, walk.stop
     <prefix>.done.<rank>.<request_id>                    worker: walk.completed, .failed, .stopped
-    <prefix>.edge.<to_rank>.<from_rank>.<request_id>     worker: node.fired, stream.sent, stream.taken
+    <prefix>.edge.<to_rank>.<from_rank>.<request_id>     worker: node.fired, stream.*, tensors.released
     <prefix>.worker.<rank>                               worker: joined, leaving
     <prefix>.output.<origin>.<request_id>.<writer>       worker: chunk (w<rank>); conductor: fence
     <prefix>.beat.<role>.<name>                          core NATS, no stream

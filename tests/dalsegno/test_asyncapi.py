@@ -15,7 +15,10 @@ from tests.dalsegno import asyncapi_schema
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "asyncapi.yaml"
 DOCUMENT: Final = asyncapi.document()
-_TOKENS: Final = {"prefix": "ds", "rank": "0", "writer": "w0", "kind": "epoch", "request_id": "r-1"}
+_TOKENS: Final = {
+    "prefix": "ds", "rank": "0", "to_rank": "1", "from_rank": "0", "writer": "w0", "kind": "epoch",
+    "request_id": "r-1",
+}  # fmt: skip
 
 
 def payload(name: str) -> Draft202012Validator:
