@@ -250,6 +250,15 @@ def test_a_firing_is_early_before_the_walk_has_its_inputs() -> None:
     assert run.hear("encode", (), {"features": 1}) == []
 
 
+def test_a_guarded_walk_hears_of_nothing_before_it_has_its_inputs() -> None:
+    body = Sequential(Node("a", [], [Edge("x", "b", even)]), Node("b", ["x", "y"]))
+    run = WalkRun(compile_walk("walk", Loop("l", body, 2)), here={"b"})
+    assert run.hear("a", (0,), {"x": 1}) is EARLY  # though it takes no inputs
+    run.start({"y": 2})
+    assert run.hear("a", (0,), {"x": 1}) == []
+    assert run.take_ready() == [Firing("b", {"x": 1, "y": 2}, (0,))]
+
+
 def test_branches_on_several_ranks_meet_where_they_are_combined() -> None:
     walk = compile_walk("walk", GUIDED)
     runs = {name: WalkRun(walk, here={name}) for name in (*BRANCHES, "combine", "vae_decoder")}
