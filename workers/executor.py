@@ -168,14 +168,15 @@ class Executor:
 
     def end(self, ended: Ended) -> None:
         """A request is over: drop what still runs of it, and free what was kept for it."""
+        request = self._requests.pop(ended.request_id, None)
+        if request is None:
+            return  # another rank's
         for key in [key for key in self._orders if key.request_id == ended.request_id]:
             self._tasks.create_task(self._drop(self._orders[key]), name=f"drop {key}")
         self._outputs.pop(ended.request_id, None)
-        request = self._requests.pop(ended.request_id, None)
-        if request is not None:
-            self._close(request)
-            if request.touched:
-                self._hosted.store.end(ended.request_id)
+        self._close(request)
+        if request.touched:
+            self._hosted.store.end(ended.request_id)
 
     async def finish(self, timeout_s: float) -> bool:
         """Wait until nothing runs; whether that came about in time."""
