@@ -329,7 +329,7 @@ class Chain:
     # ---- firings here ------------------------------------------------------------------------------
     async def _fire(self, walking: _Walking, firing: Firing) -> None:
         node = walking.walk.nodes[firing.node]
-        kind, key = self._hosted.graph.nodes[firing.node], self._key_of(walking.call, firing)
+        kind, key = self._hosted.graph.nodes[firing.node], self._key_of(walking, firing)
         match kind:
             case EngineKind.CPU:
                 fired = await self._on_cpu(walking, firing, key)
@@ -408,10 +408,16 @@ class Chain:
             return None
         return ChunkOf(number=chunks[0].number, fresh=chunks[0].fresh, last=chunks[0].last)
 
-    def _key_of(self, call: WalkCall, firing: Firing) -> str:
-        """The prefix of the keys of what a firing puts out: request / attempt / step / walk / node."""
+    def _key_of(self, walking: _Walking, firing: Firing) -> str:
+        """The prefix of the keys of what a firing puts out: request / attempt / step / walk / node.
+
+        A walk that runs again in the same step has its place beside its name: no two tensors share a key.
+        """
         request_id, attempt, step = self._key
-        return "/".join(map(str, (request_id, attempt, step, call.name, firing.node, *firing.path)))
+        name, place = walking.walk.name, walking.place
+        if any(walk.name == name for walk in self._placed.walks[:place]):
+            name = f"{name}@{place}"
+        return "/".join(map(str, (request_id, attempt, step, name, firing.node, *firing.path)))
 
     # ---- values ------------------------------------------------------------------------------------
     async def _inline(self, name: str, value: Value) -> Handle:

@@ -64,7 +64,7 @@ class StepTensors:
             return as_array(handle)
         self.touched = True
         found = self._looks.get(handle.key)
-        if found is None:
+        if found is None or found[0] != handle:  # a look is at a slot, whatever its name
             try:
                 found = (handle, await self._store.get(handle))
             except TensorGone as error:

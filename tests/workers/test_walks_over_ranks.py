@@ -102,6 +102,18 @@ async def test_branches_on_two_ranks_meet_and_each_rank_reports_its_own() -> Non
         await cluster.empty("r")
 
 
+async def test_a_walk_that_runs_again_in_the_same_step_reads_its_own_tensors() -> None:
+    async with meshed() as cluster:
+        again = WalkCall(name="refine", inputs={"by": handle("b", np.full(SIZE, 2.0))}, args={"rounds": 2})
+        cluster.order("r", refine(1), again)
+        done = await cluster.done("r", 2)
+
+        states = [result.outputs["state"] for result in done[0].results]
+        assert [float((await fetch(cluster, state))[0]) for state in states] == [3.0, 15.0]
+        assert len({state.key for state in states}) == 2
+        await cluster.empty("r")
+
+
 async def test_what_was_kept_is_the_next_steps_input_on_either_rank() -> None:
     async with meshed() as cluster:
         cluster.order("r", branches())
