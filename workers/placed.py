@@ -4,7 +4,6 @@ Pure: it follows from the order and the model's graph alone, so every rank of a 
 """
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Final
 
 from shared.errors import BugError
@@ -42,6 +41,9 @@ class Placed:
         rank: the rank the order is for.
         walks: its walks, compiled, in order.
         is_alone: the whole request is on this rank.
+        others: the other ranks of the step.
+        tracks: those that this rank writes in this step, by the node that speaks there; for a row that goes
+            from rank to rank the last one speaks.
     """
 
     def __init__(self, script: Script, ready: NodeReady) -> None:
@@ -55,6 +57,11 @@ class Placed:
         self._graph = graph
         self._ready = ready
         self._streams: Mapping[Pair, StreamInfo] = graph.streams
+        self._speakers = self._found_speakers()
+        self.others: tuple[int, ...] = () if self.is_alone else self._found_others()
+        self.tracks: dict[str, str] = (
+            {node: script.tracks[node] for node in self._speakers} if self.is_alone else self._found_tracks()
+        )
 
     def rank_of(self, walk: str, node: str) -> int:
         """The rank that runs a node in a walk."""
@@ -72,26 +79,15 @@ class Placed:
         """The nodes of a walk that this rank runs."""
         return frozenset(node for node in walk.nodes if self.rank_of(walk.name, node) == self.rank)
 
-    @cached_property
-    def others(self) -> tuple[int, ...]:
-        """The other ranks of the step."""
-        if self.is_alone:
-            return ()
+    def _found_others(self) -> tuple[int, ...]:
         ranks = {self.rank_of(walk.name, node) for walk in self.walks for node in walk.nodes}
         return tuple(sorted(ranks - {self.rank}))
 
     # ---- what is put out ---------------------------------------------------------------------------
-    @cached_property
-    def tracks(self) -> dict[str, str]:
-        """The tracks that this rank writes in this step, by the node that speaks there.
-
-        For a row that goes from rank to rank the last one speaks.
-        """
-        speakers, found = self._speakers, dict[str, str]()
-        if self.is_alone:
-            return {node: self._script.tracks[node] for node in speakers}
+    def _found_tracks(self) -> dict[str, str]:
+        found: dict[str, str] = {}
         for walk in self.walks:
-            for node in speakers & walk.nodes.keys():
+            for node in self._speakers & walk.nodes.keys():
                 if self.rank_of(walk.name, node) == self.rank:
                     found[node] = self._script.tracks[node]
                 elif self._graph.nodes[node] is EngineKind.KV:
@@ -106,13 +102,13 @@ class Placed:
         """Whether a client reads what a node says in this step; an echo is said by the node of its prompt."""
         return node in self._speakers
 
-    @cached_property
-    def _speakers(self) -> frozenset[str]:
-        found = {node for call in self._ready.walks for node in self._script.speakers[call.name]}
+    def _found_speakers(self) -> set[str]:
+        found: set[str] = set()
         for walk, call in zip(self.walks, self._ready.walks, strict=True):
+            found.update(self._script.speakers[walk.name])
             if "echo" in call.args:
-                found |= {node for node in walk.nodes if self._graph.nodes[node] is EngineKind.KV}
-        return frozenset(found)
+                found.update(node for node in walk.nodes if self._graph.nodes[node] is EngineKind.KV)
+        return found
 
     def is_sole_speaker(self, node: str) -> bool:
         """Whether no other rank speaks for the node, in any walk of the model."""
@@ -169,12 +165,14 @@ class Placed:
         """The ranks that may make a stream's items."""
         return frozenset(self.rank_of(walk, node) for walk, node in self._streams[stream].feeders)
 
-    @cached_property
+    @property
     def ends(self) -> tuple[Pair, ...]:
         """The streams of which this rank has to tell the end when the step's walks are done.
 
         It is the rank that fed it last in this step, or else the lowest of those in it.
         """
+        if not self._ready.ends:
+            return ()
         named = [pair for pair in self._streams if pair[0] in self._ready.ends]
         if missing := set(self._ready.ends) - {name for name, _ in named}:
             raise BugError(f"{self._graph.family} has no stream {min(missing)!r} to end")

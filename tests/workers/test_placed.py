@@ -87,4 +87,4 @@ def test_a_value_is_read_elsewhere_by_a_node_there_now_or_in_a_later_walk() -> N
 
 def test_an_order_that_does_not_say_where_a_node_is_is_a_bug() -> None:
     with pytest.raises(BugError, match="on which rank node 'LLM' runs"):
-        placed(ORPHEUS, 0, "decode", placement={"prepare": 0}).here(ORPHEUS.walks["decode"])
+        placed(ORPHEUS, 0, "decode", placement={"prepare": 0})
