@@ -1,6 +1,7 @@
 """TCP: real sockets, and real processes where one is stopped or killed."""
 
 import asyncio
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -487,6 +488,29 @@ async def test_a_peer_that_is_forgotten_wakes_who_waits_for_it(source: HandMadeS
             with pytest.raises(TransportError):
                 await waiting
     await reader.close()
+
+
+async def test_who_stands_in_line_for_a_peer_that_stalls_does_not_wait_in_turn(reader: TcpTransport) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where, port = silent.getsockname()
+        peer = Peer(1, 7, msgspec.msgpack.encode(TcpCard(where, port, b"", own_network())))
+        at = Locator(0, 0, 16, 1)
+
+        async def fail() -> None:
+            with pytest.raises(TransportError, match="no byte came"):
+                await reader.fetch(peer, at)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(12):
+                tasks.create_task(fail())
+
+        silent.setblocking(False)
+        came = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                silent.accept()[0].close()
+                came += 1
+        assert came == 4
 
 
 async def test_half_a_tensor_is_none(source: HandMadeSource) -> None:

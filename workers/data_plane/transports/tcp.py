@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Final
@@ -141,9 +142,10 @@ class _Link:
         self._idle: list[socket.socket] = []
         self._open: set[socket.socket] = set()
         self._is_closed = False
+        self._stalled_at = 0.0
 
     def submit(self, locator: Locator, found: list[Bytes]) -> Future[None]:
-        return self._threads.submit(self._fetch, locator, found)
+        return self._threads.submit(self._fetch, locator, found, time.monotonic())
 
     def close(self) -> None:
         """Whoever waits at a connection wakes, and says that the peer is gone."""
@@ -162,7 +164,11 @@ class _Link:
 
     # ---- in a thread -----------------------------------------------------------------------------------
 
-    def _fetch(self, at: Locator, found: list[Bytes]) -> None:
+    def _fetch(self, at: Locator, found: list[Bytes], asked_at: float) -> None:
+        if asked_at < self._stalled_at:  # not one such wait behind the other, for all who stand in line
+            raise TransportError(
+                f"{self._who}: no byte came for {self._stalled_s} s, to one who asked before"
+            )
         try:
             asked = frames.pack_request(Request(frames.READ, at, self._card.token))
         except frames.FrameError as error:
@@ -178,6 +184,7 @@ class _Link:
                     raise TransportError(f"{self._who}: {error}") from error
                 # The peer may have closed it while it was idle: that says nothing of now.
             except BlockingIOError as error:
+                self._stalled_at = time.monotonic()
                 self._drop(connection)
                 raise TransportError(f"{self._who}: no byte came for {self._stalled_s} s") from error
             except (OSError, frames.FrameError) as error:
