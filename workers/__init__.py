@@ -16,6 +16,7 @@ inlet       the consumer's end: items to chunks, and credits           pure
 outlet      the producer's end: items out, as far as there is credit
 tracks      what a step puts out, by the node that speaks
 recall      where a request's output stands, by the log                pure
+echo        the prompt, put out before its answer                      pure
 answer      tokens to text, and when it ends                           pure
 stop        stop strings                                               pure
 output      text and tokens to chunks, coalesced                       pure, but for a timer
@@ -23,10 +24,12 @@ writer      signs and numbers what is written
 settings    `model_kwargs`, checked                                    pure
 pool_size   how large the KV pool is                                   pure
 memory      how much memory there is
-hosting     nodes on their device, and the engines that run them           torch
-arrays      tensors to bytes and back                                      torch
+devices     which device a rank computes on                            torch
+hosting     nodes on their device, and the engines that run them       torch
+arrays      tensors to bytes and back                                  torch
 engine/     the KV-cache engine and its thread                         torch
 stateless/  the stateless engine and its thread                        torch
+data_plane/ tensors on their way from worker to worker
 
 No torch on the event loop's side: the engines' threads import it while the process already beats.
 """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _LOGGER: Final = logging.getLogger(__name__)
 
 Progress = Callable[[int, int, str], None]
-"""Told bytes read, bytes in all, and a tensor's name, of one node; from several threads."""
+"""Told bytes read, bytes in all, and the node they are of; from several threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
