@@ -106,7 +106,7 @@ GRAPH: Final = ModelGraph(
         "snac_chunk": compile_walk("snac_chunk", SNAC_CHUNK),
     },
     plan=plan,
-    media={"audio": {"sample_rate": SAMPLE_RATE, "channels": 1, "format": "pcm_s16le"}},
+    media={"audio": {"sample_rate": SAMPLE_RATE, "num_channels": 1, "format": "pcm_s16le"}},
     repository="canopylabs/orpheus-3b-0.1-ft",
     former_walks=frozenset({"decode_llm", "audio_gen"}),
     voices=VOICES,

@@ -115,7 +115,7 @@ def test_names_are_those_of_published_placements() -> None:
 def test_snac_alone_is_heard_at_24_khz() -> None:
     assert GRAPH.outputs == ("audio",)
     assert GRAPH.tracks == {"snac_decoder": ""}
-    assert GRAPH.media == {"audio": {"sample_rate": 24000, "channels": 1, "format": "pcm_s16le"}}
+    assert GRAPH.media == {"audio": {"sample_rate": 24000, "num_channels": 1, "format": "pcm_s16le"}}
 
 
 def test_prefill_and_decode_feed_one_stream_of_audio_tokens() -> None:
