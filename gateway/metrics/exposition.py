@@ -25,7 +25,7 @@ from gateway.health import Beat
 from gateway.service import Gateway
 from shared.histogram import Histogram
 from shared.log.port import LogState, LogStats
-from shared.meters import ConductorMeters, WorkerMeters
+from shared.meters import ConductorMeters, EdgeMeters, TensorMeters, WorkerMeters
 
 SCHEDULER: Final = "fcfs"
 """How engines choose who is next: first come, first served (`workers.engine.scheduler`)."""
@@ -276,6 +276,8 @@ class Snapshot:
             label,
             {who: each.batch_rows for who, each in counted.items()},
         )
+        yield from _of_tensors({who: each.tensors for who, each in counted.items()})
+        yield from _of_edges({who: each.edges for who, each in counted.items()})
 
 
 _CONDUCTOR_FACTS: Final = (
@@ -291,6 +293,79 @@ _WORKER_FACTS: Final = (
     ("kv_used", "kv_used_tokens", "KV cache in use, reserved included."),
     ("kv_total", "kv_total_tokens", "KV cache there is."),
 )
+
+
+def _of_tensors(counted: Mapping[tuple[str, ...], TensorMeters]) -> Iterator[Metric]:
+    label = ("rank",)
+    yield _gauge(
+        "worker_tensor_arena_bytes",
+        "Memory for tensors that others may read.",
+        label,
+        {who: each.total_bytes for who, each in counted.items()},
+    )
+    yield _gauge(
+        "worker_tensor_free_bytes",
+        "What of it is free.",
+        label,
+        {who: each.free_bytes for who, each in counted.items()},
+    )
+    yield _gauge(
+        "worker_tensor_slots", "Tensors in it.", label, {who: each.slots for who, each in counted.items()}
+    )
+    yield _counter(
+        "worker_tensors",
+        "Tensors put, looked at, not there any more, and refused.",
+        ("rank", "kind"),
+        {
+            (*who, kind): number
+            for who, each in counted.items()
+            for kind, number in (
+                ("put", each.puts),
+                ("got", each.gets),
+                ("gone", each.gone),
+                ("refused", each.refused),
+            )
+        },
+    )
+    yield _counter(
+        "worker_tensor_fetched_bytes",
+        "Read from other workers.",
+        label,
+        {who: each.fetched_bytes for who, each in counted.items()},
+    )
+
+
+def _of_edges(counted: Mapping[tuple[str, ...], EdgeMeters]) -> Iterator[Metric]:
+    label = ("rank",)
+    told = {(*who, "told"): each.told for who, each in counted.items()}
+    heard = {(*who, "heard"): each.heard for who, each in counted.items()}
+    yield _counter(
+        "worker_edges", "Events for other ranks, and from them.", ("rank", "direction"), told | heard
+    )
+    yield _gauge(
+        "worker_early_edges",
+        "Events from other ranks that wait for their order.",
+        label,
+        {who: each.early for who, each in counted.items()},
+    )
+    yield _gauge(
+        "worker_early_edge_bytes",
+        "How large those are.",
+        label,
+        {who: each.early_bytes for who, each in counted.items()},
+    )
+    yield _counter(
+        "worker_stream_items",
+        "Items of streams it made.",
+        label,
+        {who: each.items for who, each in counted.items()},
+    )
+    yield _counter(
+        "worker_stream_chunks",
+        "Chunks of streams it took.",
+        label,
+        {who: each.chunks for who, each in counted.items()},
+    )
 
 
 def as_json(gateway: Gateway, snapshot: Snapshot) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.metrics.exposition import Snapshot
 from shared.histogram import ROWS, SECONDS, Histogram
 from shared.log.port import LogStats
-from shared.meters import ConductorMeters, WorkerMeters
+from shared.meters import ConductorMeters, EdgeMeters, TensorMeters, WorkerMeters
 from tests.gateway.world import CHAT, Performance, World, beat, deployment, echo
 
 CHAT_ROUTE = "/v1/chat/completions"
@@ -43,6 +43,17 @@ def worker_beat(world: World, *, sequences: int = 4, steps: int = 9, **facts: ob
         sampled_tokens=24,
         batch_rows=rows,
         step_s=step_s,
+        tensors=TensorMeters(
+            total_bytes=4096,
+            free_bytes=1024,
+            slots=2,
+            puts=12,
+            gets=11,
+            gone=1,
+            refused=3,
+            fetched_bytes=512,
+        ),
+        edges=EdgeMeters(told=6, heard=5, early=2, early_bytes=70, items=28, chunks=4),
     )
     numbers = {"incarnation": 2, "progress": 1.0, "kv_used": 64, "kv_total": 512, "running": 3, "waiting": 1}
     beat(world, "worker", "0", "ready", steps=steps, meters=meters, **numbers, **facts)
@@ -136,6 +147,32 @@ async def test_a_worker_is_shown_as_it_said_last() -> None:
     assert found["dalsegno_worker_batch_rows_bucket{le=4,rank=0}"] == 9
     assert found["dalsegno_worker_step_seconds_count{rank=0}"] == 9
     assert found["dalsegno_unacked_events{name=0,role=worker}"] == 2
+
+
+async def test_what_a_worker_says_of_tensors_and_edges_is_shown_to_the_last_number() -> None:
+    async with deployment() as world:
+        worker_beat(world)
+        found = await scraped(world.client)
+
+    shown = {name.removeprefix("dalsegno_worker_"): number for name, number in found.items()}
+    said = {name: shown[name] for name in shown if name.startswith(("tensor", "edges", "early", "stream"))}
+    assert said == {
+        "tensor_arena_bytes{rank=0}": 4096,
+        "tensor_free_bytes{rank=0}": 1024,
+        "tensor_slots{rank=0}": 2,
+        "tensors_total{kind=put,rank=0}": 12,
+        "tensors_total{kind=got,rank=0}": 11,
+        "tensors_total{kind=gone,rank=0}": 1,
+        "tensors_total{kind=refused,rank=0}": 3,
+        "tensor_fetched_bytes_total{rank=0}": 512,
+        "edges_total{direction=told,rank=0}": 6,
+        "edges_total{direction=heard,rank=0}": 5,
+        "early_edges{rank=0}": 2,
+        "early_edge_bytes{rank=0}": 70,
+        "stream_items_total{rank=0}": 28,
+        "stream_chunks_total{rank=0}": 4,
+    }
+    assert len(said) == len(TensorMeters.__struct_fields__) + len(EdgeMeters.__struct_fields__)
 
 
 async def test_a_conductor_is_shown_as_it_said_last() -> None:
