@@ -30,11 +30,9 @@ from workers.data_plane.blocks import Blocks
 from workers.data_plane.chunks import Chunks
 from workers.data_plane.layout import PAGE, WORDS_AT, Layout, pages_of
 from workers.data_plane.port import Bytes
-from workers.data_plane.transports.port import Locator
+from workers.data_plane.transports.port import SEGMENT, Locator
 from workers.data_plane.transports.source import Slot
 
-SEGMENT: Final = 0
-"""Of an arena in main memory, in a locator; it has one."""
 OVERSIZE_BYTES: Final = 256 << 20
 """A slot longer than this gives its memory back to the system."""
 

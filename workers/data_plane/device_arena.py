@@ -27,12 +27,10 @@ from workers.data_plane.arena import Arena
 from workers.data_plane.blocks import Blocks
 from workers.data_plane.layout import PAGE, PAIR_BYTES, pages_of
 from workers.data_plane.transports.cuda_driver import EVENT_FLAGS, Driver
-from workers.data_plane.transports.port import Locator
+from workers.data_plane.transports.port import DEVICE_SEGMENT, Locator
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-DEVICE_SEGMENT: Final = 1
-"""In a locator; the arena in main memory is 0."""
 EVENTS: Final = 16
 
 

@@ -16,7 +16,9 @@ from typing import Final
 PAGE: Final = 4096
 HEADER_BYTES: Final = 64
 WORDS_AT: Final = PAGE
-PAIR_BYTES: Final = 16
+PAIR: Final = struct.Struct("=QQ")
+"""What is said of a page: the generation of the tensor that begins there, and its length."""
+PAIR_BYTES: Final = PAIR.size
 
 _MAGIC: Final = b"dalsegn1"
 _HEADER: Final = struct.Struct("<8sQQQ")
@@ -76,6 +78,10 @@ class Layout:
     def word_of(self, offset: int) -> int:
         """The place of its generation, counted in words of 8 bytes from `WORDS_AT`; its length is next."""
         return (offset - self.payload_at) // PAGE * 2
+
+    def pair_at(self, offset: int) -> int:
+        """Where in the file the pair of the page at `offset` is."""
+        return WORDS_AT + 8 * self.word_of(offset)
 
 
 def pages_of(nbytes: int) -> int:

@@ -7,18 +7,14 @@ view is good only if its slot's generation still stands after it was read (`chec
 import mmap
 import os
 import stat
-import struct
 import weakref
-from typing import Final
 
 import numpy as np
 
 from shared.errors import TensorGone
-from workers.data_plane.layout import HEADER_BYTES, PAIR_BYTES, WORDS_AT, Layout, LayoutError
+from workers.data_plane.layout import HEADER_BYTES, PAIR, PAIR_BYTES, Layout, LayoutError
 from workers.data_plane.port import Bytes
-from workers.data_plane.transports.port import Locator
-
-_PAIR: Final = struct.Struct("=QQ")
+from workers.data_plane.transports.port import SEGMENT, Locator
 
 
 class ArenaReader:
@@ -56,12 +52,12 @@ class ArenaReader:
         Raises:
             TensorGone: it is not, or never was.
         """
-        if locator.segment != 0 or not self._layout.begins_tensor(locator.offset):
+        if locator.segment != SEGMENT or not self._layout.begins_tensor(locator.offset):
             raise TensorGone(f"there is no slot at {locator.offset} of segment {locator.segment}")
         # Read by a call of the system: it orders the read behind those of the bytes, on any processor, and a
         # word that was never written takes no memory to look at.
-        at = WORDS_AT + 8 * self._layout.word_of(locator.offset)
-        generation, nbytes = _PAIR.unpack(os.pread(self._fd, PAIR_BYTES, at))
+        pair = os.pread(self._fd, PAIR_BYTES, self._layout.pair_at(locator.offset))
+        generation, nbytes = PAIR.unpack(pair)
         if generation != locator.generation or not locator.generation:
             raise TensorGone(f"slot {locator.generation} at {locator.offset} was freed, or never was")
         if nbytes != locator.nbytes or locator.offset + nbytes > self._layout.length:

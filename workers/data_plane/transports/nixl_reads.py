@@ -15,7 +15,6 @@ asks for news. So a reader announces itself, and takes its leave.
 
 import contextlib
 import math
-import struct
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -24,10 +23,10 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 
 from shared.errors import TensorGone
-from workers.data_plane.layout import PAIR_BYTES, WORDS_AT, Layout
+from workers.data_plane.layout import PAIR, PAIR_BYTES, Layout
 from workers.data_plane.port import Bytes
 from workers.data_plane.transports.landing import Landing
-from workers.data_plane.transports.port import Locator, TransportError
+from workers.data_plane.transports.port import SEGMENT, Locator, TransportError
 
 HERE: Final = b"+"
 LEAVING: Final = b"-"
@@ -35,7 +34,6 @@ _ANNOUNCE_S: Final = 1.0
 _STALLED_S: Final = 5.0
 _SLOWEST_BYTES_S: Final = 50_000_000
 """A read may take so long as its bytes need at this pace, and `_STALLED_S` more."""
-_PAIR: Final = struct.Struct("=QQ")
 
 Reading: TypeAlias = Generator[None, None, None]
 
@@ -110,18 +108,18 @@ class Reads:
             TransportError: the peer is not reached, or too slow.
         """
         layout = card.layout
-        if at.segment != 0 or not layout.begins_tensor(at.offset) or at.offset + at.nbytes > layout.length:
+        is_in_arena = layout.begins_tensor(at.offset) and at.offset + at.nbytes <= layout.length
+        if at.segment != SEGMENT or not is_in_arena:
             raise TensorGone(f"there is no slot of {at.nbytes} bytes at {at.offset}, segment {at.segment}")
-        words_at = -(-at.nbytes // 8) * 8
-        memory = self.landing.take(words_at + PAIR_BYTES)
+        pair_at = -(-at.nbytes // 8) * 8
+        memory = self.landing.take(pair_at + PAIR_BYTES)
         try:
             remote = self._meet(card)
             remote.reads += 1
             try:
                 if at.nbytes:
                     yield from self._transfer(remote, memory[: at.nbytes], at.offset)
-                word = WORDS_AT + 8 * layout.word_of(at.offset)
-                yield from self._transfer(remote, memory[words_at:], word)
+                yield from self._transfer(remote, memory[pair_at:], layout.pair_at(at.offset))
             finally:
                 remote.reads -= 1
             if not remote.reads:
@@ -130,7 +128,7 @@ class Reads:
         except self.errors as error:
             self.forget(card)
             raise TransportError(f"{type(error).__name__}: {error}") from error
-        generation, nbytes = _PAIR.unpack(memory[words_at:].tobytes())
+        generation, nbytes = PAIR.unpack(memory[pair_at:].tobytes())
         if (generation, nbytes) != (at.generation, at.nbytes):
             raise TensorGone(f"slot {at.generation} at {at.offset} was freed, or never was")
         memory.flags.writeable = False

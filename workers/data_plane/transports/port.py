@@ -1,11 +1,16 @@
 """What the store asks of a transport."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from workers.data_plane.port import Bytes
+
+SEGMENT: Final = 0
+"""Of an arena in main memory, in a locator; it has one."""
+DEVICE_SEGMENT: Final = 1
+"""Of its twin on a GPU."""
 
 
 class Locator(msgspec.Struct, frozen=True, array_like=True):
