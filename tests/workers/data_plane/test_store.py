@@ -14,11 +14,10 @@ from tests.workers.data_plane.other import filled
 from workers.data_plane.arena import Arena
 from workers.data_plane.port import INLINE_BYTES, Bytes
 from workers.data_plane.store import ArenaStore, MakeTransport, open_store
+from workers.data_plane.transports.cards import boot, own_network
 from workers.data_plane.transports.choice import Network, chosen
-from workers.data_plane.transports.mapped import boot
 from workers.data_plane.transports.port import Locator, Peer, TransportError
 from workers.data_plane.transports.shm import ShmTransport
-from workers.data_plane.transports.tcp import own_network
 
 TOTAL = 4 << 20
 BIG = 1 << 20

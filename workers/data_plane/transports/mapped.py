@@ -5,22 +5,13 @@ opened any more; what was mapped before stays readable until the peer is forgott
 """
 
 import abc
-import logging
 import os
-from functools import cache
-from pathlib import Path
-from typing import Final, TypeVar
-
-import msgspec
+from typing import Final
 
 from shared.errors import TensorGone
 from workers.data_plane.port import Bytes
 from workers.data_plane.reader import ArenaReader
 from workers.data_plane.transports.port import Locator, Peer, TransportError
-
-_LOGGER: Final = logging.getLogger(__name__)
-
-Card = TypeVar("Card", bound=msgspec.Struct)
 
 OPEN_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 """What is opened may turn out to be anything: a pipe must not keep us waiting, nor a terminal become ours."""
@@ -66,18 +57,3 @@ class MappedTransport(abc.ABC):
             TransportError: this way does not lead there.
             OSError: the same; a file that is not there is the former.
         """
-
-
-def read_card(card: bytes, kind: type[Card]) -> Card | None:
-    """A peer's card; None, and a line in the log, where it is none of this version."""
-    try:
-        return msgspec.msgpack.decode(card, type=kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: a text that is no UTF-8
-        _LOGGER.warning("data plane: a %s that cannot be read: %s", kind.__name__, error)
-        return None
-
-
-@cache
-def boot() -> str:
-    """Of the running kernel: another machine's, and the same one's after a restart, is another."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -11,7 +11,8 @@ import msgspec
 
 from workers.data_plane.arena import Arena
 from workers.data_plane.backing import MEMFD_NAME
-from workers.data_plane.transports.mapped import OPEN_FLAGS, MappedTransport, boot, read_card
+from workers.data_plane.transports.cards import boot, read_card
+from workers.data_plane.transports.mapped import OPEN_FLAGS, MappedTransport
 from workers.data_plane.transports.port import Peer, TransportError
 
 

@@ -12,7 +12,8 @@ import msgspec
 from shared.errors import TensorGone
 from workers.data_plane.arena import Arena
 from workers.data_plane.backing import is_abandoned
-from workers.data_plane.transports.mapped import OPEN_FLAGS, MappedTransport, boot, read_card
+from workers.data_plane.transports.cards import boot, read_card
+from workers.data_plane.transports.mapped import OPEN_FLAGS, MappedTransport
 from workers.data_plane.transports.port import Peer, TransportError
 
 

@@ -11,12 +11,10 @@ share, put the data plane on an address of its own, or below a tunnel.
 import asyncio
 import ipaddress
 import logging
-import os
 import socket
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
@@ -24,8 +22,8 @@ import msgspec
 from shared.errors import TensorGone
 from workers.data_plane.port import Bytes
 from workers.data_plane.transports import tcp_frames as frames
+from workers.data_plane.transports.cards import own_network, read_card
 from workers.data_plane.transports.landing import Landing
-from workers.data_plane.transports.mapped import read_card
 from workers.data_plane.transports.port import Locator, Peer, TransportError
 from workers.data_plane.transports.source import Source
 from workers.data_plane.transports.tcp_frames import Request, Status
@@ -259,15 +257,6 @@ class _Link:
         with self._lock:
             self._open.discard(connection)
         connection.close()
-
-
-def own_network() -> str:
-    """Which loopback is ours: the machine's boot, and the network namespace in it."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"  # noqa: PTH116 - a link that leads nowhere
-    except OSError:  # a sandbox without them; a machine's name is next best
-        return socket.gethostname()
 
 
 def _is_loopback(address: str) -> bool:
