@@ -78,7 +78,7 @@ class ArenaStore:
         self._lock = threading.Lock()
         self._scopes: Scopes[int] = Scopes()
         self._life: tuple[int, int] | None = None
-        self._peers: dict[int, _Met] = {}
+        self._peers: dict[int, _PeerLife] = {}
         self._puts = self._gets = self._gone = self._fetched_bytes = 0
 
     @property
@@ -107,7 +107,7 @@ class ArenaStore:
             for transport in self._transports
             if transport.name in cards
         ]
-        self._peers[rank] = _Met(
+        self._peers[rank] = _PeerLife(
             incarnation, [route for route in routes if route.transport.reaches(route.peer)]
         )
 
@@ -190,7 +190,7 @@ class ArenaStore:
             locator = self._checked(handle)
             if self._is_own(handle):
                 return self._arena.look(locator)
-            return await self._fetch(self._met(handle), locator)
+            return await self._fetch(self._life_of(handle), locator)
         except TensorGone as error:
             raise self._told(handle, error) from error
 
@@ -203,20 +203,20 @@ class ArenaStore:
                 self._arena.check(locator)
                 return
             # Each way answers for what it may have given a view of; nobody remembers which one it was.
-            for route in self._met(handle).routes:
+            for route in self._life_of(handle).routes:
                 route.transport.check(route.peer, locator)
         except TensorGone as error:
             raise self._told(handle, error) from error
 
-    async def _fetch(self, met: "_Met", locator: Locator) -> Bytes:
+    async def _fetch(self, life: "_PeerLife", locator: Locator) -> Bytes:
         failed: list[str] = []
-        for route in met.routes:
+        for route in life.routes:
             try:
                 found = await route.transport.fetch(route.peer, locator)
             except TransportError as error:
                 failed.append(f"{route.transport.name}: {error}")
                 _LOGGER.warning("data plane: rank %d is not reached by %s", route.peer.rank, failed[-1])
-                met.ask_last(route)
+                life.ask_last(route)
                 continue
             self._fetched_bytes += found.nbytes
             return found
@@ -227,12 +227,12 @@ class ArenaStore:
     def _is_own(self, handle: Handle) -> bool:
         return handle.data is None and self._life == (handle.rank, handle.incarnation)
 
-    def _met(self, handle: Handle) -> "_Met":
-        met = self._peers.get(handle.rank) if handle.rank is not None else None
-        if met is None or met.incarnation != handle.incarnation:
-            now = f"now it is {met.incarnation}" if met is not None else "none of it is known here"
+    def _life_of(self, handle: Handle) -> "_PeerLife":
+        life = self._peers.get(handle.rank) if handle.rank is not None else None
+        if life is None or life.incarnation != handle.incarnation:
+            now = f"now it is {life.incarnation}" if life is not None else "none of it is known here"
             raise TensorGone(f"it was of rank {handle.rank}'s life {handle.incarnation}; {now}")
-        return met
+        return life
 
     def _inline(self, handle: Handle, data: bytes) -> Bytes:
         if len(data) != self._nbytes(handle):
@@ -294,7 +294,7 @@ class _Route:
 
 
 @dataclass(slots=True)
-class _Met:
+class _PeerLife:
     """Another rank's life, and the ways to it, the one to try first in front.
 
     `routes` is replaced and not changed: threads read it.
