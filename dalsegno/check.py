@@ -304,10 +304,8 @@ def _moving(config: DeploymentConfig, links: list[Link]) -> Iterator[str]:
         if link.kind == "kv" and link.leaves_its_rank:
             (walk, node), (to, _) = link.source, link.target
             way = f"from {_ranks(link.sources)} to {_ranks(link.targets)}"
-            if link.always_does:
-                yield f"keys and values of {node} move {way} between {walk} and {to}{each}"
-            else:
-                yield f"keys and values of {node} may move {way} between {walk} and {to}{each}"
+            move = "move" if link.always_leaves else "may move"
+            yield f"keys and values of {node} {move} {way} between {walk} and {to}{each}"
 
 
 def _kv_bytes(config: DeploymentConfig) -> int:

@@ -52,7 +52,8 @@ class Link:
         return len({*self.sources, *self.targets}) > 1
 
     @property
-    def always_does(self) -> bool:
+    def always_leaves(self) -> bool:
+        """Whether it goes from one rank to another, whichever replicas a request gets."""
         return not {*self.sources} & {*self.targets}
 
 

@@ -70,8 +70,8 @@ def test_replicas_are_one_place_where_they_run_the_same() -> None:
 def test_what_may_stay_on_a_rank_is_told_from_what_never_does() -> None:
     links = layout.links(ORPHEUS, placed(PREFILL | {"ranks": [0, 1]}, DECODE | {"ranks": [1]}, SNAC))
 
-    assert {link.always_does for link in links if link.kind == "kv"} == {False}
-    assert {link.always_does for link in links if link.kind == "stream"} == {True}
+    assert {link.always_leaves for link in links if link.kind == "kv"} == {False}
+    assert {link.always_leaves for link in links if link.kind == "stream"} == {True}
 
 
 def test_a_loop_over_ranks_is_found() -> None:
