@@ -154,7 +154,6 @@ class Inbox:
 
     Attributes:
         incarnation: None until the own `worker.joined` was read.
-        early: as given.
     """
 
     def __init__(
@@ -179,7 +178,7 @@ class Inbox:
         self._remembered = remembered
         self._requests: OrderedDict[str, _Steps] = OrderedDict()
         self._ended: OrderedDict[str, None] = OrderedDict()
-        self.early = early if early is not None else EarlyEdges()
+        self._early = early if early is not None else EarlyEdges()
 
     def fold(self, record: StoredRecord) -> Action | None:
         """Take one record, in log order; what is to be done because of it."""
@@ -238,11 +237,11 @@ class Inbox:
         steps.lives = order.lives
         key = StepKey(str(order.request_id), order.attempt, order.index)
         stop = steps.stopped.get(order.index)
-        heard = self.early.take(key.request_id, lambda early: _is_for(early.event, key))
+        heard = self._early.take(key.request_id, lambda early: _is_for(early.event, key))
         if stop is not None:
             return Stop(key, stop, started=False)
         counting = tuple(early for early in heard if _is_of(early, order.lives))
-        return Start(key, order, counting, self.early.refused(key.request_id, key.attempt))
+        return Start(key, order, counting, self._early.refused(key.request_id, key.attempt))
 
     def _stop(self, order: WalkStop) -> Stop | None:
         steps = self._steps(order)
@@ -262,7 +261,7 @@ class Inbox:
         steps = self._requests.get(order.request_id)
         if steps is None or order.attempt > steps.attempt:
             steps = self._requests[order.request_id] = _Steps(order.attempt)
-            self.early.begin(order.request_id, order.attempt)
+            self._early.begin(order.request_id, order.attempt)
         self._requests.move_to_end(order.request_id)
         while len(self._requests) > self._remembered:
             self._requests.popitem(last=False)
@@ -276,7 +275,7 @@ class Inbox:
         while len(self._ended) > self._remembered:
             self._ended.popitem(last=False)
         self._requests.pop(request_id, None)
-        self.early.end(request_id)
+        self._early.end(request_id)
         return Ended(request_id)
 
     # ---- edges -------------------------------------------------------------------------------------
@@ -290,7 +289,7 @@ class Inbox:
             return None  # nobody waits for it any more
         if steps is not None and event.attempt == attempt and self._is_due(event, steps):
             return heard if _is_of(heard, steps.lives) else None
-        self.early.add(request_id, heard, nbytes)
+        self._early.add(request_id, heard, nbytes)
         return None
 
     @staticmethod
