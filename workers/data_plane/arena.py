@@ -187,7 +187,7 @@ class Arena:
         """Have all memory ready and give none back: it is going to be registered with a device.
 
         Raises:
-            OSError: the system has not so much.
+            OSError: the system does not have that much.
         """
         self._chunks.hold(self.layout.pages)
 

@@ -71,7 +71,7 @@ class DeviceArena:
         """Take the memory, and pin the arena: copies to and from it are then the GPU's own affair.
 
         Raises:
-            CapacityError: the GPU has not so much memory, or the arena no room for the words.
+            CapacityError: the GPU does not have that much memory, or the arena no room for the words.
             OSError: CUDA gives no handles for other processes here.
         """
         self.arena = arena

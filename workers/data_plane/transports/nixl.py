@@ -81,7 +81,7 @@ class NixlTransport:
 
         Raises:
             ValueError: NIXL is not installed, or `address` is on no interface of this machine.
-            OSError: the system has not so much memory as the arena may take, or NIXL cannot start.
+            OSError: the system does not have the memory that the arena may take, or NIXL cannot start.
         """
         package = _package()
         interface = os.environ.setdefault("UCX_NET_DEVICES", interface_of(address))
