@@ -162,9 +162,9 @@ class DataPlaneSettings(
         arena_bytes: the most memory a worker takes for tensors that others read; taken as it is used.
         memory: what that is made of: `anonymous` ends with its process, whatever ends it; `named` lies in
             /dev/shm, for workers in containers that share that and do not see each other's processes.
-        transports: the ways that may be taken; of those that reach, the first of these is: `local` in one
-            process, `cuda_ipc` between the GPUs of a machine (not yet), `shm` on a machine, `nixl` over RDMA
-            (with `dalsegno[rdma]`), `tcp`.
+        transports: the ways that may be taken, tried in this order: `local` in one process, `cuda_ipc`
+            between the GPUs of a machine (not yet), `shm` on a machine, `nixl` over RDMA (with
+            `dalsegno[rdma]`), `tcp`.
         address: where other workers reach this one over the network, and all it listens at: one address of
             this machine. What passes is not encrypted: outside the machine, take a network you trust.
         port: the one it listens at, for rank 0, and so many more for other ranks; 0 is any free one.
