@@ -1,17 +1,11 @@
 """Runs orders: each `node.ready` is one chain of walks, from its inputs to one `walk.completed`.
 
-    node.ready ──> per walk a WalkRun ──firing──> CPU node, stateless node, row of the engine
-                          ▲                                       │
-                          ├──────complete─────────────────────────┤
-    other ranks ──edges──>┘                                       └──edges──> other ranks
-    all walks done ──> every chunk acked ──> walk.completed
+    Start ──> what the log has of its output ──> Chain ──> every chunk acked ──> walk.completed
+    Heard ──> of a step: its chain; of a stream: its attempt's streams
+    Stop  ──> the order dropped, its rows cancelled ──> walk.stopped
+    Ended ──> all that was kept for the request, freed
 
-Walks of a chain share one row per KV node: `prefill` begins it, a resident loop such as `decode` lets it
-go on to its end. The engine runs through meanwhile; the walk is told when the row has begun and when it
-has ended, not of every token. An input a walk of a chain is not given is what a walk before it put out
-under that name.
-
-What outlives a step belongs to its request: streams to the attempt, tensors that were kept to the request,
+How a chain of walks is run is `workers.chain`'s. What outlives a step belongs to its request: streams to the attempt, tensors that were kept to the request,
 until the log shows its end.
 
 What goes wrong inside an order ends in a `walk.failed`: typed errors with their own code, others as

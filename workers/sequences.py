@@ -2,7 +2,8 @@
 
 A firing of a KV node is a matter of the step's row for that node: outside of a loop it begins the row and is
 complete with its first token; in a resident loop it is complete when the row's answer has ended, which stops
-the loop.
+the loop. So the walks of a step share one row per node: `prefill` begins it, `decode` lets it go on to its
+end. The engine runs through meanwhile; a walk is not told of every token.
 
 Where the next walk over the node is on another rank, the row is begun for one token and says nothing here.
 Its keys and values, the token, and what the model thought of it go to that rank with the firing; there the
