@@ -5,8 +5,8 @@
     Stop  ──> the order dropped, its rows cancelled ──> walk.stopped
     Ended ──> all that was kept for the request, freed
 
-How a chain of walks is run is `workers.chain`'s. What outlives a step belongs to its request: streams to the attempt, tensors that were kept to the request,
-until the log shows its end.
+How a chain of walks is run is `workers.chain`'s. What outlives a step belongs to its request, until the log
+shows its end: streams to the attempt, tensors that were kept to the request.
 
 What goes wrong inside an order ends in a `walk.failed`: typed errors with their own code, others as
 `internal_error` (the trace stays in the process's log). It never ends another order.
