@@ -129,7 +129,7 @@ class Executor:
         if key in self._orders:
             return
         for other in [k for k in self._orders if k.request_id == key.request_id and k.attempt < key.attempt]:
-            self._tasks.create_task(self._drop(self._orders[other]), name=f"drop {other}")
+            self._drop_at_once(self._orders[other])
         refused = start.refused
         if len(self._orders) >= MAX_ORDERS:
             refused = f"this worker runs {MAX_ORDERS} steps already; try again later"
@@ -166,7 +166,7 @@ class Executor:
         if request is None:
             return  # another rank's
         for key in [key for key in self._orders if key.request_id == ended.request_id]:
-            self._tasks.create_task(self._drop(self._orders[key]), name=f"drop {key}")
+            self._drop_at_once(self._orders[key])
         self._outputs.pop(ended.request_id, None)
         self._close(request)
         if request.touched:
@@ -370,10 +370,18 @@ class Executor:
 
     async def _drop(self, order: _Order) -> int:
         """Take an order out of everything; how many more engine steps held a row of it."""
+        self._cut_off(order)
+        return await self._release(order)
+
+    def _drop_at_once(self, order: _Order) -> None:
+        """The same, while nobody waits: not a line of it runs any more, for what it needs is going."""
+        self._cut_off(order)
+        self._tasks.create_task(self._release(order), name=f"drop {order.key}")
+
+    def _cut_off(self, order: _Order) -> None:
         self._forget(order.key)
         assert order.task is not None
         order.task.cancel()
-        return await self._release(order)
 
     async def _release(self, order: _Order) -> int:
         """Give up what an order holds; how many more engine steps held a row of it."""

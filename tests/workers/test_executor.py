@@ -26,6 +26,7 @@ from tests.workers import harness
 from tests.workers.harness import EOS, LIFE, SUBJECTS, chat, ready, rigged, told_of, turns
 from workers.echo import spell
 from workers.engine.sequence import Sampling
+from workers.inbox import Ended
 
 
 def bytes_of(words: str) -> list[int]:
@@ -241,6 +242,17 @@ async def test_a_higher_attempt_drops_the_lower_one_without_a_word() -> None:
         assert {event.attempt for event in rig.events(WalkCompleted)} == {2}
         assert not rig.events(WalkFailed)
         assert not rig.events(WalkStopped)
+
+
+async def test_an_order_whose_request_ends_in_the_same_breath_says_nothing() -> None:
+    async with rigged() as rig:
+        rig.start(ready("r", *chat()))
+        rig.executor.end(Ended("r"))
+        await turns()
+
+        assert rig.executor.running == 0
+        assert not rig.engine.submitted
+        assert not rig.server.records
 
 
 async def test_a_second_start_of_the_same_order_changes_nothing() -> None:
