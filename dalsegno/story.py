@@ -106,7 +106,8 @@ def why(event: AnyEvent) -> str:  # one branch per event type: length is its nat
             end = ", the end" if event.end else ""
             return f"{event.stream} to {event.to}: {_count(items, 'item')} from {event.index}{end}"
         case StreamTaken():
-            return f"{event.stream}: {_count(event.taken, 'item')} used by {event.to}"
+            closed = ", which takes no more" if event.closed else ""
+            return f"{event.stream}: {_count(event.taken, 'item')} used by {event.to}{closed}"
         case TensorsReleased():
             return _short(", ".join(event.keys))
         case WorkerJoined():

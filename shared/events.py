@@ -479,10 +479,16 @@ class WalkResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StreamTotals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a stream came to: with its policy (`shared.walks.chunks`) the items say how they were cut."""
+    """What a stream came to: with its policy (`shared.walks.chunks`) the items say how they were cut.
+
+    Attributes:
+        items: all of the stream; of one that was `left`, those that its chunks had.
+        left: its taker was done before the stream was: the final chunk was not taken.
+    """
 
     items: int = 0
     chunks: int = 0
+    left: bool = False
 
 
 class WalkCompleted(
@@ -593,11 +599,16 @@ class StreamSent(
 class StreamTaken(
     Event, frozen=True, kw_only=True, omit_defaults=True, tag="stream.taken.v1", tag_field="type"
 ):
-    """A credit, from the rank that takes a stream to the one that makes it: so many items are used."""
+    """A credit, from the rank that takes a stream to the one that makes it: so many items are used.
+
+    `closed`: the taker is done, before the stream is. Nobody reads an item any more, those that still come
+    included: whoever makes them keeps none, sends none, and waits for no credit.
+    """
 
     stream: str
     to: str
     taken: int
+    closed: bool = False
 
 
 class TensorsReleased(

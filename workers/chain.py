@@ -210,6 +210,7 @@ class Chain:
                 part.set({f"dalsegno.{name}": result.facts[name] for name in _TRACED if name in result.facts})
             results.append(result)
             durations_s[call.name] = durations_s.get(call.name, 0.0) + clock() - begun_s
+            self._leave_streams(place)
         for stream in self._placed.ends:
             self._outlet(stream).end()
         return results, durations_s
@@ -225,13 +226,7 @@ class Chain:
         """What came in on the streams that this rank's nodes of the step take."""
         if self._streams is None:
             return {}
-        found: dict[str, StreamTotals] = {}
-        for walk in self._placed.walks:
-            for index in walk.takers_of_streams:
-                node = walk.node_table[index]
-                if self._placed.rank_of(walk.name, node.name) == self._placed.rank:
-                    found |= {name: self._streams.totals((name, node.name)) for name in node.streams}
-        return found
+        return {stream[0]: self._streams.totals(stream) for stream in self._taken_by(self._placed.walks)}
 
     def hear(self, event: NodeFired | TensorsReleased, rank: int) -> None:
         """Take what another rank of the step told."""
@@ -620,6 +615,26 @@ class Chain:
         fed = walking.run.feed(*stream, array, last=chunk.last)
         assert fed, "what was wanted is taken"
 
+    def _leave_streams(self, place: int) -> None:
+        """A walk is done: whoever feeds what no later one takes is held for it no more."""
+        if self._streams is None:
+            return
+        walks = self._placed.walks
+        later = self._taken_by(walks[place + 1 :])
+        for stream in self._taken_by([walks[place]]):
+            if stream not in later:
+                self._streams.leave(stream, self._placed.feeders(stream))
+
+    def _taken_by(self, walks: Sequence[CompiledWalk]) -> list[Pair]:
+        """The streams that this rank's nodes take in these walks."""
+        return [
+            (name, node.name)
+            for walk in walks
+            for node in [walk.node_table[index] for index in walk.takers_of_streams]
+            if self._placed.rank_of(walk.name, node.name) == self._placed.rank
+            for name in node.streams
+        ]
+
     def _outlet(self, stream: Pair) -> Outlet:
         assert self._streams is not None, "a model with streams has them"
         found = self._outlets.get(stream)
@@ -637,7 +652,10 @@ class Chain:
         for edge in node.streaming:
             if edge.name not in values:
                 continue
-            stream, array = (edge.name, edge.to), await self._array(values[edge.name])
+            stream = (edge.name, edge.to)
+            if self._outlet(stream).left:
+                continue
+            array = await self._array(values[edge.name])
             if _is_left_out(edge, array):
                 continue
             taker = self._placed.taker(stream)

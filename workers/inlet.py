@@ -92,15 +92,18 @@ class Inlet:
 
     Attributes:
         items: how many there are.
-        chunks: how many were taken.
+        chunks: how many were taken, and `had` how many of the items were in them.
         ended: no item follows.
+        left: nobody takes chunks any more, although there are, or could be, some.
         like: dtype and shape of an item; None before there is one.
     """
 
     def __init__(self, policy: ChunkPolicy, cutter: Cutter) -> None:
         self.items = 0
         self.chunks = 0
+        self.had = 0
         self.ended = False
+        self.left = False
         self.like: tuple[str, tuple[int, ...]] | None = None
         self._window = window_of(policy)
         self._cutter = cutter
@@ -155,6 +158,7 @@ class Inlet:
         """
         chunk = self._cut.popleft() if self._cut else self._cutter.empty()
         self.chunks += 1
+        self.had = chunk.stop
         parts = [
             (piece, max(chunk.start - piece.start, 0), min(chunk.stop - piece.start, piece.count))
             for piece in self._pieces
@@ -176,6 +180,11 @@ class Inlet:
             self._sources[piece.rank].used_bytes += piece.nbytes
             gone.append(piece)
         return gone
+
+    def leave(self) -> list[Piece]:
+        """The taker is done: the pieces that nobody reads any more, which are forgotten."""
+        self.left = not self._cutter.ended or bool(self._cut)
+        return self.drop()
 
     def drop(self) -> list[Piece]:
         """Forget every piece: nobody takes chunks any more."""

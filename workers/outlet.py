@@ -52,6 +52,7 @@ class Outlet:
     Attributes:
         items: how many were made.
         full: more is out than may be.
+        left: nobody takes them any more.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Outlet:
     ) -> None:
         self.items = 0
         self.full = False
+        self.left = False
         self._window, self._least = window_of(policy), 2 * span_of(policy)
         self._put_on = put
         self._free = free
@@ -91,6 +93,8 @@ class Outlet:
     def add_token(self, token: int, row: str) -> None:
         """A token of the row `row`, which is held where there are too many."""
         self.items += 1
+        if self.left:
+            return
         self._tokens.append(token)
         if not self._in_batches or self._batched_s is None:
             self._flush_tokens()
@@ -105,13 +109,17 @@ class Outlet:
         """An item that is a tensor; its first dimension is 1."""
         self._flush_tokens()
         self.items += 1
-        self._send(self.items - 1, item)
+        if not self.left:
+            self._send(self.items - 1, item)
+        elif (handle := _stored_in(item)) is not None:
+            self._free(handle)
 
     def end(self) -> None:
         """No item follows."""
         self._flush_tokens()
-        self._waiting.append((self.items, None, True))
-        self._send_waiting()
+        if not self.left:
+            self._waiting.append((self.items, None, True))
+            self._send_waiting()
 
     def taken(self, count: int) -> None:
         """The consumer has used so many items, in all."""
@@ -124,6 +132,22 @@ class Outlet:
         self._measure()
         if not self.full:
             self._let_go()
+
+    def leave(self) -> None:
+        """Nobody takes items any more: keep none, send none, and hold nobody."""
+        if self.left:
+            return
+        self.left = True
+        self._tokens.clear()
+        self._waiting.clear()
+        for sent in self._out:
+            if sent.handle is not None:
+                self._free(sent.handle)
+        self._out.clear()
+        self._failure = None  # what could not be sent need not be
+        self._measure()
+        self._let_go()
+        _wake(self._settled)
 
     # ---- waiting -----------------------------------------------------------------------------------
     async def room(self) -> None:
@@ -168,8 +192,7 @@ class Outlet:
         self._flush_tokens()
 
     def _send(self, first: int, items: Items) -> None:
-        handle = items if isinstance(items, Handle) and items.data is None else None
-        sent = _Sent(first + items.shape[0], size_of(items), handle)
+        sent = _Sent(first + items.shape[0], size_of(items), _stored_in(items))
         self._out.append(sent)
         self._out_bytes += sent.nbytes
         self._measure()
@@ -205,11 +228,17 @@ class Outlet:
 
     def _measure(self) -> None:
         out = self.items - self._taken
-        self.full = out >= self._least and (out > self._window or self._out_bytes > WINDOW_BYTES)
+        is_ahead = out >= self._least and (out > self._window or self._out_bytes > WINDOW_BYTES)
+        self.full = is_ahead and not self.left
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+def _stored_in(items: Items) -> Handle | None:
+    """The handle of items that are in the store, and are to be freed there."""
+    return items if isinstance(items, Handle) and items.data is None else None
 
 
 def _as_items(tokens: list[int]) -> Array:

@@ -6,10 +6,13 @@ that takes it has begun here. They end with the attempt.
     a node here ──> Outlet ──┬── the taker is here ──> Inlet ──> chunks ──> a firing's input
                              └── StreamSent ──> the taker's rank
     StreamTaken <── Inlet                            a credit for a rank
+
+A taker may be done before its stream is: its loop has run as often as it may, or a node stopped it. Then the
+rest is nobody's: it is dropped here, and those who make it are told, so that they are held for it no more.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -84,6 +87,7 @@ class Streams:
         self._looks: dict[str, tuple[Handle, Bytes]] = {}
         self._watchers: dict[Pair, Callable[[], None]] = {}
         self._failures: dict[Pair, DalSegnoError] = {}
+        self._left: set[Pair] = set()  # here or elsewhere: what is made of them is nobody's
         self._closed = False
 
     # ---- from other ranks --------------------------------------------------------------------------
@@ -92,6 +96,8 @@ class Streams:
         match heard.event:
             case StreamSent(stream=stream, to=to, index=first, items=items, end=end):
                 self._push((stream, to), heard.rank, first, items, end=end)
+            case StreamTaken(stream=stream, to=to, closed=True) if (stream, to) in self._infos:
+                self._close_outlet((stream, to))
             case StreamTaken(stream=stream, to=to, taken=taken) if (stream, to) in self._outlets:
                 self._outlets[stream, to].taken(taken)
             case _:
@@ -124,9 +130,36 @@ class Streams:
         self._credit(stream, inlet)
         return chunk, array
 
-    def totals(self, stream: Pair) -> StreamTotals:
-        """What came in so far."""
+    def leave(self, stream: Pair, feeders: Collection[int]) -> None:
+        """The taker is done, and nobody takes after it: the ranks that feed the stream need not go on."""
+        if self._closed:
+            return
         inlet = self._inlet(stream)
+        for piece in inlet.leave():
+            self._let_go(piece)
+        if not inlet.left:
+            return  # it has come to its end
+        self._watchers.pop(stream, None)
+        message = f"stream {stream[0]!r} to node {stream[1]!r} was left before its end by a step that took it"
+        self._failures.setdefault(stream, BugError(f"{message}; no other step can go on with it"))
+        for rank in sorted(feeders):
+            if rank == self._rank:
+                self._close_outlet(stream)
+                continue
+            event = StreamTaken(
+                id=f"{self._name}.{stream[0]}.{stream[1]}.closed.{rank}",
+                stream=stream[0],
+                to=stream[1],
+                taken=inlet.items,
+                closed=True,
+            )
+            self._spawn(self._tell_when_possible(rank, event))
+
+    def totals(self, stream: Pair) -> StreamTotals:
+        """What came in so far; of a stream that was left, what its chunks had."""
+        inlet = self._inlet(stream)
+        if inlet.left:
+            return StreamTotals(items=inlet.had, chunks=inlet.chunks, left=True)
         return StreamTotals(items=inlet.items, chunks=inlet.chunks)
 
     # ---- making ------------------------------------------------------------------------------------
@@ -142,6 +175,8 @@ class Streams:
                 resume=self._rows.resume,
                 in_batches=taker != self._rank,
             )
+            if stream in self._left:
+                found.leave()
         return found
 
     async def item(self, key: str, array: Array, taker: int) -> Items:
@@ -161,6 +196,11 @@ class Streams:
                 self._let_go(piece)
 
     # ---- within ------------------------------------------------------------------------------------
+    def _close_outlet(self, stream: Pair) -> None:
+        self._left.add(stream)
+        if stream in self._outlets:
+            self._outlets[stream].leave()
+
     def _inlet(self, stream: Pair) -> Inlet:
         found = self._inlets.get(stream)
         if found is None:

@@ -3,7 +3,7 @@
 branches   left | right -> join                          a Parallel, and a CPU node behind it
 refine     (pull | push) -> mix, in a loop                mix stops it early
 count      a loop: counter streams its numbers            to three takers, by three policies
-fixed, sliding, left                                      a taker each: sums of its chunks
+fixed, sliding, left                                      a taker each: sums of its chunks, till enough
 """
 
 from collections.abc import Mapping, Sequence
@@ -220,7 +220,9 @@ class Arithmetic:
                 assert chunk is not None
                 items = given["numbers"]
                 told = [chunk.number, chunk.fresh, chunk.last, items.sum(), items.shape[0]]
-                return Fired(outputs={"sum": array(told)})
+                is_enough = chunk.number + 1 == firing.args.get("enough")
+                stops = (node.removeprefix("take_"),) if is_enough else ()
+                return Fired(outputs={"sum": array(told)}, stops=stops)
 
 
 class MeshProcessing:

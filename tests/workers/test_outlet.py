@@ -153,6 +153,31 @@ async def test_what_the_log_does_not_take_now_it_is_offered_again(
 
 
 @pytest.mark.usefixtures("_small")
+async def test_what_nobody_takes_any_more_is_freed_and_holds_nobody(bench: Bench) -> None:
+    outlet = bench.outlet()
+    outlet.add(stored(0))
+    for token in range(14):
+        outlet.add_token(token, "row")
+    assert bench.rows == ["hold row"]
+    sent = len(bench.sent)
+    outlet.leave()
+    outlet.leave()
+    for token in range(14):
+        outlet.add_token(token, "row")
+    outlet.add(stored(1))
+    await outlet.room()
+    outlet.end()
+    outlet.taken(3)  # a late credit
+    bench.ack()
+    await outlet.stored()
+
+    assert bench.rows == ["hold row", "resume row"]
+    assert [handle.key for handle in bench.freed] == ["k0", "k1"]
+    assert len(bench.sent) == sent
+    outlet.close()
+
+
+@pytest.mark.usefixtures("_small")
 async def test_what_the_log_will_never_take_is_told_and_holds_nobody(bench: Bench) -> None:
     outlet = bench.outlet(in_batches=False)
     for token in range(14):

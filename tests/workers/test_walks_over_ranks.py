@@ -15,6 +15,7 @@ from shared.events import (
     OutputChunk,
     StreamSent,
     StreamTaken,
+    StreamTotals,
     WalkCall,
     WalkCompleted,
     WalkFailed,
@@ -332,10 +333,13 @@ def told(cluster: Cluster, request_id: str, name: str) -> list[list[float]]:
     return [np.frombuffer(chunk.data or b"", "<f4").tolist() for chunk in chunks]
 
 
-def start_takers(cluster: Cluster, request_id: str, *names: str, **kwargs: Any) -> None:
+def start_takers(
+    cluster: Cluster, request_id: str, *names: str, enough: int | None = None, **kwargs: Any
+) -> None:
+    args = {} if enough is None else {"enough": enough}
     for step, name in enumerate(mesh.POLICIES, start=1):
         if not names or name in names:
-            cluster.order(request_id, WalkCall(name=name), step=step, partition=name, **kwargs)
+            cluster.order(request_id, WalkCall(name=name, args=args), step=step, partition=name, **kwargs)
 
 
 @pytest.mark.parametrize("items", [1, 7, 12])
@@ -431,6 +435,83 @@ async def test_a_taker_that_does_not_get_on_holds_a_fast_producer(
             assert [chunk[3] for chunk in chunks] == [chunk[3] * width for chunk in expected(name, items)]
         assert bool(cluster.events(StreamTaken, "r")) is (where == "two ranks")
         assert slots() <= 3 * window
+        await cluster.empty("r")
+
+
+@pytest.mark.parametrize("where", ["two ranks", "one rank"])
+async def test_a_taker_that_is_done_before_its_stream_holds_nobody_and_keeps_nothing(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items, enough = 100, 2
+    monkeypatch.setattr("workers.inlet.WINDOW_ITEMS", 16)
+    ranks = dict.fromkeys(mesh.GRAPH.nodes, 0) if where == "one rank" else None
+    async with meshed() as cluster:
+        cluster.order("r", count(items, width=SIZE), ends=["numbers"], ranks=ranks)
+        start_takers(cluster, "r", enough=enough, ranks=ranks)
+        done = await cluster.until(WalkCompleted, "r", 4)
+
+        for name, policy in mesh.POLICIES.items():
+            assert [chunk[0] for chunk in told(cluster, "r", name)] == [0, 1]
+            [mine] = [event for event in done if event.results[0].name == name]
+            had = policy.span(enough - 1)[1]
+            assert mine.streams["numbers"] == StreamTotals(items=had, chunks=enough, left=True)
+        closed = [event for event in cluster.events(StreamTaken, "r") if event.closed]
+        assert len(closed) == (len(mesh.POLICIES) if where == "two ranks" else 0)
+        assert not any(member.store.stats().slots for member in cluster.members.values())
+        await cluster.empty("r")
+
+
+async def test_who_begins_to_feed_a_stream_that_was_left_already_sends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("workers.inlet.WINDOW_ITEMS", 16)
+    async with meshed() as cluster:
+        for to in ("take_fixed", "take_sliding", "take_left"):
+            sent = StreamSent(
+                id=f"sent.{to}",
+                writer="w0",
+                request_id="r",
+                attempt=1,
+                incarnation=cluster.members[0].life,
+                stream="numbers",
+                to=to,
+                items=handle(f"i.{to}", np.ones((4, 1))),
+            )
+            cluster.put("ds.edge.1.0.r", sent)
+        start_takers(cluster, "r", enough=1)
+        await cluster.until(StreamTaken, "r", 3, closed=True)
+        cluster.order("r", count(100, width=SIZE), ends=["numbers"])
+        await cluster.done("r", index=0)
+
+        assert len(cluster.events(StreamSent, "r")) == 3
+        assert not any(member.store.stats().slots for member in cluster.members.values())
+        await cluster.empty("r")
+
+
+async def test_a_walk_that_has_enough_does_not_hold_up_the_next_one_of_its_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("workers.inlet.WINDOW_ITEMS", 16)
+    async with meshed() as cluster:
+        cluster.order("r", count(100), ends=["numbers"])
+        enough = WalkCall(name="fixed", args={"enough": 1})
+        cluster.order("r", enough, WalkCall(name="sliding"), step=1, partition="p")
+        start_takers(cluster, "r", "left")
+        await cluster.until(WalkCompleted, "r", 3)
+
+        assert told(cluster, "r", "sliding") == expected("sliding", 100)
+        await cluster.empty("r")
+
+
+async def test_a_stream_that_was_left_fails_the_step_that_would_go_on_with_it() -> None:
+    async with meshed() as cluster:
+        cluster.order("r", count(100), ends=["numbers"])
+        start_takers(cluster, "r", "fixed", enough=1)
+        await cluster.until(StreamTaken, "r", closed=True)
+        cluster.order("r", WalkCall(name="fixed"), step=4, partition="again")
+        [failed] = await cluster.until(WalkFailed, "r")
+
+        assert "was left before its end" in failed.failure.message
         await cluster.empty("r")
 
 

@@ -244,8 +244,10 @@ def test_a_truncated_log_says_what_is_missing() -> None:
 
 # ---- on many ranks -------------------------------------------------------------------------------
 
+CODES = StreamTotals(items=6, chunks=4)
 
-def spoken(*, lives: int = 1) -> list[StoredRecord]:
+
+def spoken(*, lives: int = 1, codes: StreamTotals = CODES) -> list[StoredRecord]:
     """The log of one request of two partitions on three ranks, of which one had so many lives."""
     script = Script(serve=speech.deployment("three"), graph_of=speech.graph_of)
     script.open_epoch()
@@ -272,7 +274,7 @@ def spoken(*, lives: int = 1) -> list[StoredRecord]:
             script.say(SUBJECTS.output("nats", "r1", f"w{ready.rank}"), chunk)
     fired = NodeFired(id="f", writer="w0", request_id="r1", attempt=1, walk=0, node="talker", path=())
     script.say(SUBJECTS.edge(1, 0, "r1"), fired)
-    cut = {"codes": StreamTotals(items=6, chunks=4)}
+    cut = {"codes": codes}
     tracks = {name: transcript.tracks[name].totals for name in ("talker", "vocoder")}
     for ready in script.events(NodeReady, "r1")[-3:]:
         mine = {"talker": tracks["talker"]} if ready.rank == 1 else {}
@@ -328,6 +330,7 @@ def test_a_track_that_is_reported_otherwise_than_it_is_in_the_log_makes_it_fail(
     [
         {"codes": StreamTotals(items=6, chunks=3)},
         {"codes": StreamTotals(items=7, chunks=5)},
+        {"codes": StreamTotals(items=6, chunks=4, left=True)},
         {"words": StreamTotals(items=6, chunks=3)},
         {"nothing": StreamTotals()},
     ],
@@ -340,6 +343,11 @@ def test_a_stream_that_was_cut_otherwise_than_its_policy_does_makes_it_fail(
     mismatch = replay_speech(changed(records, number, streams=streams)).mismatch
     assert mismatch is not None
     assert (mismatch.seq, "cut otherwise" in mismatch.what) == (number + 1, True)
+
+
+def test_a_stream_that_was_left_has_every_window_of_what_its_chunks_had_and_no_final_one() -> None:
+    assert replay_speech(spoken(codes=StreamTotals(items=6, chunks=3, left=True))).matches
+    assert not replay_speech(spoken(codes=StreamTotals(items=6, chunks=2, left=True))).matches
 
 
 def test_edges_are_passed_over() -> None:
