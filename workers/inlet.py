@@ -116,15 +116,23 @@ class Inlet:
         """Take items, of which `rank` calls the first one `first`; copies change nothing.
 
         Raises:
-            BugError: items behind the end, far more than there is credit for, or no items.
+            BugError: items behind the end, far more than there is credit for, some of which came before
+                together with others, or no items.
         """
         source = self._sources.setdefault(rank, _Source())
         if end:
             source.ends_at = first + _count(items) if items is not None else first
-        if items is not None and first >= source.next and first not in source.early:
-            source.early[first] = items
+        if items is not None and first + _count(items) > source.next:
+            self._check_credit(rank, source, first)
+            source.early.setdefault(first, items)
         while (found := source.early.pop(source.next, None)) is not None:
             self._append(rank, source, found)
+        # Else they would wait for ever: nothing is cut of them, and nothing behind them follows on.
+        if source.early and (crossing := min(source.early)) < source.next:
+            raise BugError(
+                f"rank {rank} sent items from number {crossing} on, but had sent up to {source.next - 1} in "
+                "other pieces before; a copy is of the same items"
+            )
         if source.ends_at is not None and source.next >= source.ends_at:
             self.ended = True
         if not self._cutter.ended:
@@ -139,9 +147,12 @@ class Inlet:
         self.items += piece.count
         source.next += piece.count
         source.out_bytes += piece.nbytes
-        if source.next - source.credited > 2 * self._window:
+        self._check_credit(rank, source, source.next)
+
+    def _check_credit(self, rank: int, source: _Source, behind: int) -> None:
+        if behind - source.credited > 2 * self._window:
             raise BugError(
-                f"rank {rank} sent {source.next - source.credited} items of a stream that it has no credit "
+                f"rank {rank} sent {behind - source.credited} items of a stream that it has no credit "
                 f"for; a window is {self._window}"
             )
 

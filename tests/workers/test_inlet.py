@@ -75,6 +75,23 @@ def test_items_behind_the_end_are_a_bug() -> None:
         stream.push(1, 0, items(0, 1))
 
 
+@pytest.mark.parametrize("pushed", [[(0, 3), (2, 2)], [(2, 2), (0, 3)], [(1, 2), (0, 2)]])
+def test_items_that_came_in_other_pieces_before_are_a_bug_and_not_waited_for(
+    pushed: list[tuple[int, int]],
+) -> None:
+    stream = inlet(Fixed(4))
+    [first, crossing] = pushed
+    stream.push(1, first[0], items(*first))
+
+    with pytest.raises(BugError, match="in other pieces before"):
+        stream.push(1, crossing[0], items(*crossing))
+
+
+def test_items_far_ahead_of_any_credit_are_not_kept() -> None:
+    with pytest.raises(BugError, match="no credit"):
+        inlet(Fixed(3)).push(1, 2**60, items(0, 1))
+
+
 def test_a_producer_without_any_credit_is_refused_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.inlet.WINDOW_ITEMS", 16)
     stream = inlet(Fixed(3))
