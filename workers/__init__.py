@@ -7,10 +7,13 @@ lives       which life of each rank is the present one                 pure
 early       edges that are earlier than their order                    pure
 executor    runs orders, and reports how they ended
 placed      an order's walks, and which rank runs what of them         pure
-chain       one order: the dataflow of its walks, over this rank's nodes
+chain       one order: the dataflow of its walks, here and as other ranks tell it
+nodes       a step's nodes on this rank: a firing to its engine, an outcome back
+outcome     what a firing came to                                      pure
 sequences   a step's rows: begun, gone on with, handed over
 rows        the event loop's side of the engine's sequences
 tensors     a step's tensors: made, read, checked, freed
+streaming   a step's side of the streams: values to items
 streams     an attempt's streams, as far as this rank has an end of them
 inlet       the consumer's end: items to chunks, and credits           pure
 outlet      the producer's end: items out, as far as there is credit

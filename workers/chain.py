@@ -1,28 +1,25 @@
 """One chain of walks, run: the dataflow of each walk, over this rank's nodes.
 
-    Walk ──> WalkRun ──firing──┬──> CPU node:       a thread of the pool
-                ▲              ├──> stateless node: the stateless engine
-                │              └──> KV node:        a row of the engine (`workers.sequences`)
-                ├──complete────────────┘    and the other ranks of the step are told
-                ├──hear──────────────  what their nodes came to
-                └──feed──────────────  the next chunk of a stream
+    Walk ──> WalkRun ──firing──> its node (`workers.nodes`)
+                ▲                    │
+                ├──complete──────────┴──> the other ranks of the step are told
+                ├──hear───── what their nodes came to
+                └──feed───── the next chunk of a stream
 
 Every rank of a step runs the whole chain and fires its own nodes (ADR 7); a step on one rank tells nobody
 anything. An input that a walk is not given is what a walk before it put out under that name.
 
-Values on edges are handles, and what never leaves this rank may be an array: nobody copies it. What a walk
-results in is kept for the request; the rest is freed as soon as no rank can read it any more, by this rank's
-own copy of the walk.
+What a walk results in is kept for the request; every other tensor is freed as soon as no rank can read it any
+more, by this rank's own copy of the walk.
 
 Knows neither the log nor other orders: chunks and edges go where it is told to put them.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Executor as Pool
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final
 
 from shared.errors import BugError, CapacityError
 from shared.events import (
@@ -30,13 +27,12 @@ from shared.events import (
     NodeFired,
     NodeReady,
     OutputTotals,
-    RowState,
     StreamTotals,
     TensorsReleased,
     WalkCall,
     WalkResult,
 )
-from shared.models.base import ChunkOf, EngineKind, ModelGraph, Processing
+from shared.models.base import ChunkOf, EngineKind
 from shared.tensors import Handle
 from shared.tracing import NOTHING, Span
 from shared.walks import (
@@ -48,20 +44,20 @@ from shared.walks import (
     Emission,
     Firing,
     Pair,
-    StreamingEdge,
     WalkRun,
 )
-from workers.data_plane.port import INLINE_BYTES, Array, TensorStore
+from workers.data_plane.port import INLINE_BYTES
 from workers.inbox import StepKey
-from workers.outlet import Outlet
+from workers.nodes import Hosted, StepNodes
+from workers.outcome import Outcome
 from workers.output import PostChunk
-from workers.placed import PROMPT, Placed, Script
+from workers.placed import PROMPT, Placed
 from workers.recall import Recalled
-from workers.rows import Row, Rows
-from workers.sequences import OnItem, Sequences
-from workers.stateless.firing import Fired
+from workers.rows import Row
+from workers.sequences import Sequences
+from workers.streaming import StepStreams
 from workers.streams import Streams
-from workers.tensors import StepTensors, as_array, as_inline, copied
+from workers.tensors import StepTensors, Value, copied
 from workers.tracks import Tracks
 
 MAX_EARLY: Final = 4096
@@ -69,52 +65,8 @@ MAX_EARLY: Final = 4096
 _TRACED: Final = ("prompt_tokens", "completion_tokens", "finish_reason")
 """What of a walk's facts its span tells: nothing that a client wrote."""
 
-Value: TypeAlias = Handle | Array
 Tell = Callable[[int, EdgeEvent], Coroutine[Any, Any, None]]
 """Tell a rank something, as soon as the log takes it."""
-
-
-class StatelessPort(Protocol):
-    """What a chain asks of the stateless engine (`workers.stateless.thread.StatelessThread`)."""
-
-    async def fire(
-        self,
-        node: str,
-        inputs: Mapping[str, Array],
-        args: Mapping[str, Any],
-        *,
-        seed: int,
-        path: tuple[int, ...],
-        chunk: ChunkOf | None,
-    ) -> Fired: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hosted:
-    """What this rank runs, loaded."""
-
-    graph: ModelGraph
-    processing: Processing
-    rows: Rows
-    pool: Pool
-    store: TensorStore
-    stateless: StatelessPort | None = None
-    script: Script = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "script", Script(self.graph))
-
-
-@dataclass(slots=True, kw_only=True)
-class _Fired:
-    """What a node of this rank came to; `row` is for the rank `to`."""
-
-    outputs: Mapping[str, Value]
-    streamed: Mapping[str, Value] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    stops: tuple[str, ...] = ()
-    row: RowState | None = None
-    to: int | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -173,6 +125,7 @@ class Chain:
         self._spawn = spawn
         self._streams = streams
         self._tensors = StepTensors(hosted.store, key, placed.rank)
+        self._step_streams = StepStreams(streams, key, placed, self._tensors)
         self.tracks = Tracks(key, placed.tracks, recalled, post, choice=_choice_of(ready))
         self._sequences = Sequences(
             key=key,
@@ -184,14 +137,21 @@ class Chain:
             tensors=self._tensors,
             tracks=self.tracks,
             recalled=recalled,
-            on_item=self._on_item,
+            on_item=self._step_streams.on_item,
             read=self._have_read,
+        )
+        self._nodes = StepNodes(
+            hosted,
+            ready,
+            placed,
+            tensors=self._tensors,
+            sequences=self._sequences,
+            streams=self._step_streams,
         )
         self._values: dict[str, Any] = {}  # what walks put out, for those behind them
         self._walking: _Walking | None = None
         self._later: list[tuple[NodeFired, int]] = []  # of walks that have not begun here
         self._emitting: dict[int, Value] = {}
-        self._outlets: dict[Pair, Outlet] = {}
 
     @property
     def rows(self) -> Mapping[str, Row]:
@@ -210,23 +170,19 @@ class Chain:
                 part.set({f"dalsegno.{name}": result.facts[name] for name in _TRACED if name in result.facts})
             results.append(result)
             durations_s[call.name] = durations_s.get(call.name, 0.0) + clock() - begun_s
-            self._leave_streams(place)
-        for stream in self._placed.ends:
-            self._outlet(stream).end()
+            self._step_streams.leave(place)
+        self._step_streams.end(self._placed.ends)
         return results, durations_s
 
     async def stored(self) -> dict[str, OutputTotals]:
         """Wait until all that was put out and streamed on is stored; what each track then amounts to."""
         totals = await self.tracks.stored()
-        for outlet in self._outlets.values():
-            await outlet.stored()
+        await self._step_streams.stored()
         return totals
 
     def taken(self) -> dict[str, StreamTotals]:
         """What came in on the streams that this rank's nodes of the step take."""
-        if self._streams is None:
-            return {}
-        return {stream[0]: self._streams.totals(stream) for stream in self._taken_by(self._placed.walks)}
+        return self._step_streams.taken()
 
     def hear(self, event: NodeFired | TensorsReleased, rank: int) -> None:
         """Take what another rank of the step told."""
@@ -323,85 +279,19 @@ class Chain:
 
     # ---- firings here ------------------------------------------------------------------------------
     async def _fire(self, walking: _Walking, firing: Firing) -> None:
-        node = walking.walk.nodes[firing.node]
-        kind, key = self._hosted.graph.nodes[firing.node], self._key_of(walking, firing)
-        match kind:
-            case EngineKind.CPU:
-                fired = await self._on_cpu(walking, firing, key)
-            case EngineKind.KV:
-                fired = await self._on_row(walking, firing, key)
-            case EngineKind.STATELESS:
-                fired = await self._on_stateless(walking, firing, key)
-        walking.facts |= fired.facts
-        if fired.streamed:
-            await self._stream(node, fired.streamed, key)
-        emissions = walking.run.complete(firing, fired.outputs, fired.stops)
+        node, key = walking.walk.nodes[firing.node], self._key_of(walking, firing)
+        outcome = await self._nodes.fire(walking.place, firing, key, _chunk_taken(walking, node))
+        walking.facts |= outcome.facts
+        if outcome.streamed:
+            await self._step_streams.send(node, outcome.streamed, key)
+        emissions = walking.run.complete(firing, outcome.outputs, outcome.stops)
         assert emissions is not None, "a firing under way is completed once"
-        self._tensors.on_edges([value for value in fired.outputs.values() if isinstance(value, Handle)])
+        self._tensors.on_edges([value for value in outcome.outputs.values() if isinstance(value, Handle)])
         if self._placed.others:
-            await self._tell_others(walking, firing, fired, key)
+            await self._tell_others(walking, firing, outcome, key)
         if emissions:
             await self._leave(walking, emissions)
         self._let_go(walking)
-
-    async def _on_cpu(self, walking: _Walking, firing: Firing, key: str) -> _Fired:
-        node = walking.walk.nodes[firing.node]
-        if node.streaming:
-            await self._have_room(node)
-        inputs = {name: await self._inline(name, value) for name, value in firing.inputs.items()}
-        work = partial(self._hosted.processing.run, firing.node, key, inputs, walking.call.args)
-        result = await asyncio.get_running_loop().run_in_executor(self._hosted.pool, work)
-        outputs: dict[str, Value] = {
-            name: handle for name, handle in result.outputs.items() if name not in node.streamed
-        }
-        if self._placed.others:
-            for name, handle in result.outputs.items():
-                if name in outputs and self._is_read_elsewhere(walking, node, name):
-                    outputs[name] = await self._moved(handle)
-        streamed = {edge.name for edge in node.streaming}
-        items = {name: handle for name, handle in result.outputs.items() if name in streamed}
-        return _Fired(outputs=outputs, streamed=items, facts=result.facts)
-
-    async def _on_stateless(self, walking: _Walking, firing: Firing, key: str) -> _Fired:
-        node, engine = walking.walk.nodes[firing.node], self._hosted.stateless
-        if engine is None:
-            raise BugError(f"node {firing.node!r} needs the stateless engine, which this rank has not")
-        if node.streaming:
-            await self._have_room(node)
-        handles = [value for value in firing.inputs.values() if isinstance(value, Handle)]
-        inputs = {name: await self._array(value) for name, value in firing.inputs.items()}
-        fired = await engine.fire(
-            firing.node,
-            inputs,
-            walking.call.args,
-            seed=self._ready.seed,
-            path=firing.path,
-            chunk=self._chunk_of(walking, node),
-        )
-        self._tensors.check(handles)
-        outputs = {
-            name: await self._value(walking, node, name, f"{key}/{name}", array)
-            for name, array in fired.outputs.items()
-            if name not in node.streamed
-        }
-        streamed = {edge.name for edge in node.streaming}
-        items = {name: array for name, array in fired.outputs.items() if name in streamed}
-        return _Fired(outputs=outputs, streamed=items, facts=fired.facts, stops=fired.stops)
-
-    async def _on_row(self, walking: _Walking, firing: Firing, key: str) -> _Fired:
-        if any(isinstance(value, Array) for value in firing.inputs.values()):
-            inputs = {name: await self._inline(name, value) for name, value in firing.inputs.items()}
-            firing = Firing(firing.node, inputs, firing.path)
-        came = await self._sequences.fire(walking.place, firing, key)
-        return _Fired(outputs=came.outputs, facts=came.facts, stops=came.stops, row=came.row, to=came.to)
-
-    @staticmethod
-    def _chunk_of(walking: _Walking, node: CompiledNode) -> ChunkOf | None:
-        """The chunk a firing takes: of its first streaming input, where it has several."""
-        chunks = [walking.chunks.pop((stream, node.name)) for stream in node.streams]
-        if not chunks:
-            return None
-        return ChunkOf(number=chunks[0].number, fresh=chunks[0].fresh, last=chunks[0].last)
 
     def _key_of(self, walking: _Walking, firing: Firing) -> str:
         """The prefix of the keys of what a firing puts out: request / attempt / step / walk / node.
@@ -414,36 +304,7 @@ class Chain:
             name = f"{name}@{place}"
         return "/".join(map(str, (request_id, attempt, step, name, firing.node, *firing.path)))
 
-    # ---- values ------------------------------------------------------------------------------------
-    async def _inline(self, name: str, value: Value) -> Handle:
-        if isinstance(value, Array):
-            return await as_inline(name, value)
-        return await self._tensors.inline(value)
-
-    async def _array(self, value: Value) -> Array:
-        return value if isinstance(value, Array) else await self._tensors.read(value)
-
-    async def _value(self, walking: _Walking, node: CompiledNode, name: str, key: str, array: Array) -> Value:
-        """What goes on an edge: the array itself, unless the walk's result or another rank needs a handle."""
-        routes = [route for route in node.routes if route.edge == name]
-        if all(isinstance(route.to, str | Client) for route in routes) and not (
-            self._placed.others and self._is_read_elsewhere(walking, node, name)
-        ):
-            return array
-        return await self._tensors.put(key, array)
-
-    def _is_read_elsewhere(self, walking: _Walking, node: CompiledNode, name: str) -> bool:
-        place = walking.place
-        return any(
-            self._placed.is_read_elsewhere(place, route) for route in node.routes if route.edge == name
-        )
-
-    async def _moved(self, handle: Handle) -> Handle:
-        """A CPU node's output for another rank: from its event into the store, where it is not small."""
-        if handle.data is None or len(handle.data) <= INLINE_BYTES:
-            return handle
-        return await self._tensors.put(handle.key, as_array(handle))
-
+    # ---- what leaves the walk ----------------------------------------------------------------------
     async def _leave(self, walking: _Walking, emissions: Sequence[Emission]) -> None:
         """See to what leaves the walk."""
         for emission in emissions:
@@ -466,7 +327,7 @@ class Chain:
         """A tensor as a client gets it: text as text, anything else as bytes with their type and shape."""
         self._emitting[id(value)] = value
         try:
-            array = await self._array(value)
+            array = await self._tensors.array(value)
             data = await copied(array.data)
             if isinstance(value, Handle):
                 self._tensors.check([value])
@@ -508,10 +369,10 @@ class Chain:
         self._tensors.keep_only({value.key for value in _flat(alive) if isinstance(value, Handle)})
 
     # ---- other ranks -------------------------------------------------------------------------------
-    async def _tell_others(self, walking: _Walking, firing: Firing, fired: _Fired, key: str) -> None:
+    async def _tell_others(self, walking: _Walking, firing: Firing, outcome: Outcome, key: str) -> None:
         node = walking.walk.nodes[firing.node]
-        self._note_prompts(walking.place, fired.outputs, node)
-        outputs = {name: self._told(f"{key}/{name}", value) for name, value in fired.outputs.items()}
+        self._note_prompts(walking.place, outcome.outputs, node)
+        outputs = {name: self._told(f"{key}/{name}", value) for name, value in outcome.outputs.items()}
         path = ".".join(map(str, (walking.place, firing.node, *firing.path)))
         for rank in self._placed.others:
             event = NodeFired(
@@ -521,8 +382,8 @@ class Chain:
                 node=firing.node,
                 path=firing.path,
                 outputs=outputs,
-                stops=[*fired.stops, *firing.ends],
-                row=fired.row if rank == fired.to else None,
+                stops=[*outcome.stops, *firing.ends],
+                row=outcome.row if rank == outcome.to else None,
             )
             await self._tell(rank, event)
 
@@ -615,82 +476,18 @@ class Chain:
         fed = walking.run.feed(*stream, array, last=chunk.last)
         assert fed, "what was wanted is taken"
 
-    def _leave_streams(self, place: int) -> None:
-        """A walk is done: whoever feeds what no later one takes is held for it no more."""
-        if self._streams is None:
-            return
-        walks = self._placed.walks
-        later = self._taken_by(walks[place + 1 :])
-        for stream in self._taken_by([walks[place]]):
-            if stream not in later:
-                self._streams.leave(stream, self._placed.feeders(stream))
 
-    def _taken_by(self, walks: Sequence[CompiledWalk]) -> list[Pair]:
-        """The streams that this rank's nodes take in these walks."""
-        return [
-            (name, node.name)
-            for walk in walks
-            for node in [walk.node_table[index] for index in walk.takers_of_streams]
-            if self._placed.rank_of(walk.name, node.name) == self._placed.rank
-            for name in node.streams
-        ]
-
-    def _outlet(self, stream: Pair) -> Outlet:
-        assert self._streams is not None, "a model with streams has them"
-        found = self._outlets.get(stream)
-        if found is None:
-            found = self._outlets[stream] = self._streams.outlet(stream, self._placed.taker(stream))
-        return found
-
-    async def _have_room(self, node: CompiledNode) -> None:
-        for edge in node.streaming:
-            await self._outlet((edge.name, edge.to)).room()
-
-    async def _stream(self, node: CompiledNode, values: Mapping[str, Value], key: str) -> None:
-        """Send what a firing came to as one item of each of its streams."""
-        assert self._streams is not None
-        for edge in node.streaming:
-            if edge.name not in values:
-                continue
-            stream = (edge.name, edge.to)
-            if self._outlet(stream).left:
-                continue
-            array = await self._array(values[edge.name])
-            if _is_left_out(edge, array):
-                continue
-            taker = self._placed.taker(stream)
-            items = await self._streams.item(f"{key}/{edge.name}.{edge.to}", array, taker)
-            outlet = self._outlet(stream)
-            outlet.add(items)
-            if len(self._placed.feeders(stream)) > 1:
-                await outlet.stored()  # the other feeder's items stand behind these in the log
-
-    def _on_item(self, node: str) -> OnItem | None:
-        """Where a row's tokens stream on: the first by the walk that begins it, the others by the last."""
-        over = [walk.nodes[node] for walk in self._placed.walks if node in walk.nodes]
-        first, later = over[0].streaming, over[-1].streaming
-        if not first and not later:
-            return None
-        row = f"{self._key}.{node}"
-
-        def on_item(token: int, place: int) -> None:
-            for edge in later if place else first:
-                if edge.takes(token):
-                    self._outlet((edge.name, edge.to)).add_token(token, row)
-
-        return on_item
+def _chunk_taken(walking: _Walking, node: CompiledNode) -> ChunkOf | None:
+    """The chunk a firing takes: of its first streaming input, where it has several."""
+    chunks = [walking.chunks.pop((stream, node.name)) for stream in node.streams]
+    if not chunks:
+        return None
+    return ChunkOf(number=chunks[0].number, fresh=chunks[0].fresh, last=chunks[0].last)
 
 
 def _choice_of(ready: NodeReady) -> int:
     """Which of several answers to one question the order is for."""
     return max((call.args.get("choice", 0) for call in ready.walks), default=0)
-
-
-def _is_left_out(edge: StreamingEdge, array: Array) -> bool:
-    """Whether an item is a number that the edge leaves out."""
-    if edge.only is None or not array.dtype.startswith(("int", "uint")) or array.data.nbytes > 8:
-        return False
-    return not edge.takes(int.from_bytes(array.data.tobytes(), "little", signed=array.dtype[0] == "i"))
 
 
 def _flat(values: Sequence[Any]) -> list[Any]:

@@ -45,9 +45,10 @@ from shared.log.port import Log
 from shared.said import MAY_QUOTE
 from shared.subjects import Subjects
 from shared.tracing import Span
-from workers.chain import Chain, Hosted
+from workers.chain import Chain
 from workers.early import Heard
 from workers.inbox import Ended, Start, StepKey, Stop
+from workers.nodes import Hosted
 from workers.output import OutputState
 from workers.placed import Placed
 from workers.recall import Recall, Recalled

@@ -38,7 +38,6 @@ from shared.log.port import Log
 from shared.meters import EdgeMeters, TensorMeters, WorkerMeters
 from shared.subjects import Subjects
 from workers import settings
-from workers.chain import Hosted
 from workers.data_plane.port import TensorStore
 from workers.data_plane.store import open_store
 from workers.data_plane.transports.choice import Network, chosen
@@ -48,6 +47,7 @@ from workers.executor import Executor
 from workers.inbox import Ended, Inbox, Joined, Lost, Start, Stop, Superseded, Unreadable
 from workers.lives import Lives, Met, Parted
 from workers.model import Loaded, LocalModel, Model
+from workers.nodes import Hosted
 from workers.rows import Rows
 from workers.streams import EdgeCounts
 from workers.writer import EventWriter

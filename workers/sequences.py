@@ -15,7 +15,7 @@ What a row is told beside the walk's inputs comes with the arguments of the walk
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +30,7 @@ from workers.data_plane.port import Array, TensorStore
 from workers.echo import ScoredEcho, pieces
 from workers.engine.sequence import Export, Sampling, SequenceSpec, TokenScore
 from workers.inbox import StepKey
+from workers.outcome import Outcome
 from workers.placed import PROMPT, Placed
 from workers.recall import Recalled
 from workers.rows import MovingRow, Row, Rows
@@ -40,17 +41,6 @@ TOKEN: Final = "token"  # noqa: S105 - an edge's name
 """A KV node's output: the token sampled last."""
 
 OnItem = Callable[[int, int], None]
-
-
-@dataclass(slots=True, kw_only=True)
-class Came:
-    """What a firing of a KV node came to; `row` is for the rank `to`."""
-
-    outputs: dict[str, Handle]
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    stops: tuple[str, ...] = ()
-    row: RowState | None = None
-    to: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +99,7 @@ class Sequences:
         """Take over a row that `rank` began."""
         self._arrived[node] = _Arrived(state, rank)
 
-    async def fire(self, place: int, firing: Firing, key: str) -> Came:
+    async def fire(self, place: int, firing: Firing, key: str) -> Outcome:
         """Let a firing's row go as far as the firing; `key` is the prefix of the keys of its outputs.
 
         Raises:
@@ -137,7 +127,7 @@ class Sequences:
         if TOKEN in node.outputs:
             assert row.last_token is not None, "a row that has begun has a token"
             outputs = {TOKEN: inline_ids(f"{key}/{TOKEN}", [row.last_token])}
-        return Came(
+        return Outcome(
             outputs=outputs,
             facts=facts,
             stops=(loop.name,) if is_resident else (),

@@ -9,7 +9,7 @@ What is copied and large is copied in a thread: the event loop has other request
 
 import asyncio
 from collections.abc import Collection, Iterable
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,10 @@ from workers.inbox import StepKey
 
 IN_THREAD_BYTES: Final = 1024 * 1024
 """More than that is copied in a thread: it takes longer than waking one."""
+
+
+Value: TypeAlias = Handle | Array
+"""What travels on an edge; what never leaves this rank may be an array."""
 
 
 class LostTensor(TensorGone):
@@ -71,6 +75,14 @@ class StepTensors:
                 raise LostTensor(handle.key, error.message) from error
             self._looks[handle.key] = found
         return Array(dtype=handle.dtype, shape=handle.shape, data=found[1])
+
+    async def array(self, value: Value) -> Array:
+        """A value as an array; good until `check` says otherwise.
+
+        Raises:
+            LostTensor: it is gone.
+        """
+        return value if isinstance(value, Array) else await self.read(value)
 
     async def inline(self, handle: Handle) -> Handle:
         """The same tensor with its bytes in the handle."""

@@ -32,7 +32,6 @@ from shared.plans import Finish, Plan, PlanRequest, Walk
 from shared.subjects import Subjects
 from shared.tensors import Handle, inline_ids, read_ids
 from shared.walks import CLIENT, KEEP, Edge, Loop, Node, Parallel, Sequential, compile_walk
-from workers.chain import Hosted
 from workers.data_plane.store import open_store
 from workers.engine.sequence import (
     FinishReason,
@@ -44,6 +43,7 @@ from workers.engine.sequence import (
 )
 from workers.executor import Executor
 from workers.inbox import Start, StepKey, Stop
+from workers.nodes import Hosted
 from workers.rows import Rows
 from workers.writer import EventWriter
 
