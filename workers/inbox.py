@@ -115,9 +115,13 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A record that is none of ours, or not where it is; it changes nothing."""
+    """A record that is none of ours, or not where it is; it changes nothing.
+
+    `quotation` is the rest of the note, where that may quote what a client wrote.
+    """
 
     note: str
+    quotation: str | None = None
 
 
 Action: TypeAlias = Joined | Start | Stop | Heard | Ended | Met | Parted | Superseded | Lost | Unreadable
@@ -188,7 +192,7 @@ class Inbox:
         try:
             event = decode(record.data)
         except MalformedEventError as error:
-            return Unreadable(f"record {record.seq} on {record.subject}: {error}")
+            return Unreadable(f"record {record.seq} on {record.subject} is no event", quotation=str(error))
         if not isinstance(event, _KINDS[address.kind]):
             return Unreadable(f"record {record.seq} on {record.subject}: a {type(event).__name__} there")
         if not self._fence.admits(event):

@@ -36,6 +36,7 @@ from shared.ids import Rank
 from shared.log import jetstream
 from shared.log.port import Log
 from shared.meters import EdgeMeters, TensorMeters, WorkerMeters
+from shared.said import quoting
 from shared.subjects import Subjects
 from workers import settings
 from workers.data_plane.port import TensorStore
@@ -287,8 +288,8 @@ class Worker:
                     case Lost(reason):
                         _LOGGER.warning("given up by the conductor (%s): joining again", reason)
                         return
-                    case Unreadable(note):
-                        _LOGGER.warning(note)
+                    case Unreadable(note, quotation):
+                        _LOGGER.warning(note, extra=quoting(quotation) if quotation else None)
                     case Start() | None:
                         pass  # nothing new, or too late: the next life is given it again
 
