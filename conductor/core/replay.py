@@ -13,7 +13,7 @@ is read and passed over: nothing was decided by it.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -40,6 +40,11 @@ from shared.models.base import ModelGraph
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.transcript import Transcript
 from shared.walks import StreamInfo, chunks_of
+
+
+_NO_PART: Final = frozenset({"request", "edge"})
+"""Kinds of subjects where a record that cannot be read is no part of a request: a submission that was refused,
+and what nobody can have acted on, for workers pass it over, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +158,8 @@ class Replayer:
         if verdict is None and folded.decisions:  # a submission that is refused: that, too, must be recorded
             verdict = self._begin(request_id)
             verdict.events = 1
-        if address is None or address.kind == "request" or verdict is None or not verdict.matches:
-            return  # nothing of a request; a submission that cannot be read is no part of it
+        if address is None or address.kind in _NO_PART or verdict is None or not verdict.matches:
+            return
         verdict.mismatch = Mismatch(seq=record.seq, what=folded.note or f"record {record.seq} is unreadable")
 
     def _check(

@@ -357,6 +357,15 @@ def test_edges_are_passed_over() -> None:
     assert replay_speech(without).matches
 
 
+def test_garbage_on_an_edge_is_passed_over_as_the_ranks_did() -> None:
+    records = [
+        msgspec.structs.replace(r, data=b"garbage") if isinstance(decode(r.data), NodeFired) else r
+        for r in spoken()
+    ]
+    assert sum(r.data == b"garbage" for r in records) == 1
+    assert replay_speech(records).matches
+
+
 def test_a_mutated_event_of_many_ranks_makes_it_fail() -> None:
     records = spoken(lives=2)
     for number, record in enumerate(records):
