@@ -13,7 +13,7 @@ from dalsegno.layers import KEYS
 from shared import config
 from tests.tiny import tiny_checkpoint
 
-SECRETS = {"DALSEGNO_NATS_TOKEN": "sesame", "DALSEGNO_GATEWAY_API_KEYS": "web=open,c2VzYW1lIG9wZW4hIQ=="}
+SECRETS = {"DALSEGNO_NATS_TOKEN": "sesame", "DALSEGNO_GATEWAY_API_KEYS": "web=unlatch,c2VzYW1lIG9wZW4hIQ=="}
 
 
 def show(*args: str, env: dict[str, str] | None = None) -> Result:
@@ -76,7 +76,7 @@ def test_no_secret_is_printed_and_what_is_saved_says_nothing_in_its_place(file: 
     for flags in ((), ("--json",)):
         shown = show(str(file), *flags, env=SECRETS).stdout
         assert "web=***" in shown
-        assert not any(secret in shown for secret in ("sesame", "open", "c2Vz"))
+        assert not any(secret in shown for secret in ("sesame", "unlatch", "c2Vz"))
 
     saved = yaml.safe_load(show(str(file), env=SECRETS).stdout)
     assert "token" not in saved["nats"]
