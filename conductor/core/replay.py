@@ -41,10 +41,9 @@ from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.transcript import Transcript
 from shared.walks import StreamInfo, chunks_of
 
-
 _NO_PART: Final = frozenset({"request", "edge"})
-"""Kinds of subjects where a record that cannot be read is no part of a request: a submission that was refused,
-and what nobody can have acted on, for workers pass it over, too."""
+"""Kinds of subjects where a record that cannot be read is no part of a request: a submission that was
+refused, and what nobody acted on, for workers pass it over, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
