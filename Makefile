@@ -10,6 +10,7 @@ PYTHON ?= $(firstword $(foreach python,python3 python3.14 python3.13 python3.12 
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
+JOBS   ?= 2
 MODEL  ?= demo
 PORT   ?= 8000
 CODE   := configs conductor dalsegno gateway shared workers
@@ -32,8 +33,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 serve: setup
 	@$(BIN)/dalsegno serve $(MODEL) --port $(PORT)
 
+# Two processes, each with whole files of tests: most of them wait for others that they have started.
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .
