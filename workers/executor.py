@@ -282,7 +282,7 @@ class Executor:
             raise CapacityError(order.refused)
         key, ready = order.key, order.ready
         placed = Placed(self._hosted.script, ready)
-        recalled = await self._recall(key, placed)
+        recalled = await self._recall(key, placed, order.seq)
 
         def post(chunk: OutputChunk, stored: Callable[[int], None]) -> None:
             subject = self._subjects.output(ready.origin, key.request_id, self._writer.name)
@@ -318,8 +318,8 @@ class Executor:
             streams=chain.taken(),
         )
 
-    async def _recall(self, key: StepKey, placed: Placed) -> Mapping[str, Recalled]:
-        """Where the tracks of the request's output stand, as far as the step has to know."""
+    async def _recall(self, key: StepKey, placed: Placed, seq: int) -> Mapping[str, Recalled]:
+        """Where the tracks of the request's output stand, as far as a step ordered at `seq` has to know."""
         names = {*placed.tracks.values()}
         if key.attempt <= 1:
             if key.step == 0 or not names:
@@ -329,7 +329,7 @@ class Executor:
                 return {name: Recalled(state=kept[name]) for name in names if name in kept}
         elif not names and not placed.has_rows:
             return {}
-        recall = Recall(self._subjects, key)
+        recall = Recall(self._subjects, key, seq)
         # Earlier steps' chunks are in the log before this step is ordered; a fence may still be on its way.
         reads = self._log.history if key.attempt <= 1 else self._log.read
         async with aclosing(reads(recall.subjects(), 1)) as records:

@@ -12,6 +12,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from shared.errors import ClientError
 from shared.events import (
     AnyEvent,
@@ -21,6 +23,7 @@ from shared.events import (
     OutputFence,
     Usage,
     WalkCall,
+    WalkCompleted,
     WalkStop,
     decode,
     encode,
@@ -360,12 +363,28 @@ class Rig:
     def start(self, order: NodeReady) -> None:
         self.executor.start(start(order))
 
-    async def event(self, kind: type[E], request_id: str = "r", attempt: int = 1) -> E:
+    def order(self, order: NodeReady) -> None:
+        """Start an order that is in the log."""
+        self.executor.start(start(order), self.put_order(order))
+
+    def put_order(self, order: NodeReady) -> int:
+        """Put an order into the log; where it is."""
+        return self.server.append(SUBJECTS.ready(order.rank, str(order.request_id)), encode(order)).seq
+
+    def put_done(self, order: NodeReady, done: WalkCompleted) -> None:
+        """Put into the log that an order was carried out, by an earlier life."""
+        about = {"request_id": order.request_id, "attempt": order.attempt, "index": order.index}
+        event = msgspec.structs.replace(done, id=f"done.{order.id}", **about)
+        self.server.append(SUBJECTS.done(order.rank, str(order.request_id)), encode(event))
+
+    async def event(
+        self, kind: type[E], request_id: str = "r", attempt: int = 1, index: int | None = None
+    ) -> E:
         """The first such event of a request and attempt, once it is stored."""
         async with aclosing(self.log.read(SUBJECTS.all_of(request_id), 1)) as records:
             async for record in records:
                 found = decode(record.data)
-                if isinstance(found, kind) and found.attempt == attempt:
+                if isinstance(found, kind) and found.attempt == attempt and index in (None, found.index):
                     return found
         raise AssertionError
 

@@ -271,9 +271,15 @@ async def test_a_second_start_of_the_same_order_changes_nothing() -> None:
 # ---- attempts ------------------------------------------------------------------------------------
 
 
-def put_chunks(server: FakeServer, *pieces: tuple[str, bytes], attempt: int = 1, first: int = 0) -> None:
-    """Chunks of text and tokens that an earlier attempt stored."""
-    text = tokens = 0
+def put_chunks(
+    server: FakeServer,
+    *pieces: tuple[str, bytes],
+    attempt: int = 1,
+    first: int = 0,
+    text: int = 0,
+    tokens: int = 0,
+) -> None:
+    """Chunks of text and tokens that an earlier attempt stored, behind so much `text` and `tokens`."""
     for place, (words, raw) in enumerate(pieces):
         chunk = OutputChunk(
             id=f"r.out.{attempt}.{first + place}",
@@ -432,6 +438,42 @@ async def test_a_later_attempt_of_a_later_step_takes_only_its_own_tokens_as_pref
 
         assert rig.released() == "onetwo"
         assert done.results[-1].facts["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize("parts", [["on"], ["one"], ["one", "tw"], ["one", "two"]])
+async def test_steps_that_speak_in_turn_each_go_on_where_they_were_when_all_begin_again(
+    parts: list[str],
+) -> None:
+    words = ["one", "two"]
+    async with rigged() as rig:
+        text = ""
+        for step, part in enumerate(parts):
+            order = ready("r", *chat(), step=step)
+            rig.put_order(order)
+            raw = bytes([*bytes_of(part), *[EOS] * (part == words[step])])
+            put_chunks(rig.server, (part, raw), first=step, text=len(text), tokens=4 * step)
+            text += part
+            if part == words[step]:
+                output = totals_of(rig.events(OutputChunk))
+                rig.put_done(order, WalkCompleted(rank=0, results=[], output=output))
+        rig.put_fence(harness.fence("r", 2))
+        for step, word in enumerate(words):
+            rig.engine.says["r"] = [*bytes_of(word), EOS]
+            rig.order(ready("r", *chat(), step=step, attempt=2))
+            if word not in parts:
+                await rig.engine.has()
+                assert bytes(rig.engine.submitted[-1].prefix_ids) == "".join(parts[step:]).encode()
+                rig.engine.run_out()
+            done = await rig.event(WalkCompleted, attempt=2, index=step)
+            assert done.results[-1].facts == {"completion_tokens": 4, "finish_reason": "stop"}
+
+        assert rig.released() == "onetwo"
+        chunks = rig.events(OutputChunk)
+        assert [chunk.index for chunk in chunks] == [*range(len(chunks))]
+        assert [chunk.text_offset for chunk in chunks] == [
+            sum(len(before.text) for before in chunks[:place]) for place in range(len(chunks))
+        ]
+        assert done.output == totals_of(chunks)
 
 
 # ---- choices, log probabilities, echoes ------------------------------------------------------------
