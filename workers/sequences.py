@@ -15,7 +15,7 @@ What a row is told beside the walk's inputs comes with the arguments of the walk
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -188,13 +188,11 @@ class Sequences:
             return row
         spec = self._spec(node, call, prompt_ids, max_tokens, [*recalled.prefix_ids, *token_ids])
         if arrived is None:
-            extra: dict[str, Any] = {"scores_prompt": echo is not None}
+            spec = replace(spec, scores_prompt=echo is not None)
         else:
-            extra = {
-                "kv": await self._tensors.read(arrived.state.kv),
-                "on_kv_read": self._on_kv_read(arrived),
-            }
-        self._engine_rows.submit(SequenceSpec(**spec, **extra), row)
+            kv = await self._tensors.read(arrived.state.kv)
+            spec = replace(spec, kv=kv, on_kv_read=self._on_kv_read(arrived))
+        self._engine_rows.submit(spec, row)
         return row
 
     def _begin_moving(
@@ -217,10 +215,9 @@ class Sequences:
         wants_scores = "echo" in call.args and call.args.get("logprobs") is not None
         generated = len(recalled.prefix_ids)
         spec = self._spec(node, call, prompt_ids, min(max_tokens, generated + 1), [*recalled.prefix_ids])
-        export = Export(key=f"{key}/kv", scope=self._tensors.scope)
-        self._tensors.touched = True
+        export = Export(key=f"{key}/kv", scope=self._tensors.open_scope())
         scored = wants_scores and not generated and len(prompt_ids) > 1
-        self._engine_rows.submit(SequenceSpec(**spec, export=export, scores_prompt=scored), row)
+        self._engine_rows.submit(replace(spec, export=export, scores_prompt=scored), row)
         return row
 
     def _answer(self, call: WalkCall, max_tokens: int) -> Answer:
@@ -236,21 +233,21 @@ class Sequences:
 
     def _spec(
         self, node: str, call: WalkCall, prompt_ids: list[int], max_tokens: int, prefix_ids: list[int]
-    ) -> dict[str, Any]:
+    ) -> SequenceSpec:
         args = call.args
-        return {
-            "key": self._name(node),
-            "prompt_ids": prompt_ids,
-            "prefix_ids": prefix_ids,
-            "max_tokens": max_tokens,
-            "eos_ids": frozenset(self._processing.eos_ids),
-            "ignore_eos": bool(args.get("ignore_eos", False)),
-            "stop_token_ids": frozenset(args.get("stop_token_ids", ())),
-            "sampling": Sampling(
+        return SequenceSpec(
+            key=self._name(node),
+            prompt_ids=prompt_ids,
+            prefix_ids=prefix_ids,
+            max_tokens=max_tokens,
+            eos_ids=frozenset(self._processing.eos_ids),
+            ignore_eos=bool(args.get("ignore_eos", False)),
+            stop_token_ids=frozenset(args.get("stop_token_ids", ())),
+            sampling=Sampling(
                 **args.get("sampling", {}), seed=self._ready.seed, sample_index=args.get("choice", 0)
             ),
-            "logprobs": args.get("logprobs"),
-        }
+            logprobs=args.get("logprobs"),
+        )
 
     def _echo(
         self, node: str, args: Mapping[str, Any], prompt_ids: list[int], answer: Answer
@@ -287,7 +284,7 @@ class Sequences:
         scores: Handle | None = None
         if row.prompt_scores:
             array = scores_array(row.prompt_scores)
-            scores = await put(self._store, f"{key}/prompt_scores", array, self._tensors.scope)
+            scores = await put(self._store, f"{key}/prompt_scores", array, self._tensors.open_scope())
             self._tensors.lend(scores)
         return RowState(kv=row.kv, token_ids=row.token_ids, logprobs=row.logprobs, prompt_scores=scores)
 

@@ -43,13 +43,12 @@ class StepTensors:
 
     Attributes:
         scope: theirs, and `request_scope` that of what outlives the step.
-        touched: the store may have something of the step; else nobody asks it for anything.
     """
 
     def __init__(self, store: TensorStore, key: StepKey, rank: int) -> None:
         self.scope = f"{key.request_id}/{key.attempt}/{key.step}"
         self.request_scope = key.request_id
-        self.touched = False
+        self._touched = False  # the store may have something of the step
         self._store = store
         self._rank = rank
         self._made: dict[str, Handle] = {}  # own slots of the step's scope, until nothing reads them
@@ -66,7 +65,7 @@ class StepTensors:
         """
         if handle.data is not None:
             return as_array(handle)
-        self.touched = True
+        self._touched = True
         found = self._looks.get(handle.key)
         if found is None or found[0] != handle:  # a look is at a slot, whatever its name
             try:
@@ -112,7 +111,7 @@ class StepTensors:
         Raises:
             CapacityError: the store is full.
         """
-        self.touched = True
+        self._touched = True
         handle = await put(self._store, key, array, self.scope)
         if handle.data is None:
             self._new.add(key)
@@ -123,6 +122,11 @@ class StepTensors:
         """The walk knows these now, and says when nothing reads them any more."""
         if self._new:
             self._new.difference_update([handle.key for handle in handles])
+
+    def open_scope(self) -> str:
+        """The step's scope, for whoever puts a tensor into it past this."""
+        self._touched = True
+        return self.scope
 
     def lend(self, handle: Handle) -> None:
         """A slot that was made for another rank: it is free once that says so, or with the step."""
@@ -170,7 +174,7 @@ class StepTensors:
 
     def close(self) -> None:
         """Free all that is the step's."""
-        if not self.touched:
+        if not self._touched:
             return
         self._new.clear()
         self.keep_only(())
