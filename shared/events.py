@@ -644,11 +644,11 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class OutputChunk(
     Event, frozen=True, kw_only=True, omit_defaults=True, tag="output.chunk.v1", tag_field="type"
 ):
-    """A piece of the answer. `index` counts the output's chunks from 0, through all attempts.
+    """A piece of the answer. `index` counts its track's chunks from 0, through all attempts.
 
     Attributes:
-        track: which of the outputs that are written side by side; each counts its own `index`. Empty where
-            a model has but one node that speaks.
+        track: which of the outputs that are written side by side. Empty where a model has but one node that
+            speaks.
         token_offset: how many tokens of this choice came before; `token_ids` follow on.
         text_offset: how many characters (code points) of this choice came before; `text` follows on.
         logprobs: of `token_ids`, one for one, where they were asked for. In the chunk of an echo, which
