@@ -25,7 +25,7 @@ class Chunk:
     index: int
     modality: str = "text"
     text: str = ""
-    data: bytes = b""
+    data: bytes = field(default=b"", repr=False)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     is_echo: bool = False

@@ -60,7 +60,7 @@ class File:
 class Medium:
     """One medium that came back: an image is a whole file."""
 
-    data: bytes
+    data: bytes = field(repr=False)
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def save(self, path: str | Path) -> Path:
@@ -74,7 +74,7 @@ class Medium:
 class Audio:
     """Sound: 16-bit little-endian PCM samples, the channels interleaved."""
 
-    pcm: bytes
+    pcm: bytes = field(repr=False)
     sample_rate: int
     channels: int = 1
 

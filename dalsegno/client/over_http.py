@@ -170,7 +170,7 @@ def body_of(question: Question) -> dict[str, Any]:
         "token_ids": inputs.token_ids,
         "chat": None if inputs.chat else False,
         "input_modalities": ",".join(inputs.input_modalities),
-        "output_modalities": ",".join(inputs.output_modalities),
+        "output_modalities": ",".join(inputs.output_modalities) if question.chooses_outputs else None,
         "model_kwargs": question.model_kwargs or None,
         "model": question.model,
         "request_id": question.request_id,

@@ -61,12 +61,16 @@ _PARAMS: Final = [field.name for field in msgspec.structs.fields(Params) if fiel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One request. `model` None is the one that is served."""
+    """One request. `model` None is the one that is served.
+
+    `chooses_outputs` is whether the modalities of the answer were said, or followed from what was.
+    """
 
     request_id: RequestId
     inputs: Inputs
     params: Params
     model: str | None = None
+    chooses_outputs: bool = True
 
     @property
     def model_kwargs(self) -> dict[str, Any]:
@@ -93,7 +97,14 @@ def question(
         inputs=_inputs({"messages": messages, "text": text, "token_ids": how.get("token_ids")}, how, files),
         params=_params(how),
         model=how.get("model"),
+        chooses_outputs=_wanted(how) is not None,
     )
+
+
+def _wanted(how: Mapping[str, Any]) -> list[str] | None:
+    """The modalities of the answer: as said, or sound where a voice was; None leaves them to the server."""
+    said = how.get("output_modalities", ("audio",) if how.get("voice") else None)
+    return [said] if isinstance(said, str) else None if said is None else list(said)
 
 
 def _inputs(asked: Mapping[str, Any], how: Mapping[str, Any], files: Sequence[File]) -> Inputs:
@@ -102,12 +113,11 @@ def _inputs(asked: Mapping[str, Any], how: Mapping[str, Any], files: Sequence[Fi
         found = " and ".join(given) or "none of them"
         raise ClientError(f"expected one of a text, messages and token_ids; found {found}")
     modalities = list(dict.fromkeys([*(file.modality for file in files), "text"]))
-    wanted = how.get("output_modalities", ("text",))
     plain = {
         **given,
         "chat": how.get("chat", True),
         "input_modalities": modalities,
-        "output_modalities": [wanted] if isinstance(wanted, str) else list(wanted),
+        "output_modalities": _wanted(how) or ["text"],
     }
     inputs: Inputs = _fitted(plain, Inputs)
     media = [Media(modality=file.modality, data=file.data, name=file.name) for file in files]

@@ -1,9 +1,10 @@
 """`POST /v1/audio/speech`, parsed: OpenAI's fields, and ours beside them.
 
-Names that are unknown are left alone, as on OpenAI's other routes; those that are known, would change what is
-heard and are not supported are refused by name.
+What is not known is refused, as OpenAI's schema has it for this route; what is known, would change what is
+heard and is not supported is refused by name.
 """
 
+from difflib import get_close_matches
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -32,7 +33,7 @@ class NoSpeechError(ClientError):
     param = "model"
 
 
-class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
+class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is to be said, and how it is sent.
 
     `stream`, `temperature` to `ignore_eos`, `request_id`, `timeout_s` and `linger_s` are ours.
@@ -101,6 +102,8 @@ def parse(body: dict[str, Any], served: Served) -> SpeechRequest:
         ModelNotFoundError, NoSpeechError: the model is another one, or does not speak.
         InvalidParamError: something is of the wrong type, missing, or not supported.
     """
+    for name in body:
+        _check_known(name)
     try:
         request = msgspec.convert(body, SpeechRequest)
     except msgspec.ValidationError as error:
@@ -122,6 +125,17 @@ def parse(body: dict[str, Any], served: Served) -> SpeechRequest:
     if request.stream_format == "sse" and request.stream is False:
         raise InvalidParamError("stream", "stream: expected true where stream_format is 'sse', found false")
     return request
+
+
+def _check_known(name: str) -> None:
+    known = SpeechRequest.__struct_fields__
+    if name in known:
+        return
+    near = get_close_matches(name, known, n=1)
+    advice = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+    raise InvalidParamError(
+        name[:200], f"{name[:80]}: no field of this route; {advice}", code="unknown_parameter"
+    )
 
 
 def _voice(asked: str | dict[str, Any] | None, served: Served) -> str | None:

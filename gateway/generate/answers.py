@@ -47,7 +47,10 @@ class ChunkLines:
 
 @dataclass(slots=True)
 class Document:
-    """An answer as one JSON document: all text in one entry, everything else chunk by chunk."""
+    """An answer as one JSON document: all text in one entry, everything else chunk by chunk.
+
+    How it ended stands with the text, or, where none was put out, with the last entry of all.
+    """
 
     request_id: str
     media_type: str = "application/json"
@@ -69,11 +72,15 @@ class Document:
         return b""
 
     def complete(self, usage: Usage) -> bytes:
-        metadata = {**self._told, **_end_of(self._finish_reason, usage)}
-        text = _entry("".join(self._texts).encode(), metadata)
-        return msgspec.json.encode(
-            {"request_id": self.request_id, "outputs": {"text": [text], **self._others}}
-        )
+        end = _end_of(self._finish_reason, usage)
+        outputs = self._others
+        if self._texts or not outputs:
+            text = _entry("".join(self._texts).encode(), {**self._told, **end})
+            outputs = {"text": [text], **outputs}
+        else:
+            *_, last = outputs.values()
+            last[-1]["metadata"] = {**last[-1]["metadata"], **end}
+        return msgspec.json.encode({"request_id": self.request_id, "outputs": outputs})
 
     def failed(self, error: HttpError) -> bytes:
         raise AssertionError("a document has not begun before it is complete")

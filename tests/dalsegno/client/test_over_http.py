@@ -56,7 +56,7 @@ async def test_what_is_asked_is_sent_by_the_names_of_the_page_and_nothing_else_i
         await client.chat("hello", request_id="b", seed=1)
         await client.generate(token_ids=(1, 2), request_id="c")
 
-    plain = {"input_modalities": "text", "output_modalities": "text", "linger_s": 30.0}
+    plain = {"input_modalities": "text", "linger_s": 30.0}
     kwargs = {"max_tokens": 9, "temperature": 0.0, "stop": ["x"]}
     assert [asked.fields for asked in fake.asked] == [
         {"text": "hi", "model_kwargs": kwargs, "model": "demo", "request_id": "a", **plain},
@@ -174,6 +174,17 @@ async def test_speech_is_the_sound_of_the_answer_and_asks_for_it() -> None:
     [asked] = fake.asked
     assert asked.fields["output_modalities"] == "audio"
     assert asked.fields["model_kwargs"] == {"voice": "tara"}
+
+
+async def test_a_voice_asks_for_sound_whatever_it_is_asked_by() -> None:
+    script = [line("audio", b"\x01\x00" * 4096, index=0, sample_rate=24_000), end()]
+    async with talking(script) as (fake, client):
+        answer = await client.generate("Hello", voice="tara")
+
+    [asked] = fake.asked
+    assert asked.fields["output_modalities"] == "audio"
+    assert answer.audio is not None
+    assert len(repr(answer)) + len(repr(answer.audio)) < 1000, "nobody reads samples"
 
 
 async def test_speech_without_a_sound_is_an_error() -> None:

@@ -139,6 +139,8 @@ async def test_openais_own_client_hears_it() -> None:
         ({"instructions": "whisper"}, "instructions", "instructions: 'whisper' is not supported yet"),
         ({"stream_format": "sse", "stream": False}, "stream", "stream: expected true"),
         ({"temperature": -1}, "temperature", "temperature: expected"),
+        ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
+        ({"stop": "x"}, "stop", "stop: no field of this route"),
         ({"max_tokens": 0}, "max_tokens", "max_tokens: expected"),
     ],
 )
