@@ -3,8 +3,8 @@
     python -m benchmarks.handoff_gpu            needs a GPU, torch with CUDA, and cupy (`dalsegno[gpu]`)
 
 A round: the owner computes a tensor, tells where it is over a pipe, the reader sums it on a stream of its own
-and answers; both wait for their GPU only at the round's end. *Staged* is what a GPU's tensors do where CUDA IPC is
-refused: off the GPU into the arena, over shared memory, and onto the reader's GPU.
+and answers; both wait for their GPU only at the round's end. *Staged* is what a GPU's tensors do where CUDA
+IPC is refused: off the GPU into the arena, over shared memory, and onto the reader's GPU.
 
 Has not run on hardware yet: no GPU was at hand when it was written.
 """
