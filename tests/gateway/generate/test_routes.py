@@ -1,6 +1,7 @@
 import asyncio
 import json
 from base64 import b64decode
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -8,7 +9,11 @@ import msgspec
 import pytest
 
 from shared.events import Failure, LikelyToken, OutputChunk, RequestSubmitted, TokenLogprobs
-from tests.gateway.world import Performance, deployment, echo
+from tests.gateway.world import SERVED, Performance, deployment, echo
+
+SPEAKER = replace(
+    SERVED, outputs=("text", "audio"), media={"audio": {"sample_rate": 24_000, "num_channels": 1}}
+)
 
 
 def lines(response: httpx.Response) -> list[dict[str, Any]]:
@@ -51,6 +56,35 @@ async def test_a_json_body_is_the_same_request() -> None:
     assert entry["metadata"]["token_ids"] == [0, 1]
     assert entry["metadata"]["finish_reason"] == "stop"
     assert response.headers["x-request-id"] == "mine"
+
+
+@pytest.mark.parametrize("says", [True, False])
+@pytest.mark.parametrize("sounds", [True, False])
+async def test_a_document_has_the_modalities_that_were_put_out_and_says_once_how_it_ended(
+    says: bool, sounds: bool
+) -> None:
+    async def perform(performance: Performance) -> None:
+        for _ in range(2 * sounds):
+            performance.sound(b"\0\0", track="speech")
+        if says:
+            performance.say("Hello")
+        performance.finish("length")
+
+    async with deployment(perform, served=SPEAKER) as world:
+        response = await world.client.post("/generate", json={"text": "Hi", "streaming": False})
+
+    outputs = response.json()["outputs"]
+    assert list(outputs) == ["text"] * (says or not sounds) + ["audio"] * sounds
+    assert [len(entries) for entries in outputs.values()] == [1] * (says or not sounds) + [2] * sounds
+    ends = [
+        (modality, place, entry["metadata"]["finish_reason"], entry["metadata"]["usage"]["total_tokens"])
+        for modality, entries in outputs.items()
+        for place, entry in enumerate(entries)
+        if {"finish_reason", "usage"} & entry["metadata"].keys()
+    ]
+    assert ends == [("audio", 1, "length", 7) if sounds and not says else ("text", 0, "length", 7 + says)]
+    for entry in outputs.get("audio", ()):
+        assert entry["metadata"]["sample_rate"] == 24_000
 
 
 async def test_an_urlencoded_form_and_bare_curl_json_work_too() -> None:
