@@ -24,7 +24,7 @@ from shared.config import ConfigError, DeploymentConfig
 from shared.errors import ClientError
 from shared.models import registry
 from shared.models.base import EngineKind, ModelGraph
-from shared.models.checkpoint import context_length, read_json
+from shared.models.checkpoint import read_json
 
 _SHAFTS: Final = {"edge": "─", "kept": "─", "kv": "═", "stream": "┄"}
 _LEGEND: Final = {
@@ -88,13 +88,8 @@ def check(model: str, *, as_json: bool, **told: Any) -> None:
 
 
 def examine(config: DeploymentConfig) -> Report:
-    """What `config` comes to, on this machine as far as devices go.
-
-    Raises:
-        ConfigError: a worker would refuse it.
-    """
+    """What `config` comes to, on this machine as far as devices go."""
     graph, groups = registry.graph(config.model), config.groups
-    _check_length(config)
     devices, amiss = _devices(config)
     hosted, links = layout.hosted(graph, groups), layout.links(graph, groups)
     return Report(
@@ -249,15 +244,6 @@ def _counted(number: int, what: str) -> str:
 
 
 # ---- what is worth knowing ---------------------------------------------------------------------------
-
-
-def _check_length(config: DeploymentConfig) -> None:
-    length = context_length(read_json(Path(config.checkpoint) / "config.json"))
-    if length is not None and config.max_seq_len > length:
-        raise ConfigError(
-            f"max_seq_len is {config.max_seq_len}, but the model in {config.checkpoint} was made for "
-            f"{length} tokens; set max_seq_len to at most that"
-        )
 
 
 def _devices(config: DeploymentConfig) -> tuple[dict[int, str], list[str]]:

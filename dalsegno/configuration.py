@@ -16,6 +16,7 @@ from dalsegno.layers import Effective, Setting
 from shared import config
 from shared.config import Base, ConfigError, DeploymentConfig, NatsSettings
 from shared.models import registry
+from shared.models.checkpoint import context_length, read_json
 
 FLAGS: Final = {
     "host": "gateway.host",
@@ -100,10 +101,21 @@ def check(found: Effective) -> None:
         if not Path(str(told.model_kwargs[name])).exists():
             source = found.sources[f"model_kwargs.{name}"]
             raise ConfigError(f"{source}: model_kwargs.{name}: {told.model_kwargs[name]} is not there")
+    _check_length(found)
     config.api_keys(told.gateway)
     config.nats_token(told.nats)
     if told.nats.url is not None:
         address.nats_url(told.nats.url)
+
+
+def _check_length(found: Effective) -> None:
+    told = found.config
+    length = context_length(read_json(Path(told.checkpoint) / "config.json"))
+    if length is not None and told.max_seq_len > length:
+        raise ConfigError(
+            f"{found.sources['max_seq_len']}: max_seq_len is {told.max_seq_len}, but the model in "
+            f"{told.checkpoint} was made for {length} tokens; set max_seq_len to at most that"
+        )
 
 
 def nats_url(told: DeploymentConfig) -> str:

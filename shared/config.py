@@ -9,6 +9,7 @@ A configuration starts from a YAML file, a name in `configs/`, or a folder with 
 """
 
 import logging
+import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
@@ -493,7 +494,8 @@ def check(
     config = _with_paths(_with_checkpoint(config, graph, hub_cache, whence), graph, folder, whence)
     config = msgspec.structs.replace(config, name=config.name or name)
     if not _is_file(Path(config.checkpoint) / "config.json"):
-        raise ConfigError(f"{whence.of('checkpoint')}: checkpoint {config.checkpoint} has no config.json")
+        what = "has no config.json" if os.path.lexists(config.checkpoint) else "does not exist"
+        raise ConfigError(f"{whence.of('checkpoint')}: checkpoint {config.checkpoint} {what}")
     for key, secret in ("gateway.api_keys", config.gateway.api_keys), ("nats.token", [config.nats.token]):
         if any(one is not None and split_key(one)[1] == MASK for one in secret):
             raise ConfigError(

@@ -159,7 +159,7 @@ def test_a_checkpoint_that_was_downloaded_is_found(tmp_path: Path, weights: Path
     [
         (
             ("max_seq_len=131073",),
-            "but the model in {weights} was made for 131072 tokens; set max_seq_len to",
+            "--set: max_seq_len is 131073, but the model in {weights} was made for 131072 tokens; set",
         ),
         (("model_kwargs.snac=nowhere",), "--set: model_kwargs.snac: {here}/nowhere is not there"),
         (("model_kwargs.snack=1",), "model_kwargs: unknown key snack; did you mean 'snac'?"),

@@ -191,7 +191,7 @@ def test_a_wrong_value_in_the_file_is_the_files() -> None:
 
 
 def test_what_does_not_fit_the_model_is_told_by_where_it_was_said() -> None:
-    with pytest.raises(ConfigError, match=r"^--set: checkpoint /here/nowhere has no config\.json"):
+    with pytest.raises(ConfigError, match=r"^--set: checkpoint /here/nowhere does not exist"):
         effective("checkpoint=nowhere")
     with pytest.raises(ConfigError, match=r"^DALSEGNO_NODE_GROUPS: no node_group places"):
         effective(environ={"DALSEGNO_NODE_GROUPS": "[{node_names: [prepare], ranks: [0]}]"})

@@ -37,7 +37,8 @@ GROUP = {"node_names": ["prepare", "llm"], "ranks": [0]}
         ),
         ({"node_groups": "none"}, r"x\.yaml: node_groups: expected an array, found 'none'"),
         ({"max_seq_len": 1}, r"x\.yaml: max_seq_len: expected an integer >= 2, found 1"),
-        ({"checkpoint": "nowhere"}, r"nowhere has no config\.json"),
+        ({"checkpoint": "nowhere"}, r"x\.yaml: checkpoint \S+nowhere does not exist$"),
+        ({"checkpoint": "."}, r"x\.yaml: checkpoint \S+ has no config\.json$"),
     ],
 )
 def test_what_cannot_be_served_is_named(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
