@@ -12,7 +12,6 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 JOBS   ?= 2
 MODEL  ?= demo
-PORT   ?= 8000
 CODE   := configs conductor dalsegno gateway shared workers
 
 .PHONY: setup serve test check fix bench soak clean
@@ -31,7 +30,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 serve: setup
-	@$(BIN)/dalsegno serve $(MODEL) --port $(PORT)
+	@$(BIN)/dalsegno serve $(MODEL) $(if $(PORT),--port $(PORT))
 
 # Two processes, each with whole files of tests: most of them wait for others that they have started.
 test: setup
