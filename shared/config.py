@@ -203,13 +203,15 @@ class DeploymentConfig(
     No decision on the log depends on `data_dir` and the sections behind it.
 
     Attributes:
-        model: the family; `decoder_lm` is there: decoder-only language models (…ForCausalLM).
+        model: the family: `decoder_lm`, decoder-only language models (…ForCausalLM), or `orpheus`, which
+            speaks.
         checkpoint: a folder in Hugging Face format, with safetensors; relative to the YAML file. When absent,
             that of the family's usual repository, where the hub's tools have downloaded it to.
         max_seq_len: tokens of one sequence, prompt and answer together.
         node_groups: where nodes run, see below.
         name: what clients call the model; the YAML file's name when absent.
-        model_kwargs: the family's own settings, fixed at start, see below.
+        model_kwargs: settings of the engine and of the family (`snac` of `orpheus`), fixed at start, see
+            below.
         kv_tokens: the size of a rank's KV pool in tokens; found from the memory there is when absent.
         default_max_tokens: for requests that do not limit their answer, as far as the context allows.
         max_concurrent_requests: so many are admitted at a time; the others wait, in order.

@@ -33,7 +33,8 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     """These nodes run on these ranks, for all walks or for some.
 
     Attributes:
-        node_names: nodes of the family; `decoder_lm` has `prepare` (template, tokenizer) and `llm`.
+        node_names: nodes of the family; `decoder_lm` has `prepare` (template, tokenizer) and `llm`, `orpheus`
+            has `prepare`, `LLM` and `snac_decoder`.
         ranks: they run on these; a rank is one GPU, or one CPU process. Of several, each request gets one.
         graph_walks: only in these walks; when absent, in all that no other group names for the node.
         tp_size: ranks that share one copy of the nodes; 1 is all that is there yet.

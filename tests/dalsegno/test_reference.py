@@ -7,6 +7,7 @@ import pytest
 
 from dalsegno import reference
 from shared.config import SECTIONS, DeploymentConfig, GatewaySettings, NodeGroup
+from shared.models import registry
 
 KINDS: list[type[msgspec.Struct]] = [DeploymentConfig, NodeGroup, *SECTIONS.values()]
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -34,6 +35,17 @@ def test_what_stands_around_the_tables_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_key_has_a_meaning_and_nothing_else_has(kind: type[msgspec.Struct]) -> None:
     assert list(reference.meanings_of(kind)) == [field.name for field in msgspec.structs.fields(kind)]
+
+
+def test_every_family_is_told_of_with_its_nodes_and_settings() -> None:
+    page, ours = PAGE.read_text(encoding="utf-8"), ("decoder_lm", "orpheus")
+
+    assert {*ours} == {name for name, package in registry.families().items() if package.startswith("shared.")}
+    for family in ours:
+        graph = registry.graph(family)
+        assert f"`{family}`" in reference.meanings_of(DeploymentConfig)["model"]
+        assert all(f"`{node}`" in reference.meanings_of(NodeGroup)["node_names"] for node in graph.nodes)
+        assert all(f"\n| `{name}` | " in page for name in graph.kwargs)
 
 
 def test_a_row_tells_type_bounds_and_default() -> None:

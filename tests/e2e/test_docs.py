@@ -167,7 +167,7 @@ def test_every_page_is_in_the_index() -> None:
     [
         ("## Keys", DeploymentConfig),
         ("## `node_groups`", NodeGroup),
-        ("## `model_kwargs` of `decoder_lm`", EngineSettings),
+        ("## `model_kwargs`", EngineSettings),
         *((f"## `{name}`", kind) for name, kind in SECTIONS.items()),
     ],
 )
