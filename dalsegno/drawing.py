@@ -9,6 +9,7 @@
 It knows nothing of what it draws.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -53,14 +54,21 @@ def draw(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> list[str]:
 
 
 def wrapped(text: str, width: int) -> Iterator[str]:
-    """The words of `text`, line by line; one that is longer than a line is left whole."""
+    """The words of `text`, line by line; one that is longer than a line is left whole.
+
+    An arrow within stays with the word it leads to.
+    """
     line = ""
-    for word in text.split():
+    for word in _words(text):
         if line and len(line) + 1 + len(word) > width:
             yield line
             line = ""
         line = f"{line} {word}".strip()
     yield line
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"► \S+|\S+", text)
 
 
 def _natural(box: Box) -> int:
@@ -91,7 +99,7 @@ def _wrapped(box: Box, inside: int) -> Iterator[str]:
     name_width = max(len(name) for name, _ in box.lines)
     beside = inside - name_width - 2
     for name, remark in box.lines:
-        if beside >= max((len(word) for word in remark.split()), default=0):
+        if beside >= max((len(word) for word in _words(remark)), default=0):
             for number, text in enumerate(wrapped(remark, beside)):
                 yield f"{'' if number else name:<{name_width}}  {text}"
         else:

@@ -6,7 +6,8 @@
     stream    items that go on while both walks run
 
 What a graph does not say is in which order its walks come, for that is decided request by request: keys and
-values are shown from the first walk of a node, in the graph's order, to its others.
+values are shown from the first walk of a node, in the graph's order, to its others. The rank where they end
+speaks: what goes before on another rank streams nothing by itself.
 """
 
 from collections.abc import Iterator, Sequence
@@ -108,6 +109,7 @@ def links(graph: ModelGraph, groups: Sequence[PlacedGroup]) -> list[Link]:
         found += [
             link("stream", name, feeder, (stream.consumer_walk, to), cut(stream.policy))
             for feeder in stream.feeders
+            if not _moves_on(graph, groups, feeder, stream.feeders)
         ]
     return list(dict.fromkeys(one for one in found if one is not None))
 
@@ -166,6 +168,16 @@ def _kept(graph: ModelGraph) -> Iterator[tuple[str, Home, Home]]:
                     for other, taking in graph.walks.items():
                         for to in taking.takers.get(route.edge, ()) if other != walk else ():
                             yield route.edge, (walk, node.name), (other, to)
+
+
+def _moves_on(
+    graph: ModelGraph, groups: Sequence[PlacedGroup], feeder: Home, feeders: Sequence[Home]
+) -> bool:
+    """Whether keys and values leave `feeder` for another that feeds the same: it streams in its place."""
+    return any(
+        source == feeder and target in feeders and home_of(groups, *source) is not home_of(groups, *target)
+        for source, target in _kv(graph)
+    )
 
 
 def _kv(graph: ModelGraph) -> Iterator[tuple[Home, Home]]:

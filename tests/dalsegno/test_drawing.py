@@ -38,6 +38,12 @@ def test_a_label_without_room_is_cut_short() -> None:
     assert "a name that is… ►" in line
 
 
+def test_an_arrow_stays_with_what_it_leads_to() -> None:
+    drawn = draw(boxes(2, (("llm", "prefill, decode, score, again ► text"),)), [])
+
+    assert [line[:38].strip(" │") for line in drawn[2:4]] == ["llm  prefill, decode, score, again", "► text"]
+
+
 def test_more_boxes_than_have_room_stand_below_one_another() -> None:
     lines = draw(boxes(5), [Arrow(0, 4, "token", "┄")])
 

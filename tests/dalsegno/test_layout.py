@@ -37,13 +37,12 @@ def test_on_one_rank_nothing_leaves_it_and_streams_are_told() -> None:
     assert layout.places(groups) == [(0,)]
 
 
-def test_on_three_ranks_keys_and_values_move_and_tokens_stream_from_both() -> None:
+def test_on_three_ranks_keys_and_values_move_and_tokens_stream_from_where_they_end() -> None:
     groups = placed(PREFILL, DECODE, SNAC)
 
     assert between_ranks(groups) == [
         ("kept", "token", (0,), (1,)),
         ("kv", "KV of LLM", (0,), (1,)),
-        ("stream", "token", (0,), (2,)),
         ("stream", "token", (1,), (2,)),
     ]
     assert [(one.node, one.walks, one.ranks, one.puts_out) for one in layout.hosted(ORPHEUS, groups)] == [
@@ -52,6 +51,13 @@ def test_on_three_ranks_keys_and_values_move_and_tokens_stream_from_both() -> No
         ("LLM", ("decode",), (1,), ()),
         ("snac_decoder", ("snac_chunk",), (2,), ("audio",)),
     ]
+
+
+def test_where_nothing_moves_every_walk_streams() -> None:
+    groups = placed({"node_names": ["LLM"], "ranks": [0]}, SNAC)
+
+    streams = [link.source for link in layout.links(ORPHEUS, groups) if link.kind == "stream"]
+    assert streams == [("prefill", "LLM"), ("decode", "LLM")]
 
 
 def test_replicas_are_one_place_where_they_run_the_same() -> None:
