@@ -4,7 +4,7 @@ Each command imports what it needs when it runs: `serve` starts its processes wi
 and a conductor sees no HTTP library.
 
 A mistake of the person is one line on stderr and status 1, or 2 when it is in the arguments; never a
-traceback.
+traceback. What a role refuses for good is 78, from the role and from `serve`.
 """
 
 import sys
@@ -89,8 +89,14 @@ def serve(model: str, ready_file: Path | None, **told: Any) -> None:
     MODEL is a name in configs/ (try `demo`), a YAML file, or a folder with a Hugging Face checkpoint.
     """
     from dalsegno.launcher import ServeOptions, serve
+    from dalsegno.supervisor import EX_CONFIG, RefusedError
 
-    serve(ServeOptions(model=model, told=options.settings_in(told), ready_file=ready_file))
+    try:
+        serve(ServeOptions(model=model, told=options.settings_in(told), ready_file=ready_file))
+    except RefusedError as error:
+        refusal = click.ClickException(error.message)
+        refusal.exit_code = EX_CONFIG
+        raise refusal from error
 
 
 @main.command()

@@ -6,9 +6,9 @@
               └─ gateway          HTTP on --host and --port
 
 All are processes of their own, started at once; each waits for what it needs. One that dies starts
-again, with back-off; one that refuses its configuration stops the deployment with its message. SIGTERM
-or Ctrl-C drains from the bottom of the picture to the top: the gateway finishes its streams while all
-others still work, and the log goes last. A second one kills.
+again, with back-off; one that refuses its configuration stops the deployment with its message
+and status. SIGTERM or Ctrl-C drains from the bottom of the picture to the top: the gateway finishes its
+streams while all others still work, and the log goes last. A second one kills.
 
 The launcher knows processes and addresses. It knows no events, and decides nothing about requests.
 """
@@ -31,7 +31,7 @@ from dalsegno.datadir import DataDir, Deployment, Pids
 from dalsegno.layers import Setting
 from dalsegno.private_nats import PrivateNats
 from dalsegno.signals import Echo
-from dalsegno.supervisor import Child, Command, RoleProcess, Supervisor
+from dalsegno.supervisor import Child, Command, RefusedError, RoleProcess, Supervisor
 from dalsegno.welcome import welcome
 from shared.config import DeploymentConfig, nats_token
 from shared.errors import ClientError, DalSegnoError
@@ -66,11 +66,15 @@ def serve(options: ServeOptions) -> None:
     """Run a deployment until told to stop.
 
     Raises:
+        RefusedError: a role refused its configuration, or would.
         DalSegnoError: it cannot run; nothing is left running.
     """
     began_s = time.monotonic()
     found = configuration.effective(options.model, options.told)
-    configuration.check(found)
+    try:
+        configuration.check(found)
+    except ClientError as error:  # a role would refuse it, minutes later
+        raise RefusedError(error.message) from error
     config = found.config
     data = data_dir_of(config)
     # Locked first: who starts the same thing twice is told so, and the files are left to whom they belong.

@@ -10,7 +10,9 @@ from click.testing import CliRunner, Result
 from dalsegno import environment
 from dalsegno.cli import main
 from dalsegno.datadir import DataDir
+from dalsegno.supervisor import Command
 from shared.log.server import NatsServer
+from tests.dalsegno.fakes import REFUSING
 
 
 def dalsegno(*args: str) -> Result:
@@ -89,6 +91,20 @@ def test_a_misspelt_command_or_option_is_status_2() -> None:
         result = dalsegno(*args)
         assert result.exit_code == 2
         assert "Traceback" not in result.output
+
+
+def test_what_a_role_refuses_for_good_is_the_status_of_serve(
+    checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Command(name="worker-0", argv=(sys.executable, "-c", REFUSING), env={})
+    monkeypatch.setattr("dalsegno.launcher.commands", lambda *_: [worker])
+
+    result = dalsegno("serve", checkpoint, "--port", "0", "--data-dir", str(tmp_path / "data"))
+    at_once = dalsegno("serve", checkpoint, "--port", "0", "--set", "max_seq_len=65")
+
+    assert result.exit_code == 78
+    assert result.stderr.splitlines()[-1] == "Error: worker-0: model 'x' is unknown"
+    assert the_line(at_once, status=78).startswith("--set: max_seq_len is 65, but the model in")
 
 
 def test_a_port_in_use_is_said_before_anything_starts(checkpoint: str, tmp_path: Path) -> None:
