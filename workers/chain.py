@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, TypeVar
 
 from shared.errors import BugError, CapacityError
 from shared.events import (
@@ -65,6 +65,7 @@ MAX_EARLY: Final = 4096
 _TRACED: Final = ("prompt_tokens", "completion_tokens", "finish_reason")
 """What of a walk's facts its span tells: nothing that a client wrote."""
 
+T = TypeVar("T")
 Tell = Callable[[int, EdgeEvent], Coroutine[Any, Any, None]]
 """Tell a rank something, as soon as the log takes it."""
 
@@ -91,6 +92,10 @@ class _Walking:
     chunks: dict[Pair, Chunk] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     kept: dict[str, Any] = field(default_factory=dict)
+
+
+Work: TypeAlias = Callable[[_Walking, T], Coroutine[Any, Any, None]]
+"""What is done beside the walk: for it, and of a firing, emissions or a stream."""
 
 
 class Chain:
@@ -253,7 +258,7 @@ class Chain:
             self._hear_due(walking)
         while firings := walking.run.take_ready():
             for firing in firings:
-                self._start(walking, self._fire(walking, firing))
+                self._start(walking, self._fire, firing)
             if not walking.early or not self._hear_due(walking):
                 break
         if walking.walk.takers_of_streams:
@@ -270,11 +275,11 @@ class Chain:
         except Exception as error:  # noqa: BLE001 - it is the walk's, not the caller's
             walking.over.set_exception(error)
 
-    def _start(self, walking: _Walking, work: Coroutine[Any, Any, None]) -> None:
-        walking.tasks.create_task(self._task(walking, work))
+    def _start(self, walking: _Walking, work: Work[T], of: T) -> None:
+        walking.tasks.create_task(self._task(walking, work, of))
 
-    async def _task(self, walking: _Walking, work: Coroutine[Any, Any, None]) -> None:
-        await work
+    async def _task(self, walking: _Walking, work: Work[T], of: T) -> None:
+        await work(walking, of)  # called here: of a task that is dropped before it begins nothing is left
         self._advance(walking)
 
     # ---- firings here ------------------------------------------------------------------------------
@@ -429,7 +434,7 @@ class Chain:
         own = [emission for emission in emissions if self._is_here(walking, emission.node)]
         self._values |= {emission.edge: emission.value for emission in emissions}
         if own:
-            self._start(walking, self._leave(walking, own))
+            self._start(walking, self._leave, own)
         return True
 
     def _note_prompts(
@@ -464,7 +469,7 @@ class Chain:
                 continue
             if self._streams.ready(stream):
                 walking.feeding.add(stream)
-                self._start(walking, self._feed(walking, stream))
+                self._start(walking, self._feed, stream)
             else:
                 self._streams.watch(stream, partial(self._poke, walking))
 

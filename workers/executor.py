@@ -255,7 +255,8 @@ class Executor:
             with suppress(DalSegnoError):
                 await told
 
-        self._tasks.create_task(quietly())
+        # Of a task that is cancelled before it begins, the work would be left, never awaited.
+        self._tasks.create_task(quietly()).add_done_callback(lambda _: told.close())
 
     # ---- one order ---------------------------------------------------------------------------------
     async def _run(self, order: _Order) -> None:

@@ -24,6 +24,7 @@ from shared.tensors import inline_ids, read_ids
 from shared.transcript import Transcript
 from tests.workers import harness
 from tests.workers.harness import EOS, LIFE, SUBJECTS, chat, ready, rigged, told_of, turns
+from workers.chain import Chain
 from workers.echo import spell
 from workers.engine.sequence import Sampling
 from workers.inbox import Ended
@@ -218,6 +219,30 @@ async def test_a_stop_behind_the_end_says_nothing() -> None:
         await turns()
 
         assert not rig.events(WalkStopped)
+
+
+async def test_an_order_that_is_dropped_as_a_node_is_to_fire_leaves_no_work_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin = Chain._start
+
+    async with rigged() as rig:
+        dropped = asyncio.Event()
+
+        def drop(*args: Any) -> None:
+            if rig.processing.calls:
+                rig.executor.end(Ended("r"))
+                dropped.set()
+            begin(*args)
+
+        monkeypatch.setattr(Chain, "_start", drop)
+        rig.start(
+            ready("r", WalkCall(name="count", inputs={"sum": inline_ids("s", [0])}, args={"rounds": 2}))
+        )
+        await dropped.wait()
+        await turns()
+
+        assert len(rig.processing.calls) == 1
 
 
 async def test_an_order_that_never_started_is_reported_as_stopped() -> None:
