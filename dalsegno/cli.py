@@ -94,9 +94,8 @@ def serve(model: str, ready_file: Path | None, **told: Any) -> None:
     try:
         serve(ServeOptions(model=model, told=options.settings_in(told), ready_file=ready_file))
     except RefusedError as error:
-        refusal = click.ClickException(error.message)
-        refusal.exit_code = EX_CONFIG
-        raise refusal from error
+        click.echo(f"Error: {error.message}", err=True)
+        sys.exit(EX_CONFIG)
 
 
 @main.command()
