@@ -9,8 +9,10 @@ status is 0, or 78 (as of a role that will never run as it was told to) with one
 """
 
 import json
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,7 +46,8 @@ class Report:
         devices: by rank; `auto` where it could not be found out here.
         notes: worth knowing.
         warnings: will be slow, or will not work here.
-        is_for_here: this machine has the devices.
+        is_for_here: this machine has the devices, the address and the libraries.
+        tokenizer_fits: it was here, and the family takes it; what does not fit is refused.
     """
 
     config: DeploymentConfig
@@ -56,6 +59,7 @@ class Report:
     notes: list[str]
     warnings: list[str]
     is_for_here: bool
+    tokenizer_fits: bool
 
 
 class _Refusal(click.ClickException):
@@ -69,8 +73,9 @@ class _Refusal(click.ClickException):
 def check(model: str, *, as_json: bool, **told: Any) -> None:
     """Say whether serve would take MODEL, and what would run where.
 
-    MODEL is a name in configs/, a YAML file, or a folder with a Hugging Face checkpoint. Nothing is started,
-    and no weights are read. The exit status is 0, or 78 where it cannot be served.
+    MODEL is a name in configs/, a YAML file, or a folder with a Hugging Face checkpoint. Nothing is started;
+    the tokenizer is read where it is there, and no weights are. The exit status is 0, or 78 where it cannot
+    be served.
     """
     try:
         found = configuration.effective(model, options.settings_in(told))
@@ -88,9 +93,15 @@ def check(model: str, *, as_json: bool, **told: Any) -> None:
 
 
 def examine(config: DeploymentConfig) -> Report:
-    """What `config` comes to, on this machine as far as devices go."""
+    """What `config` comes to, on this machine as far as devices and the network go.
+
+    Raises:
+        CheckpointError: the tokenizer is none of the family's.
+    """
     graph, groups = registry.graph(config.model), config.groups
+    tokenizer_fits = _tokenizer_fits(config)
     devices, amiss = _devices(config)
+    amiss += _network(config)
     hosted, links = layout.hosted(graph, groups), layout.links(graph, groups)
     return Report(
         config=config,
@@ -102,6 +113,7 @@ def examine(config: DeploymentConfig) -> Report:
         notes=[*_shared(devices), *_replicas(hosted)],
         warnings=[*amiss, *_moving(config, links), *_looping(graph, config)],
         is_for_here=not amiss,
+        tokenizer_fits=tokenizer_fits,
     )
 
 
@@ -125,7 +137,9 @@ def lines(report: Report) -> Iterator[str]:
         yield from _hanging("note", note)
     for warning in report.warnings:
         yield from _hanging("warning", warning)
-    yield from _hanging("ok", "it can be served" + ("" if report.is_for_here else ", where its devices are"))
+    unseen = "weights are" if report.tokenizer_fits else "tokenizer and weights are"
+    where = "" if report.is_for_here else ", though not for this machine"
+    yield from _hanging("ok", f"the placement is right{where}; {unseen} looked at when it starts")
 
 
 def as_data(report: Report) -> dict[str, Any]:
@@ -244,6 +258,51 @@ def _counted(number: int, what: str) -> str:
 
 
 # ---- what is worth knowing ---------------------------------------------------------------------------
+
+
+def _tokenizer_fits(config: DeploymentConfig) -> bool:
+    """Whether the family takes the checkpoint's tokenizer; False where it is not known here.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    checkpoint = Path(config.checkpoint)
+    if not (checkpoint / "tokenizer.json").is_file():  # a machine that plans for others needs no more
+        return False  # than config.json
+    try:
+        processing = registry.face(config.model, "processing")
+    except ModuleNotFoundError:
+        return False
+    processing.load(checkpoint, max_seq_len=config.max_seq_len)
+    return True
+
+
+def _network(config: DeploymentConfig) -> Iterator[str]:
+    """What the data plane would miss here; a model on one rank opens none."""
+    if len(config.ranks) == 1:
+        return
+    plane, nobody = config.data_plane, f"{_ranks(tuple(config.ranks))} do not start here"
+    if "nixl" in plane.transports and not _has_nixl():
+        yield (
+            "data_plane.transports names nixl, and NIXL is not installed (pip install 'dalsegno[rdma]'): "
+            f"{nobody}"
+        )
+    if {"tcp", "nixl"} & {*plane.transports}:
+        try:
+            family, kind, _, _, where = socket.getaddrinfo(plane.address, 0, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.bind(where)
+        except (OSError, UnicodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no name of a host"
+            yield f"data_plane.address {plane.address!r} is none of this machine ({why}): {nobody}"
+
+
+def _has_nixl() -> bool:
+    try:
+        from workers.data_plane.transports import nixl
+    except ModuleNotFoundError:  # a worker's libraries are not here, and will be where it runs
+        return True
+    return any(find_spec(name) is not None for name in nixl.PACKAGES)
 
 
 def _devices(config: DeploymentConfig) -> tuple[dict[int, str], list[str]]:

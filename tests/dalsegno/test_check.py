@@ -12,6 +12,7 @@ from dalsegno.cli import main
 from dalsegno.drawing import WIDTH
 from shared import config
 from tests.tiny import tiny_checkpoint
+from workers.data_plane.transports import nixl
 
 GROUPS = {
     "orpheus": [{"node_names": ["LLM"], "ranks": [0]}, {"node_names": ["snac_decoder"], "ranks": [0]}],
@@ -109,7 +110,7 @@ def test_it_is_drawn(tmp_path: Path, weights: Path) -> None:
         "note: ranks 0, 1 share cpu, its cores and memory too\n"
         "warning: keys and values of LLM move from rank 0 to rank 1 between prefill and\n"
         "         decode, 112 KiB for each token so far\n"
-        "ok: it can be served"
+        "ok: the placement is right; tokenizer and weights are looked at when it starts"
     )
 
 
@@ -118,7 +119,9 @@ def test_a_model_on_one_rank_has_nothing_to_warn_of() -> None:
 
     assert (found["notes"], found["warnings"]) == ([], [])
     assert found["ranks"] == [{"rank": 0, "device": "cpu", "nodes": ["prepare", "llm"]}]
-    assert check("demo").stdout.splitlines()[-1] == "ok: it can be served"
+    assert check("demo").stdout.splitlines()[-1] == (
+        "ok: the placement is right; weights are looked at when it starts"
+    )
 
 
 def test_replicas_and_devices_are_told(tmp_path: Path, weights: Path) -> None:
@@ -134,7 +137,39 @@ def test_replicas_and_devices_are_told(tmp_path: Path, weights: Path) -> None:
     [warning] = found["warnings"]
     assert warning.startswith("devices.2 is 'cuda:99', but this machine has ")
     assert warning.endswith("GPUs: rank 2 does not start here")
-    assert check(path, "--checkpoint", str(weights)).stdout.endswith("served, where its devices are\n")
+    assert "right, though not for this machine;" in check(path, "--checkpoint", str(weights)).stdout
+
+
+@pytest.mark.parametrize("address", ["nowhere.invalid", "203.0.113.1", "a..b"])
+def test_an_address_that_a_worker_could_not_listen_at_is_told(
+    tmp_path: Path, weights: Path, address: str
+) -> None:
+    told = ("--checkpoint", str(weights), "--set", f"data_plane.address={address}")
+
+    [warning] = said(written(tmp_path, "pd"), *told)["warnings"][:1]
+
+    assert warning.startswith(f"data_plane.address '{address}' is none of this machine (")
+    assert warning.endswith("): ranks 0, 1 do not start here")
+    assert said(written(tmp_path, "orpheus"), *told)["warnings"] == []  # one rank listens nowhere
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_nixl_that_is_not_installed_is_told(
+    tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch, *, is_there: bool
+) -> None:
+    monkeypatch.setattr(nixl, "PACKAGES", ("json",) if is_there else ("no_such_package",))
+    told = ("--checkpoint", str(weights), "--set", "data_plane.transports=nixl,tcp")
+
+    warnings = said(written(tmp_path, "pd"), *told)["warnings"]
+
+    assert any("NIXL is not installed" in warning for warning in warnings) is not is_there
+
+
+def test_a_tokenizer_that_is_not_the_familys_is_refused(tmp_path: Path) -> None:
+    result = check(written(tmp_path, "orpheus", max_seq_len=64), "--checkpoint", str(tiny_checkpoint()))
+
+    assert result.exit_code == 78
+    assert "tokenizer.json is not Orpheus': expected <custom_token_0> as token 128256" in result.stderr
 
 
 def test_a_checkpoint_that_was_downloaded_is_found(tmp_path: Path, weights: Path) -> None:

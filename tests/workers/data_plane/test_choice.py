@@ -47,7 +47,7 @@ async def test_a_worker_without_a_gpu_has_no_way_between_gpus_and_says_so(
 
 
 async def test_nixl_that_is_not_installed_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nixl, "_PACKAGES", ("nixl_of_another_planet",))
+    monkeypatch.setattr(nixl, "PACKAGES", ("nixl_of_another_planet",))
 
     with pytest.raises(ValueError, match=r"NIXL is not installed: pip install 'dalsegno\[rdma\]'"):
         await names_of("nixl")

@@ -42,7 +42,7 @@ from workers.data_plane.transports.port import Locator, Peer, TransportError
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-_PACKAGES: Final = ("nixl_cu13", "nixl_cu12")
+PACKAGES: Final = ("nixl_cu13", "nixl_cu12")
 """Not `nixl`: that package imports torch to find out which of them to import."""
 _IDLE_S: Final = 0.001
 _ALONE_S: Final = 0.01
@@ -218,7 +218,7 @@ class _Loop:
 
 
 def _package() -> ModuleType:
-    for name in _PACKAGES:
+    for name in PACKAGES:
         try:
             package = importlib.import_module(f"{name}._api")
         except ModuleNotFoundError:
