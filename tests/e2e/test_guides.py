@@ -15,15 +15,16 @@ import pytest
 from dalsegno.layers import KEYS
 from tests.e2e import deploy, pages
 from tests.e2e.clients import PATIENCE_S
+from tests.tiny.orpheus import tiny_orpheus
 from workers.settings import EngineSettings
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="the pages' commands are curl's")
 OF_THE_ENGINE: Final = {field.name for field in msgspec.structs.fields(EngineSettings)}
 ORPHEUS_3B: Final = {
     "num_hidden_layers": 28, "num_key_value_heads": 8, "head_dim": 128,
-    "max_position_embeddings": 131_072, "torch_dtype": "bfloat16",
+    "max_position_embeddings": 131_072, "torch_dtype": "bfloat16", "vocab_size": 156_940,
 }  # fmt: skip
-"""As much of its checkpoint as `dalsegno check` looks at."""
+"""As much of its checkpoint as `dalsegno check` looks at, beside a tokenizer."""
 OTHER_URL: Final = "http://127.0.0.1:8001"
 
 
@@ -49,6 +50,7 @@ def test_a_deployment_of_single_roles_runs_as_the_serving_guide_says(tmp_path: P
     terminal = pages.Terminal(tmp_path, place)
     (tmp_path / "orpheus-3b").mkdir()
     (tmp_path / "orpheus-3b" / "config.json").write_text(json.dumps(ORPHEUS_3B))
+    shutil.copy(tiny_orpheus() / "tokenizer.json", tmp_path / "orpheus-3b")
     terminal.write("nats.conf", pages.blocks(page.text, "text")[0])
     ready = iter((first, second))
 
