@@ -19,9 +19,13 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
     ],
 )
 def test_serve_passes_a_port_only_when_it_is_told_one(told: tuple[str, ...], command: str) -> None:
-    env = {key: value for key, value in os.environ.items() if key not in {"PORT", "MODEL", "MAKEFLAGS"}}
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in {"PORT", "MODEL", "MAKEFLAGS", "MAKELEVEL"}
+    }
     shown = subprocess.run(
-        ["make", "--dry-run", "serve", "PYTHON=python3", *told],
+        ["make", "--no-print-directory", "--dry-run", "serve", "PYTHON=python3", *told],
         cwd=Path(__file__).parents[1],
         env=env,
         capture_output=True,
