@@ -122,6 +122,7 @@ async def _ask(http: httpx.AsyncClient, model: str, number: int) -> _Speech:
         "stream_format": "sse",
         "temperature": 0.0,
         "repetition_penalty": 1.0,
+        "seed": number,  # of the vocoder's noise
         "max_tokens": MAX_TOKENS,
         "ignore_eos": True,
     }
