@@ -295,77 +295,59 @@ _WORKER_FACTS: Final = (
 )
 
 
+_TENSOR_GAUGES: Final = (
+    ("total_bytes", "arena_bytes", "Memory for tensors that others may read."),
+    ("free_bytes", "free_bytes", "What of it is free."),
+    ("slots", "slots", "Tensors in it."),
+)
+_TENSOR_KINDS: Final = (("puts", "put"), ("gets", "got"), ("gone", "gone"), ("refused", "refused"))
+_EDGE_GAUGES: Final = (
+    ("early", "early_edges", "Events from other ranks that wait for their order."),
+    ("early_bytes", "early_edge_bytes", "How large those are."),
+)
+_EDGE_COUNTERS: Final = (
+    ("items", "stream_items", "Items of streams it made."),
+    ("chunks", "stream_chunks", "Chunks of streams it took."),
+)
+
+
 def _of_tensors(counted: Mapping[tuple[str, ...], TensorMeters]) -> Iterator[Metric]:
-    label = ("rank",)
-    yield _gauge(
-        "worker_tensor_arena_bytes",
-        "Memory for tensors that others may read.",
-        label,
-        {who: each.total_bytes for who, each in counted.items()},
-    )
-    yield _gauge(
-        "worker_tensor_free_bytes",
-        "What of it is free.",
-        label,
-        {who: each.free_bytes for who, each in counted.items()},
-    )
-    yield _gauge(
-        "worker_tensor_slots", "Tensors in it.", label, {who: each.slots for who, each in counted.items()}
-    )
+    for field, name, help_ in _TENSOR_GAUGES:
+        yield _gauge(f"worker_tensor_{name}", help_, ("rank",), _each(counted, field))
     yield _counter(
         "worker_tensors",
         "Tensors put, looked at, not there any more, and refused.",
         ("rank", "kind"),
-        {
-            (*who, kind): number
-            for who, each in counted.items()
-            for kind, number in (
-                ("put", each.puts),
-                ("got", each.gets),
-                ("gone", each.gone),
-                ("refused", each.refused),
-            )
-        },
+        _by_kind(counted, _TENSOR_KINDS),
     )
     yield _counter(
-        "worker_tensor_fetched_bytes",
-        "Read from other workers.",
-        label,
-        {who: each.fetched_bytes for who, each in counted.items()},
+        "worker_tensor_fetched_bytes", "Read from other workers.", ("rank",), _each(counted, "fetched_bytes")
     )
 
 
 def _of_edges(counted: Mapping[tuple[str, ...], EdgeMeters]) -> Iterator[Metric]:
-    label = ("rank",)
-    told = {(*who, "told"): each.told for who, each in counted.items()}
-    heard = {(*who, "heard"): each.heard for who, each in counted.items()}
     yield _counter(
-        "worker_edges", "Events for other ranks, and from them.", ("rank", "direction"), told | heard
+        "worker_edges",
+        "Events for other ranks, and from them.",
+        ("rank", "direction"),
+        _by_kind(counted, (("told", "told"), ("heard", "heard"))),
     )
-    yield _gauge(
-        "worker_early_edges",
-        "Events from other ranks that wait for their order.",
-        label,
-        {who: each.early for who, each in counted.items()},
-    )
-    yield _gauge(
-        "worker_early_edge_bytes",
-        "How large those are.",
-        label,
-        {who: each.early_bytes for who, each in counted.items()},
-    )
-    yield _counter(
-        "worker_stream_items",
-        "Items of streams it made.",
-        label,
-        {who: each.items for who, each in counted.items()},
-    )
-    yield _counter(
-        "worker_stream_chunks",
-        "Chunks of streams it took.",
-        label,
-        {who: each.chunks for who, each in counted.items()},
-    )
+    for field, name, help_ in _EDGE_GAUGES:
+        yield _gauge(f"worker_{name}", help_, ("rank",), _each(counted, field))
+    for field, name, help_ in _EDGE_COUNTERS:
+        yield _counter(f"worker_{name}", help_, ("rank",), _each(counted, field))
+
+
+def _each(counted: Mapping[tuple[str, ...], TensorMeters | EdgeMeters], field: str) -> _Labels:
+    """One of their numbers, for each rank."""
+    return {who: getattr(meters, field) for who, meters in counted.items()}
+
+
+def _by_kind(
+    counted: Mapping[tuple[str, ...], TensorMeters | EdgeMeters], kinds: Sequence[tuple[str, str]]
+) -> _Labels:
+    """Several of their numbers, for each rank, told apart by a label."""
+    return {(*who, kind): getattr(meters, field) for who, meters in counted.items() for field, kind in kinds}
 
 
 def as_json(gateway: Gateway, snapshot: Snapshot) -> dict[str, Any]:
