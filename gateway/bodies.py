@@ -1,12 +1,14 @@
 """Request bodies: what JSON is, the parameters all routes share, and what `/openapi.json` says of a body."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 
 from gateway import errors
+from gateway.errors import InvalidParamError
 from shared.errors import ClientError
 from shared.events import Params
 from shared.misfit import described, misfit
@@ -64,6 +66,28 @@ def params_of(given: Mapping[str, object], where: str = "") -> Params:
         return msgspec.convert(present, Params)
     except msgspec.ValidationError as error:
         raise errors.of_misfit(misfit(error, present, Params), where) from error
+
+
+def check_known(
+    name: str,
+    known: Iterable[str],
+    where: str = "",
+    *,
+    hint: str | None = None,
+    what: str = "unknown name",
+) -> None:
+    """Refuse a name that is none of those `known`, as `what` it is; `where` stands before it.
+
+    Raises:
+        InvalidParamError: it is none; `hint` is what is meant, if that is known better.
+    """
+    if name in known:
+        return
+    near = [hint] if hint else get_close_matches(name, list(known), n=1, cutoff=0.5)
+    advice = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+    raise InvalidParamError(
+        f"{where}{name}"[:200], f"{where}{name[:80]}: {what}; {advice}", code="unknown_parameter"
+    )
 
 
 def body_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:

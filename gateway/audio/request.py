@@ -4,7 +4,6 @@ What is not known is refused, as OpenAI's schema has it for this route; what is 
 heard and is not supported is refused by name.
 """
 
-from difflib import get_close_matches
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -12,7 +11,7 @@ from msgspec import Meta
 
 from gateway import caps, errors
 from gateway.audio.encoder import FORMATS
-from gateway.bodies import params_of
+from gateway.bodies import check_known, params_of
 from gateway.errors import InvalidParamError, NotSupportedError
 from gateway.service import Served
 from shared.config import GatewaySettings
@@ -103,7 +102,7 @@ def parse(body: dict[str, Any], served: Served) -> SpeechRequest:
         InvalidParamError: something is of the wrong type, missing, or not supported.
     """
     for name in body:
-        _check_known(name)
+        check_known(name, SpeechRequest.__struct_fields__, what="no field of this route")
     try:
         request = msgspec.convert(body, SpeechRequest)
     except msgspec.ValidationError as error:
@@ -125,17 +124,6 @@ def parse(body: dict[str, Any], served: Served) -> SpeechRequest:
     if request.stream_format == "sse" and request.stream is False:
         raise InvalidParamError("stream", "stream: expected true where stream_format is 'sse', found false")
     return request
-
-
-def _check_known(name: str) -> None:
-    known = SpeechRequest.__struct_fields__
-    if name in known:
-        return
-    near = get_close_matches(name, known, n=1)
-    advice = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
-    raise InvalidParamError(
-        name[:200], f"{name[:80]}: no field of this route; {advice}", code="unknown_parameter"
-    )
 
 
 def _voice(asked: str | dict[str, Any] | None, served: Served) -> str | None:

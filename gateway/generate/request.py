@@ -10,7 +10,6 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Final
 
 import msgspec
@@ -18,7 +17,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
 from gateway import caps, errors
-from gateway.bodies import params_of, parse_json, parse_object
+from gateway.bodies import check_known, params_of, parse_json, parse_object
 from gateway.errors import InvalidParamError
 from gateway.openai import requests as openai_requests
 from gateway.openai.requests import ChatRequest
@@ -92,7 +91,7 @@ def parse(fields: Mapping[str, Any], served: Served) -> GenerateRequest:
         InvalidParamError: a name is unknown, or a value wrong.
     """
     for name in fields:
-        _check_known(name, FIELDS, "", hint=f"model_kwargs.{name}" if name in MODEL_KWARGS else None)
+        check_known(name, FIELDS, "", hint=f"model_kwargs.{name}" if name in MODEL_KWARGS else None)
     served.check_model(_text(fields, "model"))
     _refuse_files(fields.get("files"), served)
     return GenerateRequest(
@@ -128,7 +127,7 @@ def model_kwargs(found: object) -> Params:
     if not isinstance(found, dict):
         raise InvalidParamError("model_kwargs", f"model_kwargs: expected an object, found {described(found)}")
     for name in found:
-        _check_known(name, MODEL_KWARGS, "model_kwargs.")
+        check_known(name, MODEL_KWARGS, "model_kwargs.")
     limits = {name: found[name] for name in _LIMITS if found.get(name) is not None}
     if len({repr(value) for value in limits.values()}) > 1:
         raise InvalidParamError(
@@ -271,16 +270,6 @@ def _seconds(fields: Mapping[str, Any], name: str, check: Callable[[float | None
         raise InvalidParamError(name, f"{name}: expected a number, found {described(found)}")
     check(seconds)
     return seconds
-
-
-def _check_known(name: str, known: Iterable[str], where: str, hint: str | None = None) -> None:
-    if name in known:
-        return
-    near = [hint] if hint else get_close_matches(name, list(known), n=1, cutoff=0.5)
-    advice = f"did you mean {near[0]!r}?" if near else f"expected one of {_listed(known)}"
-    raise InvalidParamError(
-        f"{where}{name}"[:200], f"{where}{name[:80]}: unknown name; {advice}", code="unknown_parameter"
-    )
 
 
 def _listed(names: Iterable[str]) -> str:
