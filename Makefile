@@ -14,7 +14,7 @@ JOBS   ?= 2
 MODEL  ?= demo
 CODE   := configs conductor dalsegno gateway shared workers
 
-.PHONY: setup serve test check fix bench soak clean
+.PHONY: setup serve test check fix bench soak chaos clean
 
 setup: $(VENV)/.installed
 
@@ -53,8 +53,13 @@ bench: setup
 # The simulator over many seeds, and damaged input by the thousand: hours are well spent here before a release.
 soak: setup
 	@$(PIP) install --quiet --group soak
-	SIMULATION_SEEDS=20000 $(BIN)/python -m pytest tests/simulation -q
+	$(BIN)/python -m tests.simulation --seeds 20000
 	FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest tests/fuzz -q --timeout 3600
+
+# Real processes, killed, stopped and cut off at every instrumented point while clients stream: 20 minutes.
+# A part: make chaos ARGS="--role worker --point chunk.acked --action kill"
+chaos: setup
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

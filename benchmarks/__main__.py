@@ -5,7 +5,24 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from benchmarks import beside, events, handoff, hop, log, overload, replay, serving, speech, start
+from benchmarks import (
+    beside,
+    events,
+    guided,
+    handoff,
+    hop,
+    log,
+    mixed,
+    nats_kills,
+    overload,
+    prefix,
+    replay,
+    scheduler,
+    serving,
+    speculate,
+    speech,
+    start,
+)
 from benchmarks.machine import described
 from benchmarks.report import Figure, show
 
@@ -17,7 +34,13 @@ MEASUREMENTS: Final[dict[str, Callable[[], list[Figure]]]] = {
     "start": start.measure,
     "speech": speech.measure,
     "beside": beside.measure,
+    "prefix": prefix.measure,
+    "mixed": mixed.measure,
+    "scheduler": scheduler.measure,
+    "speculate": speculate.measure,
+    "guided": guided.measure,
     "overload": overload.measure,
+    "kills": nats_kills.measure,
 }
 TABLES: Final[dict[str, Callable[[], None]]] = {"handoff": handoff.main, "log": log.main}
 """These print their own."""

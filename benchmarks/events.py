@@ -39,7 +39,10 @@ async def _count(running: Running) -> list[Figure]:
             await connection.ask(_question(request_id, SHORT_TOKENS))
         await connection.ask(_question("long", LONG_TOKENS))
     log = await connect(
-        running.nats_url, token=running.nats_token, subjects=Subjects(running.prefix), name="bench"
+        running.nats_url,
+        credentials=running.reader,
+        subjects=Subjects(running.prefix),
+        name="bench",
     )
     found: dict[str, list[tuple[AnyEvent, int]]] = {}
     async with aclosing(log.history(Subjects(running.prefix).logged())) as records:

@@ -46,7 +46,7 @@ def private_log() -> Iterator[NatsServer]:
         server = NatsServer(Path(folder))
         server.start()
         try:
-            loop.run(provision(server.url, server.token, SUBJECTS))
+            loop.run(provision(server.url, server.credentials, SUBJECTS))
             yield server
         finally:
             server.stop()
@@ -66,7 +66,7 @@ def running_conductor(server: NatsServer) -> Iterator[subprocess.Popen[bytes]]:
 
 
 async def _run(server: NatsServer, conductor: int, under_way: int, requests: int) -> list[Figure]:
-    log = await connect(server.url, token=server.token, subjects=SUBJECTS, name="bench")
+    log = await connect(server.url, credentials=server.credentials, subjects=SUBJECTS, name="bench")
     try:
         worker = _StubWorker(log, prefix=f"bench-{under_way}")
         await worker.run(under_way, min(requests // 4, 500))  # warm, and the conductor leads

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import uvloop
 
+from shared.log.credentials import Credentials
 from shared.log.jetstream import connect, provision
 from shared.log.port import Log
 from shared.log.server import NatsServer
@@ -50,10 +51,10 @@ def main() -> None:
         server = NatsServer(Path(folder))
         server.start()
         try:
-            _run(provision(server.url, server.token, _SUBJECTS))
-            _run(_writing_and_replaying(server.url, server.token))
+            _run(provision(server.url, server.credentials, _SUBJECTS))
+            _run(_writing_and_replaying(server.url, server.credentials))
             for in_flight, hops in _HOPS.items():
-                _hop(server.url, server.token, in_flight, hops)
+                _hop(server.url, server.credentials, in_flight, hops)
         finally:
             server.stop()
 
@@ -72,8 +73,8 @@ def _row(what: str, rate: float, cpu_us: float, rest: str = "") -> None:
     print(f"{what:<28} {rate:>9,.0f}/s   {cpu_us:>6.1f} us CPU   {rest}", flush=True)
 
 
-async def _writing_and_replaying(url: str, token: str) -> None:
-    log = await connect(url, token=token, subjects=_SUBJECTS, name="bench")
+async def _writing_and_replaying(url: str, credentials: Credentials) -> None:
+    log = await connect(url, credentials=credentials, subjects=_SUBJECTS, name="bench")
     encode = msgspec.msgpack.Encoder().encode
     padding = "x" * (_PAYLOAD_BYTES - 80)
     events = [encode(_Fact(f"id-{n:08}", "bench", n, "request-0001", padding)) for n in range(_EVENTS)]
@@ -105,22 +106,22 @@ async def _writing_and_replaying(url: str, token: str) -> None:
     await log.close()
 
 
-def _hop(url: str, token: str, in_flight: int, hops: int) -> None:
+def _hop(url: str, credentials: Credentials, in_flight: int, hops: int) -> None:
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
-    worker = context.Process(target=_worker, args=(url, token, hops, ready), daemon=True)
+    worker = context.Process(target=_worker, args=(url, credentials, hops, ready), daemon=True)
     worker.start()
     ready.wait()
-    _run(_conduct(url, token, in_flight, hops))
+    _run(_conduct(url, credentials, in_flight, hops))
     worker.join()
 
 
-def _worker(url: str, token: str, hops: int, ready: Any) -> None:
-    _run(_answer(url, token, hops, ready))
+def _worker(url: str, credentials: Credentials, hops: int, ready: Any) -> None:
+    _run(_answer(url, credentials, hops, ready))
 
 
-async def _answer(url: str, token: str, hops: int, ready: Any) -> None:
-    log = await connect(url, token=token, subjects=_SUBJECTS, name="bench-worker")
+async def _answer(url: str, credentials: Credentials, hops: int, ready: Any) -> None:
+    log = await connect(url, credentials=credentials, subjects=_SUBJECTS, name="bench-worker")
     start_seq = (await log.state()).last_seq + 1
     ready.set()
     async with contextlib.aclosing(log.read(_SUBJECTS.for_worker(0), start_seq)) as records:
@@ -133,8 +134,8 @@ async def _answer(url: str, token: str, hops: int, ready: Any) -> None:
     await log.close()
 
 
-async def _conduct(url: str, token: str, in_flight: int, hops: int) -> None:
-    log = await connect(url, token=token, subjects=_SUBJECTS, name="bench-conductor")
+async def _conduct(url: str, credentials: Credentials, in_flight: int, hops: int) -> None:
+    log = await connect(url, credentials=credentials, subjects=_SUBJECTS, name="bench-conductor")
     start_seq = (await log.state()).last_seq + 1
     latencies = []
     sent_at = {}

@@ -28,7 +28,7 @@ from conductor.core.cluster import Cluster
 from conductor.core.replay import Replayer
 from conductor.deployment import deployment_of
 from dalsegno.garbage import collected_seldom
-from dalsegno.replay import pins
+from dalsegno.verdicts import pins
 from shared.config import resolve
 from shared.events import encode
 from shared.log.jetstream import connect
@@ -108,7 +108,7 @@ def _command(records: Sequence[StoredRecord]) -> list[Figure]:
 
 async def _start(server: NatsServer, request_id: str) -> float:
     """Start a conductor where a request waits that it will refuse; how long until it does."""
-    log = await connect(server.url, token=server.token, subjects=SUBJECTS, name="bench")
+    log = await connect(server.url, credentials=server.credentials, subjects=SUBJECTS, name="bench")
     refused = encode(histories.submission(request_id, "no such model"))
     seq = await log.publish(SUBJECTS.request(request_id), refused)
     begun_s = time.perf_counter()
@@ -121,7 +121,7 @@ async def _start(server: NatsServer, request_id: str) -> float:
 
 
 async def _store(server: NatsServer, records: Sequence[StoredRecord]) -> None:
-    log = await connect(server.url, token=server.token, subjects=SUBJECTS, name="bench")
+    log = await connect(server.url, credentials=server.credentials, subjects=SUBJECTS, name="bench")
     for number, record in enumerate(records):
         log.post(record.subject, record.data)
         if number % 1024 == 0:

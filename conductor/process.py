@@ -1,9 +1,10 @@
 """The conductor's process: it reads the log, lets the core decide, and puts decisions into the log.
 
-Thin. It claims an epoch at once and reads the log from its beginning; it leads from the moment it reads
-that claim back, because then it has folded everything before it: it publishes what is decided but not
-recorded, and goes on. A conductor that reads a higher epoch follows, and claims the next one only when
-the leader's beats have stopped while its own connection was up: silence of its own is no one's death.
+Thin. It reads the log, from a snapshot on where it has one, and follows. It claims the next epoch when
+nobody leads (`conductor.pulses` says so), and leads from the moment it reads that claim back, because then
+it has folded everything before it: it publishes what is decided but not recorded, and goes on. It says which
+workers are lost, and which time limits have passed (`conductor.timers`); what follows from that is the
+core's to decide. Once it reads a higher epoch, it follows.
 """
 
 import asyncio
@@ -12,89 +13,138 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from conductor import epochs
 from conductor.core.cluster import Cluster
-from conductor.core.request import Decision
 from conductor.core.schedule import Deployment
 from conductor.deployment import deployment_of
-from shared import tracing
-from shared.config import DeploymentConfig
+from conductor.digests import fold_digest
+from conductor.pulses import Echoes, Leader, Workers
+from conductor.snapshots import Snapshots
+from conductor.timers import Timers
+from conductor.writer import DecisionWriter
+from shared import faults
+from shared.config import DeploymentConfig, RecoverySettings
 from shared.errors import CapacityError
-from shared.events import (
-    EpochOpened,
-    Event,
-    MalformedEventError,
-    NodeReady,
-    OutputFence,
-    WalkStop,
-    decode,
-    encode,
-)
 from shared.log import jetstream
-from shared.log.port import Log, LogState, StoredRecord, WrongLastSequenceError
+from shared.log.credentials import NOBODY, Credentials
+from shared.log.port import Log, LogState, LogUnavailableError, StoredRecord, WrongLastSequenceError
+from shared.log.room_watch import RoomWatch
 from shared.meters import ConductorMeters
 from shared.models import registry
 from shared.said import quoting
-from shared.subjects import CONDUCTOR_WRITER, Subjects
+from shared.subjects import Subjects
 
 _LOGGER = logging.getLogger("conductor")
-BEAT_S: Final = 0.5
-LEADER_SILENT_S: Final = 2.0
+BEAT_S: Final = 0.25
+"""How often it says that it lives, at least; for short limits more often."""
+_BEATS_IN_SILENCE: Final = 6
+"""So many beats fit into the shortest silence that means something; half of them may be late."""
+_LOOK_S: Final = 0.1
+_LOOK_SELDOM: Final = 100
+"""How often it is looked whether a time limit has passed; less often with thousands, of 1 us each."""
+_PROBE_S: Final = 0.5
+_RECORDS_AT_ONCE: Final = 500
+"""While so many and more are there to be read, beats are sent and heard in between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConductorOptions:
-    """Where the log is, and what is served."""
+    """Where the log is, and what is served.
+
+    Attributes:
+        alone: nobody else can lead, so that it need not listen before it does.
+    """
 
     config: DeploymentConfig
     nats_url: str
-    nats_token: str | None = None
+    credentials: Credentials = NOBODY
     prefix: str = "ds"
+    alone: bool = False
 
 
 async def run(options: ConductorOptions) -> None:
     """Follow and lead until cancelled."""
-    subjects = Subjects(options.prefix)
+    config, subjects = options.config, Subjects(options.prefix)
     name = f"c-{secrets.token_hex(4)}"
-    cluster = Cluster(registry.graph, subjects)
     log = await jetstream.connect(
         options.nats_url,
-        token=options.nats_token,
+        credentials=options.credentials,
         subjects=subjects,
         name=f"conductor {name}",
+        durability=config.nats.durability,
         timeout_s=jetstream.ROLE_PATIENCE_S,
     )
     try:
-        deployment = deployment_of(options.config, max_event_bytes=log.max_payload)
-        await Conductor(log, cluster, deployment, subjects, name).run()
+        deployment = deployment_of(config, max_event_bytes=log.max_payload)
+        snapshots, cluster = None, None
+        if config.data_dir is not None and config.recovery.snapshot_every:
+            snapshots = Snapshots(Path(config.data_dir) / "conductor", fold_digest=fold_digest(deployment))
+            cluster = await snapshots.read(log, registry.graph, subjects)
+        await Conductor(
+            log,
+            cluster or Cluster(registry.graph, subjects),
+            deployment,
+            subjects,
+            name,
+            recovery=config.recovery,
+            snapshots=snapshots,
+            alone=options.alone,
+        ).run()
     finally:
         await log.close()
 
 
 class Conductor:
-    """One conductor's life: `cluster` is the mind, `log` the only thing it touches."""
+    """One conductor's life: `cluster` is the mind, `log` and `snapshots` all it touches."""
 
     def __init__(
-        self, log: Log, cluster: Cluster, deployment: Deployment, subjects: Subjects, name: str
+        self,
+        log: Log,
+        cluster: Cluster,
+        deployment: Deployment,
+        subjects: Subjects,
+        name: str,
+        *,
+        recovery: RecoverySettings = RecoverySettings(),  # noqa: B008 - frozen
+        snapshots: Snapshots | None = None,
+        alone: bool = False,
     ) -> None:
         self._log = log
+        self._created_ns = 0
         self._cluster = cluster
         self._deployment = deployment
+        self._closed = msgspec.structs.replace(deployment, max_concurrent_requests=0)
+        self._room = RoomWatch(log, self._room_changed)
+        self._has_room = asyncio.Event()
         self._subjects = subjects
         self._name = name
-        self._published = 0
+        self._snapshots = snapshots
+        self._snapshot_every = recovery.snapshot_every
+        self._writer = DecisionWriter(log, subjects, cluster)
         self._folded = 0
+        self._last: StoredRecord | None = None
+        self._since_snapshot = 0
+        self._snapshot_due = asyncio.Event()
         self._led = False
-        self._leads_now = asyncio.Event()
+        self._say_now = asyncio.Event()
+        self._caught_up = False
         self._claimed_seq = 0
-        self._leader_heard_s = time.monotonic()
+        shortest_s = min(recovery.worker_silent_s, recovery.leader_silent_s)
+        self._beat_s = min(BEAT_S, shortest_s / _BEATS_IN_SILENCE)
+        self._echoes = Echoes(gap_s=shortest_s / 2)
+        self._look = asyncio.Event()
+        self._workers = Workers(self._echoes, recovery.worker_silent_s, recovery.worker_hung_s)
+        self._leader = Leader(self._echoes, recovery.leader_silent_s, answer_s=2 * self._beat_s)
+        self._timers = Timers()
+        self._alone = alone
 
     @property
     def leading(self) -> bool:
@@ -103,182 +153,246 @@ class Conductor:
 
     async def run(self) -> None:
         """Fold the log, and decide while leading, until cancelled."""
-        await self._claim()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow(), name="follow")
-            tasks.create_task(self._watch_leader(), name="watch leader")
-            tasks.create_task(self._beat(), name="beat")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._hear(), name="hear")
+                tasks.create_task(self._beat(), name="beat")
+                tasks.create_task(self._follow(), name="follow")
+                tasks.create_task(self._watch(), name="watch")
+                tasks.create_task(self._time(), name="time")
+                tasks.create_task(self._room.run(), name="room")
+                tasks.create_task(self._admit_again(), name="admit again")
+                if self._snapshots is not None:
+                    tasks.create_task(self._keep_snapshots(self._snapshots), name="snapshots")
+        except asyncio.CancelledError:
+            await self._leave()
+            raise
+
+    async def _leave(self) -> None:
+        """Say that nobody leads any more, where it led; and keep what it knows."""
+        await self._tell(state="leaving", led=self._led)
+        if self._snapshots is not None and self._led:
+            await self._write_snapshot(self._snapshots)
 
     # ---- the log -----------------------------------------------------------------------------------
     async def _follow(self) -> None:
-        before, started_s = await self._log.state(), time.monotonic()
-        start_seq = max(1, before.first_seq)
-        async with aclosing(self._log.read(self._subjects.for_conductor(), start_seq)) as records:
+        began_s, state = time.monotonic(), await self._log.state()
+        self._created_ns, known_seq = state.created_ns, self._cluster.seq
+        start_seq = max(known_seq + 1, state.first_seq)
+        subjects = self._subjects.for_conductor()
+        async with aclosing(self._log.history(subjects, start_seq, state.last_seq)) as records:
             async for record in records:
-                led = self._led
-                await self._take(record, is_news=record.seq > before.last_seq)
+                await self._take(record, is_news=False)
+        _LOGGER.log(
+            logging.INFO if state.last_seq else logging.DEBUG,
+            "read %d events%s in %.2f s, %d requests are open",
+            state.last_seq + 1 - start_seq,
+            f" behind the {known_seq} of a snapshot" if known_seq else "",
+            time.monotonic() - began_s,
+            len(self._cluster.open),
+        )
+        if self._alone or await self._is_first(state):
+            self._leader.is_gone("there is no other conductor")
+        self._caught_up = True
+        self._look.set()
+        async with aclosing(self._log.read(subjects, max(start_seq, state.last_seq + 1))) as records:
+            async for record in records:
+                led, leader = self._led, self._cluster.leader
+                await self._take(record, is_news=True)
                 if self._led and not led:
-                    self._leads_now.set()
-                    _LOGGER.info(
-                        "leading in epoch %d: read the log's %d events in %.2f s, %d requests are open",
-                        self._cluster.fence.epoch,
-                        record.seq - start_seq + 1,
-                        time.monotonic() - started_s,
-                        len(self._cluster.open),
-                    )
+                    self._say_now.set()
+                    _LOGGER.info("leading in epoch %d", self._cluster.fence.epoch)
                 elif led and not self._led:
                     _LOGGER.warning("deposed by %s: following", self._cluster.leader)
+                if leader != self._cluster.leader:
+                    self._leader.expect(time.monotonic())
+
+    async def _is_first(self, state: LogState) -> bool:
+        """Whether no conductor was here before."""
+        return state.first_seq <= 1 and await self._log.last(self._subjects.epoch) is None
 
     async def _take(self, record: StoredRecord, *, is_news: bool) -> None:
         """Fold one record; while leading, publish what follows from it."""
         read_ns = time.time_ns()
+        faults.reach("conductor.record.read")
         folded = self._cluster.fold(record)
         self._folded += 1
+        self._last = record
+        self._timers.read(record.seq, record.time_ns, time.monotonic())
         if folded.note and is_news:
-            _LOGGER.info(folded.note, extra=quoting(folded.quotation) if folded.quotation else None)
+            extra = quoting(folded.quotation) if folded.quotation else None
+            _LOGGER.log(logging.INFO if self.leading else logging.DEBUG, folded.note, extra=extra)
         if folded.divergence:
             _LOGGER.error("record %d: %s", record.seq, folded.divergence.message)
         led, self._led = self._led, self.leading
         if self._led:
+            if not led:
+                faults.reach("conductor.claim.read")
+                self._workers.lead()
+                self._timers.lead()
             decisions = folded.decisions if led else self._cluster.outstanding()
-            await self._publish((*decisions, *self._cluster.schedule(self._deployment)), record.seq, read_ns)
+            decisions = (*decisions, *self._cluster.schedule(self._allowed))
+            await self._writer.decide(decisions, record.seq, read_ns)
+        self._count_for_snapshot()
+        if self._folded % _RECORDS_AT_ONCE == 0:
+            await asyncio.sleep(0)
 
-    async def _publish(self, decisions: Iterable[Decision], seq: int, read_ns: int) -> None:
-        """Put decisions into the log, that follow from the record at `seq`, read at `read_ns`."""
-        for decision in decisions:
-            span = _span(decision, seq, read_ns) if tracing.is_on() else tracing.NOTHING
-            stored = None if span is tracing.NOTHING else partial(_stored, span)
-            await self._post(self._subject(decision), self._stamped(decision), stored)
+    # ---- the log's room ----------------------------------------------------------------------------
+    @property
+    def _allowed(self) -> Deployment:
+        """The deployment, without places where the log has no room: whoever has one, or had, goes on."""
+        return self._closed if self._room.words else self._deployment
 
-    async def _post(self, subject: str, event: Event, stored: Callable[[int], None] | None) -> None:
+    def _room_changed(self) -> None:
+        if not self._room.words:
+            self._has_room.set()
+
+    async def _admit_again(self) -> None:
+        """Once there is room, admit who waited for it: no record would say so."""
         while True:
-            try:
-                return self._log.post(subject, encode(event), stored)
-            except CapacityError:
-                await self._log.drain()
+            await self._has_room.wait()
+            self._has_room.clear()
+            if self._led and self._last is not None:
+                decisions = self._cluster.schedule(self._allowed)
+                await self._writer.decide(decisions, self._last.seq, time.time_ns())
 
-    def _stamped(self, decision: Decision) -> Event:
-        self._published += 1
-        return msgspec.structs.replace(
-            decision, writer=CONDUCTOR_WRITER, number=self._published, epoch=self._cluster.fence.epoch
-        )
-
-    def _subject(self, decision: Decision) -> str:
-        request_id = str(decision.request_id)
-        match decision:
-            case NodeReady() | WalkStop():
-                return self._subjects.ready(decision.rank, request_id)
-            case OutputFence():
-                return self._subjects.output(self._origin(request_id), request_id, CONDUCTOR_WRITER)
-            case _:
-                return self._subjects.walk(request_id)
-
-    def _origin(self, request_id: str) -> str:
-        request = self._cluster.request(request_id)
-        assert request is not None, "a fence is decided for a request that is known"
-        return request.submission.origin
-
-    # ---- who leads ---------------------------------------------------------------------------------
-    async def _claim(self) -> None:
-        """Open the next epoch, unless another conductor does so first."""
-        last = await self._log.last(self._subjects.epoch)
-        epoch = _epoch_after(last, await self._log.state())
-        claim = EpochOpened(
-            id=f"epoch.{epoch}.{self._name}",
-            writer=CONDUCTOR_WRITER,
-            number=0,
-            epoch=epoch,
-            conductor=self._name,
-            core=self._deployment.core_digest,
-        )
-        self._leader_heard_s = time.monotonic()
-        try:
-            self._claimed_seq = await self._log.publish(
-                self._subjects.epoch, encode(claim), expected_last_seq=last.seq if last else 0
-            )
-        except WrongLastSequenceError:
-            _LOGGER.info("another conductor opened an epoch first: following")
-
-    async def _watch_leader(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._hear_beats(), name="hear beats")
-            while True:
-                await asyncio.sleep(BEAT_S)
-                claim_is_read = self._cluster.seq >= self._claimed_seq
-                if self.leading or not self._log.connected or not claim_is_read:
-                    self._leader_heard_s = time.monotonic()
-                elif time.monotonic() - self._leader_heard_s > LEADER_SILENT_S:
-                    _LOGGER.warning(
-                        "no beat of a leader for %.1f s: claiming the next epoch", LEADER_SILENT_S
-                    )
-                    await self._claim()
-
-    async def _hear_beats(self) -> None:
-        own = self._subjects.beat("conductor", self._name)
-        async with aclosing(self._log.listen(self._subjects.beat("conductor", "*"))) as beats:
-            async for subject, data in beats:
-                if subject != own and _leads(data):
-                    self._leader_heard_s = time.monotonic()
-
+    # ---- beats -------------------------------------------------------------------------------------
     async def _beat(self) -> None:
         while True:
-            beat = {
-                "state": "leading" if self.leading else "following",
-                "epoch": self._cluster.fence.epoch,
-                "seq": self._cluster.seq,
-                "open": len(self._cluster.open),
-                "waiting": len(self._cluster.waiting),
-                "pid": os.getpid(),
-                "meters": ConductorMeters(
-                    log=self._log.stats(), folded=self._folded, decisions=self._published
-                ),
-            }
-            await self._log.beat(self._subjects.beat("conductor", self._name), msgspec.msgpack.encode(beat))
+            if self.leading:
+                await self._tell(state="leading")
+            else:
+                await self._tell(state="following" if self._caught_up else "starting")
             with contextlib.suppress(TimeoutError):  # who waits for a leader hears at once
-                async with asyncio.timeout(BEAT_S):
-                    await self._leads_now.wait()
-            self._leads_now.clear()
+                async with asyncio.timeout(self._beat_s):
+                    await self._say_now.wait()
+            self._say_now.clear()
+
+    async def _tell(self, **state: Any) -> None:
+        beat = {
+            **state,
+            "epoch": self._cluster.fence.epoch,
+            "seq": self._cluster.seq,
+            "open": len(self._cluster.open),
+            "waiting": len(self._cluster.waiting),
+            "pid": os.getpid(),
+            "meters": ConductorMeters(
+                log=self._log.stats(), folded=self._folded, decisions=self._writer.count
+            ),
+        }
+        await self._log.beat(self._subjects.beat("conductor", self._name), msgspec.msgpack.encode(beat))
+
+    async def _hear(self) -> None:
+        async with aclosing(self._log.listen(self._subjects.beats())) as beats:
+            async for subject, data in beats:
+                match subject.split("."):
+                    case [_, _, "conductor", name] if name == self._name:
+                        self._hear_echo()
+                    case [_, _, "conductor", _]:
+                        self._hear_conductor(_signs(data))
+                    case [_, _, "worker", rank] if rank.isdecimal():
+                        self._workers.hear(int(rank), _signs(data), time.monotonic())
+                    case _:
+                        pass
+
+    def _hear_echo(self) -> None:
+        now_s, stats = time.monotonic(), self._log.stats()
+        self._echoes.heard(now_s, unacked=stats.unacked, acked=stats.publish_ack_s.count)
+        if self._caught_up:
+            ranks = self._cluster.world.ranks.items()
+            lives = {rank: one.incarnation for rank, one in ranks if one.incarnation is not None}
+            self._workers.know(lives, now_s, self._cluster.seq)
+        if self.leading:
+            self._leader.expect(now_s)
+        self._look.set()
+
+    def _hear_conductor(self, signs: dict[str, Any]) -> None:
+        self._leader.hear(signs, self._cluster.fence.epoch, time.monotonic())
+        if self.leading and signs.get("state") == "starting":
+            self._say_now.set()
+        self._look.set()
+
+    # ---- who leads, and who is lost ------------------------------------------------------------------
+    async def _watch(self) -> None:
+        """Whenever more is known: claim what nobody leads, and say who is lost."""
+        while True:
+            await self._look.wait()
+            self._look.clear()
+            if self._led:
+                await self._declare_lost()
+            elif self._caught_up and self._cluster.seq >= self._claimed_seq and (why := self._leader.gone()):
+                await self._claim(why)
+
+    async def _claim(self, why: str) -> None:
+        """Open the next epoch, unless another conductor does so first."""
+        _LOGGER.info("%s: claiming the next epoch", why)
+        try:
+            async with asyncio.timeout(epochs.CLAIM_S):
+                self._claimed_seq = await epochs.claim(
+                    self._log, self._subjects, self._name, self._deployment.core_digest
+                )
+        except WrongLastSequenceError:
+            _LOGGER.info("another conductor opened an epoch first: following")
+        except (TimeoutError, CapacityError) as error:  # stored it may be all the same: that will be read
+            _LOGGER.warning("the log did not take the claim: %s", error)
+        self._leader.expect(time.monotonic())
+
+    async def _declare_lost(self) -> None:
+        """Say which lives are over; not while the log is away: who is silent may be back before it is."""
+        if not self._workers.lost():
+            return
+        if not await self._log_answers():
+            self._echoes.gap()
+            return
+        for loss in self._workers.lost() if self._led else ():
+            _LOGGER.warning("the worker of rank %d is lost: %s", loss.rank, loss.reason)
+            self._workers.declare(loss)
+            await self._writer.lose(loss)
+
+    async def _log_answers(self) -> bool:
+        try:
+            async with asyncio.timeout(_PROBE_S):
+                await self._log.state()
+        except (TimeoutError, LogUnavailableError):
+            return False
+        return True
+
+    # ---- time limits ---------------------------------------------------------------------------------
+    async def _time(self) -> None:
+        took_s = 0.0
+        while True:
+            await asyncio.sleep(max(_LOOK_S, _LOOK_SELDOM * took_s))
+            if not self._led:
+                continue
+            began_s = time.monotonic()
+            due = self._timers.due(self._cluster.deadlines(), began_s)
+            took_s = time.monotonic() - began_s
+            for deadline in due:
+                self._timers.say(deadline)
+                await self._writer.pass_deadline(deadline, partial(self._timers.stored, deadline))
+
+    # ---- snapshots -----------------------------------------------------------------------------------
+    def _count_for_snapshot(self) -> None:
+        self._since_snapshot += 1
+        if self._led and self._snapshot_every and self._since_snapshot >= self._snapshot_every:
+            self._snapshot_due.set()
+
+    async def _keep_snapshots(self, snapshots: Snapshots) -> None:
+        while True:
+            await self._snapshot_due.wait()
+            await self._write_snapshot(snapshots)
+            self._snapshot_due.clear()
+
+    async def _write_snapshot(self, snapshots: Snapshots) -> None:
+        if self._last is None:
+            return  # nothing is new
+        self._since_snapshot = 0
+        await snapshots.write(self._cluster, self._last, self._created_ns)
 
 
-def _span(decision: Decision, seq: int, read_ns: int) -> tracing.Span:
-    """A decision, from the reading of the record it follows from to its ack."""
-    tag = str(decision.__struct_config__.tag).removesuffix(".v1")
-    return tracing.start(
-        f"decide {tag}",
-        decision.trace,
-        {
-            "dalsegno.request_id": str(decision.request_id),
-            "dalsegno.attempt": decision.attempt,
-            "dalsegno.step": decision.index,
-            "dalsegno.read_seq": seq,
-        },
-        since_ns=read_ns,
-    )
-
-
-def _stored(span: tracing.Span, seq: int) -> None:
-    span.set({"dalsegno.log_seq": seq})
-    span.end()
-
-
-def _leads(beat: bytes) -> bool:
-    """Whether a beat is a leader's; what is no beat is nobody's."""
+def _signs(beat: bytes) -> dict[str, Any]:
+    """What a beat says; nothing, if it is none."""
     try:
-        signs = msgspec.msgpack.decode(beat, type=dict[str, Any])
+        return msgspec.msgpack.decode(beat, type=dict[str, Any])
     except msgspec.MsgspecError:
-        return False
-    return signs.get("state") == "leading"
-
-
-def _epoch_after(last: StoredRecord | None, log: LogState) -> int:
-    """The epoch that follows the one opened last.
-
-    Every epoch is at most the sequence it is stored at. So if the log has forgotten the last one, or what
-    stands there cannot be read, the next sequence is higher than any epoch there was.
-    """
-    if last is None:
-        return 1 if log.first_seq <= 1 else 1 + log.last_seq
-    try:
-        return 1 + (decode(last.data).epoch or 0)
-    except MalformedEventError:
-        return 1 + last.seq
+        return {}

@@ -8,7 +8,7 @@ The client is imported when it is asked for: the command line starts without it.
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from dalsegno.client import Answer, AsyncClient, Audio, Chunk, Client
+    from dalsegno.client import Answer, AsyncClient, Audio, Chunk, Client, Credentials
     from shared.errors import CapacityError, ClientError, DalSegnoError
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Chunk",
     "Client",
     "ClientError",
+    "Credentials",
     "DalSegnoError",
 ]
 _ERRORS: Final = frozenset({"CapacityError", "ClientError", "DalSegnoError"})

@@ -1,6 +1,8 @@
 """Addresses a person types: where to listen, and which NATS to join. Wrong ones are refused at once."""
 
 import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -9,6 +11,7 @@ from dalsegno.environment import NATS_TOKEN
 from shared.errors import ClientError
 
 _SCHEMES: Final = ("nats", "tls")
+_LAST_PORT: Final = 65_535
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - read, not bound
 """Listening everywhere, a server is reached from here by loopback."""
 
@@ -37,12 +40,26 @@ class Listen:
         return f"http://{host}:{self.port}"
 
 
-def free(host: str, port: int) -> Listen:
-    """An address on which nobody listens yet; with port 0, one the system picks.
+def free(host: str, port: int, count: int = 1) -> list[Listen]:
+    """So many addresses on which nobody listens yet, at ports that follow on one another from `port` on.
+
+    With port 0, ports the system picks.
 
     Raises:
-        AddressError: it is taken, or cannot be listened on.
+        AddressError: one is taken, or cannot be listened on.
     """
+    if port + count - 1 > _LAST_PORT:  # which the system would take for another one
+        raise AddressError(
+            f"cannot listen on {count} ports from {port} on: the last there is is {_LAST_PORT}; "
+            "choose a lower one with --port"
+        )
+    with ExitStack() as probes:  # all held until the last is found: the system picks none twice
+        return [probes.enter_context(_probe(host, port + number if port else 0)) for number in range(count)]
+
+
+@contextmanager
+def _probe(host: str, port: int) -> Iterator[Listen]:
+    """Listen for a moment."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -52,7 +69,7 @@ def free(host: str, port: int) -> Listen:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen(1)
-            return Listen(host=host, port=probe.getsockname()[1])
+            yield Listen(host=host, port=probe.getsockname()[1])
     except OSError as error:
         why = error.strerror or str(error)
         raise AddressError(
@@ -61,11 +78,15 @@ def free(host: str, port: int) -> Listen:
 
 
 def nats_url(text: str) -> str:
-    """`text` as the address of a NATS server.
+    """`text` as the address of a NATS server, or of several with commas between them.
 
     Raises:
         AddressError: it is none, or carries a secret: arguments are for all to see.
     """
+    return ",".join(_nats_url(part.strip()) for part in text.split(","))
+
+
+def _nats_url(text: str) -> str:
     try:
         parts = urlsplit(text if "://" in text else f"nats://{text}")
         port = parts.port or 4222

@@ -80,19 +80,21 @@ CHANNELS: Final = (
     Channel(
         name="control",
         address=_SUBJECTS.control("{request_id}"),
-        summary="Cancels. Whether one came in time is decided by its place in the log.",
-        writers={role: [events.RequestCancel] for role in ("service", "gateway")},
-        readers=["conductor"],
+        summary="Cancels, and who reads. Whether a cancel came in time is decided by its place in the log.",
+        writers={"service": [events.RequestCancel], "gateway": [events.RequestCancel, events.RequestWatched]},
+        readers=["conductor", "gateway"],
         is_public=True,
     ),
     Channel(
         name="walk",
         address=_SUBJECTS.walk("{request_id}"),
-        summary="What became of a request: admitted or rejected, and its end.",
+        summary="What became of a request: admitted or rejected, held and resumed, and its end.",
         writers={
             "conductor": [
                 events.RequestAdmitted,
                 events.RequestRejected,
+                events.RequestResumed,
+                events.DeadlinePassed,
                 events.RequestFinished,
                 events.RequestFailed,
                 events.RequestCancelled,
@@ -125,7 +127,15 @@ CHANNELS: Final = (
         name="done",
         address=f"{_SUBJECTS.prefix}.done.{{rank}}.{{request_id}}",
         summary="What a rank did of its orders.",
-        writers={"worker": [events.WalkCompleted, events.WalkFailed, events.WalkStopped]},
+        writers={
+            "worker": [
+                events.WalkBegun,
+                events.WalkCompleted,
+                events.WalkProgressed,
+                events.WalkFailed,
+                events.WalkStopped,
+            ]
+        },
         readers=["conductor"],
     ),
     Channel(
@@ -174,7 +184,11 @@ def document() -> dict[str, Any]:
                 "host": "127.0.0.1:4222",
                 "protocol": "nats",
                 "description": "NATS with JetStream; its address is in the deployment's ready file.",
-                "security": [{"$ref": "#/components/securitySchemes/token"}],
+                "security": [
+                    {"$ref": "#/components/securitySchemes/user"},
+                    {"$ref": "#/components/securitySchemes/key"},
+                    {"$ref": "#/components/securitySchemes/token"},
+                ],
             }
         },
         "channels": {channel.name: _channel(channel) for channel in CHANNELS} | {BEAT: _beat_channel()},
@@ -184,11 +198,19 @@ def document() -> dict[str, Any]:
             "schemas": _schemas(),
             "parameters": _PARAMETERS,
             "securitySchemes": {
+                "user": {
+                    "type": "userPassword",
+                    "description": "A private server's: `nats_client` in the ready file.",
+                },
+                "key": {
+                    "type": "asymmetricEncryption",
+                    "description": "An nkey, of a server with a key for each role.",
+                },
                 "token": {
                     "type": "apiKey",
                     "in": "password",
-                    "description": "NATS' own token, given when the connection is made.",
-                }
+                    "description": "NATS' own token, of a server with one for all.",
+                },
             },
         },
     }
@@ -212,7 +234,7 @@ def _beat_channel() -> dict[str, Any]:
     address = _SUBJECTS.beat("{role}", "{name}")
     return {
         "address": address,
-        "summary": "Who is there, twice a second; core NATS, not stored.",
+        "summary": "Who is there, twice a second or more often; core NATS, not stored.",
         "parameters": _parameters(address),
         "messages": {"Beat": {"$ref": "#/components/messages/Beat"}},
     }

@@ -26,14 +26,22 @@ EX_INTERRUPTED: Final = 130
 _ELSEWHERE: Final = {
     "check": ("dalsegno.check", "check"),
     "config": ("dalsegno.effective", "config"),
+    "export": ("dalsegno.export", "export"),
+    "init-security": ("dalsegno.security", "init_security"),
     "log": ("dalsegno.history", "log"),
     "replay": ("dalsegno.replay", "replay"),
 }
 """Commands in modules of their own, imported when they are called or listed."""
 
 _SECTIONS: Final = {
-    "Commands": ("serve", "ask", "log", "replay", "check", "config"),
-    "The roles one by one, on a NATS server of your own": ("provision", "gateway", "conductor", "worker"),
+    "Commands": ("serve", "ask", "log", "replay", "export", "check", "config"),
+    "The roles one by one, on a NATS server of your own": (
+        "init-security",
+        "provision",
+        "gateway",
+        "conductor",
+        "worker",
+    ),
     "Besides": ("version",),
 }
 
@@ -81,7 +89,7 @@ def main() -> None:
 @click.option(
     "--ready-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Receives addresses, token and process ids as JSON once all is ready.",
+    help="Receives addresses, what NATS asks for, and process ids as JSON once all is ready.",
 )
 def serve(model: str, ready_file: Path | None, **told: Any) -> None:
     """Serve MODEL on this machine: all it needs, supervised.
@@ -138,14 +146,16 @@ def provision(**told: Any) -> None:
 
     from dalsegno import address, configuration
     from dalsegno.launcher import provision
-    from shared.config import nats_token
+    from shared.config import log_keeping, nats_credentials
+    from shared.log.durability import PROMISES
+    from shared.log.permissions import PROVISIONER
 
     nats = configuration.reach(options.settings_in(told)).nats
     if nats.url is None:
         raise click.UsageError("which NATS server? Name it with --nats, or in DALSEGNO_NATS_URL")
     url = address.nats_url(nats.url)
-    asyncio.run(provision(url, nats_token(nats), nats.prefix))
-    click.echo(f"The stream of prefix {nats.prefix!r} is in {url}.")
+    asyncio.run(provision(url, nats_credentials(nats, PROVISIONER), nats.prefix, log_keeping(nats)))
+    click.echo(f"The stream of prefix {nats.prefix!r} is in {url}: {PROMISES[nats.durability]}.")
 
 
 @main.command()
@@ -158,12 +168,12 @@ def gateway(**told: Any) -> None:
 
 
 @main.command()
-@options.of_role
-def conductor(**told: Any) -> None:
+@options.of_conductor
+def conductor(alone: bool, **told: Any) -> None:
     """Run one conductor; of several, one leads and the others stand by."""
     from dalsegno import roles
 
-    _leave(roles.conductor(_options(told)))
+    _leave(roles.conductor(_options(told), alone=alone))
 
 
 @main.command()

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -15,6 +15,7 @@ from dalsegno import address, environment, layers
 from dalsegno.layers import Effective, Setting
 from shared import config
 from shared.config import Base, ConfigError, DeploymentConfig, NatsSettings
+from shared.log.permissions import PROVISIONER
 from shared.models import registry
 from shared.models.checkpoint import context_length, read_json
 
@@ -27,6 +28,7 @@ FLAGS: Final = {
     "log_format": "logs.format",
     "nats": "nats.url",
     "prefix": "nats.prefix",
+    "durability": "nats.durability",
 }
 """Flags of their own for keys that are said often; `--log-level debug` is `--set logs.level=debug`."""
 
@@ -66,6 +68,17 @@ def effective(model: str, told: Sequence[Setting]) -> Effective:
     return layers.effective(base, settings, Path.cwd(), around.hub_cache)
 
 
+def of_values(values: dict[str, Any], name: str) -> Effective:
+    """A configuration that is known already, as a data dir or a bundle keeps it.
+
+    Raises:
+        ConfigError: it cannot be served here.
+    """
+    around = environment.read()
+    base = Base(values=values, source="the configuration that was in force", folder=Path.cwd(), name=name)
+    return layers.effective(base, layers.of_environment(around.settings), Path.cwd(), around.hub_cache)
+
+
 def reach(told: Sequence[Setting]) -> Reach:
     """What environment and flags say of where the log is, for those who know no model.
 
@@ -103,7 +116,7 @@ def check(found: Effective) -> None:
             raise ConfigError(f"{source}: model_kwargs.{name}: {told.model_kwargs[name]} is not there")
     _check_length(found)
     config.api_keys(told.gateway)
-    config.nats_token(told.nats)
+    config.nats_credentials(told.nats, PROVISIONER).tls()
     if told.nats.url is not None:
         address.nats_url(told.nats.url)
 

@@ -98,6 +98,17 @@ class Console:
         return f"\x1b[{colour}m{label}\x1b[0m" if self.colours else label
 
 
+class Warnings(logging.Handler):
+    """What is logged in the launcher's own process, from warnings on, as lines of the launcher."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.say(record.getMessage().replace("\n", " "), record.levelname.lower())
+
+
 def _as_object(name: str, line: bytes) -> bytes:
     """A line of JSON as it is; any other as the message of one."""
     with contextlib.suppress(ValueError):

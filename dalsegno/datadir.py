@@ -1,9 +1,11 @@
 """The data dir: what a deployment keeps between two starts, and who has it open.
 
     <data dir>/lock              held (flock) by the launcher that runs on it; the kernel lets go of it
-    <data dir>/deployment.json   how to reach that deployment, while it runs (mode 0600: it has the token)
+    <data dir>/deployment.json   how to reach that deployment, while it runs (mode 0600: it has secrets)
     <data dir>/nats/             the log: JetStream's own files
     <data dir>/logs/             one file per role
+    <data dir>/conductor/        what a conductor notes for a quick start; has prompts
+    <data dir>/configs/          by digest, what was served: requests name the digest they were decided under
 
 The default is `.dalsegno/<model>` in the current folder: beside the work it belongs to, seen by `ls -a`,
 and gone with `rm -r`.
@@ -21,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from shared.config import SECTIONS, DeploymentConfig
 from shared.errors import ClientError, DalSegnoError
 
 
@@ -40,11 +43,20 @@ class Pids(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach a running deployment: the content of `--ready-file` and of `deployment.json`."""
+    """How to reach a running deployment: the content of `--ready-file` and of `deployment.json`.
+
+    Attributes:
+        nats_token: the token of a server that was joined, if it has one for all.
+        nats_client: what a service shows that asks over NATS: the arguments of `Credentials`.
+        nats_reader: the same for who only reads the log.
+    """
 
     url: str
+    urls: list[str]
     nats_url: str
     nats_token: str | None
+    nats_client: dict[str, str]
+    nats_reader: dict[str, str]
     prefix: str
     pids: Pids
 
@@ -77,6 +89,34 @@ class DataDir:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    def remember(self, config: DeploymentConfig) -> None:
+        """Keep what decisions depend on, for whoever asks later under which configuration they were made.
+
+        Raises:
+            DataDirError: it cannot be written.
+        """
+        try:
+            self._configs.mkdir(exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise DataDirError(f"cannot write {self._configs}: {error.strerror}") from error
+        own = {"data_dir", "devices", *SECTIONS}
+        told = {
+            name: value for name, value in msgspec.to_builtins(config.decisive).items() if name not in own
+        }
+        write_private(self._configs / f"{config.digest}.json", told)
+
+    def configs(self) -> dict[str, Any]:
+        """Every configuration that was served from here, by its digest."""
+        found: dict[str, Any] = {}
+        for path in sorted(self._configs.glob("*.json")):
+            with contextlib.suppress(OSError, msgspec.DecodeError):  # damaged: it is not known any more
+                found[path.stem] = msgspec.json.decode(path.read_bytes())
+        return found
+
+    @property
+    def _configs(self) -> Path:
+        return self.path / "configs"
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[Hold]:

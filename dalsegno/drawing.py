@@ -80,7 +80,8 @@ def _natural(box: Box) -> int:
 
 def _least(box: Box) -> int:
     """How narrow it may be."""
-    return max(len(box.title) + 6, *(len(name) + 4 for name, _ in box.lines))
+    words = (len(word) + 6 for _, remark in box.lines for word in _words(remark))
+    return max(len(box.title) + 6, *(len(name) + 4 for name, _ in box.lines), *words)
 
 
 def _box(box: Box, width: int, *, is_held: bool = False) -> list[str]:

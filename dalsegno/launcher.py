@@ -1,8 +1,8 @@
 """The embedded deployment: `dalsegno serve MODEL` runs everything on one machine.
 
-    launcher ─┬─ nats-server      private: loopback, random token, its log under the data dir
+    launcher ─┬─ nats-server      private: loopback, each role its own secrets, its log under the data dir
               ├─ worker-<rank>    one per rank; first, because it has the most to load
-              ├─ conductor
+              ├─ conductor        or several: conductor-2, ...; one leads
               └─ gateway          HTTP on --host and --port
 
 All are processes of their own, started at once; each waits for what it needs. One that dies starts
@@ -15,26 +15,35 @@ The launcher knows processes and addresses. It knows no events, and decides noth
 
 import asyncio
 import contextlib
+import logging
 import os
+import platform
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from dalsegno import address, configuration, datadir, environment, health, neighbour
+from dalsegno import address, configuration, datadir, environment, health, neighbour, reaper
 from dalsegno.address import Listen
-from dalsegno.console import Console
+from dalsegno.console import Console, Warnings
 from dalsegno.datadir import DataDir, Deployment, Pids
 from dalsegno.layers import Setting
 from dalsegno.private_nats import PrivateNats
+from dalsegno.private_roles import private_roles
+from dalsegno.reaper import Condemned, Kill, Process, Processes
 from dalsegno.signals import Echo
 from dalsegno.supervisor import Child, Command, RefusedError, RoleProcess, Supervisor
 from dalsegno.welcome import welcome
-from shared.config import DeploymentConfig, nats_token
+from shared.config import DeploymentConfig, log_keeping, nats_credentials
 from shared.errors import ClientError, DalSegnoError
+from shared.log.credentials import Credentials
+from shared.log.durability import Keeping
+from shared.log.permissions import CLIENT, PROVISIONER, READER, authorization
+from shared.log.port import Log
 from shared.log.server import NatsServer
 from shared.models import registry
 
@@ -42,6 +51,7 @@ GRACE_S: Final = 10.0
 """How long a process may take to stop; a gateway, once its running streams have had their time."""
 _PROVISION_S: Final = 30.0
 """For how long the private server may be away (it is being restarted) while the streams are made."""
+_TLS: Final = ("ca_file", "cert_file", "key_file")
 _LOOK_EVERY_S: Final = 0.05
 _SAY_EVERY_S: Final = 2.0
 """How often it is said what a start still waits for: a big checkpoint loads for minutes."""
@@ -79,9 +89,10 @@ def serve(options: ServeOptions) -> None:
     data = data_dir_of(config)
     # Locked first: who starts the same thing twice is told so, and the files are left to whom they belong.
     with data.lock() as hold:
-        listen = address.free(config.gateway.host, config.gateway.port)
+        listens = address.free(config.gateway.host, config.gateway.port, config.recovery.gateways)
         for file in described_in(options, data):
             _forget(file)
+        data.remember(config)
         colours = sys.stderr.isatty() and environment.read().colours
         console = Console(
             data.logs, colours=colours, is_json=config.logs.format == "json", level=config.logs.level
@@ -91,35 +102,58 @@ def serve(options: ServeOptions) -> None:
             hold.is_used = True
             graph, took_s = registry.graph(config.model), time.monotonic() - began_s
             console.show(
-                welcome(config.name, listen, data.path, took_s, outputs=graph.outputs, voices=graph.voices)
+                welcome(
+                    config.name,
+                    listens,
+                    data.path,
+                    took_s,
+                    outputs=graph.outputs,
+                    voices=graph.voices,
+                    durability=config.nats.durability,
+                )
             )
 
-        with contextlib.closing(console):
-            asyncio.run(_serve(options, config, listen, data, console, ready))
+        with contextlib.closing(console), _heard(Warnings(console)):
+            asyncio.run(_serve(options, config, listens, data, console, ready))
+
+
+@contextlib.contextmanager
+def _heard(handler: logging.Handler) -> Iterator[None]:
+    """Have what is logged in this process said in its own way."""
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
 
 
 async def _serve(
     options: ServeOptions,
     config: DeploymentConfig,
-    listen: Listen,
+    listens: Sequence[Listen],
     data: DataDir,
     console: Console,
     ready: Callable[[], None],
 ) -> None:
-    nats = PrivateNats(NatsServer(data.nats)) if config.nats.url is None else None
+    is_synced = config.nats.durability == "host"
+    roles = private_roles(config.ranks) if config.nats.url is None else _told(config)
+    nats = _private(data, config, roles, syncs_always=is_synced) if config.nats.url is None else None
+    keeping = log_keeping(config.nats, syncs_always=is_synced and nats is not None)
     try:
-        url, token = await _start(nats) if nats is not None else await _join(config)
+        url = await _start(nats) if nats is not None else await _join(config, roles)
         launcher = Launcher(
-            listen=listen,
+            listens=listens,
             nats=nats,
             nats_url=url,
-            nats_token=token,
+            client=roles[CLIENT],
+            reader=roles[READER],
             prefix=config.nats.prefix,
             gateway_grace_s=config.gateway.drain_s + GRACE_S,
-            commands=commands(options, config, listen, url, token),
+            commands=commands(options, config, listens, url, roles if nats is not None else None),
             console=console,
             files=described_in(options, data),
-            prepare=lambda: provision(url, token, config.nats.prefix, patience_s=_PROVISION_S),
+            keep=partial(_keep, url, roles[PROVISIONER], config.nats.prefix, keeping, console, nats),
+            reap=partial(_reap, url, roles[READER], config.nats.prefix),
             ready=ready,
         )
         await launcher.run()
@@ -128,28 +162,94 @@ async def _serve(
             nats.close()
 
 
-async def _start(nats: PrivateNats) -> tuple[str, str | None]:
+def _told(config: DeploymentConfig) -> dict[str, Credentials]:
+    """What we show to another's server, and what others may."""
+    return {role: nats_credentials(config.nats, role) for role in (PROVISIONER, READER, CLIENT)}
+
+
+def _private(
+    data: DataDir, config: DeploymentConfig, roles: Mapping[str, Credentials], *, syncs_always: bool
+) -> PrivateNats:
+    from shared.subjects import Subjects
+
+    may_come = authorization(roles, Subjects(config.nats.prefix))
+    return PrivateNats(NatsServer(data.nats, authorization=may_come, syncs_always=syncs_always))
+
+
+async def _start(nats: PrivateNats) -> str:
     await nats.start()
-    return nats.server.url, nats.server.token
+    return nats.server.url
 
 
-async def _join(config: DeploymentConfig) -> tuple[str, str | None]:
-    url, token = configuration.nats_url(config), nats_token(config.nats)
-    await provision(url, token, config.nats.prefix)  # first: a server that will not do is one line
-    await _stand_alone(url, token, config.nats.prefix)
-    return url, token
+async def _join(config: DeploymentConfig, roles: Mapping[str, Credentials]) -> str:
+    url = configuration.nats_url(config)
+    # First: a server that will not do is one line.
+    await provision(url, roles[PROVISIONER], config.nats.prefix, log_keeping(config.nats))
+    await _stand_alone(url, roles[READER], config.nats.prefix)
+    return url
 
 
-async def _stand_alone(url: str, token: str | None, prefix: str) -> None:
+async def _stand_alone(url: str, credentials: Credentials, prefix: str) -> None:
     from shared.log import jetstream
     from shared.subjects import Subjects
 
     subjects = Subjects(prefix)
-    log = await jetstream.connect(url, token=token, subjects=subjects, name="dalsegno")
+    log = await jetstream.connect(url, credentials=credentials, subjects=subjects, name="dalsegno")
     try:
         await neighbour.refuse_one(log, subjects, url)
     finally:
         await log.close()
+
+
+async def _keep(
+    url: str,
+    credentials: Credentials,
+    prefix: str,
+    keeping: Keeping,
+    console: Console,
+    nats: PrivateNats | None,
+) -> None:
+    """Make the stream, and look after it."""
+    from dalsegno.keeper import Keeper
+    from shared.log.provisioning import Provisioner
+    from shared.subjects import Subjects
+
+    async def look_now() -> None:
+        await keeper.wake()
+
+    provisioner = Provisioner(url, Subjects(prefix), look_now)
+    if nats is None:
+        keeper = Keeper(provisioner, keeping, console.say)
+    else:
+        keeper = Keeper(
+            provisioner,
+            keeping,
+            console.say,
+            folder=nats.server.log_file.parent,
+            failed_write=lambda: nats.server.failed_write,
+            restart=nats.kill,
+        )
+    await provisioner.open(credentials, timeout_s=_PROVISION_S)
+    try:
+        await keeper.prepare(_PROVISION_S)
+        await keeper.run()
+    finally:
+        await provisioner.close()
+
+
+async def _reap(url: str, credentials: Credentials, prefix: str, processes: Processes, kill: Kill) -> None:
+    """End workers that were given up and do not come back."""
+    from shared.log import jetstream
+    from shared.subjects import Subjects
+
+    subjects = Subjects(prefix)
+
+    async def connect() -> Log:
+        return await jetstream.connect(
+            url, credentials=credentials, subjects=subjects, name="dalsegno", timeout_s=_PROVISION_S
+        )
+
+    await reaper.reap(connect, subjects, platform.node(), processes, kill)
 
 
 def data_dir_of(config: DeploymentConfig) -> DataDir:
@@ -163,37 +263,68 @@ def described_in(options: ServeOptions, data: DataDir) -> list[Path]:
 
 
 def commands(
-    options: ServeOptions, config: DeploymentConfig, listen: Listen, nats_url: str, nats_token: str | None
+    options: ServeOptions,
+    config: DeploymentConfig,
+    listens: Sequence[Listen],
+    nats_url: str,
+    private: Mapping[str, Credentials] | None,
 ) -> list[Command]:
     """How each role is started, in the order of starting.
 
     Roles read file and environment as we do, and are told what we were told: by argument, as no flag takes a
     secret. What the launcher found itself (a free port, its own server) stands behind that, and wins.
+    `private` is what each role shows to a server of ours; what to show to another's, they are told as we are.
     """
     # -P: a folder named `shared` or `torch.py` where the user happens to be is not ours.
     python = (sys.executable, "-P", "-m", "dalsegno")
     told = [part for one in options.told for part in ("--set", f"{one.key}={one.text}")]
+    if private is not None:  # it speaks no TLS, whatever is told of another's
+        told += [part for key in _TLS if getattr(config.nats, key) for part in ("--set", f"nats.{key}=")]
     log = ("--nats", nats_url, "--prefix", config.nats.prefix)
     common = ("--config", options.model, *told, *log, "--parent", str(os.getpid()))
-    env = environment.for_child(nats_token=nats_token)
+    conductors = _numbered("conductor", config.recovery.conductors)
+    conducting = ("conductor", "--data-dir", str(data_dir_of(config).path))
     own: dict[str, tuple[str, ...]] = {
         **{f"worker-{rank}": ("worker", "--rank", str(rank)) for rank in config.ranks},
-        "gateway": ("gateway", "--host", listen.host, "--port", str(listen.port)),
-        "conductor": ("conductor",),
+        **{
+            name: ("gateway", "--host", listen.host, "--port", str(listen.port))
+            for name, listen in zip(_numbered("gateway", len(listens)), listens, strict=True)
+        },
+        **{name: conducting if len(conductors) > 1 else (*conducting, "--alone") for name in conductors},
     }
-    return [Command(name=name, argv=(*python, *args, *common), env=env) for name, args in own.items()]
+
+    def env(name: str) -> dict[str, str]:
+        if private is None:
+            return environment.for_child(credentials=None)
+        shown = private[name if _role(name) == "worker" else _role(name)]
+        return environment.for_child(credentials=environment.of(shown))
+
+    return [Command(name=name, argv=(*python, *args, *common), env=env(name)) for name, args in own.items()]
 
 
-async def provision(url: str, token: str | None, prefix: str, *, patience_s: float = 0.0) -> None:
+def _numbered(role: str, count: int) -> list[str]:
+    """The names of so many processes of one role."""
+    return [role, *(f"{role}-{number}" for number in range(2, count + 1))]
+
+
+def _role(name: str) -> str:
+    """The role of a process, by its name."""
+    return name.partition("-")[0]
+
+
+async def provision(
+    url: str, credentials: Credentials, prefix: str, keeping: Keeping, *, patience_s: float = 0.0
+) -> None:
     """Make the streams where they are not there yet; try for `patience_s` seconds.
 
     Raises:
         LogUnavailableError: the server cannot be reached, has no JetStream, or refuses.
+        DurabilityError: it does not keep the log as it is to be kept.
     """
     from shared.log import jetstream
     from shared.subjects import Subjects
 
-    await jetstream.provision(url, token, Subjects(prefix), timeout_s=patience_s)
+    await jetstream.provision(url, credentials, Subjects(prefix), keeping, timeout_s=patience_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -201,24 +332,31 @@ class Launcher:
     """Starts, watches and stops the processes of one deployment.
 
     Attributes:
+        client: what a service shows to NATS that asks there.
+        reader: what who only reads the log does.
         gateway_grace_s: how long the gateway may take to stop: longer than its running streams may go on.
         nats: the private server, already started; None where the deployment joined another.
-        commands: `gateway`, `conductor` and `worker-<rank>`, in the order of starting.
+        listens: where each gateway listens.
+        commands: `worker-<rank>`, `gateway`, `gateway-2`, ..., `conductor`, `conductor-2`, ..., in the order
+            of starting.
         files: where the deployment is described while it is ready.
-        prepare: what must be done once while the roles start.
+        keep: makes the log's stream while the roles start, and looks after it.
+        reap: ends workers that the deployment has given up; told which there are, and how to end one.
         ready: called once, when all is.
     """
 
-    listen: Listen
+    listens: Sequence[Listen]
     nats: Child | None
     nats_url: str
-    nats_token: str | None
+    client: Credentials
+    reader: Credentials
     prefix: str
     gateway_grace_s: float
     commands: Sequence[Command]
     console: Console
     files: Sequence[Path]
-    prepare: Callable[[], Awaitable[None]]
+    keep: Callable[[], Awaitable[None]]
+    reap: Callable[[Processes, Kill], Awaitable[None]]
     ready: Callable[[], None]
     echo: Echo = field(default_factory=Echo)
     _supervisors: dict[str, Supervisor] = field(default_factory=dict)
@@ -244,10 +382,12 @@ class Launcher:
             async with asyncio.TaskGroup() as group:
                 for supervisor in self._supervisors.values():
                     group.create_task(self._or_stop(supervisor.run()))
-                preparing = group.create_task(self._or_stop(self.prepare()))
+                keeping = group.create_task(self._or_stop(self.keep()))
                 waiting = group.create_task(self._or_stop(self._wait_until_ready()))
+                reaping = group.create_task(self._or_stop(self.reap(self._workers, self._end)))
                 await self._told.wait()
-                preparing.cancel()
+                reaping.cancel()
+                keeping.cancel()
                 waiting.cancel()
                 await self._drain()
         finally:
@@ -279,21 +419,34 @@ class Launcher:
             self._failure = self._failure or error
             self.stop()
 
+    def _workers(self) -> dict[int, Process]:
+        """The workers that run now."""
+        found = {}
+        for name, supervisor in self._supervisors.items():
+            role, _, rank = name.partition("-")
+            if role == "worker" and (pid := supervisor.child.pid) is not None:
+                found[int(rank)] = Process(pid, supervisor.since_ns)
+        return found
+
+    def _end(self, condemned: Condemned) -> None:
+        """Kill a worker; its supervisor starts it anew."""
+        name = f"worker-{condemned.rank}"
+        self.console.say(f"{name} is killed: {condemned.why}", "warning")
+        self._supervisors[name].child.kill()
+
     async def _drain(self) -> None:
         self._is_ready = False
-        workers = [name for name in self._supervisors if name.startswith("worker-")]
-        for names in (["gateway"], ["conductor"], workers, ["nats"]):
+        for role in ("gateway", "conductor", "worker", "nats"):
+            grace_s = self.gateway_grace_s if role == "gateway" else GRACE_S
             async with asyncio.TaskGroup() as group:
-                for name in names:
-                    if (supervisor := self._supervisors.get(name)) is not None:
-                        grace_s = self.gateway_grace_s if name == "gateway" else GRACE_S
+                for name, supervisor in self._supervisors.items():
+                    if _role(name) == role:
                         group.create_task(supervisor.stop(grace_s))
 
     async def _wait_until_ready(self) -> None:
         clock = asyncio.get_running_loop().time
         said, next_word = "", clock() + _SAY_EVERY_S
-        while (seen := await health.look(self.listen.reached_at, self.listen.port)) is None or not seen.ready:
-            missing = "; ".join(seen.missing) if seen is not None else "the gateway does not answer"
+        while missing := await self._missing():
             if clock() >= next_word and missing != said:
                 self.console.say(f"not ready yet: {missing}")
                 said, next_word = missing, clock() + _SAY_EVERY_S
@@ -302,20 +455,33 @@ class Launcher:
         self._describe()
         self.ready()
 
+    async def _missing(self) -> str:
+        """What the first gateway that is not ready waits for; empty when all are."""
+        for listen in self.listens:
+            seen = await health.look(listen.reached_at, listen.port)
+            if seen is None:
+                return f"the gateway at {listen.url} does not answer"
+            if not seen.ready:
+                return "; ".join(seen.missing) or "the gateway is not ready"
+        return ""
+
     def _describe(self) -> None:
         """Write down how to reach the deployment and which processes it has; again after each restart."""
         if not self._is_ready:
             return
         pids = {name: pid for name, s in self._supervisors.items() if (pid := s.child.pid) is not None}
         deployment = Deployment(
-            url=self.listen.url,
+            url=self.listens[0].url,
+            urls=[listen.url for listen in self.listens],
             nats_url=self.nats_url,
-            nats_token=self.nats_token,
+            nats_token=self.client.token,
+            nats_client=self.client.told,
+            nats_reader=self.reader.told,
             prefix=self.prefix,
             pids=Pids(
                 nats=pids.get("nats"),
-                gateway=[pid for name, pid in pids.items() if name == "gateway"],
-                conductor=[pid for name, pid in pids.items() if name == "conductor"],
+                gateway=[pid for name, pid in pids.items() if _role(name) == "gateway"],
+                conductor=[pid for name, pid in pids.items() if _role(name) == "conductor"],
                 worker={n.removeprefix("worker-"): p for n, p in pids.items() if n.startswith("worker-")},
             ),
         )

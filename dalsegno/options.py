@@ -56,10 +56,18 @@ _PORT: Final = click.option(
     "--port", type=click.IntRange(0, 65535), show_default="8000", help="0: any free one."
 )
 _NATS: Final = click.option(
-    "--nats", metavar="URL", help="The NATS server, nats://host:port; its token in DALSEGNO_NATS_TOKEN."
+    "--nats",
+    metavar="URL",
+    help="The NATS server, nats://host:port, or several with commas; its token in DALSEGNO_NATS_TOKEN.",
 )
 _NATS_OF_SERVE: Final = click.option(
     "--nats", metavar="URL", help="Join this NATS server instead of starting a private one."
+)
+_DURABILITY: Final = click.option(
+    "--durability",
+    type=click.Choice(("process", "host", "cluster")),
+    show_default="process",
+    help="What an acked event must survive the end of; a NATS server that does not give it is refused.",
 )
 _LOG_LEVEL: Final = click.option(
     "--log-level",
@@ -93,6 +101,14 @@ _DATA_DIR_OF_SERVE: Final = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     help="Where the log is kept. [default: $DALSEGNO_DATA_DIR, else ./.dalsegno/MODEL]",
 )
+_DATA_DIR_OF_CONDUCTOR: Final = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where it notes what it knows, for a quick start. [default: $DALSEGNO_DATA_DIR, else nowhere]",
+)
+_ALONE: Final = click.option(
+    "--alone", is_flag=True, hidden=True, help="No other conductor can lead: do not listen for one."
+)
 _READ_NATS: Final = click.option(
     "--nats", metavar="URL", help="Read from this NATS server; token in DALSEGNO_NATS_TOKEN."
 )
@@ -101,12 +117,12 @@ _READ_NATS: Final = click.option(
 def of_serve(command: _F) -> _F:
     """What a whole deployment is configured by."""
     logs = _CHECKPOINT(_LOG_LEVEL(_LOG_FORMAT(SET(command))))
-    return _HOST(_PORT(_DATA_DIR_OF_SERVE(_NATS_OF_SERVE(PREFIX(logs)))))
+    return _HOST(_PORT(_DATA_DIR_OF_SERVE(_NATS_OF_SERVE(PREFIX(_DURABILITY(logs))))))
 
 
 def of_role(command: _F) -> _F:
     """What every role is configured by."""
-    return _NATS(PREFIX(_CONFIG(_CHECKPOINT(_LOG_LEVEL(_LOG_FORMAT(SET(_PARENT(command))))))))
+    return _NATS(PREFIX(_DURABILITY(_CONFIG(_CHECKPOINT(_LOG_LEVEL(_LOG_FORMAT(SET(_PARENT(command)))))))))
 
 
 def of_gateway(command: _F) -> _F:
@@ -114,9 +130,14 @@ def of_gateway(command: _F) -> _F:
     return _HOST(_PORT(of_role(command)))
 
 
+def of_conductor(command: _F) -> _F:
+    """What a conductor is configured by."""
+    return _DATA_DIR_OF_CONDUCTOR(_ALONE(of_role(command)))
+
+
 def of_log(command: _F) -> _F:
-    """Which NATS server it is."""
-    return _NATS(PREFIX(command))
+    """Which NATS server it is, and how it is to keep the log."""
+    return _NATS(PREFIX(_DURABILITY(SET(command))))
 
 
 def of_reader(command: _F) -> _F:

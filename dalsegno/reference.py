@@ -24,6 +24,8 @@ from shared.config import (
     LogSettings,
     NatsSettings,
     NodeGroup,
+    RecoverySettings,
+    SchedulingSettings,
     TraceSettings,
 )
 
@@ -32,11 +34,13 @@ _TOLD: Final = {
     for kind in (
         DeploymentConfig,
         NodeGroup,
+        SchedulingSettings,
         DataPlaneSettings,
         GatewaySettings,
         LogSettings,
         TraceSettings,
         NatsSettings,
+        RecoverySettings,
     )
 }
 _TABLE: Final = re.compile(r"(<!-- keys of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -1,160 +1,327 @@
-"""`dalsegno replay`: decide a request again from its recorded facts, and compare.
+"""`dalsegno replay`: take a request that was served apart, and find out whether it is what it should be.
 
-The comparing is `conductor.core.replay`'s; here the log is found and read, and the verdict told.
-Status 0: all decisions match. 1: one does not, or the log cannot be read. Nothing is ever published.
+Of a log, or of bundles (`dalsegno.bundle`), which need no server and no model. Three levels, and each says
+which it is:
+
+    control    the decisions, from the recorded facts                    (what it does unless told otherwise)
+    data       the nodes, from their recorded inputs                     --execute
+    load       the same arrivals and sizes, on another deployment        --load
+
+Status 0: all is as it was recorded. 1: something is not, or cannot be replayed. A replay publishes nothing;
+`--fork-at` and `--load` are new requests to a running deployment, and the old ones are not touched.
 """
 
 import asyncio
-import json
 import sys
 import time
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
-from conductor.core.lifecycle import Phase
-from conductor.core.replay import Mismatch, Replayer, Verdict, differences
-from conductor.digests import core_digest
-from dalsegno import garbage, options, source
-from dalsegno.plain import plain
+from conductor.core.replay import Replayer
+from dalsegno import bundle, collected, garbage, looking, options, replayed, source, verdicts
+from dalsegno.replayed import History
 from dalsegno.source import Source
+from dalsegno.verdicts import Outcome
 from shared.errors import ClientError
-from shared.ids import parse_request_id
+from shared.ids import is_token
 from shared.models import registry
-from shared.models.registry import UnknownFamilyError
-from shared.subjects import Subjects
+
+if TYPE_CHECKING:
+    from dalsegno.load import Arrivals
+
+
+_OF_ONE: Final = ("state", "diff", "step", "fork_at", "execute")
+"""What is done with one request alone, one at a time."""
 
 
 @click.command()
-@click.argument("request_id", required=False)
+@click.argument("what", metavar="[REQUEST_ID|BUNDLE|FOLDER]", required=False)
 @click.option("--all", "whole", is_flag=True, help="Every request in the log.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per request.")
+@click.option("--last", type=click.IntRange(min=1), help="With --all: tell of so many, the newest.")
+@click.option("--until", metavar="WHERE", help="Stop behind a position of the log, an event's id or type.")
+@click.option("--state", metavar="WHERE", help="Show the state behind that record.")
+@click.option("--diff", nargs=2, metavar="FROM TO", help="Show what of the state changed between two.")
+@click.option("--step", is_flag=True, help="Go through it record by record, by commands (`help` lists them).")
+@click.option("--execute", is_flag=True, help="Run the nodes again here, and compare what they put out.")
+@click.option(
+    "--config",
+    "model",
+    metavar="MODEL",
+    help="With --execute: a name, YAML file or checkpoint. [default: what was in force, if it is known]",
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    help="With --execute: how far log probabilities, and samples by full scale, may differ. [default: exact]",
+)
+@click.option(
+    "--load",
+    "target",
+    metavar="DATA_DIR|nats://...",
+    help="Ask all of it again of the deployment that runs there, as it came, and compare the times.",
+)
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With --load: so many times as fast. [default: 1]",
+)
+@click.option("--fork-at", metavar="WHERE", help="Ask again, the same up to there; as a new request.")
+@click.option(
+    "--set",
+    "changes",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="With --fork-at: what is otherwise, e.g. temperature=0.7; may be said again.",
+)
+@click.option("--id", "new_id", metavar="ID", help="With --fork-at: the new request's. [default: made up]")
+@click.option("--wait", is_flag=True, help="With --fork-at: show the answer, and how it differs.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per request, or per answer.")
 @options.of_reader
-def replay(
-    request_id: str | None,
-    whole: bool,
-    as_json: bool,
-    nats: str | None,
-    data_dir: Path | None,
-    prefix: str,
-) -> None:
+def replay(what: str | None, **told: Any) -> None:
     """Decide a request again from its recorded facts, and compare.
 
-    REQUEST_ID's facts are fed through the conductor's core; what it decides must be what is recorded.
+    Its facts are fed through the conductor's core; what that decides must be what is recorded. A BUNDLE is a
+    file that `dalsegno export` wrote, - is one on stdin; of a FOLDER all are replayed.
     """
-    if (request_id is None) == (not whole):
-        raise click.UsageError("name one REQUEST_ID, or say --all")
-    told = Source(nats=nats, data_dir=data_dir, prefix=prefix)
-    started = time.perf_counter()
+    asked = Asked(what, told)
     with garbage.collected_seldom():
-        verdicts, events = asyncio.run(_replay(told, request_id))
-    if not verdicts and request_id is not None:
-        raise ClientError(
-            f"the log holds no submission of request {request_id!r}; `dalsegno log` lists what it has"
-        )
-    for verdict in verdicts.values():
-        _tell(verdict, as_json=as_json)
-    failed = [verdict for verdict in verdicts.values() if not verdict.matches]
-    if not verdicts and not as_json:
-        click.echo("no requests in this log yet")
-    elif whole and not as_json:
-        seconds = time.perf_counter() - started
-        click.echo(
-            f"{len(verdicts) - len(failed)} of {len(verdicts)} requests match; "
-            f"{events} events in {seconds:.2f} s ({events / seconds:,.0f} events/s)"
-        )
-    sys.exit(1 if failed else 0)
+        sys.exit(asked.run())
 
 
-async def _replay(told: Source, request_id: str | None) -> tuple[dict[str, Verdict], int]:
-    async with source.open_log(told) as (log, subjects):
-        replayer = Replayer(registry.graph, subjects, pins=pins)
+class Asked:
+    """What the person told, looked at as a whole.
+
+    Raises:
+        click.UsageError: it cannot be meant.
+    """
+
+    def __init__(self, what: str | None, told: dict[str, Any]) -> None:
+        self.what = what
+        self.told = told
+        self.as_json: bool = told["as_json"]
+        self.where = Source(nats=told["nats"], data_dir=told["data_dir"], prefix=told["prefix"])
+        self._check()
+
+    def _check(self) -> None:
+        told = self.told
+        if (self.what is None) == (not told["whole"]):
+            raise click.UsageError("name one REQUEST_ID, BUNDLE or FOLDER, or say --all")
+        _needs(told, "last", "whole", "--all")
+        for name in ("changes", "new_id", "wait"):
+            _needs(told, name, "fork_at", "--fork-at")
+        for name in ("model", "tolerance"):
+            _needs(told, name, "execute", "--execute")
+        _needs(told, "speed", "target", "--load")
+        looks = [name for name in (*_OF_ONE, "target") if told[name]]
+        if len(looks) > 1:
+            raise click.UsageError(f"{' and '.join(map(_flag, looks))}: name one of them")
+        if told["until"] and looks and looks != ["step"]:
+            raise click.UsageError("--until goes with --step, or stands alone")
+        if self.what is None and (told["until"] or looks not in ([], ["target"])):
+            raise click.UsageError(f"{_flag((looks or ['until'])[0])} is of one request: name it")
+        if told["step"] and self.what == bundle.STDIN:
+            raise click.UsageError("the bundle is read from stdin: --step could read no commands")
+
+    def run(self) -> int:
+        """Do it; the exit status."""
+        told, as_json = self.told, self.as_json
+        if told["target"]:
+            return _load(self)
+        if self.what is None:
+            return _all(self.where, told["last"], as_json=as_json)
+        is_look = any(told[name] for name in ("until", *_OF_ONE))
+        if not is_look and not self.where.is_told and Path(self.what).is_dir():
+            return _folder(Path(self.what), as_json=as_json)
+        history = _history(self.what, self.where)
+        if told["fork_at"]:
+            return _fork(history, self)
+        if told["execute"]:
+            return _execute(history, self)
+        if told["step"]:
+            return looking.step(history, told["until"], as_json=as_json)
+        if told["until"]:
+            return looking.until(history, told["until"], as_json=as_json)
+        if told["state"]:
+            return looking.state(history, told["state"], as_json=as_json)
+        if told["diff"]:
+            return looking.difference(history, *told["diff"], as_json=as_json)
+        return _one(history, as_json=as_json)
+
+
+def _needs(told: dict[str, Any], name: str, other: str, flag: str) -> None:
+    if told[name] not in (None, (), False) and not told[other]:
+        raise click.UsageError(f"{_flag(name)} goes with {flag}")
+
+
+def _flag(name: str) -> str:
+    spelt = {"changes": "set", "new_id": "id", "model": "config", "target": "load"}.get(name, name)
+    return f"--{spelt.replace('_', '-')}"
+
+
+def _history(what: str, where: Source) -> History:
+    """A bundle, where there is a file of that name or it can be no request; else the log's request."""
+    if what == bundle.STDIN or not is_token(what) or (not where.is_told and Path(what).exists()):
+        return replayed.of_bundle(what)
+    return asyncio.run(_of_log(where, what))
+
+
+async def _of_log(where: Source, request_id: str) -> History:
+    async with source.open_log(where) as (log, subjects):
+        found = await collected.collect(log, subjects, request_id)
+    return replayed.of_log(msgspec.structs.replace(found, configs=source.configs(where)))
+
+
+# ---- the control level -----------------------------------------------------------------------------------
+
+
+def _one(history: History, *, as_json: bool) -> int:
+    outcomes = replayed.control(history)
+    for outcome in outcomes:
+        verdicts.tell(outcome, as_json=as_json)
+    return _status(outcomes)
+
+
+def _folder(folder: Path, *, as_json: bool) -> int:
+    started = time.perf_counter()
+    outcomes: list[Outcome] = []
+    unreadable = events = 0
+    for path in replayed.in_folder(folder):
+        try:
+            history = replayed.of_bundle(str(path))
+        except bundle.BundleError as error:
+            unreadable += 1
+            _say_unreadable(path, error, as_json=as_json)
+            continue
+        found = replayed.control(history)
+        for outcome in found:
+            verdicts.tell(outcome, as_json=as_json)
+        outcomes += found
+        events += len(history.records)
+    _summarise(outcomes, events, time.perf_counter() - started, as_json=as_json, unreadable=unreadable)
+    return 1 if unreadable else _status(outcomes)
+
+
+def _say_unreadable(path: Path, error: bundle.BundleError, *, as_json: bool) -> None:
+    told = {"level": "control", "source": str(path), "matches": False, "error": error.message}
+    looking.show(([error.message], told), as_json=as_json)
+
+
+def _all(where: Source, last: int | None, *, as_json: bool) -> int:
+    started = time.perf_counter()
+    outcomes, events = asyncio.run(_replay_all(where, last))
+    for outcome in outcomes:
+        verdicts.tell(outcome, as_json=as_json)
+    _summarise(outcomes, events, time.perf_counter() - started, as_json=as_json)
+    return _status(outcomes)
+
+
+async def _replay_all(where: Source, last: int | None) -> tuple[list[Outcome], int]:
+    async with source.open_log(where) as (log, subjects):
+        replayer = Replayer(registry.graph, subjects, pins=verdicts.pins)
         events = 0
-        async for record in log.history(_wanted(subjects, request_id)):
+        async for record in log.history(subjects.logged()):
             replayer.take(record)
             events += 1
-    return replayer.close(), events
+        found = list(replayer.close().values())
+        outcomes = [Outcome(verdict=verdict) for verdict in (found[-last:] if last else found)]
+        for outcome in outcomes:
+            request_id = outcome.verdict.request_id
+            # Few differ; or a version that fits nothing, and then each is worth its why.
+            if not outcome.verdict.matches and is_token(request_id):
+                one = await collected.collect(log, subjects, request_id)
+                outcome.cannot = verdicts.why_not(one.records, subjects, request_id)
+    return outcomes, events
 
 
-def _wanted(subjects: Subjects, request_id: str | None) -> list[str]:
-    return subjects.replayed(parse_request_id(request_id)) if request_id is not None else subjects.logged()
-
-
-@cache
-def pins(family: str) -> dict[str, str]:
-    """The digests in force here, named as `shared.events.Pins` names them."""
-    core = {"core": core_digest()}
-    try:
-        return core | {"graph": registry.graph(family).digest, "plan": registry.plan_digest(family)}
-    except UnknownFamilyError:  # the replay of that request says so; the others are replayed nevertheless
-        return core | {"graph": "unknown here", "plan": "unknown here"}
-
-
-# ---- telling -----------------------------------------------------------------------------------------
-
-
-def _tell(verdict: Verdict, *, as_json: bool) -> None:
+def _summarise(
+    outcomes: list[Outcome], events: int, seconds: float, *, as_json: bool, unreadable: int = 0
+) -> None:
     if as_json:
-        click.echo(json.dumps(_plain(verdict), ensure_ascii=False))
         return
-    for pin in verdict.pins:
-        click.echo(plain(f"{verdict.request_id}: note: digest of {pin}"))
-    if verdict.mismatch is None:
-        click.echo(plain(f"{verdict.request_id}: {_matching(verdict)}"))
+    if not outcomes and not unreadable:
+        click.echo("no requests in this log yet")
         return
-    decisions = "1 decision matches" if verdict.decided == 1 else f"{verdict.decided} decisions match"
-    click.echo(plain(f"{verdict.request_id}: {decisions}, then: {verdict.mismatch.what}"))
-    for line in _explained(verdict.mismatch):
-        click.echo(plain(f"  {line}"))
+    files = f"; {unreadable} {'file' if unreadable == 1 else 'files'} cannot be read" if unreadable else ""
+    took = f"{events} events in {seconds:.2f} s ({events / seconds:,.0f} events/s)"
+    click.echo(f"{verdicts.summary(outcomes)}{files}; {took}")
 
 
-def _matching(verdict: Verdict) -> str:
-    if verdict.phase is Phase.REJECTED:
-        return f"rejected, as recorded: {verdict.refusal}"
-    if not verdict.adopted and not verdict.decided:
-        return f"{verdict.phase}: nothing is decided yet"
-    decisions = (
-        "the one decision matches" if verdict.decided == 1 else f"all {verdict.decided} decisions match"
-    )
-    admission = "; the admission was taken as recorded" if verdict.adopted else ""
-    return f"{verdict.phase}: {decisions} ({verdict.events} events{admission})"
+def _status(outcomes: list[Outcome]) -> int:
+    return 0 if all(outcome.matches for outcome in outcomes) else 1
 
 
-def _explained(mismatch: Mismatch) -> list[str]:
-    lines = [] if mismatch.seq is None else [f"at: record {mismatch.seq}"]
-    if mismatch.expected is not None and mismatch.recorded is not None:
-        lines += [f"differs: {line}" for line in differences(mismatch.expected, mismatch.recorded)]
-    for name, value in (("expected", mismatch.expected), ("recorded", mismatch.recorded)):
-        lines.append(f"{name}: {_json(value) if value is not None else 'nothing'}")
-    if mismatch.state is not None:
-        lines.append(f"state before: {_json(mismatch.state)}")
-    return lines
+# ---- another version of it -------------------------------------------------------------------------------
 
 
-def _plain(verdict: Verdict) -> dict[str, Any]:
-    mismatch = verdict.mismatch
-    return {
-        "request_id": verdict.request_id,
-        "matches": verdict.matches,
-        "phase": str(verdict.phase),
-        "events": verdict.events,
-        "refusal": verdict.refusal,
-        "decided": verdict.decided,
-        "adopted": verdict.adopted,
-        "differing_digests": verdict.pins,
-        "mismatch": None
-        if mismatch is None
-        else {
-            "seq": mismatch.seq,
-            "what": mismatch.what,
-            "expected": mismatch.expected,
-            "recorded": mismatch.recorded,
-            "state_before": mismatch.state,
-        },
-    }
+def _fork(history: History, asked: Asked) -> int:
+    from dalsegno import fork
+
+    told = asked.told
+    original, seq = fork.located(history, told["fork_at"])
+    event = fork.forked(original, seq, told["changes"], told["new_id"])
+    found = asyncio.run(fork.ask(original, seq, event, asked.where, wait=told["wait"]))
+    lines, data = fork.told(event, found)
+    looking.show((lines, data), as_json=asked.as_json)
+    return 0 if found is None or found.after["outcome"] == "finished" else 1
 
 
-def _json(value: dict[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+# ---- the data level --------------------------------------------------------------------------------------
+
+
+def _execute(history: History, asked: Asked) -> int:
+    from dalsegno import execution
+
+    config = execution.loaded_config(asked.told["model"], history)
+    found = asyncio.run(execution.execute(history, config, asked.told["tolerance"]))
+    for one in found:
+        looking.show(execution.told(one), as_json=asked.as_json)
+    return 0 if all(one.first is None for one in found) else 1
+
+
+# ---- the load level --------------------------------------------------------------------------------------
+
+
+def _load(asked: Asked) -> int:
+    from dalsegno import load
+
+    speed = asked.told["speed"] or 1.0
+    found = _arrivals(asked).in_order(asked.told["last"])
+    if not found:
+        raise ClientError("there is nothing to ask again: no request was let in")
+    spread_s = (found[-1].reply.submitted_ns - found[0].reply.submitted_ns) / 1e9 / speed
+    click.echo(f"asking {len(found)} requests over {spread_s:,.1f} s", err=True)
+    now = asyncio.run(load.ask_again(found, _target(asked), speed))
+    looking.show(load.told(found, now, speed), as_json=asked.as_json)
+    return 0 if all(reply.outcome == "finished" for reply in now.values()) else 1
+
+
+def _arrivals(asked: Asked) -> "Arrivals":
+    from dalsegno.load import Arrivals
+
+    arrivals = Arrivals()
+    if asked.what is None:
+        asyncio.run(_of_whole_log(asked.where, arrivals))
+        return arrivals
+    is_folder = not asked.where.is_told and Path(asked.what).is_dir()
+    paths = map(str, replayed.in_folder(Path(asked.what))) if is_folder else [asked.what]
+    for path in paths:
+        history = _history(path, asked.where)
+        for record in history.records:
+            arrivals.take(record, history.subjects, is_redacted=history.is_redacted)
+    return arrivals
+
+
+async def _of_whole_log(where: Source, arrivals: "Arrivals") -> None:
+    async with source.open_log(where) as (log, subjects):
+        async for record in log.history(subjects.logged()):
+            arrivals.take(record, subjects)
+
+
+def _target(asked: Asked) -> Source:
+    target = asked.told["target"]
+    if "://" in target:
+        return Source(nats=target, prefix=asked.where.prefix)
+    return Source(data_dir=Path(target))

@@ -19,12 +19,12 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from dalsegno import configuration, garbage, lifeline, logs
+from dalsegno import configuration, environment, garbage, lifeline, logs
 from dalsegno.layers import Setting
 from dalsegno.signals import Echo
 from dalsegno.supervisor import EX_CONFIG
-from shared import tracing
-from shared.config import ConfigError, DeploymentConfig, nats_token
+from shared import faults, tracing
+from shared.config import ConfigError, DeploymentConfig, nats_credentials
 from shared.errors import BugError, ClientError, DalSegnoError
 
 EX_UNAVAILABLE: Final = 1
@@ -56,22 +56,22 @@ def gateway(options: RoleOptions) -> int:
     """Run a gateway until told to stop; return the exit status."""
 
     def compose(config: DeploymentConfig) -> Role:
-        _reach(options, config)
+        _reach(options, config, "gateway")
         from gateway import app
 
-        return app.run(app.GatewayOptions(**_common(config)))
+        return app.run(app.GatewayOptions(**_common(config, "gateway")))
 
     return _enter("gateway", options, compose)
 
 
-def conductor(options: RoleOptions) -> int:
-    """Run a conductor until told to stop; return the exit status."""
+def conductor(options: RoleOptions, *, alone: bool = False) -> int:
+    """Run a conductor until told to stop; return the exit status. `alone`: no other can lead."""
 
     def compose(config: DeploymentConfig) -> Role:
-        _reach(options, config)
+        _reach(options, config, "conductor")
         from conductor import process
 
-        return process.run(process.ConductorOptions(**_common(config)))
+        return process.run(process.ConductorOptions(**_common(config, "conductor"), alone=alone))
 
     return _enter("conductor", options, compose)
 
@@ -82,12 +82,13 @@ def worker(options: RoleOptions, rank: int) -> int:
     def compose(config: DeploymentConfig) -> Role:
         if rank not in config.ranks:
             raise ConfigError(f"rank {rank} is none of {config.name}'s: expected one of {config.ranks}")
-        _reach(options, config)
+        _reach(options, config, name)
         from workers import process
 
-        return process.run(process.WorkerOptions(**_common(config), rank=rank))
+        return process.run(process.WorkerOptions(**_common(config, name), rank=rank))
 
-    return _enter(f"worker-{rank}", options, compose)
+    name = f"worker-{rank}"
+    return _enter(name, options, compose)
 
 
 def _enter(name: str, options: RoleOptions, compose: Callable[[DeploymentConfig], Role]) -> int:
@@ -100,6 +101,8 @@ def _enter(name: str, options: RoleOptions, compose: Callable[[DeploymentConfig]
         is_named = options.parent is None or config.logs.format == "json"
         logs.set_up(config.logs, role=name if is_named else None)
         tracing.set_up(config.traces, name)
+        if (file := environment.read().fault) is not None:
+            faults.arm(file)
         return compose(config)
 
     with garbage.collected_seldom():
@@ -109,17 +112,17 @@ def _enter(name: str, options: RoleOptions, compose: Callable[[DeploymentConfig]
             tracing.shut_down()
 
 
-def _common(config: DeploymentConfig) -> dict[str, Any]:
+def _common(config: DeploymentConfig, role: str) -> dict[str, Any]:
     return {
         "config": config,
         "nats_url": configuration.nats_url(config),
-        "nats_token": nats_token(config.nats),
+        "credentials": nats_credentials(config.nats, role),
         "prefix": config.nats.prefix,
     }
 
 
-def _reach(options: RoleOptions, config: DeploymentConfig) -> None:
-    """Raise what is wrong with the log's address, token or stream.
+def _reach(options: RoleOptions, config: DeploymentConfig, role: str) -> None:
+    """Raise what is wrong with the log's address, credentials or stream.
 
     Later a role waits for a log that is away; at its own start that is most often a mistake, and told at
     once. Not under the launcher, which makes the stream while the roles start.
@@ -127,13 +130,21 @@ def _reach(options: RoleOptions, config: DeploymentConfig) -> None:
     if options.parent is not None:
         return
     from shared.log import jetstream
+    from shared.log.durability import PROMISES
     from shared.subjects import Subjects
 
-    url, token = configuration.nats_url(config), nats_token(config.nats)
+    url, credentials = configuration.nats_url(config), nats_credentials(config.nats, role)
     subjects = Subjects(config.nats.prefix)
 
     async def come_and_go() -> None:
-        log = await jetstream.connect(url, token=token, subjects=subjects, name="dalsegno")
+        log = await jetstream.connect(
+            url,
+            credentials=credentials,
+            subjects=subjects,
+            name="dalsegno",
+            durability=config.nats.durability,
+        )
+        _LOGGER.info("durability %s: %s", log.durability, PROMISES[log.durability])
         await log.close()
 
     asyncio.run(come_and_go())

@@ -4,16 +4,20 @@ A data dir at rest is opened by a nats-server of its own, for as long as the rea
 locked meanwhile, so that no deployment starts on it. Nothing here writes to the log.
 """
 
+import secrets
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from dalsegno import address, configuration
 from dalsegno.datadir import DataDir, DataDirError
 from shared import config
+from shared.log.credentials import Credentials
+from shared.log.permissions import CLIENT, READER, authorization
 from shared.log.port import Log
 from shared.subjects import Subjects
 
@@ -30,14 +34,26 @@ class Source:
     data_dir: Path | None = None
     prefix: str | None = None
 
+    @property
+    def is_told(self) -> bool:
+        """Whether the person named a log, and does not mean the one that is there."""
+        return self.nats is not None or self.data_dir is not None
+
     def __post_init__(self) -> None:
         if self.nats is not None and self.data_dir is not None:
             raise click.UsageError("--nats and --data-dir are two different logs: name one of them")
 
 
 @asynccontextmanager
-async def open_log(source: Source, *, alive: bool = False) -> AsyncGenerator[tuple[Log, Subjects], None]:
-    """The log behind `source`, and its subjects; `alive`: only where somebody may be writing to it.
+async def open_log(
+    source: Source, *, alive: bool = False, role: str = READER
+) -> AsyncGenerator[tuple[Log, Subjects], None]:
+    """The log behind `source`, and its subjects.
+
+    Args:
+        source: what the person told.
+        alive: only where somebody may be writing to it.
+        role: what it is opened for: a reader can publish nothing, a client can ask.
 
     Raises:
         DataDirError: there is no such data dir, or several to choose from, or nothing runs on it.
@@ -48,7 +64,7 @@ async def open_log(source: Source, *, alive: bool = False) -> AsyncGenerator[tup
     told = configuration.reach(configuration.settings_of(nats=source.nats, prefix=source.prefix))
     subjects = Subjects(told.nats.prefix)
     if told.nats.url is not None and source.data_dir is None:
-        url, token = address.nats_url(told.nats.url), config.nats_token(told.nats)
+        url, credentials = address.nats_url(told.nats.url), config.nats_credentials(told.nats, role)
     else:
         data_dir = _data_dir(source.data_dir or told.data_dir)
         running = data_dir.running()
@@ -61,12 +77,21 @@ async def open_log(source: Source, *, alive: bool = False) -> AsyncGenerator[tup
             async with _at_rest(data_dir, subjects) as log:
                 yield log, subjects
             return
-        url, token, subjects = running.nats_url, running.nats_token, Subjects(running.prefix)
-    reader = await jetstream.connect(url, token=token, subjects=subjects, name="reader")
+        url, subjects = running.nats_url, Subjects(running.prefix)
+        credentials = Credentials(**(running.nats_client if role == CLIENT else running.nats_reader))
+    reader = await jetstream.connect(url, credentials=credentials, subjects=subjects, name=role)
     try:
         yield reader, subjects
     finally:
         await reader.close()
+
+
+def configs(source: Source) -> dict[str, Any]:
+    """The configurations that are known of the log behind `source`, by digest."""
+    told = configuration.reach(configuration.settings_of(nats=source.nats, prefix=source.prefix))
+    if told.nats.url is not None and source.data_dir is None:
+        return {}
+    return _data_dir(source.data_dir or told.data_dir).configs()
 
 
 @asynccontextmanager
@@ -77,10 +102,11 @@ async def _at_rest(data_dir: DataDir, subjects: Subjects) -> AsyncGenerator[Log,
     if not data_dir.nats.is_dir():
         raise DataDirError(f"{data_dir.path} holds no log: expected a folder {data_dir.nats}")
     with data_dir.lock():
-        server = NatsServer(data_dir.nats)
+        reader = Credentials(user=READER, password=secrets.token_urlsafe(32))
+        server = NatsServer(data_dir.nats, authorization=authorization({READER: reader}, subjects))
         server.start()
         try:
-            log = await jetstream.connect(server.url, token=server.token, subjects=subjects, name="reader")
+            log = await jetstream.connect(server.url, credentials=reader, subjects=subjects, name=READER)
             try:
                 yield log
             finally:

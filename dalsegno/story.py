@@ -3,8 +3,10 @@
 import json
 from typing import assert_never
 
+from dalsegno.summary import iso
 from shared.events import (
     AnyEvent,
+    DeadlinePassed,
     EpochOpened,
     NodeFired,
     NodeReady,
@@ -16,12 +18,16 @@ from shared.events import (
     RequestFailed,
     RequestFinished,
     RequestRejected,
+    RequestResumed,
     RequestSubmitted,
+    RequestWatched,
     StreamSent,
     StreamTaken,
     TensorsReleased,
+    WalkBegun,
     WalkCompleted,
     WalkFailed,
+    WalkProgressed,
     WalkStop,
     WalkStopped,
     WorkerJoined,
@@ -74,6 +80,12 @@ def why(event: AnyEvent) -> str:  # one branch per event type: length is its nat
             return f"model {event.model}: {_short(_json(said))}, answers to {event.origin}"
         case RequestAdmitted():
             return f"{event.reason}; seed {event.seed}"
+        case RequestResumed():
+            probation = "on probation, " if event.on_probation else ""
+            return f"attempt {event.attempt}: {probation}{event.reason}"
+        case DeadlinePassed():
+            whose = "the request" if event.step is None else f"step {event.step}, attempt {event.attempt},"
+            return f"{whose} was to be done by {iso(event.deadline_ns)}"
         case RequestRejected():
             return f"submission {event.submission_seq}: {event.failure.code}: {event.failure.message}"
         case RequestFinished():
@@ -88,8 +100,14 @@ def why(event: AnyEvent) -> str:  # one branch per event type: length is its nat
             )
         case RequestCancelled() | RequestCancel():
             return event.reason
+        case RequestWatched():
+            return "no client reads it here any more" if event.is_over else "clients read it here, too"
         case WalkStop():
             return f"step {event.index} on rank {event.rank}, attempt {event.attempt}: {event.reason}"
+        case WalkBegun():
+            return f"step {event.index}, attempt {event.attempt}: begun on probation"
+        case WalkProgressed():
+            return f"step {event.index}, attempt {event.attempt}: further than before, {event.tokens} tokens"
         case WalkStopped():
             return f"step {event.index}: {event.steps_after} engine steps after the stop was read"
         case OutputFence():

@@ -8,7 +8,7 @@ import contextlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from conductor.core.cluster import check_address
+from shared.addressed import check_address
 from shared.events import (
     AnyEvent,
     MalformedEventError,

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -206,12 +207,14 @@ class Supervisor:
 
     Attributes:
         started: called after each start, with the child's new pid in place.
+        since_ns: when the present child was started; Unix nanoseconds.
     """
 
     child: Child
     console: Console
     started: Callable[[], None]
     backoff: Backoff = field(default_factory=Backoff)
+    since_ns: int = 0
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _killed: bool = False
@@ -255,6 +258,7 @@ class Supervisor:
 
     async def _live(self) -> str:
         """One life of the child; returns how it ended."""
+        self.since_ns = time.time_ns()
         try:
             await self.child.start()
         except (OSError, DalSegnoError) as error:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from dalsegno.address import Listen
+from shared.log.durability import PROMISES
+from shared.log.port import Durability
 
 _QUESTION: Final = "What does len do?"
 _SENTENCE: Final = "Hello, this is me."
@@ -18,14 +20,19 @@ _DEFAULT_PORT: Final = 8000
 
 def welcome(
     model: str,
-    listen: Listen,
+    listens: Sequence[Listen],
     data_dir: Path,
     seconds: float,
     *,
     outputs: Sequence[str],
     voices: Sequence[str],
+    durability: Durability,
 ) -> str:
-    """The lines, for the terminal; `outputs` are the modalities that the model puts out."""
+    """The lines, for the terminal.
+
+    `listens` are where its gateways are, `outputs` the modalities that the model puts out.
+    """
+    listen, *others = listens
     ways = (
         _speech(model, listen, voices)
         if "text" not in outputs and "audio" in outputs
@@ -36,9 +43,14 @@ Dal Segno serves {model} at {listen.url} (ready after {seconds:.1f} s). Talk to 
 
 {ways}
 
-Data dir: {data_dir}
+{_elsewhere(others)}Data dir: {data_dir}
+Durability: {durability}; {PROMISES[durability]}.
 Ctrl-C stops it.
 """
+
+
+def _elsewhere(others: Sequence[Listen]) -> str:
+    return f"Its other gateways: {', '.join(listen.url for listen in others)}\n" if others else ""
 
 
 def _chat(model: str, listen: Listen) -> str:

@@ -6,11 +6,15 @@ is missed while it waits for its first token, and whichever ASGI version the ser
 
 Whatever ends an answer early lets go of its requests before the client is told: nothing is kept for a
 client that does not read.
+
+A request's time limit is the log's to keep: it fails there, for all who read it. The gateway's own clock is
+for what the log does not tell: nobody decides there, or this client takes up a request that may go on for
+longer than this client waits.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -24,7 +28,8 @@ from gateway.errors import HttpError
 from gateway.metrics.meter import FINISHED
 from gateway.relay import Answered, Failed
 from gateway.service import Gateway
-from gateway.submission import Asked
+from gateway.submission import Asked, Recorded
+from shared import faults
 from shared.events import OutputChunk, Usage
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -32,6 +37,10 @@ DISCONNECTED: Final = "client_disconnected"
 """The outcome of an answer whose client left."""
 _LEFT: Final = "the client disconnected"
 _UNAVAILABLE: Final = 503
+GRACE_S: Final = 5.0
+"""How long after its time limit a request may take to fail on the log: longer than a succession there."""
+DURABILITY: Final = "x-dalsegno-durability"
+"""The header that says what the events of an answer survive."""
 
 
 class Format(Protocol):
@@ -61,17 +70,25 @@ class Question:
         route: the path's template, for the meter.
         parts: the requests it is on the log, by choice (`gateway.choices.split`).
         n: how many of them answer the same prompt.
-        limit_s: how long it may take; None is for ever.
     """
 
     route: str
     parts: Sequence[Asked]
     n: int = 1
-    limit_s: float | None = None
 
     @property
     def request_id(self) -> str:
         return self.parts[0].request_id
+
+    @property
+    def limit_s(self) -> float | None:
+        """How long it may take; None is for ever."""
+        return self.parts[0].timeout_s
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the client has a part of the answer."""
+        return any(part.is_resumed for part in self.parts)
 
 
 class ClientGoneError(Exception):
@@ -79,17 +96,18 @@ class ClientGoneError(Exception):
 
 
 class Answer(Response):
-    """The response: it submits, relays, and lets go."""
+    """The response: it submits, relays, and lets go; `form` makes its format, once that is recorded."""
 
-    def __init__(self, gateway: Gateway, question: Question, form: Format) -> None:
+    def __init__(self, gateway: Gateway, question: Question, form: Callable[[Recorded], Format]) -> None:
         self.background = None  # FastAPI looks for it
         self.status_code = 200
         self._gateway = gateway
         self._question = question
         self._choices = Choices(gateway, question.parts)
         self._tally = Tally(question.n)
-        self._observation = gateway.meter.begin(question.route)
-        self._format = form
+        self._observation = gateway.meter.begin(question.route, is_resumed=question.is_resumed)
+        self._form = form
+        self._made: Format | None = None
         self._send: Send | None = None
         self._begun = False
         self._complete = False
@@ -136,12 +154,15 @@ class Answer(Response):
 
     async def _relay(self, tasks: asyncio.TaskGroup) -> HttpError | None:
         """Tell the answer; what it ended with, if it failed."""
-        limit_s = self._question.limit_s
+        limit_s, now_s = self._question.limit_s, asyncio.get_running_loop().time
+        begun_s = now_s()
         try:
             async with (
-                asyncio.timeout(limit_s) as limit,
+                asyncio.timeout(None if limit_s is None else limit_s + GRACE_S) as limit,
                 aclosing(self._choices.items(tasks)) as items,
             ):
+                if limit_s is not None:
+                    self._choices.on_attached = lambda: limit.reschedule(begun_s + limit_s)
                 async for choice, item in items:
                     if isinstance(item, Failed):
                         error = errors.of_failure(item.failure)
@@ -155,15 +176,24 @@ class Answer(Response):
             reason = f"it took longer than its {limit_s:g} s"
             self._choices.leave(reason)
             return HttpError(
-                status=504, code="request_timeout", message=f"the request was cancelled: {reason}"
+                status=504, code="deadline_exceeded", message=f"the request was given up: {reason}"
             )
         await self._end()
         return None
+
+    @property
+    def _format(self) -> Format:
+        """Made once there is something to write."""
+        if self._made is None:
+            assert self._choices.recorded is not None, "a request has its answer once it is recorded"
+            self._made = self._form(self._choices.recorded)
+        return self._made
 
     async def _write_item(self, choice: int, item: OutputChunk | Answered) -> None:
         if isinstance(item, OutputChunk):
             self._observation.chunk(len(item.token_ids), choice)
             await self._write(self._format.chunk(choice, item))
+            faults.reach("gateway.chunk.relayed")
         else:
             self._tally.add(choice, item)
             await self._write(self._format.ended(choice, item.finish_reason))
@@ -171,7 +201,9 @@ class Answer(Response):
     async def _end(self) -> None:
         usage = self._tally.usage
         self._observation.end(FINISHED, usage)
+        faults.reach("gateway.end.relaying")
         await self._write(self._format.complete(usage), last=True)
+        faults.reach("gateway.end.relayed")
 
     async def _fail(self, error: HttpError) -> None:
         if self._begun:
@@ -195,6 +227,8 @@ class Answer(Response):
 
     async def _begin(self, status: int, media_type: str, headers: dict[str, str]) -> None:
         self._begun = True
+        if (recorded := self._choices.recorded) is not None:
+            headers = {DURABILITY: recorded.durability, **headers}
         fields = {
             "content-type": media_type,
             "cache-control": "no-store",
@@ -205,6 +239,7 @@ class Answer(Response):
         await self._to_server(
             {"type": "http.response.start", "status": status, "headers": errors.raw(fields)}
         )
+        faults.reach("gateway.status.sent")
 
     async def _put(self, data: bytes, *, last: bool) -> None:
         self._complete = last

@@ -28,13 +28,16 @@ from gateway.errors import HttpError
 from gateway.generate.routes import generate_routes
 from gateway.health_routes import health_routes
 from gateway.metrics.routes import metrics_routes
+from gateway.openai.embeddings import embedding_routes
 from gateway.openai.routes import openai_routes
 from gateway.request_routes import request_routes
 from gateway.service import Gateway, Served
+from gateway.warm_routes import warm_routes
 from shared.config import ApiKey, DeploymentConfig, api_keys
 from shared.errors import DalSegnoError
 from shared.log import jetstream
-from shared.log.port import LogRegressedError, LogUnavailableError
+from shared.log.credentials import NOBODY, Credentials
+from shared.log.port import DurabilityError, LogRegressedError, LogUnavailableError
 from shared.subjects import Subjects
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -50,7 +53,7 @@ class GatewayOptions:
 
     config: DeploymentConfig
     nats_url: str
-    nats_token: str | None = None
+    credentials: Credentials = NOBODY
     prefix: str = "ds"
 
 
@@ -93,6 +96,8 @@ def create_app(
         metrics_routes,
         generate_routes,
         speech_routes,
+        embedding_routes,
+        warm_routes,
         openai_routes,
         request_routes,
     ):
@@ -115,11 +120,12 @@ async def _follow(gateway: Gateway, options: GatewayOptions) -> None:
         try:
             log = await jetstream.connect(
                 options.nats_url,
-                token=options.nats_token,
+                credentials=options.credentials,
                 subjects=gateway.subjects,
                 name=f"gateway {gateway.origin}",
+                durability=options.config.nats.durability,
             )
-        except LogUnavailableError as error:
+        except (LogUnavailableError, DurabilityError) as error:
             if error.message != said:  # once per reason, not five times a second
                 said = error.message
                 _LOGGER.warning("waiting for the log: %s", said)

@@ -11,7 +11,7 @@ when all its parts are; when one fails, the whole fails, and the others are canc
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
@@ -20,7 +20,7 @@ import msgspec
 
 from gateway.relay import Answered, Item
 from gateway.service import Gateway
-from gateway.submission import Asked, Claim
+from gateway.submission import Asked, Claim, Recorded
 from shared.errors import ClientError
 from shared.events import Inputs, OutputChunk, Usage
 from shared.ids import RequestId, is_token
@@ -70,25 +70,41 @@ class Tally:
     n: int
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
 
     def add(self, choice: int, end: Answered) -> None:
         """Take one choice's end."""
         if choice % self.n == 0:
             self.prompt_tokens += end.usage.prompt_tokens
         self.completion_tokens += end.usage.completion_tokens
+        self.cached_tokens += end.usage.cached_tokens
 
     @property
     def usage(self) -> Usage:
-        return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.completion_tokens)
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            cached_tokens=self.cached_tokens,
+        )
 
 
 class Choices:
-    """One client's hold on all parts of its question."""
+    """One client's hold on all parts of its question.
+
+    Attributes:
+        on_attached: called when a part turns out to have been submitted before.
+    """
 
     def __init__(self, gateway: Gateway, parts: Sequence[Asked]) -> None:
+        self.on_attached: Callable[[], None] = lambda: None
         self._gateway = gateway
         self._parts: Final = parts
         self._claims: list[Claim] = []
+
+    @property
+    def recorded(self) -> Recorded | None:
+        """What the log says of the question, once it says anything of a part of it."""
+        return next((claim.recorded for claim in self._claims if claim.recorded is not None), None)
 
     async def items(self, tasks: asyncio.TaskGroup) -> AsyncGenerator[Tagged, None]:
         """All choices' chunks and ends as they come; `tasks` runs what waits for them.
@@ -128,6 +144,8 @@ class Choices:
 
     async def _claim(self, part: Asked) -> AsyncGenerator[Item, None]:
         claim = await self._gateway.submit(part, self._claims.append)
+        if claim.is_attached:
+            self.on_attached()
         return claim.items()
 
     async def _pump(self, choice: int, part: Asked, arrivals: "asyncio.Queue[Tagged | Exception]") -> None:

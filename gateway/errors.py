@@ -30,7 +30,7 @@ TYPES: Final[Mapping[int, str]] = {
     405: "invalid_request_error",
     408: "timeout_error",
     409: "conflict_error",
-    410: "request_cancelled",
+    410: "gone_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     422: "invalid_request_error",

@@ -5,7 +5,7 @@ Beats are said twice a second and not stored. A role counts as there while its l
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
@@ -50,7 +50,7 @@ class Presence:
             return
         beat = Beat(state=str(facts.get("state", "")), facts=facts, heard_s=now_s)
         if role == "conductor":
-            self.conductors[name] = beat
+            self._hear_conductor(name, beat)
             self._forget_old_conductors(now_s)
         elif name.isdecimal() and int(name) in self.ranks:
             self.workers[int(name)] = beat
@@ -83,13 +83,17 @@ class Presence:
         return missing
 
     def overview(
-        self, now_s: float, *, log_answers: bool, is_draining: bool, running: int = 0
+        self, now_s: float, *, log_answers: bool, is_draining: bool, running: int = 0, log_room: str = ""
     ) -> dict[str, Any]:
         """The state as `/health` shows it; `running` are the answers that this gateway gives.
+
+        `log_room` says what is wrong with the log's room, if anything.
 
         `status` is the verdict, in the word M*'s clients look for; `state` says more.
         """
         missing = self.missing(now_s, log_answers=log_answers)
+        if log_room:
+            missing.append(log_room)
         if is_draining:
             missing.append("this gateway is shutting down")
         return {
@@ -111,6 +115,18 @@ class Presence:
             return "loading" if self.workers or self.has_been_ready else "uninitialized"
         return "busy" if running or any(map(_is_busy, self.workers.values())) else "ready"
 
+    def _hear_conductor(self, name: str, beat: Beat) -> None:
+        """One leads: of several that say so the one in the highest epoch. Who left in order is gone."""
+        if beat.state == "leaving":
+            self.conductors.pop(name, None)
+            return
+        self.conductors[name] = beat
+        leading = {name: beat for name, beat in self.conductors.items() if beat.state == "leading"}
+        in_force = max(map(_epoch, leading.values()), default=0)
+        for other, said in leading.items():
+            if _epoch(said) < in_force:
+                self.conductors[other] = replace(said, state="deposed")
+
     @staticmethod
     def is_fresh(beat: Beat, now_s: float) -> bool:
         """Whether who said it counts as there."""
@@ -124,8 +140,13 @@ class Presence:
 
 def _shown(beat: Beat, now_s: float) -> dict[str, Any]:
     facts = {name: fact for name, fact in beat.facts.items() if name != "meters"}  # those are for /metrics
-    state = {"state": "busy"} if _is_busy(beat) else {}
-    return {**facts, **state, "silent_s": round(now_s - beat.heard_s, 1)}
+    state = "busy" if _is_busy(beat) else beat.state
+    return {**facts, "state": state, "silent_s": round(now_s - beat.heard_s, 1)}
+
+
+def _epoch(beat: Beat) -> int:
+    epoch = beat.facts.get("epoch")
+    return epoch if isinstance(epoch, int) else 0
 
 
 def _is_busy(beat: Beat) -> bool:

@@ -23,6 +23,8 @@ from typing import Final, TypeAlias
 import msgspec
 
 from gateway.metrics.hops import Hops, Journey
+from shared.addressed import check_address
+from shared.errors import ClientError
 from shared.events import (
     AnyEvent,
     Failure,
@@ -44,7 +46,21 @@ from shared.transcript import Transcript
 
 _LOGGER: Final = logging.getLogger(__name__)
 BUFFER_BYTES: Final = 256 * 1024
+MISMATCH: Final = "output_mismatch"
 _ITEM_BYTES: Final = 256  # what a chunk weighs beside its contents, roughly
+
+
+class RequestExpiredError(ClientError):
+    """The log has forgotten the request, or lost it."""
+
+    code = "request_expired"
+    status = 410
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"the log holds request {request_id!r} no more: its answer cannot be had again; ask anew, under "
+            "another id"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +151,7 @@ class OutputFold:
             f"the output does not add up: expected {event.output.chunks} chunks with digest "
             f"{event.output.digest}, the log gave {found.chunks} with {found.digest}"
         )
-        return Failed(Failure(code="output_mismatch", message=message, status=500))
+        return Failed(Failure(code=MISMATCH, message=message, status=500))
 
 
 class Relay:
@@ -216,13 +232,24 @@ class Relay:
         ]
         async with aclosing(self._log.read(watched, start_seq)) as records:
             async for record in records:
-                event = decode_or_none(record)
+                address = self._subjects.parse(record.subject)
+                event = decode_or_none(record, address) if address is not None else None
                 if event is None or not fence.admits(event):
                     continue
                 for item in self.output.fold(record.seq, event):
-                    yield item
+                    yield await self._explained(item)
                 if self.output.ended:
                     return
+
+    async def _explained(self, item: Item) -> Item:
+        """What does not add up because the log has forgotten its beginning meanwhile is no error of ours."""
+        if not isinstance(item, Failed) or item.failure.code != MISMATCH:
+            return item
+        submitted_seq = self.output.submission_seq or 0
+        if (await self._log.state()).first_seq <= submitted_seq:
+            return item
+        expired = RequestExpiredError(self.request_id)
+        return Failed(Failure(code=expired.code, message=expired.message, status=expired.status))
 
 
 class Hub:
@@ -264,7 +291,7 @@ class Hub:
         relays = self._relays.get(address.request_id, []) if address.request_id else []
         if not relays and address.kind != "conductor":
             return
-        event = decode_or_none(record)
+        event = decode_or_none(record, address)
         if event is None or not self._fence.admits(event):
             return
         if relays:
@@ -283,10 +310,12 @@ class Hub:
             self.close(relay)
 
 
-def decode_or_none(record: StoredRecord) -> AnyEvent | None:
-    """The event in a record; what is no event is said in our log, and passed over."""
+def decode_or_none(record: StoredRecord, address: Address) -> AnyEvent | None:
+    """The event in a record; what is none, or does not belong there, is said in our log and passed over."""
     try:
-        return decode(record.data)
+        event = decode(record.data)
+        check_address(address, event)
+        return event
     except MalformedEventError as error:
         _LOGGER.warning("record %d on %s is no event", record.seq, record.subject, extra=quoting(str(error)))
         return None

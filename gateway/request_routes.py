@@ -5,9 +5,9 @@ from typing import Any, Final
 import msgspec
 from fastapi import APIRouter, Response
 
+from gateway.audience import cancel_of
 from gateway.requests import ENDED, RecordedRequest, RequestEndedError
 from gateway.service import Gateway
-from gateway.submission import cancel_of
 from shared.events import RequestCancel
 from shared.ids import parse_request_id
 
@@ -82,7 +82,7 @@ def request_routes(gateway: Gateway) -> APIRouter:
 
 
 async def _read(gateway: Gateway, request_id: str) -> RecordedRequest:
-    recorded = RecordedRequest(gateway.log, gateway.subjects, parse_request_id(request_id))
+    recorded = RecordedRequest(gateway.log, gateway.subjects, parse_request_id(request_id), gateway.passed)
     await recorded.read()
     return recorded
 

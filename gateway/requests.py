@@ -5,6 +5,10 @@ Any gateway can: the log has it all. A request of several answers is several req
 
 Whether a cancel came in time is decided by log order, and told by the conductor. It mostly says so at once;
 where it does not, because it is away, the request is `cancelling`: it will end, one way or the other.
+
+What the log has forgotten is told from what never was as far as that can be known: something of it is still
+there, as it goes from its oldest end; its id was made by a gateway before the log begins; or this gateway saw
+it pass, not so long ago.
 """
 
 import asyncio
@@ -15,6 +19,9 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from gateway.openai.answers import usage_of
+from gateway.passed import Passed
+from gateway.relay import RequestExpiredError
+from gateway.submission import is_forgotten
 from shared.errors import ClientError
 from shared.events import (
     AnyEvent,
@@ -42,6 +49,7 @@ LOG_S: Final = 5.0
 """How long the log may take to tell, and to ack."""
 Status: TypeAlias = Literal["waiting", "running", "cancelling", "finished", "cancelled", "failed", "rejected"]
 ENDED: Final = frozenset({"finished", "cancelled", "failed", "rejected"})
+_ENDS: Final = RequestFinished | RequestFailed | RequestCancelled
 
 
 class UnknownRequestError(ClientError):
@@ -52,7 +60,7 @@ class UnknownRequestError(ClientError):
 
     def __init__(self, request_id: str) -> None:
         super().__init__(
-            f"the log holds no request {request_id!r}: expected the id of an answer, no older than the log"
+            f"the log holds no request {request_id!r}: expected the id of an answer that it has not forgotten"
         )
 
 
@@ -71,6 +79,7 @@ class Part(msgspec.Struct, kw_only=True):
 
     Attributes:
         seq: where its submission is stored; None where it is not.
+        is_known: something was decided about it, so it was submitted.
     """
 
     id: str
@@ -79,6 +88,7 @@ class Part(msgspec.Struct, kw_only=True):
     ended_ns: int | None = None
     event: RequestSubmitted | None = None
     status: Status = "waiting"
+    is_known: bool = False
     finish_reason: str | None = None
     usage: Usage | None = None
     failure: Failure | None = None
@@ -89,6 +99,7 @@ class Part(msgspec.Struct, kw_only=True):
             if self.event is None:
                 self.event, self.seq, self.submitted_ns = event, record.seq, record.time_ns
             return
+        self.is_known = self.is_known or isinstance(event, RequestAdmitted | _ENDS)
         if self.event is None or self.status in ENDED:
             return
         match event:
@@ -127,8 +138,9 @@ class Part(msgspec.Struct, kw_only=True):
 class RecordedRequest:
     """A request with all its parts; a fold over their records."""
 
-    def __init__(self, log: Log, subjects: Subjects, request_id: RequestId) -> None:
+    def __init__(self, log: Log, subjects: Subjects, request_id: RequestId, passed: Passed) -> None:
         self.id = request_id
+        self._passed = passed
         self.parts = {str(request_id): Part(id=request_id)}
         self._log = log
         self._subjects = subjects
@@ -149,6 +161,7 @@ class RecordedRequest:
 
         Raises:
             UnknownRequestError: nothing.
+            RequestExpiredError: its end alone, if that.
             LogUnavailableError: the log does not answer.
         """
         async with _patience():
@@ -158,6 +171,10 @@ class RecordedRequest:
         await self._fold_history()
         submitted = self.parts[self.id].event
         if submitted is None:
+            if self.parts[self.id].is_known or self.id in self._passed:
+                raise RequestExpiredError(self.id)
+            if is_forgotten(self.id, await self._log.state()):
+                raise RequestExpiredError(self.id)
             raise UnknownRequestError(self.id)
         if submitted.parts > 1 and submitted.parent in {None, self.id}:
             ids = [self.id, *(f"{self.id}-{number}" for number in range(1, submitted.parts))]

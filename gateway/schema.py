@@ -37,7 +37,7 @@ _STREAMS: Final = {
     "/v1/completions": "text/event-stream",
 }
 _ASKING: Final = (400, 404, 408, 409, 410, 413, 422, 429, 431, 500, 503, 504)
-_LOOKING: Final = (400, 404, 408, 409, 413, 429, 431, 500, 503)
+_LOOKING: Final = (400, 404, 408, 409, 410, 413, 429, 431, 500, 503)
 _KEYS: Final = (401, 403)
 
 

@@ -15,16 +15,25 @@ from typing import Any, Final
 
 from gateway.health import Presence
 from gateway.metrics.meter import Meter
-from gateway.relay import Hub
+from gateway.passed import Passed
+from gateway.relay import Hub, decode_or_none
 from gateway.submission import Asked, Claim, Submissions
 from shared.config import DeploymentConfig, GatewaySettings
-from shared.errors import CapacityError, ModelNotFoundError
-from shared.events import Failure
+from shared.errors import CapacityError, DalSegnoError, ModelNotFoundError
+from shared.events import Failure, RequestResumed, WorkerJoined, WorkerLeaving, WorkerLost
 from shared.fence import EpochFence
-from shared.log.port import Log, LogState, LogStats, LogUnavailableError
+from shared.log.port import Log, LogRegressedError, LogState, LogStats, LogUnavailableError, StoredRecord
+from shared.log.room_watch import RoomWatch
 from shared.models import registry
-from shared.subjects import Subjects
+from shared.models.tool_calls import FORMATS, CallFormat
+from shared.subjects import Address, Subjects
 
+RESUMED: Final = b"request.resumed.v1"
+"""What of all ends and beginnings is worth decoding, if it is nobody's here."""
+_LOST: Final[Mapping[type[DalSegnoError], str]] = {
+    LogUnavailableError: "this gateway lost its log; ask again under the same request_id to get the answer",
+    LogRegressedError: "the log lost what it held, and this request with it; ask again to have it run anew",
+}
 PROBE_S: Final = 1.0
 """How long the log may take to answer a health check."""
 
@@ -93,6 +102,7 @@ class _Line:
 
     log: Log
     submissions: Submissions
+    room: RoomWatch
 
 
 class Gateway:
@@ -108,9 +118,11 @@ class Gateway:
         self.origin = origin
         self.started_s = int(time.time())
         self.presence = Presence(served.ranks)
+        self.passed = Passed()
         self.is_draining = False
         self.followed = asyncio.Event()
         self._line: _Line | None = None
+        self._tool_calls: dict[int, str] = {}
         self._numbers = count(1)
         self._running = 0
         self._idle = asyncio.Event()
@@ -131,30 +143,75 @@ class Gateway:
         state = await log.state()
         fence = EpochFence.behind(await log.last(self.subjects.epoch))
         for rank in self.served.ranks:
-            if await log.last(self.subjects.worker(rank)) is not None:
-                self.presence.saw_worker(rank)
+            subject = self.subjects.worker(rank)
+            last = await log.last(subject)
+            address = self.subjects.parse(subject)
+            if last is not None and address is not None:
+                self._saw_worker(rank, address, last)
         hub = Hub(log, self.subjects, fence, self.meter.hops)
+        lost: type[DalSegnoError] = LogUnavailableError
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._listen(log), name="beats")
+                room = RoomWatch(log)
+                await room.look()
+                tasks.create_task(room.run(), name="room")
                 submissions = Submissions(
-                    log, self.subjects, self.origin, hub, tasks, self._numbers, self.settings.max_in_flight
+                    log,
+                    self.subjects,
+                    self.origin,
+                    hub,
+                    tasks,
+                    self._numbers,
+                    room,
+                    self.settings.max_in_flight,
                 )
-                self._line = _Line(log, submissions)
+                self._line = _Line(log, submissions, room)
                 self.followed.set()
-                await self._relay(log, hub, state.last_seq + 1)
+                await self._relay(log, hub, state.last_seq + 1, submissions)
+        except* LogRegressedError:
+            lost = LogRegressedError
+            raise
         finally:
+            if self._line is not None:
+                self._line.submissions.audiences.part()
             self._line = None
             self.followed.clear()
-            message = "this gateway lost its log; ask again under the same request_id to get the answer"
-            hub.fail_all(Failure(code=LogUnavailableError.code, message=message, status=503))
+            hub.fail_all(Failure(code=lost.code, message=_LOST[lost], status=503))
 
-    async def _relay(self, log: Log, hub: Hub, start_seq: int) -> None:
+    def _take(self, address: Address, record: StoredRecord, submissions: Submissions) -> None:
+        """What a record says beside the answers."""
+        match address.kind:
+            case "worker" if address.rank is not None:
+                self._saw_worker(address.rank, address, record)
+            case "control":
+                submissions.audiences.heard(str(address.request_id), record)
+            case "walk":
+                self.passed.add(str(address.request_id))
+                if RESUMED in record.data:
+                    self.meter.requests_resumed += isinstance(decode_or_none(record, address), RequestResumed)
+            case "conductor" if record.subject == self.subjects.lost:
+                lost = decode_or_none(record, address)
+                if isinstance(lost, WorkerLost):
+                    self.meter.workers_lost[lost.rank] += 1
+
+    def _saw_worker(self, rank: int, address: Address, record: StoredRecord) -> None:
+        self.presence.saw_worker(rank)
+        said = decode_or_none(record, address)
+        if isinstance(said, WorkerJoined | WorkerLeaving):
+            self._tool_calls[rank] = said.tool_calls
+
+    @property
+    def tool_calls(self) -> CallFormat | None:
+        """How the model writes calls of tools; None where it cannot, or in no way that is known here."""
+        return next((FORMATS[name] for name in self._tool_calls.values() if name in FORMATS), None)
+
+    async def _relay(self, log: Log, hub: Hub, start_seq: int, submissions: Submissions) -> None:
         async with aclosing(log.read(self.subjects.for_gateway(self.origin), start_seq)) as records:
             async for record in records:
                 address = hub.take(record)
-                if address is not None and address.kind == "worker" and address.rank is not None:
-                    self.presence.saw_worker(address.rank)
+                if address is not None:
+                    self._take(address, record, submissions)
 
     async def _listen(self, log: Log) -> None:
         async with aclosing(log.listen(self.subjects.beats())) as beats:
@@ -229,9 +286,11 @@ class Gateway:
 
     async def health(self) -> dict[str, Any]:
         """What `/health` answers."""
+        log_answers = await self.log_answers()
         overview = self.presence.overview(
             time.monotonic(),
-            log_answers=await self.log_answers(),
+            log_answers=log_answers,
+            log_room=self._line.room.words if log_answers and self._line is not None else "",
             is_draining=self.is_draining,
             running=self._running,
         )

@@ -2,11 +2,11 @@
 
 The event is published with expected sequence 0, so that an id is executed once. When the id is taken, the
 same model, inputs and parameters attach to the original, however long ago it was; anything else is a
-conflict. Nothing is promised before the log acked.
+conflict. Nothing is promised before the log acked. Who reads a request, and who may cancel it, is
+`gateway.audience`'s to say.
 
-**Who may cancel.** A request is cancelled when the last client leaves that reads it at the gateway which
-submitted it. Clients attached at another gateway neither keep it alive nor end it by leaving: that gateway
-cannot know who else reads. Nor does a deployment that shuts down cancel: only clients do.
+The log forgets, from its oldest end. What it has forgotten is gone as a whole: a submission stands before all
+that followed from it. A client that has a part of such an answer is told so; nothing is run for it.
 
 A submission outlives its client, because what was sent may be stored: if the client leaves meanwhile, the
 cancel is posted behind it once it is acked. When the log does not answer in time, the client is told 503
@@ -16,19 +16,26 @@ id and will find the answer.
 
 import asyncio
 import logging
+import re
 import secrets
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.relay import Hub, Item, Relay
+from gateway.audience import Audience, Audiences
+from gateway.relay import Hub, Item, Relay, RequestExpiredError
+from shared import faults
 from shared.errors import ClientError, DalSegnoError
 from shared.events import (
     Inputs,
     MalformedEventError,
     Params,
-    RequestCancel,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestRejected,
     RequestSubmitted,
     check_public,
     decode,
@@ -36,12 +43,24 @@ from shared.events import (
     submission_digest,
 )
 from shared.ids import RequestId, parse_request_id
-from shared.log.port import Log, LogUnavailableError, WrongLastSequenceError
+from shared.log.port import (
+    Durability,
+    Log,
+    LogState,
+    LogUnavailableError,
+    StoredRecord,
+    WrongLastSequenceError,
+)
+from shared.log.room_watch import RoomWatch
 from shared.said import PROMPT, told_correlation
 from shared.subjects import Subjects
 from shared.tracing import traceparent_in
 
 _LOGGER: Final = logging.getLogger(__name__)
+_MADE_HERE: Final = re.compile(
+    r"(?:chatcmpl|cmpl|embd|gen|speech|warm)-([0-9a-f]{8})-[0-9a-f]{16}(?:-[0-9]{1,4})?"
+)
+"""An id of `request_id_of`, or of a part of a question that has one."""
 ACCEPT_S: Final = 5.0
 """How long the log may take to ack before the client is told to try again."""
 
@@ -59,6 +78,10 @@ class Asked:
 
     Attributes:
         id_is_chosen: the client named the id, so it may come back for the answer.
+        created_s: when, in seconds since 1970.
+        is_resumed: the client has a part of the answer: nothing is run for it.
+        timeout_s: how long it may take; None is for ever.
+        priority: who has a higher one is served first; of the others, whose `tenant` has least.
         linger_s: how long the request goes on for a client that left, and may come back.
         parent: the request this is a part of, one of so many `parts` (see `gateway.choices`).
     """
@@ -68,44 +91,67 @@ class Asked:
     model: str
     inputs: Inputs
     params: Params
+    created_s: int
+    is_resumed: bool = False
     trace: str | None = None
     parent: RequestId | None = None
     parts: int = 1
+    timeout_s: float | None = None
     linger_s: float = 0.0
+    priority: int = 0
+    tenant: str | None = None
 
 
 def request_id_of(chosen: str | None, prefix: str) -> RequestId:
     """The id the client chose, or one nobody else has; the answer's `id`, and what `dalsegno log` takes.
 
+    One made here says when, so that it is known for what it is when the log has forgotten it.
+
     Raises:
         ClientError: it cannot be an id.
     """
-    return RequestId(f"{prefix}-{secrets.token_hex(12)}") if chosen is None else parse_request_id(chosen)
+    if chosen is not None:
+        return parse_request_id(chosen)
+    return RequestId(f"{prefix}-{int(time.time()):08x}-{secrets.token_hex(8)}")
 
 
-@dataclass(slots=True)
-class _Audience:
-    """The clients of one request at this gateway. `unwanted` says why one of them gave it up.
+def is_forgotten(request_id: str, log: LogState) -> bool:
+    """Whether a gateway made this id before the oldest event that the log holds was stored."""
+    made = _MADE_HERE.fullmatch(request_id)
+    if made is None:
+        return False
+    return int(made[1], 16) * 10**9 < log.first_ns if log.messages else log.last_seq > 0
 
-    Those that left may come back until `until_s`, by the event loop's clock. While all have left and one may,
-    `farewell` is the timer that gives the request up. `question` is what the request is a part of.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What the log says of a request before it says anything of its answer.
+
+    Attributes:
+        created_s: when it was asked, in seconds since 1970.
+        durability: what an event survives that this log has acked.
     """
 
-    question: str
-    clients: int = 0
-    publishing: int = 0
-    is_ours: bool = False
-    unwanted: str = ""
-    until_s: float = 0.0
-    farewell: asyncio.TimerHandle | None = None
+    created_s: int
+    durability: Durability
 
 
 class Claim:
-    """One client's hold on one request."""
+    """One client's hold on one request.
 
-    def __init__(self, submissions: "Submissions", relay: Relay) -> None:
+    Attributes:
+        recorded: what is known of the request, once it is taken.
+        is_attached: it was submitted before.
+    """
+
+    def __init__(
+        self, relay: Relay, audience: Audience, leave: Callable[["Claim", str, float], None]
+    ) -> None:
         self.relay = relay
-        self._submissions = submissions
+        self.audience = audience
+        self.recorded: Recorded | None = None
+        self.is_attached = False
+        self._leave = leave
         self._held = True
 
     def items(self) -> AsyncGenerator[Item, None]:
@@ -119,15 +165,11 @@ class Claim:
         """
         if self._held:
             self._held = False
-            self._submissions.left(self.relay, "" if self.relay.output.ended else cancel, linger_s)
+            self._leave(self, cancel, linger_s)
 
 
 class Submissions:
-    """Every request this gateway submitted or attached to, on one log.
-
-    Of questions whose clients have all left, and may come back, `most_left` go on: leaving is not to be a way
-    to have more computed at a time than may be asked for. Whoever left first is given up first.
-    """
+    """Every request this gateway submitted or attached to, on one log."""
 
     def __init__(
         self,
@@ -137,17 +179,17 @@ class Submissions:
         hub: Hub,
         tasks: asyncio.TaskGroup,
         numbers: Iterator[int],
+        room: RoomWatch,
         most_left: int = 512,
     ) -> None:
+        self.audiences = Audiences(log, subjects, origin, tasks, numbers, most_left)
         self._log = log
         self._subjects = subjects
         self._origin = origin
         self._hub = hub
         self._tasks = tasks
         self._numbers = numbers
-        self._audiences: dict[str, _Audience] = {}
-        self._most_left = most_left
-        self._left: dict[str, set[str]] = {}  # by question, which of its requests wait for clients
+        self._room = room
 
     async def submit(self, asked: Asked, hold: Callable[[Claim], object]) -> Claim:
         """Submit a request, or attach to it.
@@ -156,41 +198,23 @@ class Submissions:
         alone knows why.
 
         Raises:
-            ClientError: it cannot be an event (too large, not text), or its id is another request's.
-            LogUnavailableError: the log did not ack in time.
+            ClientError: it cannot be an event (too large, not text), its id is another request's, or the log
+                has forgotten it.
+            CapacityError: the log is away or full, or did not ack in time.
         """
-        if not self._log.connected:
+        if not (self._log.connected and self._room.answers):
             raise LogUnavailableError("the log does not answer; the request was not taken, try again")
         event = self._event(asked)
         data = encode_or_refuse(event)
         relay = self._hub.open(asked.request_id)
-        audience = self._audiences.setdefault(
-            asked.request_id, _Audience(question=asked.parent or asked.request_id)
-        )
-        audience.clients += 1
-        audience.publishing += 1
-        self._wait_no_more(asked.request_id, audience)
-        claim = Claim(self, relay)
+        audience = self.audiences.enter(asked.request_id, asked.parent or asked.request_id)
+        claim = Claim(relay, audience, self._left)
         hold(claim)
-        storing = self._tasks.create_task(
-            self._store(relay, audience, event, data), name=f"submit {event.id}"
-        )
         try:
             async with asyncio.timeout(ACCEPT_S):
-                await asyncio.wait({storing})  # which it survives, whatever ends the waiting
-                if storing.cancelled():
-                    raise LogUnavailableError("this gateway lost its log; try again")
-                outcome = storing.result()
-                if outcome is None:
-                    return claim
-                self._hub.close(relay)
-                if isinstance(outcome, WrongLastSequenceError):
-                    claim.relay = await self._attached(event, asked.request_id)
-                    audience.unwanted = ""
-                    if audience.clients == 1:  # it was waited for
-                        audience.until_s = 0.0
-                    return claim
-                raise outcome
+                if not (await self._may_be_new(asked) and await self._is_stored(claim, event, data)):
+                    await self._attach(claim, event)
+                return claim
         except TimeoutError as error:
             claim.leave("" if asked.id_is_chosen else "the log did not take it in time")
             raise LogUnavailableError(
@@ -200,15 +224,42 @@ class Submissions:
             claim.leave()
             raise
 
-    def left(self, relay: Relay, cancel: str, linger_s: float) -> None:
-        """A client let go of its relay; `cancel` is why nobody may need it any more."""
-        self._hub.close(relay)
-        audience = self._audiences[relay.request_id]
-        audience.clients -= 1
-        if cancel:
-            audience.unwanted = audience.unwanted or cancel
-            audience.until_s = max(audience.until_s, asyncio.get_running_loop().time() + linger_s)
-        self._settle(relay.request_id, audience)
+    def _left(self, claim: Claim, cancel: str, linger_s: float) -> None:
+        """A client let go; `cancel` is why nobody may need the request any more."""
+        self._hub.close(claim.relay)
+        claim.audience.has_ended = claim.audience.has_ended or claim.relay.output.ended
+        self.audiences.leave(claim.audience, cancel, linger_s)
+
+    # ---- what is new ---------------------------------------------------------------------------------
+    async def _may_be_new(self, asked: Asked) -> bool:
+        """Not what its client has a part of, nor what the log has forgotten; nor anything, while it is full.
+
+        Raises:
+            LogFullError: there is no room for something new.
+        """
+        if asked.is_resumed:
+            return False
+        if self._room.words:
+            if (
+                asked.id_is_chosen
+                and await self._log.last(self._subjects.request(asked.request_id)) is not None
+            ):
+                return False
+            self._room.check()
+        is_made_here = asked.id_is_chosen and _MADE_HERE.fullmatch(asked.request_id) is not None
+        return not (is_made_here and is_forgotten(asked.request_id, await self._log.state()))
+
+    async def _is_stored(self, claim: Claim, event: RequestSubmitted, data: bytes) -> bool:
+        """Have it stored, also if nobody waits for that any more; False: its id is taken."""
+        claim.audience.publishing += 1
+        storing = self._tasks.create_task(self._store(claim, event, data), name=f"submit {event.id}")
+        await asyncio.wait({storing})  # which it survives, whatever ends the waiting
+        if storing.cancelled():
+            raise LogUnavailableError("this gateway lost its log; try again")
+        outcome = storing.result()
+        if outcome is not None and not isinstance(outcome, WrongLastSequenceError):
+            raise outcome
+        return outcome is None
 
     def _event(self, asked: Asked) -> RequestSubmitted:
         number = next(self._numbers)
@@ -225,105 +276,124 @@ class Submissions:
             parent=asked.parent,
             parts=asked.parts,
             correlation=told_correlation(),
+            timeout_s=asked.timeout_s,
+            priority=asked.priority,
+            tenant=asked.tenant,
+            created_s=asked.created_s,
+            is_first=True,
         )
 
-    async def _store(
-        self, relay: Relay, audience: _Audience, event: RequestSubmitted, data: bytes
-    ) -> DalSegnoError | None:
+    async def _store(self, claim: Claim, event: RequestSubmitted, data: bytes) -> DalSegnoError | None:
         """Publish; return what went wrong. Goes on when the client is gone."""
+        audience = claim.audience
         try:
-            subject = self._subjects.request(relay.request_id)
-            seq = await self._log.publish(subject, data, expected_last_seq=0)
+            subject = self._subjects.request(audience.request_id)
+            faults.reach("gateway.submission.publishing")
+            seq = await self._log.publish(subject, data, expected_last_seq=0, waits_for_room=False)
+            faults.reach("gateway.submission.acked")
         except DalSegnoError as error:
             return error
         else:
-            audience.is_ours = True
-            relay.submitted_at(seq)
+            audience.may_cancel = True
+            claim.recorded = self._recorded(event.created_s or 0)
+            claim.relay.submitted_at(seq)
             _LOGGER.info(
                 "request %s asks %r with %r", event.request_id, event.inputs, event.params, extra=PROMPT
             )
             return None
         finally:
             audience.publishing -= 1
-            self._settle(relay.request_id, audience)
+            self.audiences.settle(audience)
 
-    def _settle(self, request_id: str, audience: _Audience) -> None:
-        """Cancel what is ours and wanted by nobody; forget what has no clients."""
-        if audience.clients or audience.publishing:
-            return
-        loop = asyncio.get_running_loop()
-        if not (audience.is_ours and audience.unwanted and audience.until_s > loop.time()):
-            self._give_up(request_id, audience)
-            return
-        audience.farewell = loop.call_at(audience.until_s, self._give_up, request_id, audience)
-        self._left.setdefault(audience.question, set()).add(request_id)
-        if len(self._left) > self._most_left:
-            for one in list(next(iter(self._left.values()))):
-                self._give_up(one, self._audiences[one])
+    def _recorded(self, created_s: int) -> Recorded:
+        return Recorded(created_s=created_s, durability=self._log.durability)
 
-    def _give_up(self, request_id: str, audience: _Audience) -> None:
-        self._wait_no_more(request_id, audience)
-        self._audiences.pop(request_id, None)
-        if audience.is_ours and audience.unwanted:
-            self._cancel(request_id, audience.unwanted)
+    # ---- what is there already -----------------------------------------------------------------------
+    async def _attach(self, claim: Claim, event: RequestSubmitted) -> None:
+        """Have the claim read the request that has the id, from its beginning.
 
-    def _wait_no_more(self, request_id: str, audience: _Audience) -> None:
-        if audience.farewell is None:
-            return
-        audience.farewell.cancel()
-        audience.farewell = None
-        waiting = self._left[audience.question]
-        waiting.discard(request_id)
-        if not waiting:
-            del self._left[audience.question]
-
-    def _cancel(self, request_id: str, reason: str) -> None:
-        event = cancel_of(request_id, reason, self._origin, next(self._numbers))
-        try:
-            self._log.post(self._subjects.control(request_id), encode(event))
-        except DalSegnoError as error:  # the backlog is full, or the log is gone: the request runs on
-            _LOGGER.warning("request %s could not be cancelled: %s", request_id, error)
-
-    async def _attached(self, event: RequestSubmitted, request_id: str) -> Relay:
-        """A relay for the request that has the id, from its beginning.
-
-        It is a new one: what the hub handed on meanwhile may have begun in the middle.
+        By a new relay: what the hub handed on meanwhile may have begun in the middle.
 
         Raises:
             RequestConflictError: that is another request.
+            RequestExpiredError: the log holds none, any more.
         """
-        seq, original = await self._original(request_id)
+        self._hub.close(claim.relay)
+        request_id = claim.audience.request_id
+        past = Past(request_id, self._subjects)
+        async with aclosing(self._log.history(past.watched)) as records:
+            async for record in records:
+                past.fold(record)
+        for record in past.control:
+            claim.audience.elsewhere.fold(record)
+        if past.submitted is None:
+            raise past.missing()
+        seq, time_ns, original = past.submitted
         if _identity(original) != _identity(event):
             raise RequestConflictError(
                 f"request_id {request_id!r} is taken by a request with another body (sequence {seq} "
                 "of the log); send the same body to attach to it, or choose another id"
             )
-        relay = Relay(self._log, self._subjects, request_id)
-        relay.output.submission_seq = seq
+        claim.relay = Relay(self._log, self._subjects, request_id)
+        claim.relay.output.submission_seq = seq
         state = await self._log.state()
-        relay.reread(max(1, state.first_seq), epoch=0)
-        return relay
+        claim.relay.reread(max(1, state.first_seq), epoch=0)
+        claim.recorded = self._recorded(original.created_s or time_ns // 10**9)
+        claim.is_attached = True
+        if original.created_s is not None:  # else a service's, which reads without saying so, and cancels
+            self.audiences.resumed(claim.audience, has_ended=past.has_ended)
 
-    async def _original(self, request_id: str) -> tuple[int, RequestSubmitted]:
-        """The first submission under an id, as the conductor takes it; malformed ones are none."""
-        async with aclosing(self._log.history([self._subjects.request(request_id)])) as records:
-            async for record in records:
-                try:
-                    event = decode(record.data, "request")  # a plain service may leave the tag out
-                except MalformedEventError:
-                    continue
-                if isinstance(event, RequestSubmitted):
-                    return record.seq, event
-        raise RequestConflictError(
-            f"request_id {request_id!r} is taken by a message that is no request; choose another id"
+
+class Past:
+    """What the log holds of one request but its output: a fold over `watched`; pure.
+
+    Attributes:
+        submitted: the first submission, as the conductor takes it (malformed ones are none): where it is
+            stored, when, and what it is.
+        control: the records on its control subject.
+        has_ended: nothing of its answer is to come.
+    """
+
+    def __init__(self, request_id: str, subjects: Subjects) -> None:
+        self.submitted: tuple[int, int, RequestSubmitted] | None = None
+        self.control: list[StoredRecord] = []
+        self.has_ended = False
+        self._request_id = request_id
+        self._subjects = subjects
+        self._is_taken = False
+
+    @property
+    def watched(self) -> list[str]:
+        subjects = self._subjects
+        return [kind(self._request_id) for kind in (subjects.request, subjects.control, subjects.walk)]
+
+    def fold(self, record: StoredRecord) -> None:
+        """Take one record, in log order."""
+        address = self._subjects.parse(record.subject)
+        kind = address.kind if address is not None else None
+        if kind == "control":
+            self.control.append(record)
+            return
+        self._is_taken = self._is_taken or kind == "request"
+        try:
+            event = decode(record.data, kind)  # a plain service may leave the tag out
+        except MalformedEventError:
+            return
+        match event:
+            case RequestSubmitted() if self.submitted is None:
+                self.submitted = record.seq, record.time_ns, event
+            case RequestFinished() | RequestFailed() | RequestCancelled():
+                self.has_ended = True
+            case RequestRejected() if self.submitted is not None:
+                self.has_ended = self.has_ended or event.submission_seq == self.submitted[0]
+
+    def missing(self) -> ClientError:
+        """Why there is no submission."""
+        if not self._is_taken:
+            return RequestExpiredError(self._request_id)
+        return RequestConflictError(
+            f"request_id {self._request_id!r} is taken by a message that is no request; choose another id"
         )
-
-
-def cancel_of(request_id: str, reason: str, origin: str, number: int) -> RequestCancel:
-    """The event that cancels a request; `number` is its place among those of the gateway `origin`."""
-    return RequestCancel(
-        id=f"{origin}.{number}", writer=origin, number=number, request_id=request_id, reason=reason
-    )
 
 
 def _identity(event: RequestSubmitted) -> tuple[str, str | None, int]:

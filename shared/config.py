@@ -27,6 +27,9 @@ from shared import hub, placement
 from shared.errors import ClientError
 from shared.events import MAX_CHOICES, digest_of
 from shared.ids import Rank
+from shared.log.credentials import Credentials
+from shared.log.durability import Keeping
+from shared.log.port import Durability
 from shared.misfit import Misfit, described, misfit
 from shared.models import registry
 from shared.models.base import ModelGraph
@@ -76,7 +79,8 @@ class GatewaySettings(
         max_tokens: the most a request may ask for.
         max_choices: the most answers one request may ask for, over all its prompts.
         max_messages: of one chat.
-        request_timeout_s: after so long a request is cancelled, and its client told 504; 0 is never.
+        max_embeddings: the most texts one request may ask embeddings of.
+        request_timeout_s: after so long a request fails, and its client is told 504; 0 is never.
         header_timeout_s: for a client to send a request's head.
         body_timeout_s: for a client to send the next piece of its body.
         send_timeout_s: for a client to take the next piece of its answer.
@@ -97,6 +101,7 @@ class GatewaySettings(
     max_tokens: Annotated[int, Meta(ge=1)] = 1_000_000
     max_choices: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 128
     max_messages: Annotated[int, Meta(ge=1)] = 2048
+    max_embeddings: Annotated[int, Meta(ge=1, le=2048)] = 2048
     request_timeout_s: SecondsOrNone = 600.0
     header_timeout_s: Seconds = 10.0
     body_timeout_s: Seconds = 30.0
@@ -140,18 +145,72 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """The log's server.
 
     Attributes:
-        url: `nats://host:port`; without one, `serve` starts a private server.
+        url: `nats://host:port`, of a cluster several with commas between them; without one, `serve` starts a
+            private server.
         prefix: the first token of all subjects, 1 to 64 small letters, digits, `_` or `-`; deployments that
             share a server differ in it.
         token: the server's; by environment, not in a file that is shared.
         token_file: a file that holds it, where there is no `token`: for secrets that are mounted. Relative
             to the YAML file.
+        user: the name that `password` is of, where the server knows its users by password.
+        password: that user's; by environment, not in a file that is shared.
+        seed: of an nkey, for a server that knows its users by those; by environment, not in a file that is
+            shared. It goes before `user`, and that before a token.
+        credentials_file: a file that holds that seed, where there is no `seed`; or a folder that has one for
+            each role, as `dalsegno init-security` makes it.
+        ca_file: the certificates of the authorities that may vouch for the server. With it, nothing is said
+            to a server that does not speak TLS.
+        cert_file: a certificate of our own, where the server wants one.
+        key_file: the private key of `cert_file`.
+        durability: what an acked event survives, and the start refuses a server that does not give it:
+            `process` the end of any process, `host` the end of the machine under the server
+            (`sync_interval: always`), `cluster` the loss of one of three servers.
+        monitors: where the servers tell how they are configured, `http://host:8222` each: `host` cannot be
+            found out elsewhere. Not needed for a private server.
+        max_bytes: the most the log may hold; nothing new is taken once a tenth of that is left. Without it,
+            the bound is three quarters of the disk for a private server, and its own for any other.
+        max_age_s: what is older leaves the log.
     """
 
     url: str | None = None
     prefix: Annotated[str, Meta(pattern=r"^[a-z0-9_-]{1,64}\Z")] = "ds"
     token: str | None = None
     token_file: str | None = None
+    user: str | None = None
+    password: str | None = None
+    seed: str | None = None
+    credentials_file: str | None = None
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    durability: Durability = "process"
+    monitors: list[Annotated[str, Meta(pattern=r"^https?://[^\s@]+$")]] = []
+    max_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
+    max_age_s: Annotated[float, Meta(ge=60, le=10 * 365 * 24 * 3600)] = 7 * 24 * 3600.0
+
+
+class RecoverySettings(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """When a process counts as dead, and how soon another has its place.
+
+    Attributes:
+        worker_silent_s: a worker that was not heard for so long is lost, and its requests go on elsewhere.
+        worker_hung_s: so is one that has work and got no further for so long, though it is heard; 0 is
+            never.
+        leader_silent_s: a conductor that was not heard for so long leads no more.
+        conductors: so many does `serve` run; one leads, the others follow the log and stand by.
+        gateways: so many does `serve` run, on ports that follow on one another.
+        snapshot_every: so many events does a conductor fold before it writes down what it knows, for a
+            quick start; 0 is never.
+    """
+
+    worker_silent_s: Annotated[float, Meta(ge=0.6, le=600)] = 1.5
+    worker_hung_s: SecondsOrNone = 60.0
+    leader_silent_s: Annotated[float, Meta(ge=0.6, le=600)] = 1.5
+    conductors: Annotated[int, Meta(ge=1, le=16)] = 1
+    gateways: Annotated[int, Meta(ge=1, le=64)] = 1
+    snapshot_every: Annotated[int, Meta(ge=0)] = 20_000
 
 
 class DataPlaneSettings(
@@ -178,6 +237,29 @@ class DataPlaneSettings(
     )
     address: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
+
+
+class SchedulingSettings(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """Who is served when, and where.
+
+    Attributes:
+        replicas: of several ranks that a node group names, a request gets: `fsfs`, the one with the fewest
+            open requests; `rr`, one after the other; `random`, one that its id says; `cache_aware`, the one
+            that had the most of its beginning before, and of equals the one with the fewest.
+        max_in_flight_per_replica: a rank that has so many gets no more; null is without limit.
+        max_waiting: so many requests wait; more are told 429.
+        shorten_above: while more than this share of `max_concurrent_requests` is taken, answers are
+            admitted shorter than was asked for; null is never.
+        shorten_to: the share of its `max_tokens` that a request gets then.
+    """
+
+    replicas: Literal["fsfs", "rr", "random", "cache_aware"] = "fsfs"
+    max_in_flight_per_replica: Annotated[int, Meta(ge=1)] | None = None
+    max_waiting: Annotated[int, Meta(ge=0)] = 4096
+    shorten_above: Annotated[float, Meta(ge=0, le=1)] | None = None
+    shorten_to: Annotated[float, Meta(ge=0.1, le=1)] = 0.8
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,9 +297,13 @@ class DeploymentConfig(
         kv_tokens: the size of a rank's KV pool in tokens; found from the memory there is when absent.
         default_max_tokens: for requests that do not limit their answer, as far as the context allows.
         max_concurrent_requests: so many are admitted at a time; the others wait, in order.
-        max_attempts: how often a request is tried before it fails, when workers die under it.
-        data_dir: where `serve` keeps its log; `.dalsegno/MODEL` in the current folder when absent.
-            Relative to the YAML file.
+        max_attempts: how often in a row a request is tried that comes no further, because workers die under
+            it, before it fails.
+        walk_timeouts_s: by walk, how long it may take, `{decode: 60}`; its request fails after that. A step
+            of several walks may take what they may together, where each of them has a limit.
+        scheduling: who is served when, and where, see below.
+        data_dir: where `serve` keeps its log, and a conductor what it notes for a quick start;
+            `.dalsegno/MODEL` in the current folder when absent. Relative to the YAML file.
         devices: what a rank computes on, `{0: cuda:0, 1: cpu}`; `auto`, as for a rank that is not in it, is
             a GPU of its own as far as there are any, else the CPU.
         data_plane: how tensors go from worker to worker, see below.
@@ -225,6 +311,7 @@ class DeploymentConfig(
         logs: what processes say to their operator, see below.
         traces: OpenTelemetry, see below.
         nats: the log's server, see below.
+        recovery: when a process counts as dead, see below.
     """
 
     model: str
@@ -236,7 +323,9 @@ class DeploymentConfig(
     kv_tokens: Annotated[int, Meta(ge=16)] | None = None
     default_max_tokens: Annotated[int, Meta(ge=1)] = 2048
     max_concurrent_requests: Annotated[int, Meta(ge=1)] = 256
-    max_attempts: Annotated[int, Meta(ge=1)] = 3
+    max_attempts: Annotated[int, Meta(ge=1)] = 2
+    walk_timeouts_s: dict[str, Seconds] = {}
+    scheduling: SchedulingSettings = SchedulingSettings()
     data_dir: str | None = None
     devices: dict[int, str] = {}
     data_plane: DataPlaneSettings = DataPlaneSettings()
@@ -244,6 +333,7 @@ class DeploymentConfig(
     logs: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()
     nats: NatsSettings = NatsSettings()
+    recovery: RecoverySettings = RecoverySettings()
 
     @property
     def groups(self) -> tuple[PlacedGroup, ...]:
@@ -262,17 +352,21 @@ class DeploymentConfig(
     @property
     def digest(self) -> str:
         """Of what decisions depend on: the same whatever the processes' own settings are."""
-        return digest_of(
-            msgspec.structs.replace(
-                self,
-                data_dir=None,
-                devices={},
-                data_plane=DataPlaneSettings(),
-                gateway=GatewaySettings(),
-                logs=LogSettings(),
-                traces=TraceSettings(),
-                nats=NatsSettings(),
-            )
+        return digest_of(self.decisive)
+
+    @property
+    def decisive(self) -> "DeploymentConfig":
+        """What decisions depend on; the processes' own settings, and so all secrets, are the defaults."""
+        return msgspec.structs.replace(
+            self,
+            data_dir=None,
+            devices={},
+            data_plane=DataPlaneSettings(),
+            gateway=GatewaySettings(),
+            logs=LogSettings(),
+            traces=TraceSettings(),
+            nats=NatsSettings(),
+            recovery=RecoverySettings(),
         )
 
     @property
@@ -291,24 +385,31 @@ class DeploymentConfig(
 
 
 SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
+    "scheduling": SchedulingSettings,
     "data_plane": DataPlaneSettings,
     "gateway": GatewaySettings,
     "logs": LogSettings,
     "traces": TraceSettings,
     "nats": NatsSettings,
+    "recovery": RecoverySettings,
 }
-PATHS: Final = frozenset({"checkpoint", "data_dir", "gateway.api_keys_file", "nats.token_file"})
+_NATS_FILES: Final = ("token_file", "credentials_file", "ca_file", "cert_file", "key_file")
+PATHS: Final = frozenset(
+    {"checkpoint", "data_dir", "gateway.api_keys_file", *(f"nats.{name}" for name in _NATS_FILES)}
+)
 """Relative to the file they are in; in the environment and on the command line, to the current folder."""
-SECRETS: Final = frozenset({"gateway.api_keys", "nats.token"})
+_ENGINE_PATHS: Final = ("draft",)
+"""The same, of the engine's settings in `model_kwargs`."""
+SECRETS: Final = frozenset({"gateway.api_keys", "nats.password", "nats.seed", "nats.token"})
 """Never printed, never an argument of a process."""
 MASK: Final = "***"
 """What is printed in the place of a secret."""
 
 
 def paths(family: object) -> frozenset[str]:
-    """The keys that are paths: `PATHS`, and those in `model_kwargs` that a family names."""
+    """The keys that are paths: `PATHS`, and those in `model_kwargs` that the engine or a family names."""
     own = registry.graph(family).paths if isinstance(family, str) and family in registry.families() else ()
-    return PATHS | {f"model_kwargs.{name}" for name in own}
+    return PATHS | {f"model_kwargs.{name}" for name in (*own, *_ENGINE_PATHS)}
 
 
 def configs_folder() -> Path:
@@ -498,13 +599,30 @@ def check(
     if not _is_file(Path(config.checkpoint) / "config.json"):
         what = "has no config.json" if os.path.lexists(config.checkpoint) else "does not exist"
         raise ConfigError(f"{whence.of('checkpoint')}: checkpoint {config.checkpoint} {what}")
-    for key, secret in ("gateway.api_keys", config.gateway.api_keys), ("nats.token", [config.nats.token]):
+    for key, secret in (
+        ("gateway.api_keys", config.gateway.api_keys),
+        ("nats.password", [config.nats.password]),
+        ("nats.seed", [config.nats.seed]),
+        ("nats.token", [config.nats.token]),
+    ):
         if any(one is not None and split_key(one)[1] == MASK for one in secret):
             raise ConfigError(
                 f"{whence.of(key)}: {key}: {MASK} stands for a secret that was not printed; "
                 "say it by environment, or in a file of its own"
             )
     _check_placement(config, graph, whence)
+    if unknown := sorted(config.walk_timeouts_s.keys() - graph.walks.keys()):
+        meant = get_close_matches(unknown[0], graph.walks, n=1)
+        raise ConfigError(
+            f"{whence.of('walk_timeouts_s')}: walk_timeouts_s: expected walks of {config.model} "
+            f"({', '.join(sorted(graph.walks))}), found {unknown[0][:80]!r}"
+            + (f"; did you mean {meant[0]!r}?" if meant else "")
+        )
+    if config.nats.durability == "cluster" and config.nats.url is None:
+        raise ConfigError(
+            f"{whence.of('nats.durability')}: nats.durability: cluster needs a NATS cluster, and a private "
+            "server is one: name the cluster's servers with --nats or nats.url, or ask for host or process"
+        )
     if config.data_plane.address in _EVERYWHERE:
         raise ConfigError(
             f"{whence.of('data_plane.address')}: data_plane.address: expected one address of this machine, "
@@ -619,11 +737,11 @@ def _with_paths(
         return absolute(key, path) if path is not None else None
 
     keys_file = absolute_if_told("gateway.api_keys_file", config.gateway.api_keys_file)
-    token_file = absolute_if_told("nats.token_file", config.nats.token_file)
+    nats_files = {name: absolute_if_told(f"nats.{name}", getattr(config.nats, name)) for name in _NATS_FILES}
     own = {
         name: absolute(f"model_kwargs.{name}", value)
         for name, value in config.model_kwargs.items()
-        if name in graph.paths and isinstance(value, str)
+        if name in (*graph.paths, *_ENGINE_PATHS) and isinstance(value, str)
     }
     return msgspec.structs.replace(
         config,
@@ -631,7 +749,7 @@ def _with_paths(
         checkpoint=absolute("checkpoint", config.checkpoint),
         data_dir=absolute_if_told("data_dir", config.data_dir),
         gateway=msgspec.structs.replace(config.gateway, api_keys_file=keys_file),
-        nats=msgspec.structs.replace(config.nats, token_file=token_file),
+        nats=msgspec.structs.replace(config.nats, **nats_files),
     )
 
 
@@ -690,19 +808,59 @@ def split_key(text: str) -> tuple[str, str]:
     return (told[1], told[2]) if told else ("", text)
 
 
-def nats_token(settings: NatsSettings) -> str | None:
-    """The token of the NATS server, told or in its file.
+def log_keeping(settings: NatsSettings, *, syncs_always: bool = False) -> Keeping:
+    """How the log is to be kept; `syncs_always`: by a server of ours, that was told to sync."""
+    return Keeping(
+        durability=settings.durability,
+        monitors=settings.monitors,
+        syncs_always=syncs_always,
+        max_bytes=settings.max_bytes,
+        max_age_s=settings.max_age_s,
+    )
+
+
+def nats_credentials(settings: NatsSettings, role: str) -> Credentials:
+    """What `role` shows to the NATS server, told or in files.
+
+    Args:
+        settings: as they are told.
+        role: whose seed it is, where there is a folder of them: `gateway`, `worker-0`, ...
 
     Raises:
-        ConfigError: the file cannot be read, or holds none.
+        ConfigError: a file cannot be read, or does not hold what it should.
+        CredentialsError: what is told cannot be used.
     """
+    told: dict[str, str | None] = {}
+    if settings.seed:
+        told["seed"] = settings.seed
+    elif settings.credentials_file is not None:
+        told["seed"] = _nats_seed(Path(settings.credentials_file), role)
+    elif settings.user or settings.password:
+        told |= {"user": settings.user or None, "password": settings.password or None}
+    else:
+        told["token"] = _nats_token(settings)
+    return Credentials(
+        **told, ca_file=settings.ca_file, cert_file=settings.cert_file, key_file=settings.key_file
+    )
+
+
+def _nats_token(settings: NatsSettings) -> str | None:
     if settings.token or settings.token_file is None:
         return settings.token or None
-    path = Path(settings.token_file)
-    token = _text_of(path, "nats.token_file").strip()
-    if not token:
-        raise ConfigError(f"nats.token_file: {path} is empty; expected the token of the NATS server")
-    return token
+    return _secret_in(Path(settings.token_file), "nats.token_file", "the token of the NATS server")
+
+
+def _nats_seed(path: Path, role: str) -> str:
+    if path.is_dir():
+        path = path / f"{role}.nk"
+    return _secret_in(path, "nats.credentials_file", "an nkey's seed")
+
+
+def _secret_in(path: Path, key: str, what: str) -> str:
+    secret = _text_of(path, key).strip()
+    if not secret:
+        raise ConfigError(f"{key}: {path} is empty; expected {what}")
+    return secret
 
 
 def _lines(path: Path) -> Iterable[tuple[str, str]]:

@@ -13,7 +13,8 @@ This module knows no transport: no NATS, no clock. An event's time and position 
 
 import hashlib
 import math
-from typing import Annotated, Any, Final, TypeAlias
+from contextlib import suppress
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -32,6 +33,14 @@ MAX_LOGPROBS: Final = 20
 """How many of the likeliest tokens may be named beside the one that was taken."""
 MAX_BIASES: Final = 1024
 """Of how many tokens a request may change the logits."""
+MAX_GUIDE_BYTES: Final = 131_072
+"""How large a guide may be, as MessagePack."""
+MAX_SCHEMA_DEPTH: Final = 64
+"""How deep a guide's JSON schema may be nested."""
+MAX_TOOLS: Final = 128
+"""How many functions a request may offer."""
+MAX_TOOLS_BYTES: Final = 131_072
+"""How large they may be together, as MessagePack."""
 _ID_DIGITS: Final = 10
 _BIASES_SCHEMA: Final = {
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
@@ -39,6 +48,7 @@ _BIASES_SCHEMA: Final = {
     "propertyNames": {"pattern": "^[0-9]{1,10}$"},
 }
 _TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Priority = Annotated[int, Meta(ge=-100, le=100)]
 
 # Every struct repeats its options: mypy does not inherit `frozen`, msgspec does not inherit `kw_only`.
 
@@ -81,11 +91,64 @@ class Media(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str | None = None
 
 
+class Function(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A function that the model may ask its client to call.
+
+    Attributes:
+        description: what it does, for the model.
+        parameters: a JSON schema of one object; None is a function without parameters.
+        strict: its arguments are valid by that schema, also where the model chose to call it.
+    """
+
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.strict is False:  # what says the same is written the same
+            msgspec.structs.force_setattr(self, "strict", None)
+        if self.parameters is None:
+            return
+        kind = self.parameters.get("type", "object")
+        if kind != "object":
+            raise ValueError(f"parameters: expected a schema of the type 'object', found {kind!r:.80}")
+        try:
+            _check_plain([self.parameters], MAX_SCHEMA_DEPTH)
+        except ValueError as error:
+            raise ValueError(f"parameters: {error}") from error
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A tool, as OpenAI writes it."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One of the functions."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The tool that is to be used, as OpenAI writes it."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
 class Inputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The request as the client meant it: one of `messages`, `text` or `token_ids`, and media.
 
     `messages` are a chat as OpenAI writes it, rendered with the checkpoint's own chat template.
     `text` is a raw prompt when `chat` is false, and one user message when it is true.
+
+    Of a chat, `tools` are functions the model may call, rendered by that template. `tool_choice` says whether
+    it does: if it likes (`auto`), not at all (`none`: it is not told of them), at least once (`required`), or
+    once, the one that is named. Without `parallel_tool_calls` it calls one at most. The answer is text, with
+    the calls as the model writes them (`shared.models.tool_calls`).
     """
 
     messages: list[dict[str, Any]] | None = None
@@ -95,12 +158,78 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     files: list[Media] = []
     input_modalities: list[str] = msgspec.field(default_factory=lambda: ["text"])
     output_modalities: list[str] = msgspec.field(default_factory=lambda: ["text"])
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] = []
+    tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True
 
     def __post_init__(self) -> None:
         given = [n for n in ("messages", "text", "token_ids") if getattr(self, n) is not None]
         if len(given) != 1:
             found = ", ".join(given) if given else "none of them"
             raise ValueError(f"expected one of messages, text, token_ids; found {found}")
+        if self.tools:
+            self._check_tools()
+        elif self.tool_choice not in ("auto", "none"):
+            raise ValueError("tool_choice: expected 'auto' or 'none' where there are no tools")
+
+    def _check_tools(self) -> None:
+        if self.token_ids is not None or not self.chat:
+            raise ValueError("tools: expected a chat, which a template renders with them; found a raw prompt")
+        names = [tool.function.name for tool in self.tools]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"tools: expected each function once, found {name!r} twice")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError(
+                f"tool_choice: expected one of the functions {', '.join(names)[:400]}, "
+                f"found {self.tool_choice.function.name!r:.80}"
+            )
+        try:
+            size = len(_ENCODER.encode(self.tools))
+        except UnicodeEncodeError as error:
+            raise ValueError("tools: expected valid Unicode, found a lone surrogate") from error
+        if size > MAX_TOOLS_BYTES:
+            raise ValueError(f"tools: expected at most {MAX_TOOLS_BYTES} bytes, found {size}")
+
+
+class Guide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What the answer has to be, whatever the model thinks: exactly one of these.
+
+    Attributes:
+        json_schema: JSON that is valid by this schema. Its properties come in the schema's order.
+        json_object: a JSON object of any kind.
+        regex: a text that the regular expression matches as a whole, in the syntax of Rust's `regex`.
+        grammar: a text of this grammar, in llguidance's dialect of Lark, from the rule `start` on.
+        choice: one of these texts.
+    """
+
+    json_schema: dict[str, Any] | bool | None = None
+    json_object: bool = False
+    regex: Annotated[str, Meta(min_length=1)] | None = None
+    grammar: Annotated[str, Meta(min_length=1)] | None = None
+    choice: (
+        Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=1024)] | None
+    ) = None
+
+    def __post_init__(self) -> None:
+        names = self.__struct_fields__
+        given = [
+            n for n in names if getattr(self, n) is not None and (n != "json_object" or self.json_object)
+        ]
+        if len(given) != 1:
+            found = ", ".join(given) if given else "none of them"
+            raise ValueError(f"expected one of {', '.join(names)}; found {found}")
+        if isinstance(self.json_schema, dict):
+            try:
+                _check_plain([self.json_schema], MAX_SCHEMA_DEPTH)
+            except ValueError as error:
+                raise ValueError(f"json_schema: {error}") from error
+        try:
+            size = len(_ENCODER.encode(self))
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{given[0]}: expected valid Unicode, found a lone surrogate") from error
+        if size > MAX_GUIDE_BYTES:
+            raise ValueError(f"{given[0]}: expected at most {MAX_GUIDE_BYTES} bytes, found {size}")
 
 
 class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -108,7 +237,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     Attributes:
         max_tokens: at most so many new tokens; None is the deployment's `default_max_tokens`. 0 is for an
-            echo alone.
+            echo alone, and for `warm`.
         temperature: 0 is greedy.
         top_k: keep the k likeliest tokens; 0 or -1 is off.
         min_p: keep what is at least this times as likely as the likeliest token; 0 is off.
@@ -127,6 +256,9 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
             likeliest; None is without.
         echo: the prompt comes first, as text, and with `logprobs` its tokens' log probabilities.
         voice: who speaks, of the voices a speech model has; None is its first.
+        guide: what the answer has to be; None is whatever the model says.
+        dimensions: of an embedding, how long it is; None is as long as the checkpoint makes it.
+        warm: nothing is answered: the prompt is computed for requests that begin alike.
     """
 
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
@@ -157,10 +289,15 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool = False
     voice: Annotated[str, Meta(max_length=64)] | None = None
+    guide: Guide | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    warm: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_tokens == 0 and not self.echo:
+        if self.max_tokens == 0 and not self.echo and not self.warm:
             raise ValueError("max_tokens: expected an integer >= 1, found 0")
+        if self.warm and (self.max_tokens or self.echo):
+            raise ValueError("warm: expected no answer beside it, found max_tokens or echo")
         if self.max_tokens and self.min_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens: expected at most max_tokens, which is {self.max_tokens}, "
@@ -194,6 +331,17 @@ def _biases(given: dict[str | int, Any]) -> dict[str | int, float]:
     return {str(token_id): found[token_id] for token_id in sorted(found)}
 
 
+class ForkedFrom(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Lineage: the request that this one is another version of.
+
+    `seq` is the position in the log up to which both are the same; `changes` are what was set otherwise.
+    """
+
+    request_id: Annotated[str, Meta(pattern=ID_PATTERN)]
+    seq: Annotated[int, Meta(ge=1)]
+    changes: dict[str, Any] = {}
+
+
 class RequestSubmitted(
     Event,
     frozen=True,
@@ -206,7 +354,15 @@ class RequestSubmitted(
 
     `parent` is the request this one answers a part of: one choice of several, one prompt of a list. There
     are `parts` such parts; the first of them has the parent's own id. `correlation` is what its submitter,
-    or a proxy before it, calls it: the `X-Request-ID` of HTTP.
+    or a proxy before it, calls it: the `X-Request-ID` of HTTP. `timeout_s`: how long after it was stored it
+    is to have ended, by the log's time; later it fails (`deadline.passed`). None is without an end.
+    Who has a higher `priority` is served first; of the others, whose `tenant` has least.
+
+    `forked_from` says of which request, and from which position of its log on, this is another version.
+
+    `created_s`: when its client asked, in seconds since 1970; what each answer to it repeats. `is_first`:
+    whoever stored it had the log see to it that nothing was stored under its id. So where the id is known
+    all the same, the log has forgotten the request that had it.
     """
 
     model: Annotated[str, Meta(max_length=256)]
@@ -216,6 +372,12 @@ class RequestSubmitted(
     parent: Annotated[str, Meta(pattern=ID_PATTERN)] | None = None
     correlation: Annotated[str, Meta(max_length=128)] | None = None
     parts: Annotated[int, Meta(ge=1)] = 1
+    timeout_s: Annotated[float, Meta(gt=0, le=604_800)] | None = None
+    forked_from: "ForkedFrom | None" = None
+    priority: Priority = 0
+    tenant: Annotated[str, Meta(max_length=64)] | None = None
+    created_s: int | None = None
+    is_first: bool = False
 
 
 class RequestCancel(
@@ -224,6 +386,19 @@ class RequestCancel(
     """Somebody no longer wants the answer. Whether it came in time is decided by log order."""
 
     reason: Annotated[str, Meta(max_length=1024)] = "cancelled"
+
+
+class RequestWatched(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="request.watched.v1", tag_field="type"
+):
+    """The gateway `writer` has clients that read a request's answer, or (`is_over`) has none any more.
+
+    A gateway cancels what its last client left, unless another one watches it. Said by gateways that a
+    request was resumed at, and then by its own, where that has clients still; one that nobody resumes is
+    not spoken of. No decision depends on it.
+    """
+
+    is_over: bool = False
 
 
 # ---- what the conductor decides ------------------------------------------------------------------
@@ -246,14 +421,19 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a request may use, pinned at admission.
 
     `max_seq_len` and `kv_tokens` count tokens, prompt included; `default_max_tokens` new ones alone.
-    `max_event_bytes` is what the log takes of one event; 0 where that was not recorded.
+    `max_attempts`: so many in a row that came no further than the one before. `max_event_bytes` is what the
+    log takes of one event; 0 where that was not recorded. `walk_timeouts_s`: by walk, how long it may take;
+    a step may take what its walks may together, where each of them has a limit. `max_tokens_share`: of the
+    new tokens that are asked for, so many are given; less than 1 while there is much to do.
     """
 
     max_seq_len: int
     kv_tokens: int
     default_max_tokens: int
-    max_attempts: int = 3
+    max_attempts: int = 2
     max_event_bytes: int = 0
+    walk_timeouts_s: dict[str, float] = {}
+    max_tokens_share: float = 1.0
 
 
 class Pins(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -267,10 +447,15 @@ class Pins(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens counted once each."""
+    """Tokens counted once each.
+
+    `cached_tokens`, of a prompt that was computed for others (`Params.warm`): of so many of its first tokens
+    keys and values are kept now.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -324,6 +509,48 @@ class RequestAdmitted(
     reason: str
 
 
+class RequestResumed(
+    Event,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag="request.resumed.v1",
+    tag_field="type",
+):
+    """`schedule` gave a held request a place again (ADR 9). Every replay takes it as it is.
+
+    Attributes:
+        index: how often it was resumed before, from 0.
+        placement: each node's rank from here on, and `walk_placement` where that is another one in a walk.
+        on_probation: it may be what a worker died of.
+        closed: ranks on which nothing else begins while that is so; beside it may run what was under the same
+            suspicion and came further. Empty where it is tried beside others.
+        alone_on: those of them on which nothing at all runs beside it: who dies there, died of it.
+    """
+
+    placement: dict[str, int]
+    walk_placement: dict[str, dict[str, int]] = {}
+    on_probation: bool = False
+    closed: list[int] = []
+    alone_on: list[int] = []
+    reason: str
+
+
+class DeadlinePassed(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="deadline.passed.v1", tag_field="type"
+):
+    """The conductor's clock says that a time limit is over; the log's time has the last word.
+
+    It counts where it is stored after `deadline_ns` (the log's time, Unix nanoseconds), and is void before.
+
+    Attributes:
+        step: whose limit it is, in this `attempt`; None is the request's own.
+    """
+
+    deadline_ns: int
+    step: int | None = None
+
+
 class RequestRejected(
     Event,
     frozen=True,
@@ -356,6 +583,8 @@ class NodeReady(Event, frozen=True, kw_only=True, omit_defaults=True, tag="node.
         lives: the incarnation of every rank the request is placed on, where there are several.
         partition: the sub-plan whose step it is; empty for the plan itself.
         ends: streams that end with this step: no item follows behind it.
+        on_probation: a worker died under this step: to be told (`walk.progressed`) once it is further.
+        priority, tenant, deadline_ns: who comes first in the rank's engine; the last by the log's time.
         history: the digest of all facts of the request folded so far; replay computes it again.
     """
 
@@ -371,6 +600,10 @@ class NodeReady(Event, frozen=True, kw_only=True, omit_defaults=True, tag="node.
     lives: dict[int, int] = {}
     partition: str = ""
     ends: list[str] = []
+    on_probation: bool = False
+    priority: int = 0
+    tenant: str = ""
+    deadline_ns: int | None = None
 
 
 class WalkStop(Event, frozen=True, kw_only=True, omit_defaults=True, tag="walk.stop.v1", tag_field="type"):
@@ -432,10 +665,14 @@ class RequestCancelled(
 class WorkerLost(
     Event, frozen=True, kw_only=True, omit_defaults=True, tag="worker.lost.v1", tag_field="type"
 ):
-    """The conductor declares a worker's life over."""
+    """The conductor declares a worker's life (`incarnation`) over: on `conductor.lost`.
+
+    What is stored behind `read_seq` that life had not read when it was heard last.
+    """
 
     rank: int
     reason: str
+    read_seq: int | None = None
 
 
 # ---- what workers report -------------------------------------------------------------------------
@@ -448,7 +685,8 @@ class WorkerJoined(
 
     A second copy of the same event (same `id`) is no second life: the first copy counts. A living worker
     says it again each day, with its `incarnation`, because the log forgets. `cards` say, by transport, how
-    other workers reach the tensors of this life.
+    other workers reach the tensors of this life. `tool_calls` is how its model writes calls of tools, one of
+    `shared.models.tool_calls`; empty where it cannot.
     """
 
     rank: int
@@ -460,14 +698,16 @@ class WorkerJoined(
     host: str = ""
     pid: int = 0
     cards: dict[str, bytes] = {}
+    tool_calls: str = ""
 
 
 class WorkerLeaving(
     Event, frozen=True, kw_only=True, omit_defaults=True, tag="worker.leaving.v1", tag_field="type"
 ):
-    """A rank's process ends its life in order."""
+    """A rank's process ends its life in order. `tool_calls` is as it joined: answers are read on."""
 
     rank: int
+    tool_calls: str = ""
 
 
 class WalkResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -516,12 +756,35 @@ class WalkFailed(
     """A rank could not do its part of a step.
 
     `gone` is the key of a tensor whose bytes were not there any more (`failure.code` is `tensor_gone`): its
-    producer has to run again.
+    producer has to run again. They were last seen on `gone_rank`, in its life `gone_life`.
     """
 
     rank: int
     failure: Failure
     gone: str | None = None
+    gone_rank: int | None = None
+    gone_life: int | None = None
+
+
+class WalkBegun(Event, frozen=True, kw_only=True, omit_defaults=True, tag="walk.begun.v1", tag_field="type"):
+    """A step on probation is about to be run: stored before anything of it is.
+
+    So a worker that dies before that did not die of it.
+    """
+
+    rank: int
+
+
+class WalkProgressed(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="walk.progressed.v1", tag_field="type"
+):
+    """A step on probation is further than it was when a worker died under it: it is not what killed that.
+
+    `tokens` are those of the answer so far, where it has any.
+    """
+
+    rank: int
+    tokens: int = 0
 
 
 class WalkStopped(
@@ -567,6 +830,7 @@ class NodeFired(Event, frozen=True, kw_only=True, omit_defaults=True, tag="node.
         outputs: its values, by edge.
         stops: loops that end after the iteration under way.
         row: the row of a KV node that goes on, in a later walk of the order, on the rank this is told to.
+        to_life: which life of that rank is told; its next one has nothing to do with it.
     """
 
     walk: int
@@ -575,6 +839,7 @@ class NodeFired(Event, frozen=True, kw_only=True, omit_defaults=True, tag="node.
     outputs: dict[str, Handle] = {}
     stops: list[str] = []
     row: RowState | None = None
+    to_life: int | None = None
 
 
 class StreamSent(
@@ -588,12 +853,14 @@ class StreamSent(
         to: the node that takes it.
         items: a tensor whose first dimension counts the items; None where only the end is told.
         end: no item follows.
+        to_life: as in `NodeFired`.
     """
 
     stream: str
     to: str
     items: Handle | None = None
     end: bool = False
+    to_life: int | None = None
 
 
 class StreamTaken(
@@ -603,20 +870,26 @@ class StreamTaken(
 
     `closed`: the taker is done, before the stream is. Nobody reads an item any more, those that still come
     included: whoever makes them keeps none, sends none, and waits for no credit.
+    `to_life`: as in `NodeFired`.
     """
 
     stream: str
     to: str
     taken: int
     closed: bool = False
+    to_life: int | None = None
 
 
 class TensorsReleased(
     Event, frozen=True, kw_only=True, omit_defaults=True, tag="tensors.released.v1", tag_field="type"
 ):
-    """A hint to the rank that owns them: these tensors were read, and will not be read again."""
+    """A hint to the rank that owns them: these tensors were read, and will not be read again.
+
+    `to_life`: as in `NodeFired`.
+    """
 
     keys: list[str]
+    to_life: int | None = None
 
 
 class LikelyToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -677,7 +950,9 @@ class OutputChunk(
 ConductorEvent: TypeAlias = (
     EpochOpened
     | RequestAdmitted
+    | RequestResumed
     | RequestRejected
+    | DeadlinePassed
     | NodeReady
     | WalkStop
     | OutputFence
@@ -686,28 +961,55 @@ ConductorEvent: TypeAlias = (
     | RequestCancelled
     | WorkerLost
 )
-WorkerEvent: TypeAlias = WorkerJoined | WorkerLeaving | WalkCompleted | WalkFailed | WalkStopped | OutputChunk
+WorkerEvent: TypeAlias = (
+    WorkerJoined
+    | WorkerLeaving
+    | WalkBegun
+    | WalkProgressed
+    | WalkCompleted
+    | WalkFailed
+    | WalkStopped
+    | OutputChunk
+)
 EdgeEvent: TypeAlias = NodeFired | StreamSent | StreamTaken | TensorsReleased
-PublicEvent: TypeAlias = RequestSubmitted | RequestCancel
+PublicEvent: TypeAlias = RequestSubmitted | RequestCancel | RequestWatched
 AnyEvent: TypeAlias = ConductorEvent | WorkerEvent | EdgeEvent | PublicEvent
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _PACKED: Final[msgspec.msgpack.Decoder[AnyEvent]] = msgspec.msgpack.Decoder(AnyEvent)
 _JSON: Final[msgspec.json.Decoder[AnyEvent]] = msgspec.json.Decoder(AnyEvent)
+
+
+class _BareCancel(RequestCancel, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=False):
+    """A cancel that does not say that it is one."""
+
+
 _PACKED_AT: Final[dict[str, msgspec.msgpack.Decoder[PublicEvent]]] = {
     "request": msgspec.msgpack.Decoder(RequestSubmitted),
-    "control": msgspec.msgpack.Decoder(RequestCancel),
+    "control": msgspec.msgpack.Decoder(_BareCancel),
 }
 _JSON_AT: Final[dict[str, msgspec.json.Decoder[PublicEvent]]] = {
     "request": msgspec.json.Decoder(RequestSubmitted),
-    "control": msgspec.json.Decoder(RequestCancel),
+    "control": msgspec.json.Decoder(_BareCancel),
 }
 _JSON_BEGINS: Final = (b"{", b" ", b"\n", b"\t", b"\r")
 """`{` and white space are small integers in MessagePack, so no map begins with them."""
 
 
+_ANSWERS: Final = (b'{"type":"io.nats.', b'{"stream":"', b'{"error":{"code":')
+
+
 class MalformedEventError(ValueError):
     """Bytes on the log that are no event of ours; says what was expected and found."""
+
+
+def is_answer_of_server(data: bytes) -> bool:
+    """Whether a record is no event, but what a NATS server answers.
+
+    Who may ask a server something may have its answer sent to any subject, and so into the log, whatever it
+    may publish (ADR 11). It is nobody's word, and every reader passes it over.
+    """
+    return data.startswith(_ANSWERS)
 
 
 def encode(event: Event) -> bytes:
@@ -719,7 +1021,8 @@ def decode(data: bytes, kind: str | None = None) -> AnyEvent:
     """The event behind `data`: MessagePack, or JSON when the first byte opens a JSON object.
 
     `kind` is the subject's (`shared.subjects.Address`): at the public ones, `request` and `control`, the
-    tag may be left out, because only one type of event belongs there.
+    tag may be left out: it is a request then, or a cancel. A cancel without a tag has no field that a cancel
+    has not: what a server answers can be had sent to any subject, and means nothing there.
 
     Raises:
         MalformedEventError: it is neither, or not an event this version knows.
@@ -728,12 +1031,24 @@ def decode(data: bytes, kind: str | None = None) -> AnyEvent:
     try:
         if kind not in _PACKED_AT:
             return _JSON.decode(data) if is_json else _PACKED.decode(data)
-        event = _JSON_AT[kind].decode(data) if is_json else _PACKED_AT[kind].decode(data)
+        event = _decode_public(data, kind, is_json=is_json)
         check_public(event)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         message = f"not an event of this version: {error}"
         raise MalformedEventError(message[:MAX_MESSAGE_CHARS]) from error
     return event
+
+
+def _decode_public(data: bytes, kind: str, *, is_json: bool) -> PublicEvent:
+    try:
+        found = _JSON_AT[kind].decode(data) if is_json else _PACKED_AT[kind].decode(data)
+        return RequestCancel(**msgspec.structs.asdict(found)) if isinstance(found, _BareCancel) else found
+    except msgspec.ValidationError:
+        with suppress(msgspec.ValidationError):
+            tagged = _JSON.decode(data) if is_json else _PACKED.decode(data)
+            if kind == "control" and isinstance(tagged, RequestCancel | RequestWatched):
+                return tagged
+        raise
 
 
 def check_public(event: PublicEvent) -> None:
@@ -749,13 +1064,20 @@ def check_public(event: PublicEvent) -> None:
 
 
 def _check_messages(messages: list[dict[str, Any]]) -> None:
+    try:
+        _check_plain(messages, MAX_DEPTH)
+    except ValueError as error:
+        raise ValueError(f"{error} - at `$.inputs.messages`") from error
+
+
+def _check_plain(values: list[Any], depth: int) -> None:
     """Only what JSON can say, in 64 bits, and not too deep: it is written again, and by others."""
-    level: list[Any] = list(messages)
-    for _ in range(MAX_DEPTH):
+    level = values
+    for _ in range(depth):
         level = [inner for outer in level for inner in _parts(outer)]
         if not level:
             return
-    raise ValueError(f"nested deeper than {MAX_DEPTH} levels - at `$.inputs.messages`")
+    raise ValueError(f"nested deeper than {depth} levels")
 
 
 def _parts(value: object) -> list[Any]:
@@ -771,7 +1093,7 @@ def _parts(value: object) -> list[Any]:
         case float() if math.isfinite(value):
             return []
     found = "a map with keys that are no strings" if isinstance(value, dict) else f"{value!r:.80}"
-    raise ValueError(f"expected what JSON can say, in 64 bits; found {found} - at `$.inputs.messages`")
+    raise ValueError(f"expected what JSON can say, in 64 bits; found {found}")
 
 
 def submission_digest(event: RequestSubmitted) -> str:

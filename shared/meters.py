@@ -48,6 +48,24 @@ class EdgeMeters(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int = 0
 
 
+class PrefixMeters(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's engine has not computed again, or had to, or ahead.
+
+    Attributes:
+        asked: tokens of sequences that were let in; `hit`, those whose keys and values were cached.
+        kept: tokens that are cached now and in nobody's use: room for whoever needs it.
+        preempted: how often a sequence had to give its blocks back, to go on later.
+        guessed: tokens that were guessed ahead; `stood`, those that were the model's own.
+    """
+
+    asked: int = 0
+    hit: int = 0
+    kept: int = 0
+    preempted: int = 0
+    guessed: int = 0
+    stood: int = 0
+
+
 class WorkerMeters(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's.
 
@@ -56,7 +74,8 @@ class WorkerMeters(msgspec.Struct, frozen=True, kw_only=True):
         computed_tokens: positions that were run through the model, prompts' and answers'.
         sampled_tokens: tokens that came out of it.
         batch_rows: sequences in a step; `step_s` what it took, from choosing them to having their tokens.
-        tensors: those others may read; `edges` what was told from rank to rank.
+        tensors: those others may read; `edges` what was told from rank to rank; `prefix` what the engine has
+            not computed again.
     """
 
     log: LogStats
@@ -67,6 +86,7 @@ class WorkerMeters(msgspec.Struct, frozen=True, kw_only=True):
     step_s: Histogram
     tensors: TensorMeters = TensorMeters()
     edges: EdgeMeters = EdgeMeters()
+    prefix: PrefixMeters = PrefixMeters()
 
 
 class ConductorMeters(msgspec.Struct, frozen=True, kw_only=True):

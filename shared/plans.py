@@ -145,12 +145,15 @@ class AtHand(msgspec.Struct, frozen=True):
         index: counts the journey's steps, from 0, in the order in which they came to hand.
         partition: the sub-plan whose step it is; empty for the plan itself.
         ends: streams that end with it.
+        position: how many steps of the same sub-plan came before it: the same in every run, whereas the
+            index depends on which of several sub-plans was quicker.
     """
 
     index: int
     partition: str
     walks: tuple[Walk, ...]
     ends: tuple[str, ...] = ()
+    position: int = 0
 
 
 Recorded: TypeAlias = tuple[int, StepResult]
@@ -165,11 +168,13 @@ class _Run:
         started: its own sub-plans that it has not joined.
         joins: the one it waits for.
         done: it returned, and `value` is what.
+        steps: how many it has asked for.
     """
 
     name: str
     plan: SubPlan
     parent: "_Run | None" = None
+    steps: int = 0
     started: dict[str, "_Run"] = field(default_factory=dict)
     joins: str | None = None
     done: bool = False
@@ -283,7 +288,9 @@ class Journey:
         index = len(self._came)
         walks = step.walks if isinstance(step, Chain) else (step,)
         self._came.append(len(self._fed))
-        self._waiting[index] = (run, AtHand(index, run.name, walks, tuple(dict.fromkeys(step.ends))))
+        ends = tuple(dict.fromkeys(step.ends))
+        self._waiting[index] = (run, AtHand(index, run.name, walks, ends, run.steps))
+        run.steps += 1
 
     def _start(self, run: _Run, start: Start) -> None:
         if not start.name or start.name in self._names:

@@ -6,9 +6,9 @@ Model names live in payloads: they contain dots. `Subjects(prefix)` both builds 
     <prefix>.request.<request_id>                        any service: request.submitted
     <prefix>.control.<request_id>                        any service: request.cancel
     <prefix>.conductor.<kind>                            conductor: epoch, lost
-    <prefix>.walk.<request_id>                           conductor: admitted, rejected, ended
+    <prefix>.walk.<request_id>                           conductor: admitted, rejected, resumed, ended
     <prefix>.ready.<rank>.<request_id>                   conductor: node.ready, walk.stop
-    <prefix>.done.<rank>.<request_id>                    worker: walk.completed, .failed, .stopped
+    <prefix>.done.<rank>.<request_id>                    worker: walk.completed, .progressed, ...
     <prefix>.edge.<to_rank>.<from_rank>.<request_id>     worker: node.fired, stream.*, tensors.released
     <prefix>.worker.<rank>                               worker: joined, leaving
     <prefix>.output.<origin>.<request_id>.<writer>       worker: chunk (w<rank>); conductor: fence
@@ -62,10 +62,15 @@ class Subjects:
     def epoch(self) -> str:
         return self.conductor("epoch")
 
+    @property
+    def lost(self) -> str:
+        """Where lives are declared over."""
+        return self.conductor("lost")
+
     def walk(self, request_id: str) -> str:
         return f"{self.prefix}.walk.{request_id}"
 
-    def ready(self, rank: int, request_id: str) -> str:
+    def ready(self, rank: int | str, request_id: str) -> str:
         return f"{self.prefix}.ready.{rank}.{request_id}"
 
     def done(self, rank: int, request_id: str) -> str:
@@ -110,9 +115,10 @@ class Subjects:
         ]
 
     def for_gateway(self, origin: str) -> list[str]:
-        """What one gateway relays, and what its health is made of."""
+        """What one gateway relays, who else does, and what its health is made of."""
         return [
             self.walk("*"),
+            self.control("*"),
             self.output(origin, "*", "*"),
             self.conductor("*"),
             self.worker_any(),
@@ -133,7 +139,7 @@ class Subjects:
             self.request(request_id),
             self.control(request_id),
             self.walk(request_id),
-            f"{self.prefix}.ready.*.{request_id}",
+            self.ready("*", request_id),
             f"{self.prefix}.done.*.{request_id}",
             self.edge("*", "*", request_id),
             self.outputs_of(request_id),
@@ -156,22 +162,27 @@ class Subjects:
 def _address(kind: str, rest: list[str]) -> Address | None:
     """The address of a subject whose first tokens are ours; by number of tokens, the busiest first."""
     match len(rest):
-        case 2 if kind in {"ready", "done"} and rest[0].isdecimal():
+        case 2 if kind in {"ready", "done"} and _is_rank(rest[0]):
             return Address(kind=kind, rank=Rank(int(rest[0])), request_id=RequestId(rest[1]))
         case 1 if kind in {"request", "control", "walk"}:
             return Address(kind=kind, request_id=RequestId(rest[0]))
         case 3 if kind == "output":
             return Address(kind=kind, origin=rest[0], request_id=RequestId(rest[1]), writer=rest[2])
-        case 3 if kind == "edge" and rest[0].isdecimal() and rest[1].isdecimal():
+        case 3 if kind == "edge" and _is_rank(rest[0]) and _is_rank(rest[1]):
             return Address(
                 kind=kind, to_rank=Rank(int(rest[0])), rank=Rank(int(rest[1])), request_id=RequestId(rest[2])
             )
-        case 1 if kind == "worker" and rest[0].isdecimal():
+        case 1 if kind == "worker" and _is_rank(rest[0]):
             return Address(kind=kind, rank=Rank(int(rest[0])))
         case 1 if kind == "conductor":
             return Address(kind=kind, name=rest[0])
         case _:
             return None
+
+
+def _is_rank(text: str) -> bool:
+    """Whether `text` is a rank as it is written here: another spelling would be another's subject."""
+    return text.isdecimal() and text.isascii() and (text[0] != "0" or text == "0")
 
 
 def worker_writer(rank: int) -> str:

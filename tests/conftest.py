@@ -26,11 +26,6 @@ def log_url(nats_server: NatsServer) -> str:
 
 
 @pytest.fixture
-def log_token(nats_server: NatsServer) -> str:
-    return nats_server.token
-
-
-@pytest.fixture
 def subjects() -> Subjects:
     """Subjects under a prefix no other test uses; the stream is not made yet (see `provision`)."""
     return Subjects(f"t{next(_prefixes)}")

@@ -5,10 +5,10 @@ is resumed is folded again over the tokens it has, and goes on as if nothing had
 neither the engine nor the log.
 """
 
-from collections.abc import Collection, Sequence
-from typing import Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
 
-from shared.models.base import TextDecoder
+from shared.models.base import Processing, TextDecoder
 from workers.stop import StopMatcher
 
 STOP: Final = "stop"
@@ -42,6 +42,18 @@ class Answer:
         self._matcher = StopMatcher(stop)
         self._max_tokens = max_tokens
         self._ends = frozenset(stop_token_ids) | frozenset(() if ignore_eos else eos_ids)
+
+    @classmethod
+    def asked(cls, processing: Processing, args: Mapping[str, Any], max_tokens: int) -> "Answer":
+        """The answer that the arguments of a walk ask for."""
+        return cls(
+            processing.text_decoder(),
+            max_tokens=max_tokens,
+            eos_ids=frozenset(processing.eos_ids),
+            ignore_eos=bool(args.get("ignore_eos", False)),
+            stop_token_ids=frozenset(args.get("stop_token_ids", ())),
+            stop=args.get("stop", ()),
+        )
 
     def bytes_of(self, token_id: int) -> bytes:
         """A token's own bytes."""

@@ -157,6 +157,7 @@ class Chain:
         self._walking: _Walking | None = None
         self._later: list[tuple[NodeFired, int]] = []  # of walks that have not begun here
         self._emitting: dict[int, Value] = {}
+        self._in_turn = asyncio.Lock()
 
     @property
     def rows(self) -> Mapping[str, Row]:
@@ -292,10 +293,12 @@ class Chain:
         emissions = walking.run.complete(firing, outcome.outputs, outcome.stops)
         assert emissions is not None, "a firing under way is completed once"
         self._tensors.on_edges([value for value in outcome.outputs.values() if isinstance(value, Handle)])
-        if self._placed.others:
-            await self._tell_others(walking, firing, outcome, key)
         if emissions:
-            await self._leave(walking, emissions)
+            async with self._in_turn:  # at once: who completed first puts out first, in every attempt
+                await self._tell_others(walking, firing, outcome, key)
+                await self._leave(walking, emissions)
+        else:
+            await self._tell_others(walking, firing, outcome, key)
         self._let_go(walking)
 
     def _key_of(self, walking: _Walking, firing: Firing) -> str:
@@ -310,6 +313,10 @@ class Chain:
         return "/".join(map(str, (request_id, attempt, step, name, firing.node, *firing.path)))
 
     # ---- what leaves the walk ----------------------------------------------------------------------
+    async def _leave_in_turn(self, walking: _Walking, emissions: Sequence[Emission]) -> None:
+        async with self._in_turn:
+            await self._leave(walking, emissions)
+
     async def _leave(self, walking: _Walking, emissions: Sequence[Emission]) -> None:
         """See to what leaves the walk."""
         for emission in emissions:
@@ -338,12 +345,15 @@ class Chain:
                 self._tensors.check([value])
         finally:
             self._emitting.pop(id(value), None)
+        content: dict[str, Any]
         if modality == "text":
-            self.tracks.release(node, {"text": data.decode()})
-            return
-        media = self._hosted.graph.media.get(modality, {})
-        metadata = {"dtype": array.dtype, "shape": list(array.shape), **media}
-        self.tracks.release(node, {"modality": modality, "data": data, "metadata": metadata})
+            content = {"text": data.decode()}
+        else:
+            media = self._hosted.graph.media.get(modality, {})
+            metadata = {"dtype": array.dtype, "shape": list(array.shape), **media}
+            content = {"modality": modality, "data": data, "metadata": metadata}
+        self.tracks.release(node, content)
+        await self.tracks.of(node).room()
 
     async def _kept(self, walking: _Walking) -> dict[str, Handle]:
         """What a walk results in; the values of a list are told apart by their place: `name.0`, `name.1`."""
@@ -375,6 +385,8 @@ class Chain:
 
     # ---- other ranks -------------------------------------------------------------------------------
     async def _tell_others(self, walking: _Walking, firing: Firing, outcome: Outcome, key: str) -> None:
+        if not self._placed.others:
+            return
         node = walking.walk.nodes[firing.node]
         self._note_prompts(walking.place, outcome.outputs, node)
         outputs = {name: self._told(f"{key}/{name}", value) for name, value in outcome.outputs.items()}
@@ -434,7 +446,7 @@ class Chain:
         own = [emission for emission in emissions if self._is_here(walking, emission.node)]
         self._values |= {emission.edge: emission.value for emission in emissions}
         if own:
-            self._start(walking, self._leave, own)
+            self._start(walking, self._leave_in_turn, own)
         return True
 
     def _note_prompts(

@@ -2,7 +2,7 @@
 
     Start ──> what the log has of its output ──> Chain ──> every chunk acked ──> walk.completed
     Heard ──> of a step: its chain; of a stream: its attempt's streams
-    Stop  ──> the order dropped, its rows cancelled ──> walk.stopped
+    Stop  ──> the order dropped, its rows cancelled ──> walk.stopped; with the last one, its attempt's streams
     Ended ──> all that was kept for the request, freed
 
 How a chain of walks is run is `workers.chain`'s. What outlives a step belongs to its request, until the log
@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
-from shared import tracing
+from shared import faults, tracing
 from shared.errors import BugError, CapacityError, DalSegnoError
 from shared.events import (
     EdgeEvent,
@@ -36,21 +36,25 @@ from shared.events import (
     StreamSent,
     StreamTaken,
     TensorsReleased,
+    WalkBegun,
     WalkCompleted,
     WalkFailed,
+    WalkProgressed,
     WalkStop,
     WalkStopped,
 )
 from shared.log.port import Log
 from shared.said import MAY_QUOTE
 from shared.subjects import Subjects
+from shared.tensors import Handle
 from shared.tracing import Span
 from workers.chain import Chain
 from workers.early import Heard
-from workers.inbox import Ended, Start, StepKey, Stop
+from workers.inbox import Ended, Over, Start, StepKey, Stop
 from workers.nodes import Hosted
-from workers.output import OutputState
+from workers.output import OutputState, PostChunk
 from workers.placed import Placed
+from workers.probation import Probation
 from workers.recall import Recall, Recalled
 from workers.streams import EdgeCounts, Streams
 from workers.tensors import LostTensor
@@ -129,8 +133,8 @@ class Executor:
         key = start.key
         if key in self._orders:
             return
-        for other in [k for k in self._orders if k.request_id == key.request_id and k.attempt < key.attempt]:
-            self._drop_at_once(self._orders[other])
+        for lower in self._orders_of(key.request_id, key.attempt - 1):
+            self._drop_at_once(self._orders[lower])
         refused = start.refused
         if len(self._orders) >= MAX_ORDERS:
             refused = f"this worker runs {MAX_ORDERS} steps already; try again later"
@@ -147,6 +151,14 @@ class Executor:
         if order is not None or not stop.started:
             self._forget(stop.key)
             self._tasks.create_task(self._stopped(order, stop), name=f"stop {stop.key}")
+        else:
+            self._leave_attempt(stop.key.request_id, stop.key.attempt)
+
+    def over(self, over: Over) -> None:
+        """Attempts of a request are over: drop what still runs of them, without a word."""
+        for key in self._orders_of(over.request_id, over.attempt):
+            self._drop_at_once(self._orders[key])
+        self._leave_attempt(over.request_id, over.attempt)
 
     def hear(self, heard: Heard) -> None:
         """Take what another rank told, for an order or an attempt that has begun here."""
@@ -196,10 +208,8 @@ class Executor:
         if request is None:
             request = self._requests[key.request_id] = _Request(key.attempt)
         elif key.attempt > request.attempt:
-            self._close(request)
-            if request.touched:
-                self._hosted.store.end(f"{key.request_id}/{request.attempt}")
-            request.attempt, request.streams = key.attempt, None
+            self._free_attempt(key.request_id, request)
+            request.attempt = key.attempt
         if request.streams is None and self._hosted.graph.streams:
             request.streams = self._open_streams(self._orders[key])
 
@@ -207,7 +217,7 @@ class Executor:
         key, ready = order.key, order.ready
 
         def tell(rank: int, event: StreamSent | StreamTaken, stored: Callable[[int], None] | None) -> None:
-            self._writer.post(self._edge_to(rank, ready), _told(event, ready), stored)
+            self._writer.post(self._edge_to(rank, ready), _told(event, ready, rank), stored)
             self.counts.told += 1
 
         async def tell_when_possible(rank: int, event: StreamTaken) -> None:
@@ -225,10 +235,27 @@ class Executor:
             counts=self.counts,
         )
 
+    def _orders_of(self, request_id: str, attempt: int) -> list[StepKey]:
+        """The orders of a request, up to an attempt."""
+        return [key for key in self._orders if key.request_id == request_id and key.attempt <= attempt]
+
+    def _leave_attempt(self, request_id: str, attempt: int) -> None:
+        """An attempt is over: with its last order here goes what outlived those before."""
+        request = self._requests.get(request_id)
+        if request is None or request.attempt > attempt or self._orders_of(request_id, attempt):
+            return
+        self._free_attempt(request_id, request)
+
+    def _free_attempt(self, request_id: str, request: _Request) -> None:
+        self._close(request)
+        if request.touched:
+            self._hosted.store.end(f"{request_id}/{request.attempt}")
+
     @staticmethod
     def _close(request: _Request) -> None:
         if request.streams is not None:
             request.streams.close()
+            request.streams = None
 
     # ---- other ranks -------------------------------------------------------------------------------
     def _hear(self, order: _Order, heard: Heard) -> None:
@@ -243,7 +270,7 @@ class Executor:
     async def _tell(self, ready: NodeReady, rank: int, event: EdgeEvent) -> None:
         """Tell another rank something, as soon as the log takes it."""
         self.counts.told += 1
-        await self._writer.post_when_possible(self._edge_to(rank, ready), _told(event, ready))
+        await self._writer.post_when_possible(self._edge_to(rank, ready), _told(event, ready, rank))
 
     def _edge_to(self, rank: int, ready: NodeReady) -> str:
         return self._subjects.edge(rank, ready.rank, str(ready.request_id))
@@ -265,12 +292,14 @@ class Executor:
 
     async def _carry_out(self, order: _Order, span: Span) -> None:
         try:
-            await self._report(order.ready, await self._answer(order, span))
+            completed = await self._answer(order, span)
+            faults.reach("worker.completed.posting")
+            await self._report(order.ready, completed, lambda _: faults.reach("worker.completed.acked"))
+            faults.reach("worker.completed.posted")
         except DalSegnoError as error:
             span.fail(error.failure_code)
             failure = Failure(code=error.failure_code, message=error.message, status=error.failure_status)
-            gone = error.key if isinstance(error, LostTensor) else None
-            await self._fail(order, failure, gone)
+            await self._fail(order, failure, error.handle if isinstance(error, LostTensor) else None)
         except Exception as error:  # an order's outermost loop: it fails, the worker goes on
             _LOGGER.exception("step %s failed", order.key, extra=MAY_QUOTE)
             span.fail(BugError.code)
@@ -285,10 +314,11 @@ class Executor:
         placed = Placed(self._hosted.script, ready)
         recalled = await self._recall(key, placed, order.seq)
 
-        def post(chunk: OutputChunk, stored: Callable[[int], None]) -> None:
-            subject = self._subjects.output(ready.origin, key.request_id, self._writer.name)
-            self._writer.post(subject, _answering(chunk, ready, chunk.index), stored)
-
+        post = self._output_of(ready)
+        if ready.on_probation:
+            await self._begun(order)
+            probation = Probation(placed.tracks, self._hosted.graph.nodes, recalled)
+            post = self._watched(order, post, probation)
         request = self._requests[key.request_id]
         request.touched = request.touched or _touches(self._hosted, placed)
         order.chain = chain = Chain(
@@ -304,6 +334,7 @@ class Executor:
         )
         for heard in order.heard:
             self._hear(order, heard)
+        faults.reach("worker.node.started")
         results, durations_s = await chain.run(span)
         totals = await chain.stored()
         span.set({"dalsegno.tokens": sum(row.answer.tokens for row in chain.rows.values())})
@@ -318,6 +349,43 @@ class Executor:
             durations_s=durations_s,
             streams=chain.taken(),
         )
+
+    def _output_of(self, ready: NodeReady) -> PostChunk:
+        """Where the chunks of an order go."""
+        subject = self._subjects.output(ready.origin, str(ready.request_id), self._writer.name)
+
+        def post(chunk: OutputChunk, stored: Callable[[int], None]) -> None:
+            self._writer.post(subject, _answering(chunk, ready, chunk.index), stored)
+
+        return post
+
+    def _watched(self, order: _Order, post: PostChunk, probation: Probation) -> PostChunk:
+        """The same, and where what is stored is progress, it is said."""
+
+        def watched(chunk: OutputChunk, stored: Callable[[int], None]) -> None:
+            def then(seq: int) -> None:
+                stored(seq)
+                if probation.stored(chunk) and order.key in self._orders:
+                    self._spawn(self._progressed(order, probation.tokens))
+
+            post(chunk, then)
+
+        return watched
+
+    async def _begun(self, order: _Order) -> None:
+        """Say that it begins, and wait until that is stored: only then can it be what this worker dies of."""
+        key, rank = order.key, order.ready.rank
+        stored = asyncio.Event()
+        event = WalkBegun(id=f"{key.request_id}.begun.{key.attempt}.{key.step}.{rank}", rank=rank)
+        await self._report(order.ready, event, lambda _: stored.set())
+        await stored.wait()
+
+    async def _progressed(self, order: _Order, tokens: int) -> None:
+        key, rank = order.key, order.ready.rank
+        event = WalkProgressed(
+            id=f"{key.request_id}.progressed.{key.attempt}.{key.step}.{rank}", rank=rank, tokens=tokens
+        )
+        await self._report(order.ready, event)
 
     async def _recall(self, key: StepKey, placed: Placed, seq: int) -> Mapping[str, Recalled]:
         """Where the tracks of the request's output stand, as far as a step ordered at `seq` has to know."""
@@ -347,14 +415,16 @@ class Executor:
             self._outputs.popitem(last=False)
 
     # ---- orders out --------------------------------------------------------------------------------
-    async def _fail(self, order: _Order, failure: Failure, gone: str | None = None) -> None:
+    async def _fail(self, order: _Order, failure: Failure, gone: Handle | None = None) -> None:
         await self._release(order)
         key, rank = order.key, order.ready.rank
         event = WalkFailed(
             id=f"{key.request_id}.failed.{key.attempt}.{key.step}.{rank}",
             rank=rank,
             failure=failure,
-            gone=gone,
+            gone=gone.key if gone is not None else None,
+            gone_rank=gone.rank if gone is not None else None,
+            gone_life=gone.incarnation if gone is not None else None,
         )
         await self._report(order.ready, event)
 
@@ -368,6 +438,7 @@ class Executor:
             steps_after=steps_after,
             tokens=sum(row.answer.tokens for row in rows),
         )
+        self._leave_attempt(key.request_id, key.attempt)
         await self._report(stop.order, event)
 
     async def _drop(self, order: _Order) -> int:
@@ -400,11 +471,14 @@ class Executor:
             self._idle.set()
 
     async def _report(
-        self, order: NodeReady | WalkStop, event: WalkCompleted | WalkFailed | WalkStopped
+        self,
+        order: NodeReady | WalkStop,
+        event: WalkBegun | WalkProgressed | WalkCompleted | WalkFailed | WalkStopped,
+        stored: Callable[[int], None] | None = None,
     ) -> None:
         """Answer an order."""
         subject = self._subjects.done(order.rank, str(order.request_id))
-        await self._writer.post_when_possible(subject, _answering(event, order, order.index))
+        await self._writer.post_when_possible(subject, _answering(event, order, order.index), stored)
 
 
 def _span(order: _Order) -> Span:
@@ -436,10 +510,15 @@ def _answering(event: Event, order: NodeReady | WalkStop, index: int) -> Event:
     )
 
 
-def _told(event: EdgeEvent, order: NodeReady) -> EdgeEvent:
-    """The event with what it has of the order it comes of."""
+def _told(event: EdgeEvent, order: NodeReady, rank: int) -> EdgeEvent:
+    """The event with what it has of the order it comes of, for the life of the rank that the order names."""
     return msgspec.structs.replace(
-        event, request_id=order.request_id, epoch=order.epoch, attempt=order.attempt, trace=order.trace
+        event,
+        request_id=order.request_id,
+        epoch=order.epoch,
+        attempt=order.attempt,
+        trace=order.trace,
+        to_life=order.lives.get(rank),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import torch
 
 from shared.config import ConfigError, DeploymentConfig
@@ -20,7 +21,9 @@ from shared.models.base import EngineKind
 from workers import memory
 from workers.devices import choose_device
 from workers.engine.cpu_threads import cores, stateless_threads
+from workers.engine.draft import DraftModel
 from workers.engine.kv_engine import KVEngine
+from workers.engine.speculate import PromptLookup, Proposer
 from workers.pool_size import pool_size
 from workers.settings import EngineSettings
 from workers.stateless.nodes import StatelessNodes
@@ -115,12 +118,12 @@ def make_engine(
             f"max_seq_len is {config.max_seq_len}, but the model in {config.checkpoint} was made for "
             f"{node.max_positions} tokens; set max_seq_len to at most that"
         )
-    layout = node.layout
+    draft = _draft(config, node, settings, device, progress)
     on_gpu = device.type == "cuda"
     size = pool_size(
         configured_tokens=config.kv_tokens,
         free_bytes=torch.cuda.mem_get_info(device)[0] if on_gpu else memory.available_bytes(),
-        bytes_per_token=2 * layout.layers * layout.kv_heads * layout.head_dim * node.dtype.itemsize,
+        bytes_per_token=_kv_bytes(node) + (_kv_bytes(draft) if draft is not None else 0),
         block_size=settings.block_size,
         max_rows=rows,
         max_seq_len=config.max_seq_len,
@@ -142,9 +145,62 @@ def make_engine(
         max_step_tokens=step_tokens,
         max_rows=rows,
         export_to=export_to,
+        prefix_cache=settings.prefix_cache,
+        stretch=settings.stretch,
+        proposer=_proposer(draft, node, settings, size.blocks, rows, step_tokens),
+        guesses=settings.speculate,
         cpu_cores=max(1, at.cores - stateless_threads(at.cores, beside_kv=True))
         if has_stateless
         else at.cores,
+    )
+
+
+def _kv_bytes(node: "Node") -> int:
+    """What the keys and values of one token take."""
+    layout = node.layout
+    return 2 * layout.layers * layout.kv_heads * layout.head_dim * node.dtype.itemsize
+
+
+def _draft(
+    config: DeploymentConfig,
+    served: "Node",
+    settings: EngineSettings,
+    device: torch.device,
+    progress: Progress,
+) -> "Node | None":
+    """The model that guesses for `served`, where there is one.
+
+    Raises:
+        CheckpointError: its checkpoint cannot be served.
+        ConfigError: it speaks another vocabulary.
+    """
+    if not settings.speculate or settings.draft is None:
+        return None
+    smaller = msgspec.structs.replace(config, checkpoint=settings.draft)
+    draft: Node = _load(smaller, served.name, settings, device, progress)
+    if draft.vocab_size != served.vocab_size:
+        raise ConfigError(
+            f"model_kwargs.draft: {settings.draft} has {draft.vocab_size} tokens, the served model "
+            f"{served.vocab_size}: expected one with the same tokenizer"
+        )
+    return draft
+
+
+def _proposer(
+    draft: "Node | None", served: "Node", settings: EngineSettings, blocks: int, rows: int, step_tokens: int
+) -> Proposer | None:
+    """Who guesses, as the settings say."""
+    if not settings.speculate:
+        return None
+    if draft is None:
+        return PromptLookup()
+    return DraftModel(
+        draft,
+        served=served.name,
+        num_blocks=blocks,
+        block_size=settings.block_size,
+        max_rows=rows,
+        max_step_tokens=step_tokens,
     )
 
 

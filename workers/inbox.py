@@ -7,7 +7,8 @@ Duplicates, late and void records are normal input and lead to nothing. No I/O, 
 
     record ──> fence ──> own joined?      ──> Joined      from here on it has an incarnation
                     ├──> node.ready       ──> Start       once per (request, attempt, index)
-                    ├──> walk.stop        ──> Stop
+                    ├──> walk.stop        ──> Stop        its attempt is over
+                    ├──> request.resumed  ──> Over        so are the attempts before it
                     ├──> an edge          ──> Heard       from a life that the order names; early ones wait
                     ├──> a request's end  ──> Ended
                     ├──> other ranks      ──> Met, Parted
@@ -20,17 +21,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
+from shared.addressed import check_address
 from shared.events import (
     EdgeEvent,
-    EpochOpened,
     MalformedEventError,
     NodeFired,
     NodeReady,
-    RequestAdmitted,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
-    RequestRejected,
+    RequestResumed,
     StreamSent,
     StreamTaken,
     TensorsReleased,
@@ -93,6 +93,14 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Over:
+    """Attempts up to this one are over, and what was kept for them is free. The request itself goes on."""
+
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """A request is over, however: forget it, and free what was kept for it."""
 
@@ -124,22 +132,19 @@ class Unreadable:
     quotation: str | None = None
 
 
-Action: TypeAlias = Joined | Start | Stop | Heard | Ended | Met | Parted | Superseded | Lost | Unreadable
+Action: TypeAlias = (
+    Joined | Start | Stop | Over | Heard | Ended | Met | Parted | Superseded | Lost | Unreadable
+)
 
-_KINDS: Final[dict[str, tuple[type, ...]]] = {
-    "ready": (NodeReady, WalkStop),
-    "edge": (NodeFired, StreamSent, StreamTaken, TensorsReleased),
-    "walk": (RequestAdmitted, RequestRejected, RequestFinished, RequestFailed, RequestCancelled),
-    "worker": (WorkerJoined, WorkerLeaving),
-    "conductor": (EpochOpened, WorkerLost),
-}
+_KINDS: Final = frozenset({"ready", "edge", "walk", "worker", "conductor"})
 
 
 @dataclass(slots=True)
 class _Steps:
-    """What was ordered of one request, in its highest attempt."""
+    """What was ordered of one request, in its highest attempt; `over` says that this is over."""
 
     attempt: int
+    over: bool = False
     started: set[int] = field(default_factory=set)
     stopped: dict[int, WalkStop] = field(default_factory=dict)
     lives: dict[int, int] = field(default_factory=dict)  # of the ranks it is placed on, by its last order
@@ -191,10 +196,9 @@ class Inbox:
             return Unreadable(f"record {record.seq} on {record.subject} is nothing a worker reads")
         try:
             event = decode(record.data)
+            check_address(address, event)
         except MalformedEventError as error:
             return Unreadable(f"record {record.seq} on {record.subject} is no event", quotation=str(error))
-        if not isinstance(event, _KINDS[address.kind]):
-            return Unreadable(f"record {record.seq} on {record.subject}: a {type(event).__name__} there")
         if not self._fence.admits(event):
             return None  # of a deposed conductor
         match event:
@@ -213,6 +217,8 @@ class Inbox:
                 return self._edge(event, address, len(record.data))
             case RequestFinished() | RequestFailed() | RequestCancelled():
                 return self._end(event)
+            case RequestResumed():
+                return self._resumed(event)
             case _:
                 return None
 
@@ -252,6 +258,8 @@ class Inbox:
         if steps is None or order.index in steps.stopped:
             return None
         steps.stopped[order.index] = order
+        steps.over = True
+        self._early.begin(str(order.request_id), order.attempt + 1)
         if order.index not in steps.started:
             return None  # its order may still come: it was sent again, and is stored behind this
         return Stop(StepKey(str(order.request_id), order.attempt, order.index), order)
@@ -271,6 +279,16 @@ class Inbox:
             self._requests.popitem(last=False)
         return steps if order.attempt == steps.attempt else None
 
+    def _resumed(self, event: RequestResumed) -> Over | None:
+        """The request goes on in a later attempt, here or elsewhere."""
+        request_id = str(event.request_id)
+        self._early.begin(request_id, event.attempt)
+        steps = self._requests.get(request_id)
+        if steps is None or steps.attempt >= event.attempt:
+            return None
+        self._requests[request_id] = _Steps(event.attempt)
+        return Over(request_id, steps.attempt)
+
     def _end(self, event: RequestFinished | RequestFailed | RequestCancelled) -> Ended | None:
         request_id = str(event.request_id)
         if request_id in self._ended:
@@ -286,11 +304,15 @@ class Inbox:
     def _edge(self, event: EdgeEvent, address: Address, nbytes: int) -> Heard | Unreadable | None:
         if address.to_rank != self._rank or address.rank is None or event.request_id != address.request_id:
             return Unreadable(f"a {type(event).__name__} from rank {address.rank} is not for this rank")
+        if event.to_life is not None and event.to_life != self.incarnation:
+            return None  # told to an earlier life: its requests may have ended before this one began
         request_id = str(event.request_id)
         heard, steps = Heard(event, address.rank), self._requests.get(request_id)
         attempt = steps.attempt if steps is not None else 0
         if request_id in self._ended or event.attempt < attempt:
             return None  # nobody waits for it any more
+        if steps is not None and steps.over and event.attempt == attempt:
+            return None
         if steps is not None and event.attempt == attempt and self._is_due(event, steps):
             return heard if _is_of(heard, steps.lives) else None
         self._early.add(request_id, heard, nbytes)

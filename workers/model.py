@@ -22,6 +22,7 @@ from workers.engine.thread import EngineThread
 from workers.rows import EnginePort, Rows
 from workers.settings import EngineSettings
 from workers.stateless.thread import StatelessThread
+from workers.warm import warm
 
 if TYPE_CHECKING:
     from workers.engine.kv_engine import KVEngine
@@ -113,6 +114,9 @@ class LocalModel:
                 await self._start_stateless()
             if kv:
                 kv_tokens = await self._start_engine(rows)
+        if kv and self.settings.warm:
+            rows.engine = self._thread
+            await warm(self.settings.warm, reading.result(), rows, longest=kv_tokens)
         self.progress = 1.0
         _LOGGER.info("loaded %s in %.1f s", self.config.name, time.monotonic() - begun_s)
         return Loaded(

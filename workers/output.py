@@ -7,7 +7,8 @@
 
 `Chunker` is pure and is handed the time; `OutputStream` is the thin shell: it arms a timer on the event
 loop, posts, and waits for acks. A chunk counts only when the log has taken it over: while the log's
-backlog is full, what comes stays with the chunker and goes out later in larger pieces.
+backlog is full, what comes stays with the chunker and goes out later in larger pieces. When so much has
+come together that it is `full`, whoever makes it waits: a row is held in the engine, any other node is.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from shared import faults
 from shared.errors import CapacityError, DalSegnoError
 from shared.events import OutputChunk, OutputTotals, TokenLogprobs
 from shared.transcript import Track
@@ -25,6 +27,10 @@ MAX_CHUNK_TOKENS: Final = 1024
 """Far below the log's largest payload, also when a long backlog is cut."""
 MAX_CHUNK_LOGPROBS: Final = 4096
 """So many log probabilities are some 200 kB."""
+HELD_CHUNKS: Final = 2
+"""So many chunks' worth of tokens may wait for the log."""
+HELD_BYTES: Final = 4 * 1024 * 1024
+"""So large may be what else waits, before no more of it is made."""
 RETRY_S: Final = 0.25
 _TIMER_GRAIN_S: Final = 0.001
 """uvloop's clock counts whole milliseconds and its timers ring up to half a one early: what is due within
@@ -66,6 +72,7 @@ class Chunker:
         self._choice = choice
         self._track = track
         self._contents: deque[Mapping[str, Any]] = deque()
+        self._contents_bytes = 0
         self._tokens: list[int] = []
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprobs] = []  # one for each token, or none at all
@@ -76,6 +83,11 @@ class Chunker:
     @property
     def pending(self) -> bool:
         return bool(self._tokens or self._contents)
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits that no more is to be made for now."""
+        return self._contents_bytes > HELD_BYTES or len(self._tokens) > HELD_CHUNKS * self._most
 
     @property
     def totals(self) -> OutputTotals:
@@ -93,6 +105,7 @@ class Chunker:
     def add_content(self, content: Mapping[str, Any]) -> None:
         """A chunk of its own: fields of `OutputChunk`, no tokens."""
         self._contents.append(content)
+        self._contents_bytes += _size_of(content)
 
     def due_s(self) -> float | None:
         """When the next chunk is due; None while nothing waits. The first text is due at once."""
@@ -110,19 +123,24 @@ class Chunker:
         """The chunk of what waits."""
         if self._contents:
             return self._chunk(**self._contents[0])
-        most = tokens_per_chunk(len(self._logprobs[0].top)) if self._logprobs else MAX_CHUNK_TOKENS
+        most = self._most
         return self._chunk(
             text="".join(self._texts[:most]),
             token_ids=self._tokens[:most],
             logprobs=self._logprobs[:most] or None,
         )
 
+    @property
+    def _most(self) -> int:
+        """The most tokens of a chunk."""
+        return tokens_per_chunk(len(self._logprobs[0].top)) if self._logprobs else MAX_CHUNK_TOKENS
+
     def take(self, chunk: OutputChunk, now_s: float) -> None:
         """The log has taken the chunk over: it counts."""
         [valid] = self._state.track.fold(chunk)
         self._state.fold(valid)
         if self._contents:
-            self._contents.popleft()
+            self._contents_bytes -= _size_of(self._contents.popleft())
             return
         count = len(chunk.token_ids)
         del self._tokens[:count], self._texts[:count], self._logprobs[:count]
@@ -144,12 +162,21 @@ class Chunker:
         )
 
 
+def _size_of(content: Mapping[str, Any]) -> int:
+    return len(content.get("data") or b"") + len(content.get("text") or "")
+
+
 PostChunk: TypeAlias = Callable[[OutputChunk, Callable[[int], None]], None]
 """Puts a chunk into the log's outbox, and calls back once it is stored; a `CapacityError` means not now."""
 
 
 class OutputStream:
-    """A chunker on the event loop."""
+    """A chunker on the event loop.
+
+    Attributes:
+        has_room: whether more may be made now.
+        on_room: called with that whenever it changes: for who cannot wait itself.
+    """
 
     def __init__(self, chunker: Chunker, post: PostChunk) -> None:
         self._chunker = chunker
@@ -157,6 +184,9 @@ class OutputStream:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._unacked = 0
+        self.on_room: Callable[[bool], None] | None = None
+        self.has_room = True
+        self._room: asyncio.Future[None] | None = None
         self._settled: asyncio.Future[None] | None = None
         self._failure: DalSegnoError | None = None
         self._closed = False
@@ -187,6 +217,12 @@ class OutputStream:
             await self._settled
         return self._chunker.totals
 
+    async def room(self) -> None:
+        """Wait until more may be made; where nothing goes out any more, that is told by `stored`."""
+        while not self.has_room:
+            self._room = self._room if self._room and not self._room.done() else self._loop.create_future()
+            await asyncio.shield(self._room)
+
     def close(self) -> None:
         """Put nothing out any more."""
         self._closed = True
@@ -194,6 +230,20 @@ class OutputStream:
             self._timer.cancel()
 
     def _cut(self, *, everything: bool = False) -> None:
+        self._cut_chunks(everything=everything)
+        self._measure()
+
+    def _measure(self) -> None:
+        has_room = self._failure is not None or not self._chunker.full
+        if has_room == self.has_room:
+            return
+        self.has_room = has_room
+        if self.on_room is not None:
+            self.on_room(has_room)
+        if has_room and self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    def _cut_chunks(self, *, everything: bool) -> None:
         while not self._closed and self._failure is None and (due_s := self._chunker.due_s()) is not None:
             if not everything and due_s > self._loop.time() + _TIMER_GRAIN_S:
                 self._arm(due_s)
@@ -212,6 +262,7 @@ class OutputStream:
         self._post(chunk, self._acked)
         self._unacked += 1
         self._chunker.take(chunk, self._loop.time())
+        faults.reach("worker.chunk.posted")
 
     def _arm(self, at_s: float, *, everything: bool = False) -> None:
         if self._timer is None:
@@ -223,6 +274,7 @@ class OutputStream:
 
     def _acked(self, _seq: int) -> None:
         self._unacked -= 1
+        faults.reach("worker.chunk.acked")
         self._settle()
 
     def _settle(self) -> None:

@@ -17,6 +17,10 @@ PROMPT: Final = "token_ids"
 """The input a KV node's row begins with."""
 
 
+_OF_PROMPTS: Final = frozenset({"echo", "pooling", "warm"})
+"""Arguments of walks whose node is heard though no token of it is."""
+
+
 class Script:
     """What of a model's graph every order asks for, worked out once.
 
@@ -99,14 +103,18 @@ class Placed:
         return self._script.tracks[node]
 
     def speaks(self, node: str) -> bool:
-        """Whether a client reads what a node says in this step; an echo is said by the node of its prompt."""
+        """Whether a client reads what a node says in this step.
+
+        An echo is said by the node of its prompt, and so is an embedding; and of a prompt that is computed
+        for others that nothing is.
+        """
         return node in self._speakers
 
     def _found_speakers(self) -> set[str]:
         found: set[str] = set()
         for walk, call in zip(self.walks, self._ready.walks, strict=True):
             found.update(self._script.speakers[walk.name])
-            if "echo" in call.args:
+            if not _OF_PROMPTS.isdisjoint(call.args):
                 found.update(node for node in walk.nodes if self._graph.nodes[node] is EngineKind.KV)
         return found
 

@@ -21,44 +21,46 @@ import os
 import platform
 import secrets
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
-
+from shared import faults
 from shared.config import ConfigError, DeploymentConfig
 from shared.errors import CapacityError, WorkerError
 from shared.events import MalformedEventError, WorkerJoined, WorkerLeaving, decode
 from shared.fence import EpochFence
 from shared.ids import Rank
-from shared.log import jetstream
+from shared.log import beats, jetstream
+from shared.log.credentials import NOBODY, Credentials
 from shared.log.port import Log
-from shared.meters import EdgeMeters, TensorMeters, WorkerMeters
+from shared.meters import EdgeMeters, PrefixMeters, TensorMeters, WorkerMeters
 from shared.said import quoting
 from shared.subjects import Subjects
 from workers import settings
+from workers.cpu_pool import CpuPool
 from workers.data_plane.port import TensorStore
 from workers.data_plane.store import open_store
 from workers.data_plane.transports.choice import Network, chosen
 from workers.early import EarlyEdges, Heard
 from workers.engine.outcomes import EngineStats
 from workers.executor import Executor
-from workers.inbox import Ended, Inbox, Joined, Lost, Start, Stop, Superseded, Unreadable
+from workers.inbox import Ended, Inbox, Joined, Lost, Over, Start, Stop, Superseded, Unreadable
 from workers.lives import Lives, Met, Parted
 from workers.model import Loaded, LocalModel, Model
 from workers.nodes import Hosted
+from workers.pulse import Pulse
 from workers.rows import Rows
 from workers.streams import EdgeCounts
 from workers.writer import EventWriter
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-BEAT_S: Final = 0.5
 DRAIN_S: Final = 5.0
 """What runs may finish for so long; the launcher kills after twice that."""
 LAST_WORDS_S: Final = 2.0
+ABANDON_S: Final = 10.0
+"""How long the engine may take to drop everything: a step. One that does not come back ends the process."""
 CPU_THREADS: Final = 4
 SAY_AGAIN_S: Final = 24 * 3600.0
 """The log keeps events for days; a worker may live longer."""
@@ -73,6 +75,12 @@ class SupersededError(WorkerError):
     code = "superseded"
 
 
+class StuckError(WorkerError):
+    """The engine does not come back from a step; only a new process can."""
+
+    code = "stuck"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
     """Where the log is, what is served, and which rank of it this is."""
@@ -80,7 +88,7 @@ class WorkerOptions:
     config: DeploymentConfig
     rank: int
     nats_url: str
-    nats_token: str | None = None
+    credentials: Credentials = NOBODY
     prefix: str = "ds"
 
 
@@ -91,14 +99,25 @@ async def run(options: WorkerOptions) -> None:
         ConfigError, CheckpointError: what is to be served cannot be.
         LogUnavailableError: the log cannot be reached.
         SupersededError: another process has taken this rank.
+        StuckError: it was given up, and cannot begin anew.
     """
     engine_settings = settings.of(options.config)
     subjects = Subjects(options.prefix)
+    pulse = Pulse(
+        subjects.beat("worker", str(options.rank)),
+        lambda: beats.open_line(
+            options.nats_url,
+            credentials=options.credentials,
+            name=f"worker {options.rank} beats",
+            timeout_s=jetstream.ROLE_PATIENCE_S,
+        ),
+    )
     log = await jetstream.connect(
         options.nats_url,
-        token=options.nats_token,
+        credentials=options.credentials,
         subjects=subjects,
         name=f"worker {options.rank}",
+        durability=options.config.nats.durability,
         timeout_s=jetstream.ROLE_PATIENCE_S,
         on_change=_say_connection,
     )
@@ -106,12 +125,23 @@ async def run(options: WorkerOptions) -> None:
         store = open_tensors(options.config, options.rank)
         try:
             model = LocalModel(options.config, engine_settings, options.rank, store.allocate)
-            await Worker(log, subjects, options.config, Rank(options.rank), model, store).run()
+            worker = Worker(log, subjects, options.config, Rank(options.rank), model, store)
+            await live(worker, pulse)
         finally:
             await store.close()
     finally:
         log.on_change = None
         await log.close()
+
+
+async def live(worker: "Worker", pulse: Pulse) -> None:
+    """Work until cancelled, and be heard as long."""
+    async with asyncio.TaskGroup() as tasks:
+        beating = tasks.create_task(pulse.run(worker.vital_signs), name="beats")
+        try:
+            await worker.run()
+        finally:
+            beating.cancel()
 
 
 def open_tensors(config: DeploymentConfig, rank: int) -> TensorStore:
@@ -165,7 +195,6 @@ class Worker:
         """Work until cancelled, then leave in order."""
         stopping = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            beats = tasks.create_task(self._beat(), name="beats")
             work = tasks.create_task(self._work(stopping), name="work")
             try:
                 await asyncio.wait([work])
@@ -174,8 +203,6 @@ class Worker:
                     stopping.set()
                     await asyncio.wait([work])
                 raise
-            finally:
-                beats.cancel()
 
     # ---- from loading to leaving -------------------------------------------------------------------
     async def _work(self, stopping: asyncio.Event) -> None:
@@ -190,7 +217,7 @@ class Worker:
             stop.cancel()
         loaded = loading.result()
         rows.engine = loaded.engine
-        pool = ThreadPoolExecutor(CPU_THREADS, thread_name_prefix="cpu-node")
+        pool = CpuPool(CPU_THREADS)
         hosted = Hosted(
             graph=loaded.graph,
             processing=loaded.processing,
@@ -204,6 +231,8 @@ class Worker:
                 engine = tasks.create_task(self._model.wait(), name="engine")
                 while not stopping.is_set():
                     await self._live(hosted, loaded, stopping)
+                    if not stopping.is_set():
+                        await self._settle(pool)
                 engine.cancel()
         finally:
             await self._model.close()
@@ -226,6 +255,7 @@ class Worker:
             host=platform.node(),
             pid=os.getpid(),
             cards=self._store.cards if len(self._config.ranks) > 1 else {},
+            tool_calls=loaded.processing.tool_calls,
         )
         self._early = EarlyEdges()
         inbox = Inbox(
@@ -236,7 +266,9 @@ class Worker:
             epoch=EpochFence.behind(await self._log.last(self._subjects.epoch)).epoch,
             early=self._early,
         )
+        faults.reach("worker.joined.posting")
         await writer.post_when_possible(self._subjects.worker(self._rank), joined)
+        faults.reach("worker.joined.posted")
         async with asyncio.TaskGroup() as tasks:
             executor = Executor(
                 hosted,
@@ -251,9 +283,9 @@ class Worker:
             stop = tasks.create_task(stopping.wait(), name="stopping")
             await asyncio.wait([reading, stop], return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
-                await self._leave(executor, writer)
+                await self._leave(executor, writer, joined.tool_calls)
             else:
-                await executor.abandon()
+                await self._abandon(executor, ABANDON_S)
             for task in (reading, staying, stop):
                 task.cancel()
 
@@ -263,9 +295,13 @@ class Worker:
             async for record in records:
                 match inbox.fold(record):
                     case Start() as start if self._state == "ready":
+                        faults.reach("worker.order.read")
                         executor.start(start, record.seq)
                     case Stop() as stop:
+                        faults.reach("worker.stop.read")
                         executor.stop(stop)
+                    case Over() as over:
+                        executor.over(over)
                     case Heard() as heard:
                         executor.hear(heard)
                     case Ended() as ended:
@@ -280,6 +316,7 @@ class Worker:
                         if self._state == "loading":
                             self._state = "ready"
                         _LOGGER.info("rank %d joined as incarnation %d", self._rank, incarnation)
+                        faults.reach("worker.joined.read")
                     case Superseded(incarnation):
                         raise SupersededError(
                             f"rank {self._rank} has joined again as incarnation {incarnation}, in another "
@@ -287,6 +324,7 @@ class Worker:
                         )
                     case Lost(reason):
                         _LOGGER.warning("given up by the conductor (%s): joining again", reason)
+                        self._state, self._incarnation = "loading", None
                         return
                     case Unreadable(note, quotation):
                         _LOGGER.warning(note, extra=quoting(quotation) if quotation else None)
@@ -300,21 +338,55 @@ class Worker:
             if self._incarnation is not None:
                 await writer.post_when_possible(self._subjects.worker(self._rank), joined)
 
-    async def _leave(self, executor: Executor, writer: EventWriter) -> None:
+    async def _leave(self, executor: Executor, writer: EventWriter, tool_calls: str) -> None:
         """Finish what runs, say good-bye, and see that it is stored."""
         self._state = "draining"
         if executor.running:
             _LOGGER.info("steps still to finish: %d, for at most %g s", executor.running, DRAIN_S)
         if not await executor.finish(DRAIN_S):
             _LOGGER.warning("steps left to the rank's next life: %d", executor.running)
-        await executor.abandon()
+        try:
+            await self._abandon(executor, LAST_WORDS_S)
+        except StuckError as error:
+            _LOGGER.warning("%s", error)
         if self._incarnation is None:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
-                leaving = WorkerLeaving(id=f"{writer.name}.leaving.{self._incarnation}", rank=self._rank)
+                faults.reach("worker.leaving.posting")
+                leaving = WorkerLeaving(
+                    id=f"{writer.name}.leaving.{self._incarnation}", rank=self._rank, tool_calls=tool_calls
+                )
                 await writer.post_when_possible(self._subjects.worker(self._rank), leaving)
                 await self._log.drain()
+
+    @staticmethod
+    async def _abandon(executor: Executor, patience_s: float) -> None:
+        """Drop everything without a word.
+
+        Raises:
+            StuckError: the engine does not.
+        """
+        try:
+            async with asyncio.timeout(patience_s):
+                await executor.abandon()
+        except TimeoutError:
+            message = f"the engine did not drop what it runs within {patience_s:g} s: it hangs"
+            raise StuckError(message) from None
+
+    @staticmethod
+    async def _settle(pool: CpuPool) -> None:
+        """Let end what the life before runs on the CPU: the next one begins with nothing beside it.
+
+        Raises:
+            StuckError: it does not end.
+        """
+        try:
+            async with asyncio.timeout(ABANDON_S):
+                await pool.idle()
+        except TimeoutError:
+            message = f"what ran on the CPU did not end within {ABANDON_S:g} s: only a new process can begin"
+            raise StuckError(message) from None
 
     async def _lives(self, end_seq: int) -> Lives:
         """All lives so far, of every rank; the store meets those of the others."""
@@ -333,13 +405,8 @@ class Worker:
         return lives
 
     # ---- beats -------------------------------------------------------------------------------------
-    async def _beat(self) -> None:
-        subject = self._subjects.beat("worker", str(self._rank))
-        while True:
-            await self._log.beat(subject, msgspec.msgpack.encode(self._vital_signs()))
-            await asyncio.sleep(BEAT_S)
-
-    def _vital_signs(self) -> dict[str, Any]:
+    def vital_signs(self) -> dict[str, Any]:
+        """How it is, as its beats tell."""
         counters = self._model.counters() or EngineStats()
         work = counters.work
         return {
@@ -351,6 +418,7 @@ class Worker:
             "pid": os.getpid(),
             "steps": counters.forwards,
             "running": counters.running,
+            "held": counters.held,
             "waiting": counters.waiting,
             "kv_used": counters.kv_used,
             "kv_total": counters.kv_total,
@@ -369,6 +437,14 @@ class Worker:
                     early_bytes=self._early.nbytes,
                     items=self._counts.items,
                     chunks=self._counts.chunks,
+                ),
+                prefix=PrefixMeters(
+                    asked=counters.cache.asked,
+                    hit=counters.cache.hit,
+                    kept=counters.kv_kept,
+                    preempted=counters.cache.preempted,
+                    guessed=counters.cache.guessed,
+                    stood=counters.cache.stood,
                 ),
             ),
         }

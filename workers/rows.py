@@ -14,11 +14,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from shared import faults
 from shared.errors import BugError, DalSegnoError
 from shared.events import TokenLogprobs
 from shared.said import MAY_QUOTE
 from shared.tensors import Handle
 from workers.answer import STOP, Answer
+from workers.data_plane.port import Array
 from workers.echo import ScoredEcho, spell
 from workers.engine.sequence import Output, PromptOutput, SequenceSpec, TokenOutput, TokenScore
 from workers.output import OutputStream
@@ -47,6 +49,7 @@ class Row:
     Attributes:
         began: its first token is there (or was there before: an earlier attempt's).
         ended: its answer has ended; raises what the engine, or the text, failed of.
+        vector, cached_tokens: what its prompt came to, where that was asked for (`PromptOutput`).
     """
 
     def __init__(
@@ -64,6 +67,8 @@ class Row:
         self.echo = echo
         self.on_item = on_item
         self.last_token: int | None = None
+        self.vector: Array | None = None
+        self.cached_tokens = 0
         self.began: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
 
@@ -74,8 +79,10 @@ class Row:
                 score = output.score
                 self.push(output.token_id, None if score is None else spell(score, self.answer.bytes_of))
             case PromptOutput():
-                self.put_echo(output.scores)
+                if output.scores:
+                    self.put_echo(output.scores)
                 if output.finish is not None:
+                    self.vector, self.cached_tokens = output.vector, output.cached_tokens
                     self.end()
 
     def end(self) -> None:
@@ -165,6 +172,7 @@ class Rows:
         self.engine: EnginePort | None = None
         self._rows: dict[str, Row] = {}
         self._drops: dict[str, asyncio.Future[int]] = {}
+        self._held: dict[str, set[object]] = {}
 
     def submit(self, spec: SequenceSpec, row: Row) -> None:
         """Hand a sequence to the engine.
@@ -178,7 +186,7 @@ class Rows:
 
     async def drop(self, key: str) -> int:
         """Take a row out of the engine; how many more steps held it. 0 when it is not there any more."""
-        if self._rows.pop(key, None) is None:
+        if self._forget(key) is None:
             return 0
         assert self.engine is not None
         dropped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -186,15 +194,25 @@ class Rows:
         self.engine.cancel(key)
         return await dropped
 
-    def hold(self, key: str) -> None:
-        """Let the engine compute no more of a row for now; it keeps its place."""
-        if key in self._rows:
+    def hold(self, key: str, by: object) -> None:
+        """Let the engine compute no more of a row for now; it keeps its place.
+
+        Several may hold it, each for a reason of its own: it goes on when the last lets it.
+        """
+        if key not in self._rows:
+            return
+        holders = self._held.setdefault(key, set())
+        if not holders:
             assert self.engine is not None
             self.engine.hold(key)
+        holders.add(by)
 
-    def resume(self, key: str) -> None:
-        """Let a row that is held go on."""
-        if key in self._rows:
+    def resume(self, key: str, by: object) -> None:
+        """Let a row go on that was held `by` whoever says so."""
+        holders = self._held.get(key, set())
+        holders.discard(by)
+        if key in self._held and not holders:
+            del self._held[key]
             assert self.engine is not None
             self.engine.resume(key)
 
@@ -205,6 +223,7 @@ class Rows:
             row = self._rows.get(output.key)
             if row is None:
                 continue  # its answer has ended, or it was dropped
+            faults.reach("worker.token.computed")
             try:
                 row.take(output)
             except Exception as error:  # one row's text must not hold up the others
@@ -215,7 +234,7 @@ class Rows:
     def on_error(self, keys: Sequence[str], error: DalSegnoError) -> None:
         """The engine gave these up."""
         for key in keys:
-            if (row := self._rows.pop(key, None)) is not None:
+            if (row := self._forget(key)) is not None:
                 row.fail(error)
 
     def on_cancelled(self, key: str, steps_after: int) -> None:
@@ -230,7 +249,11 @@ class Rows:
             row.fail(BugError(f"the engine ended {row.key} before its answer ended"))
         if not row.ended.done():
             return
-        del self._rows[row.key]
+        self._forget(row.key)
         if in_engine:
             assert self.engine is not None
             self.engine.cancel(row.key)
+
+    def _forget(self, key: str) -> Row | None:
+        self._held.pop(key, None)
+        return self._rows.pop(key, None)

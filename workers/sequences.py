@@ -10,32 +10,40 @@ Its keys and values, the token, and what the model thought of it go to that rank
 row goes on from them as if it had begun there.
 
 What a row is told beside the walk's inputs comes with the arguments of the walk that begins it: `sampling`,
-`choice`, `stop`, `stop_token_ids`, `ignore_eos`, `logprobs`, and `echo`, the text of the prompt.
+`choice`, `stop`, `stop_token_ids`, `ignore_eos`, `guide` and `exhausts_guide`, `logprobs`, and `echo`, the
+text of the prompt. A row that is not to be answered may be told `pooling`, how its prompt becomes an
+embedding, or `warm`: its prompt is computed for others. An embedding that was released is not computed
+again: the last bits of it may depend on what is computed beside it.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 
 from shared.errors import BugError, Divergence
-from shared.events import NodeReady, RowState, TokenLogprobs, WalkCall
-from shared.models.base import Processing
+from shared.events import Guide, NodeReady, OutputChunk, RowState, TokenLogprobs, WalkCall
+from shared.models.base import EMBEDDING, Guiding, Processing
 from shared.tensors import Handle, inline_ids, read_ids
 from shared.walks import Firing
 from workers.answer import STOP, Answer
 from workers.data_plane.port import Array, TensorStore
 from workers.echo import ScoredEcho, pieces
-from workers.engine.sequence import Export, Sampling, SequenceSpec, TokenScore
+from workers.engine.sequence import Export, Pooling, PoolingMode, Sampling, SequenceSpec, TokenScore
 from workers.inbox import StepKey
 from workers.outcome import Outcome
+from workers.output import OutputStream
 from workers.placed import PROMPT, Placed
 from workers.recall import Recalled
 from workers.rows import MovingRow, Row, Rows
 from workers.tensors import StepTensors, check, put
 from workers.tracks import Tracks
+
+if TYPE_CHECKING:
+    from shared.models.guides import CompiledGuide
 
 TOKEN: Final = "token"  # noqa: S105 - an edge's name
 """A KV node's output: the token sampled last."""
@@ -94,6 +102,7 @@ class Sequences:
         self._read = read
         self._arrived: dict[str, _Arrived] = {}
         self._limits: dict[str, list[int]] = {}
+        self._guides: dict[str, CompiledGuide] = {}
 
     def arrive(self, node: str, rank: int, state: RowState) -> None:
         """Take over a row that `rank` began."""
@@ -123,6 +132,11 @@ class Sequences:
         facts: dict[str, Any] = {}
         if not goes_on and not is_moving:
             facts = {"completion_tokens": row.answer.tokens, "finish_reason": row.answer.finish_reason}
+            args = self._ready.walks[self._placed.begins(node.name)].args
+            if "warm" in args:
+                facts["cached_tokens"] = row.cached_tokens
+            if "pooling" in args:
+                self._put_out_vector(node.name, row)
         outputs: dict[str, Handle] = {}
         if TOKEN in node.outputs:
             assert row.last_token is not None, "a row that has begun has a token"
@@ -148,10 +162,12 @@ class Sequences:
                 "to begin one"
             )
         prompt_ids = read_ids(await self._tensors.inline(prompt))
+        if "guide" in call.args:
+            self._guides[node] = await self._compiled(call.args["guide"])
         # Outside of a loop a node puts out one token, or none.
         at_least = 1 if TOKEN in self._placed.walks[begins].nodes[node].outputs else 0
         max_tokens = max(self._loop_limits(node), default=at_least)
-        answer = self._answer(call, max_tokens)
+        answer = Answer.asked(self._processing, call.args, max_tokens)
         if self._placed.moves(node) and self._placed.goes_on_at(place, node) not in (None, self._placed.rank):
             return self._begin_moving(node, call, prompt_ids, answer, max_tokens, key)
         return await self._begin_here(node, call, prompt_ids, answer, max_tokens, is_new=place == begins)
@@ -176,7 +192,10 @@ class Sequences:
             recalled.replay(answer)
             row.resume(recalled.prefix_ids[-1])
             self._stream_again(recalled.prefix_ids, answer, on_item)
-        elif max_tokens == 0 and echo is None:
+        elif "pooling" in call.args and recalled.released:
+            row.vector = _vector_in(recalled.released[0])
+            row.end()
+        elif max_tokens == 0 and echo is None and not {"pooling", "warm"} & call.args.keys():
             row.end()
         token_ids: list[int] = []
         if arrived is not None:
@@ -193,7 +212,22 @@ class Sequences:
             kv = await self._tensors.read(arrived.state.kv)
             spec = replace(spec, kv=kv, on_kv_read=self._on_kv_read(arrived))
         self._engine_rows.submit(spec, row)
+        if output is not None:
+            self._hold_without_room(row.key, output)
         return row
+
+    def _hold_without_room(self, key: str, output: OutputStream) -> None:
+        """Let a row wait in the engine while the log does not take what it says."""
+        rows = self._engine_rows
+
+        def on_room(has_room: bool) -> None:
+            if has_room:
+                rows.resume(key, by=output)
+            else:
+                rows.hold(key, by=output)
+
+        output.on_room = on_room
+        on_room(output.has_room)
 
     def _begin_moving(
         self,
@@ -220,17 +254,6 @@ class Sequences:
         self._engine_rows.submit(replace(spec, export=export, scores_prompt=scored), row)
         return row
 
-    def _answer(self, call: WalkCall, max_tokens: int) -> Answer:
-        args = call.args
-        return Answer(
-            self._processing.text_decoder(),
-            max_tokens=max_tokens,
-            eos_ids=frozenset(self._processing.eos_ids),
-            ignore_eos=bool(args.get("ignore_eos", False)),
-            stop_token_ids=frozenset(args.get("stop_token_ids", ())),
-            stop=args.get("stop", ()),
-        )
-
     def _spec(
         self, node: str, call: WalkCall, prompt_ids: list[int], max_tokens: int, prefix_ids: list[int]
     ) -> SequenceSpec:
@@ -246,8 +269,22 @@ class Sequences:
             sampling=Sampling(
                 **args.get("sampling", {}), seed=self._ready.seed, sample_index=args.get("choice", 0)
             ),
+            guide=self._guides.get(node),
+            exhausts_guide=bool(args.get("exhausts_guide", False)),
             logprobs=args.get("logprobs"),
+            pooling=_pooling(args),
+            keeps_prompt=bool(args.get("warm", False)),
+            priority=self._ready.priority,
+            deadline_ns=self._ready.deadline_ns,
+            tenant=self._ready.tenant,
         )
+
+    async def _compiled(self, asked: object) -> "CompiledGuide":
+        """A guide, compiled beside the event loop where it is not known here yet."""
+        if not isinstance(self._processing, Guiding):
+            raise BugError("the plan hands on a guide, but the family's processing cannot compile any")
+        guide = msgspec.convert(asked, Guide)
+        return await asyncio.to_thread(self._processing.compiled, guide)
 
     def _echo(
         self, node: str, args: Mapping[str, Any], prompt_ids: list[int], answer: Answer
@@ -274,6 +311,16 @@ class Sequences:
         for content in echo.begin(prompt_ids[0]):
             output.add_content(content)
         return None if echo.complete else echo
+
+    def _put_out_vector(self, node: str, row: Row) -> None:
+        """Put out an embedding, unless an earlier attempt did."""
+        assert row.vector is not None, "a row that was pooled has its vector"
+        content = {
+            "modality": EMBEDDING,
+            "data": row.vector.data.tobytes(),
+            "metadata": {"dtype": row.vector.dtype, "shape": list(row.vector.shape)},
+        }
+        self._tracks.release(node, content)
 
     # ---- from rank to rank -------------------------------------------------------------------------
     async def _state_of(self, row: MovingRow, key: str) -> RowState | None:
@@ -346,6 +393,16 @@ class Sequences:
 
 
 _NOTHING: Final = Recalled()
+
+
+def _pooling(args: Mapping[str, Any]) -> Pooling | None:
+    asked = args.get("pooling")
+    return None if asked is None else Pooling(**{**asked, "mode": PoolingMode(asked["mode"])})
+
+
+def _vector_in(chunk: OutputChunk) -> Array:
+    data, metadata = np.frombuffer(chunk.data or b"", np.uint8), chunk.metadata
+    return Array(dtype=metadata["dtype"], shape=tuple(metadata["shape"]), data=data)
 
 
 def scores_array(scores: Sequence[TokenScore]) -> Array:

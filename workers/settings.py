@@ -26,6 +26,14 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         block_size: tokens per block of the KV pool.
         max_step_tokens: the most tokens one step computes; None suits the device.
         max_rows: the most sequences that run at a time; None suits the device.
+        prefix_cache: whether what was computed of a text is kept for others that begin alike.
+        warm: beginnings that are computed before the rank is ready: texts as they stand, or chats, which
+            the checkpoint's template renders.
+        stretch: how many times as long a step may take for prompts beside answers under way; None is
+            without limit.
+        speculate: so many tokens at most are guessed ahead for each answer in a step; 0 is none.
+        draft: a folder with a smaller checkpoint that guesses; without one, what followed the same tokens
+            before is guessed.
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -33,6 +41,15 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 16
     max_step_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_rows: Annotated[int, Meta(ge=1, le=4096)] | None = None
+    prefix_cache: bool = True
+    warm: list[Annotated[str, Meta(min_length=1)] | list[dict[str, Any]]] = []
+    stretch: Annotated[float, Meta(ge=1, le=1000)] | None = 1.8
+    speculate: Annotated[int, Meta(ge=0, le=32)] = 0
+    draft: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.warm and not self.prefix_cache:
+            raise ValueError("warm: expected none where prefix_cache is false, for nothing would be kept")
 
     def rows_on(self, device_type: str) -> int:
         """How many sequences run at a time on such a device."""

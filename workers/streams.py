@@ -171,8 +171,8 @@ class Streams:
                 self._infos[stream].policy,
                 partial(self._put_here if taker == self._rank else self._send, stream, taker),
                 free=self._store.release,
-                hold=self._rows.hold,
-                resume=self._rows.resume,
+                hold=partial(self._rows.hold, by=stream),
+                resume=partial(self._rows.resume, by=stream),
                 in_batches=taker != self._rank,
             )
             if stream in self._left:
@@ -301,7 +301,7 @@ class Streams:
             try:
                 self._looks[items.key] = (items, await self._store.get(items))
             except TensorGone as error:
-                raise LostTensor(items.key, error.message) from error
+                raise LostTensor(items, error.message) from error
         return self._looks[items.key][1]
 
     def _let_go(self, piece: Piece) -> None:

@@ -30,12 +30,12 @@ class LostTensor(TensorGone):
     """A tensor of a step is gone.
 
     Attributes:
-        key: its name: it says which step has to make it again.
+        handle: where it was; its key says which step has to make it again.
     """
 
-    def __init__(self, key: str, why: str) -> None:
-        super().__init__(f"tensor {key} is gone: {why}")
-        self.key = key
+    def __init__(self, handle: Handle, why: str) -> None:
+        super().__init__(f"tensor {handle.key} is gone: {why}")
+        self.handle = handle
 
 
 class StepTensors:
@@ -71,7 +71,7 @@ class StepTensors:
             try:
                 found = (handle, await self._store.get(handle))
             except TensorGone as error:
-                raise LostTensor(handle.key, error.message) from error
+                raise LostTensor(handle, error.message) from error
             self._looks[handle.key] = found
         return Array(dtype=handle.dtype, shape=handle.shape, data=found[1])
 
@@ -191,7 +191,7 @@ def check(store: TensorStore, handle: Handle) -> None:
     try:
         store.check(handle)
     except TensorGone as error:
-        raise LostTensor(handle.key, error.message) from error
+        raise LostTensor(handle, error.message) from error
 
 
 async def put(store: TensorStore, key: str, array: Array, scope: str) -> Handle:

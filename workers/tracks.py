@@ -1,14 +1,15 @@
 """What a step puts out on this rank: one stream of chunks for each node that speaks here.
 
-What an earlier attempt put out already comes out of the nodes again, and is recognised by its content; the
-rest is new.
+What an earlier attempt put out already comes out of the nodes again, in the same order: it is compared, and
+not put out. What comes out otherwise ends the step before a client sees any of it. The rest is new.
 """
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
 from shared.errors import Divergence
-from shared.events import OutputChunk, OutputTotals
+from shared.events import OutputTotals
 from workers.inbox import StepKey
 from workers.output import Chunker, OutputState, OutputStream, PostChunk
 from workers.recall import Recalled
@@ -35,7 +36,7 @@ class Tracks:
     ) -> None:
         self._names = names
         self._recalled = {name: recalled.get(name) or Recalled() for name in sorted({*names.values()})}
-        self._released = {name: list(track.released) for name, track in self._recalled.items()}
+        self._released = {name: deque(track.released) for name, track in self._recalled.items()}
         self._streams = {
             name: OutputStream(
                 Chunker(
@@ -56,18 +57,32 @@ class Tracks:
         return self._streams[self._names[node]]
 
     def release(self, node: str, content: Mapping[str, Any]) -> None:
-        """Put out a chunk of its own, unless an earlier attempt did."""
+        """Put out a chunk of its own, unless an earlier attempt did.
+
+        Raises:
+            Divergence: an earlier attempt put out another one in its place.
+        """
         if not self.was_released(node, content):
             self.of(node).add_content(content)
 
     def was_released(self, node: str, content: Mapping[str, Any]) -> bool:
-        """Whether an earlier attempt put such a chunk out; each counts for one."""
-        chunks: list[OutputChunk] = self._released[self._names[node]]
-        for released in chunks:
-            if all(getattr(released, name) == value for name, value in content.items()):
-                chunks.remove(released)
-                return True
-        return False
+        """Whether an earlier attempt put this chunk out; each is asked for once, in their order.
+
+        Raises:
+            Divergence: it put out another one in its place.
+        """
+        released = self._released[self._names[node]]
+        if not released:
+            return False
+        expected = released.popleft()
+        differs = [name for name, value in content.items() if getattr(expected, name) != value]
+        if differs:
+            raise Divergence(
+                f"chunk {expected.index} of node {node!r} was released by an earlier attempt and came out "
+                f"otherwise: in its {' and '.join(sorted(differs))}; a node must give the same for the same "
+                "inputs"
+            )
+        return True
 
     async def stored(self) -> dict[str, OutputTotals]:
         """Wait until all that was put out is stored; what each track then amounts to.

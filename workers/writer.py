@@ -38,10 +38,12 @@ class EventWriter:
         self._log.post(subject, encode(signed), stored)
         self._number += 1
 
-    async def post_when_possible(self, subject: str, event: Event) -> None:
+    async def post_when_possible(
+        self, subject: str, event: Event, stored: Callable[[int], None] | None = None
+    ) -> None:
         """Sign and post, as soon as the backlog has room."""
         while True:
             try:
-                return self.post(subject, event)
+                return self.post(subject, event, stored)
             except CapacityError:
                 await self._log.drain()

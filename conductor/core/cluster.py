@@ -15,17 +15,22 @@ client wrote it, and noted where one of ours did.
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, ClassVar, Final
 
 import msgspec
 
 from conductor.core.lifecycle import Phase
-from conductor.core.react import Fact, Reaction, Reactor, failed
+from conductor.core.orders import failed
+from conductor.core.react import Deadline, Fact, LifeEnd, Reaction, Reactor, deadlines
+from conductor.core.replicas import Memory, Place
 from conductor.core.request import Decision, RankState, Request, World, archived, decided, submitted
-from conductor.core.schedule import Deployment, refuse, schedule
+from conductor.core.schedule import Deployment, place_of, refuse, schedule, turn_away
+from shared.addressed import check_address
 from shared.errors import Divergence
 from shared.events import (
     AnyEvent,
+    DeadlinePassed,
     EpochOpened,
     Event,
     Failure,
@@ -40,22 +45,27 @@ from shared.events import (
     RequestFailed,
     RequestFinished,
     RequestRejected,
+    RequestResumed,
     RequestSubmitted,
+    RequestWatched,
     StreamSent,
     StreamTaken,
     TensorsReleased,
+    WalkBegun,
     WalkCompleted,
     WalkFailed,
+    WalkProgressed,
     WalkStop,
     WalkStopped,
     WorkerJoined,
     WorkerLeaving,
     WorkerLost,
     decode,
+    is_answer_of_server,
     submission_digest,
 )
 from shared.fence import EpochFence
-from shared.ids import is_addressable, is_token
+from shared.ids import is_addressable
 from shared.log.port import StoredRecord
 from shared.models.base import ModelGraph
 from shared.subjects import Address, Subjects
@@ -64,6 +74,9 @@ KEEP_ENDED: Final = 10_000
 """Ended requests whose whole state is kept; of older ones only the digest, to know a second copy."""
 FORGET_AFTER_NS: Final = 8 * 24 * 3600 * 1_000_000_000
 """Digests of ended requests are kept this long, by the log's time: a day longer than the log keeps events."""
+_FORGET_EVERY: Final = 1_000
+"""So many more digests, until it is looked which are old: a dict, of which there may be a million, is copied
+in a tenth of the time that an `OrderedDict` takes, but it is slow to find its first entry."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -103,10 +116,12 @@ class Cluster:
         seq: the position folded last; `now_ns` is the log's time there.
         leader: the conductor that opened the highest epoch.
         open: requests that have not ended, in order of submission; `waiting` are those `schedule` may
-            still admit: an admission on its way into the log is not among them, but among `_placed`,
-            which are the admissions of open requests.
+            still admit, and `held` those it may resume: one whose admission or resumption is on its way into
+            the log is not among them, but among `_places`, which are those of all other open requests.
         digests: when requests ended, and their submissions' digests.
         refusals: refused submissions whose refusal is not in the log yet.
+        blamed: lives that ended by the doing of one request, and whose: of these no other is a suspect.
+        memory: what choosing replicas remembers: a cache.
     """
 
     graph_of: Callable[[str], ModelGraph]
@@ -118,10 +133,13 @@ class Cluster:
     leader: str = ""
     open: dict[str, Request] = field(default_factory=dict)
     ended: OrderedDict[str, Request] = field(default_factory=OrderedDict)
-    digests: OrderedDict[str, tuple[int, str]] = field(default_factory=OrderedDict)
+    digests: dict[str, tuple[int, str]] = field(default_factory=dict)
     refusals: dict[str, RequestRejected] = field(default_factory=dict)
     waiting: dict[str, Request] = field(default_factory=dict)
-    _placed: dict[str, RequestAdmitted] = field(default_factory=dict)
+    held: dict[str, Request] = field(default_factory=dict)
+    blamed: dict[int, str] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
+    _places: dict[str, Place] = field(default_factory=dict)
     _fresh: dict[str, Request] = field(default_factory=dict)
     _lives: set[str] = field(default_factory=set)
     _reactor: Reactor = field(init=False)
@@ -161,17 +179,40 @@ class Cluster:
 
     def schedule(self, deployment: Deployment) -> list[Decision]:
         """What the world allows now. A decision is returned once; it counts when the log shows it."""
-        if not self.waiting:
+        if not self.waiting and not self.held:
             return []
-        refused = [d for r in self._fresh.values() if (d := refuse(r, deployment))]
+        fresh = list(self._fresh.values())
         self._fresh.clear()
+        refused = [refusal for request in fresh if (refusal := refuse(request, deployment))]
         for refusal in refused:
             self.waiting.pop(str(refusal.request_id))
-        admitted = schedule(self.waiting.values(), self._placed.values(), self.world, deployment)
-        for decision in admitted:
-            self.waiting.pop(str(decision.request_id))
-            self._placed[str(decision.request_id)] = decision
-        return [*refused, *admitted]
+        given = schedule(
+            self.waiting.values(),
+            self.held.values(),
+            self._places.values(),
+            self.world,
+            deployment,
+            blamed=self.blamed,
+            memory=self.memory,
+        )
+        for decision in given:
+            request_id = str(decision.request_id)
+            chosen = self.waiting if isinstance(decision, RequestAdmitted) else self.held
+            self._places[request_id] = place_of(decision, chosen.pop(request_id))
+        return [*refused, *given, *self._turn_away(fresh, deployment)]
+
+    def _turn_away(self, fresh: list[Request], deployment: Deployment) -> list[RequestRejected]:
+        """Refuse those who came last, where more wait than may."""
+        if deployment.max_waiting is None or (too_many := len(self.waiting) - deployment.max_waiting) <= 0:
+            return []
+        last = [request for request in fresh if request.id in self.waiting][-too_many:]
+        for request in last:
+            del self.waiting[request.id]
+        return [turn_away(request, deployment) for request in last]
+
+    def deadlines(self) -> list[Deadline]:
+        """The time limits of all open requests, in no order."""
+        return [deadline for request in self.open.values() for deadline in deadlines(request)]
 
     def outstanding(self) -> list[Decision]:
         """Decided, but not in the log: what a successor publishes, in order of submission."""
@@ -188,10 +229,15 @@ class Cluster:
         known = self.request(request_id)
         digest = known.digest if known else self.digests.get(request_id, (0, None))[1]
         if digest is None:
-            request = submitted(request_id, event, record.seq, record.data)
+            request = submitted(request_id, event, record)
             self.open[request_id] = self.waiting[request_id] = self._fresh[request_id] = request
             return Folded()
         if digest == submission_digest(event):
+            if event.is_first and request_id not in self.open:
+                message = f"request {request_id} has ended, and the log keeps its answer no more"
+                return self._refuse(
+                    request_id, record, Failure(code="request_expired", message=message, status=410)
+                )
             return Folded(note=f"request {request_id} was submitted again, the same: it is answered once")
         message = f"request_id {request_id} is taken by another request; use a new one"
         return self._refuse(
@@ -202,7 +248,7 @@ class Cluster:
         request = self.open.get(request_id)
         if request is None:
             return Folded()  # late: the request has ended, or was never submitted
-        return self._take(self._reactor.fact(request, event, record.data, self.world))
+        return self._take(self._reactor.fact(request, event, record, self.world))
 
     def _decision(self, request_id: str, event: Decision, record: StoredRecord) -> Folded:
         if isinstance(event, RequestRejected) and self.refusals.pop(event.id, None) is not None:
@@ -212,7 +258,7 @@ class Cluster:
             return Folded()
         confirmed = event.id in request.expected
         try:
-            reaction = self._reactor.recorded(request, event, record.data, self.world)
+            reaction = self._reactor.recorded(request, event, record, self.world)
         except Divergence as divergence:
             return self._diverged(request, event, divergence)
         folded = self._take(reaction)
@@ -224,27 +270,53 @@ class Cluster:
         self._lives.add(event.id)
         # A copy said again later names its life: the log may have forgotten where that began.
         incarnation = event.incarnation or record.seq
+        decisions = self._interrupt(event, record)
         state = RankState(incarnation=incarnation, kv_tokens=event.kv_tokens, max_seq_len=event.max_seq_len)
         self.world = World(ranks=self.world.ranks | {event.rank: state})
-        decisions: list[Decision] = []
-        for request in list(self.open.values()):
-            reaction = self._reactor.fact(request, event, record.data, self.world)
-            decisions += self._take(reaction).decisions
-        return Folded(tuple(decisions), note=f"rank {event.rank} joined as incarnation {incarnation}")
+        return Folded(decisions, note=f"rank {event.rank} joined as incarnation {incarnation}")
 
     def _left(self, _: str, event: WorkerLeaving | WorkerLost, record: StoredRecord) -> Folded:
         state = self.world.ranks.get(event.rank)
-        if state is None or state.incarnation != event.incarnation:
+        if state is None or state.incarnation is None or state.incarnation != event.incarnation:
             return Folded()  # of a life that is over already
+        decisions = self._interrupt(event, record)
         away = msgspec.structs.replace(state, incarnation=None)
         self.world = World(ranks=self.world.ranks | {event.rank: away})
-        return Folded(note=f"rank {event.rank} left; its requests wait for it to join again")
+        how = f"is lost ({event.reason})" if isinstance(event, WorkerLost) else "left"
+        return Folded(
+            decisions, note=f"rank {event.rank} {how}; what ran there goes on when there is a place"
+        )
+
+    def _interrupt(self, event: LifeEnd, record: StoredRecord) -> tuple[Decision, ...]:
+        """What the end of a life means for each open request; the world is as it was before."""
+        if self.world.incarnation(event.rank) is None:
+            return ()
+        self.memory.affinity.forget(event.rank)
+        self._blame(event)
+        decisions: list[Decision] = []
+        for request in list(self.open.values()):
+            reaction = self._reactor.fact(request, event, record, self.world)
+            decisions += self._take(reaction).decisions
+        return tuple(decisions)
+
+    def _blame(self, event: LifeEnd) -> None:
+        """Who was alone with a worker that died did it, then and in every death it is suspected of."""
+        suspected = {life for one in self.open.values() for life in one.suspicion.lives.values()}
+        self.blamed = {life: by for life, by in self.blamed.items() if life in suspected}
+        life = self.world.incarnation(event.rank)
+        if isinstance(event, WorkerLeaving) or life is None:
+            return
+        for request in self.open.values():
+            if event.rank in request.suspicion.alone_on:
+                for one in (life, *request.suspicion.lives.values()):
+                    self.blamed.setdefault(one, request.id)
 
     def _opened(self, _: str, event: EpochOpened, record: StoredRecord) -> Folded:
         self.leader = event.conductor
         # What the deposed conductor was about to admit is void: it waits again.
         self.waiting = {r.id: r for r in self.open.values() if r.phase is Phase.WAITING}
-        self._placed = {r.id: r.admitted for r in self.open.values() if r.admitted is not None}
+        self.held = {r.id: r for r in self.open.values() if r.phase is Phase.HELD}
+        self._places = {r.id: _place(r) for r in self.open.values() if r.phase is Phase.RUNNING}
         self._fresh = dict(self.waiting)
         return Folded()
 
@@ -258,6 +330,10 @@ class Cluster:
         RequestSubmitted: _submitted,
         RequestAdmitted: _decision,
         RequestRejected: _decision,
+        RequestResumed: _decision,
+        DeadlinePassed: _fact,
+        WalkBegun: _fact,
+        WalkProgressed: _fact,
         NodeReady: _decision,
         WalkStop: _decision,
         OutputFence: _decision,
@@ -265,6 +341,7 @@ class Cluster:
         RequestFailed: _decision,
         RequestCancelled: _decision,
         RequestCancel: _fact,
+        RequestWatched: _nothing,
         WalkCompleted: _fact,
         WalkFailed: _fact,
         WalkStopped: _nothing,
@@ -284,35 +361,51 @@ class Cluster:
         if request.phase is not Phase.WAITING:
             self.waiting.pop(request.id, None)
             self._fresh.pop(request.id, None)
-        if not request.phase.ended:
-            self.open[request.id] = request
-            if request.admitted is not None:
-                self._placed[request.id] = request.admitted
+        before = self.open.get(request.id)
+        if request.phase.ended:
+            self._end(request)
             return Folded(reaction.decisions)
+        self.open[request.id] = request
+        if request.phase is Phase.RUNNING:
+            self.held.pop(request.id, None)
+            self._places[request.id] = _place(request)
+        elif request.phase is Phase.HELD and (request.id in self.held or _is_newly_held(request, before)):
+            self._places.pop(request.id, None)
+            self.held[request.id] = request
+        return Folded(reaction.decisions)
+
+    def _end(self, request: Request) -> None:
         self._reactor.forget(request.id)
-        self._placed.pop(request.id, None)
-        self.open.pop(request.id, None)
+        for kept in (self.held, self._places, self.open):
+            kept.pop(request.id, None)
         self.ended[request.id] = archived(request)
         self.digests[request.id] = (self.now_ns, request.digest)
         self._forget()
-        return Folded(reaction.decisions)
 
     def _forget(self) -> None:
         while len(self.ended) > KEEP_ENDED:
             self.ended.popitem(last=False)
-        while self.digests and next(iter(self.digests.values()))[0] < self.now_ns - FORGET_AFTER_NS:
-            self.digests.popitem(last=False)
+        if len(self.digests) % _FORGET_EVERY == 0:
+            since_ns = self.now_ns - FORGET_AFTER_NS
+            old = takewhile(lambda one: self.digests[one][0] < since_ns, self.digests)
+            for request_id in list(old):
+                del self.digests[request_id]
 
     def _diverged(self, request: Request, event: Decision, divergence: Divergence) -> Folded:
         """The log is right (design rule 3): a recorded end stands; anything else ends the request."""
-        request = msgspec.structs.replace(request, expected={}, recorded=request.recorded | {event.id})
         ends = {
             RequestFinished: Phase.FINISHED,
             RequestFailed: Phase.FAILED,
             RequestCancelled: Phase.CANCELLED,
         }
-        if (phase := ends.get(type(event))) is not None or request.phase.ended:
-            self._take(Reaction(msgspec.structs.replace(request, phase=phase or request.phase)))
+        phase = ends.get(type(event), request.phase)
+        # An end that is decided and not stored yet is still to come, unless this is another.
+        expected = request.expected if request.phase.ended and type(event) not in ends else {}
+        request = msgspec.structs.replace(
+            request, phase=phase, expected=expected, recorded=request.recorded | {event.id}
+        )
+        if phase.ended:
+            self._take(Reaction(request))
             return Folded(divergence=divergence)
         failure = Failure(code=divergence.failure_code, message=divergence.message)
         decision = failed(request, failure)
@@ -321,7 +414,8 @@ class Cluster:
 
     # ---- what cannot be read -----------------------------------------------------------------------
     def _malformed(self, address: Address, record: StoredRecord, error: str) -> Folded:
-        if address.kind != "request" or not is_addressable(str(address.request_id)):
+        is_nobodys = is_answer_of_server(record.data)
+        if address.kind != "request" or is_nobodys or not is_addressable(str(address.request_id)):
             return Folded(note=f"record {record.seq} on {record.subject[:200]} is ignored", quotation=error)
         failure = Failure(code="malformed_request", message=error, status=400)
         return self._refuse(str(address.request_id), record, failure)
@@ -339,33 +433,19 @@ class Cluster:
         return Folded((refusal,), note=note, quotation=failure.message)
 
 
-_KINDS: Final[dict[str, tuple[type, ...]]] = {
-    "request": (RequestSubmitted,),
-    "control": (RequestCancel,),
-    "walk": (RequestAdmitted, RequestRejected, RequestFinished, RequestFailed, RequestCancelled),
-    "ready": (NodeReady, WalkStop),
-    "done": (WalkCompleted, WalkFailed, WalkStopped),
-    "edge": (NodeFired, StreamSent, StreamTaken, TensorsReleased),
-    "worker": (WorkerJoined, WorkerLeaving),
-    "conductor": (EpochOpened, WorkerLost),
-    "output": (OutputChunk, OutputFence),
-}
+def _is_newly_held(request: Request, before: Request | None) -> bool:
+    """Whether a held request waits for another resumption than before: not for one that is on its way."""
+    if before is None or before.phase is not Phase.HELD:
+        return True
+    return (request.attempt, request.resumptions) != (before.attempt, before.resumptions)
 
 
-def check_address(address: Address, event: AnyEvent) -> None:
-    """What the subject says and what the event says must agree: permissions rest on the subject."""
-    if not isinstance(event, _KINDS[address.kind]):
-        raise MalformedEventError(f"a {type(event).__name__} does not belong on a {address.kind} subject")
-    request_id = address.request_id
-    if request_id is None:
-        return
-    if address.kind == "request" and not is_token(request_id):
-        raise MalformedEventError(
-            f"request_id {request_id[:80]!r}: expected 1 to 64 letters, digits, '_' or '-'"
-        )
-    if event.request_id not in (None, request_id):
-        raise MalformedEventError(
-            f"the subject is of request {request_id}, the event of {str(event.request_id)[:80]!r}"
-        )
-    if address.rank is not None and getattr(event, "rank", address.rank) != address.rank:
-        raise MalformedEventError(f"the subject is of rank {address.rank}, the event of another")
+def _place(request: Request) -> Place:
+    held_against = request.suspicion
+    return Place(
+        ranks=request.ranks,
+        closed=held_against.closed,
+        proven=held_against.proven,
+        is_tried=bool(held_against.lives),
+        tenant=request.tenant,
+    )

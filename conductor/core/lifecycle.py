@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from shared.events import (
+    DeadlinePassed,
     Event,
     NodeReady,
     OutputFence,
@@ -19,10 +20,15 @@ from shared.events import (
     RequestFailed,
     RequestFinished,
     RequestRejected,
+    RequestResumed,
+    WalkBegun,
     WalkCompleted,
     WalkFailed,
+    WalkProgressed,
     WalkStop,
     WorkerJoined,
+    WorkerLeaving,
+    WorkerLost,
 )
 
 
@@ -32,7 +38,9 @@ class Phase(StrEnum):
     WAITING = "waiting"
     """Submitted, not admitted yet."""
     RUNNING = "running"
-    """Admitted; a step of its plan is dispatched, or waits for its rank to come back."""
+    """Admitted; a step of its plan is dispatched."""
+    HELD = "held"
+    """Admitted, and interrupted: a rank it was placed on is gone. It waits for `schedule` to resume it."""
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -40,12 +48,25 @@ class Phase(StrEnum):
 
     @property
     def ended(self) -> bool:
-        return self is not Phase.WAITING and self is not Phase.RUNNING
+        return self not in {Phase.WAITING, Phase.RUNNING, Phase.HELD}
 
 
 FACTS: Final[dict[Phase, frozenset[type[Event]]]] = {
-    Phase.WAITING: frozenset({RequestCancel}),
-    Phase.RUNNING: frozenset({RequestCancel, WalkCompleted, WalkFailed, WorkerJoined}),
+    Phase.WAITING: frozenset({RequestCancel, DeadlinePassed}),
+    Phase.RUNNING: frozenset(
+        {
+            RequestCancel,
+            DeadlinePassed,
+            WalkBegun,
+            WalkCompleted,
+            WalkFailed,
+            WalkProgressed,
+            WorkerJoined,
+            WorkerLeaving,
+            WorkerLost,
+        }
+    ),
+    Phase.HELD: frozenset({RequestCancel, DeadlinePassed}),
 }
 """Which facts count in which phase. A fact by itself moves nothing: the decisions it leads to do."""
 
@@ -58,8 +79,16 @@ DECISIONS: Final[dict[Phase, dict[type[Event], Phase]]] = {
     },
     Phase.RUNNING: {
         NodeReady: Phase.RUNNING,
-        OutputFence: Phase.RUNNING,
         WalkStop: Phase.RUNNING,
+        OutputFence: Phase.HELD,
+        RequestFinished: Phase.FINISHED,
+        RequestFailed: Phase.FAILED,
+        RequestCancelled: Phase.CANCELLED,
+    },
+    Phase.HELD: {
+        NodeReady: Phase.RUNNING,
+        WalkStop: Phase.HELD,
+        RequestResumed: Phase.RUNNING,
         RequestFinished: Phase.FINISHED,
         RequestFailed: Phase.FAILED,
         RequestCancelled: Phase.CANCELLED,

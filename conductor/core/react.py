@@ -3,60 +3,78 @@
 Pure, and a function of this request's own log alone (and of the `World`, which is a fold of the log
 too): so whoever folds the same log decides the same. Three kinds of event come in:
 
-- *facts* (cancel, walk completed, worker joined, ...) lead to decisions, which are *expected* from then
-  on until the log shows them;
-- *decisions that depend on the world* (`request.admitted`, `request.rejected`): `schedule` made them,
+- *facts* (cancel, walk completed, a worker's life begins or ends, ...) lead to decisions, which are
+  *expected* from then on until the log shows them;
+- *decisions that depend on the world* (`request.admitted`, `.rejected`, `.resumed`): `schedule` made them,
   and here they are taken as facts, at their position in the log and not before;
 - *recorded decisions of ours*: they are compared with what is expected. The same: confirmed. A second
   copy: nothing. Another: a `Divergence`.
+
+How decisions are put together is in `conductor.core.orders`; what is held against a request under which
+workers die, in `conductor.core.suspicion`.
 """
 
 from collections.abc import Callable
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 import msgspec
 
-from conductor.core.lifecycle import FACTS
+from conductor.core import suspicion
+from conductor.core.lifecycle import FACTS, Phase
+from conductor.core.orders import (
+    cancelled,
+    failed,
+    fence,
+    finished,
+    grown,
+    merged,
+    order,
+    passes_hurdle,
+    stop,
+    too_large,
+    with_step,
+)
 from conductor.core.request import (
     Decision,
     Request,
     Running,
+    Suspicion,
     World,
     chained,
     confirmed,
     decided,
-    ranks_of,
     same,
 )
 from shared.errors import BugError, DalSegnoError, Divergence, TensorGone
 from shared.events import (
+    DeadlinePassed,
     Failure,
     NodeReady,
-    OutputFence,
-    OutputTotals,
     RequestAdmitted,
     RequestCancel,
-    RequestCancelled,
-    RequestFailed,
-    RequestFinished,
     RequestRejected,
+    RequestResumed,
+    WalkBegun,
     WalkCompleted,
     WalkFailed,
-    WalkResult,
-    WalkStop,
+    WalkProgressed,
     WorkerJoined,
-    encode,
+    WorkerLeaving,
+    WorkerLost,
 )
+from shared.log.port import StoredRecord
 from shared.models.base import ModelGraph
 from shared.placement import rank_of
 from shared.plans import AtHand, Finish, Journey, PlanRequest, StepResult
+from shared.tensors import Handle
 from shared.transcript import combined
 
-_STAMP_BYTES: Final = 64
-"""What writer, number and epoch add when a decision is published."""
 _INDEX_DIGITS: Final = 9
+_NS_PER_S: Final = 1_000_000_000
 
-Fact = RequestCancel | WalkCompleted | WalkFailed | WorkerJoined
+LifeEnd = WorkerJoined | WorkerLeaving | WorkerLost
+"""What ends the life of a rank that ran before: the next one's beginning ends it, too."""
+Fact = RequestCancel | DeadlinePassed | WalkBegun | WalkProgressed | WalkCompleted | WalkFailed | LifeEnd
 
 
 class Reaction(msgspec.Struct, frozen=True):
@@ -64,6 +82,15 @@ class Reaction(msgspec.Struct, frozen=True):
 
     request: Request
     decisions: tuple[Decision, ...] = ()
+
+
+class Deadline(msgspec.Struct, frozen=True):
+    """A time limit of a request, or of one of its steps: `deadline.passed` says that it is over."""
+
+    at_ns: int
+    request_id: str
+    attempt: int
+    step: int | None = None
 
 
 class _Step(msgspec.Struct, frozen=True):
@@ -81,20 +108,33 @@ class Reactor:
         self._journeys: dict[str, Journey] = {}
 
     # ---- facts -------------------------------------------------------------------------------------
-    def fact(self, request: Request, event: Fact, data: bytes, world: World) -> Reaction:
-        """Fold one fact; `data` are its bytes in the log."""
-        if type(event) not in FACTS.get(request.phase, ()) or not concerns(request, event):
+    def fact(self, request: Request, event: Fact, record: StoredRecord, world: World) -> Reaction:
+        """Fold one fact, as the log has it. `world` is as it was before a life began or ended by it."""
+        if type(event) not in FACTS.get(request.phase, ()) or not concerns(request, event, record, world):
             return Reaction(request)  # late, a duplicate, or another attempt's: kept, and nothing changes
-        request = msgspec.structs.replace(request, history=chained(request.history, data))
+        request = msgspec.structs.replace(request, history=chained(request.history, record.data))
         match event:
             case WalkCompleted():
                 return self._done(request, event, world)
+            case WalkBegun():
+                step = request.step(event.index)
+                assert step is not None
+                step = msgspec.structs.replace(step, begun=step.begun | {event.rank})
+                return Reaction(msgspec.structs.replace(request, running=with_step(request.running, step)))
+            case WalkProgressed():
+                step = request.step(event.index)
+                assert step is not None
+                further = suspicion.after_progress(request, step)
+                return Reaction(msgspec.structs.replace(request, suspicion=further))
             case WalkFailed():
                 return self._failed(request, event, world)
             case RequestCancel():
-                return self._cancel(request, event.reason)
-            case WorkerJoined():
-                return self._rejoin(request, event.rank, world)
+                return self._stopped(request, event.reason, cancelled(request, event.reason))
+            case DeadlinePassed():
+                failure = _too_late(request, event)
+                return self._stopped(request, failure.message, failed(request, failure))
+            case WorkerJoined() | WorkerLeaving() | WorkerLost():
+                return self._interrupt(request, event, world)
             case _:
                 assert_never(event)
 
@@ -102,22 +142,21 @@ class Reactor:
         """A rank has done its part of a step; the plan goes on when all of them have."""
         step = request.step(event.index)
         assert step is not None
-        tracks = _grown(request.tracks, {"": event.output, **event.tracks})
+        tracks = grown(request.tracks, {"": event.output, **event.tracks})
+        request = msgspec.structs.replace(request, tracks=tracks)
         parts = step.parts | {event.rank: tuple(event.results)}
         if parts.keys() != step.lives.keys():
-            running = tuple(
-                msgspec.structs.replace(one, parts=parts) if one is step else one for one in request.running
-            )
-            return Reaction(msgspec.structs.replace(request, running=running, tracks=tracks))
-        request = msgspec.structs.replace(request, tracks=tracks)
-        results = _merged(parts)
+            step = msgspec.structs.replace(step, parts=parts)
+            return Reaction(msgspec.structs.replace(request, running=with_step(request.running, step)))
+        results = merged(parts)
         if isinstance(results, str):
             message = f"step {step.index}: {results}"
             return self._end(request, failed(request, Failure(code=BugError.code, message=message)))
         request = msgspec.structs.replace(
             request,
+            suspicion=suspicion.after_step(request, step),
             results=(*request.results, (step.index, StepResult(results, combined(tracks)))),
-            running=tuple(one for one in request.running if one is not step),
+            running=tuple(one for one in request.running if one.index != step.index),
         )
         return self._advance(request, world)
 
@@ -132,68 +171,88 @@ class Reactor:
         behind = journey.before(producer)
         if behind is None:
             return self._end(request, failed(request, event.failure))
-        if request.attempt >= request.limits.max_attempts:
+        # With a life that is over its tensors are gone; of one that runs, none should be.
+        is_over = event.gone_rank is not None and world.incarnation(event.gone_rank) != event.gone_life
+        if not is_over and suspicion.exhausted(request):
             message = (
-                f"{event.failure.message}; this was attempt {request.attempt} of "
-                f"{request.limits.max_attempts} (max_attempts)"
+                f"{event.failure.message}; this was try {request.suspicion.tries} of "
+                f"{request.limits.max_attempts} without progress (max_attempts)"
             )
             failure = msgspec.structs.replace(event.failure, message=message)
             return self._end(request, failed(request, failure))
         reason = f"tensor {event.gone} is gone: step {producer}, which made it, runs again"
-        return self._restart(request, journey.alone(behind), reason, world)
+        against = request.suspicion if is_over else suspicion.after_loss(request, event.gone_life)
+        held, decisions = self._hold(request, journey.alone(behind), reason, against, world)
+        reaction = self._go_on(held, world, why=reason)
+        return Reaction(reaction.request, (*decisions, *reaction.decisions))
 
-    def _cancel(self, request: Request, reason: str) -> Reaction:
-        stops = [_stop(request, step, rank, reason) for step in request.running for rank in step.lives]
-        cancelled = RequestCancelled(
-            id=_end_id(request),
-            **_about(request),
-            reason=reason,
-        )
-        return self._end(request, *stops, cancelled)
-
-    def _rejoin(self, request: Request, rank: int, world: World) -> Reaction:
-        """A rank this request is placed on has begun a new life: what was sent out starts again."""
+    def _interrupt(self, request: Request, event: LifeEnd, world: World) -> Reaction:
+        """The life of a rank that this request is placed on is over: what was sent out begins again."""
         if isinstance(otherwise := self._steps_again(request), Failure):
             return self._end(request, failed(request, otherwise))
+        rank, life = event.rank, world.incarnation(event.rank)
+        assert life is not None
+        against, reason = suspicion.after_leaving(request), _how_it_ended(event, life)
+        if not isinstance(event, WorkerLeaving):
+            read_seq = event.read_seq if isinstance(event, WorkerLost) else None
+            if suspicion.counts(request, rank, life, read_seq) and suspicion.exhausted(request):
+                return self._end(request, failed(request, _given_up(request, rank, reason)))
+            against = suspicion.after_death(request, rank, life, read_seq)
+        steps = [str(step.index) for step in request.running]
+        undone = f"step {steps[0]} was" if len(steps) == 1 else f"steps {', '.join(steps)} were"
+        reason = f"{reason}, before {undone} done"
         keep = self._journey(request).alone(len(request.results))
-        sent = [step.index for step in request.running if step.lives]
-        if not sent and keep == len(request.results):
-            return self._go_on(request, world)  # nothing was under way
-        if request.attempt >= request.limits.max_attempts:
-            message = (
-                f"rank {rank} died {request.attempt} times under this request, "
-                f"which is as often as it is tried (max_attempts {request.limits.max_attempts})"
-            )
-            return self._end(request, failed(request, Failure(code="worker_lost", message=message)))
-        steps = sent or [step.index for step in request.running]
-        undone = f"step {steps[0]} was" if len(steps) == 1 else f"steps {', '.join(map(str, steps))} were"
-        reason = f"rank {rank} began a new life ({world.incarnation(rank)}) before {undone} done"
-        return self._restart(request, keep, reason, world)
+        gone = msgspec.structs.replace(world.ranks[rank], incarnation=None)
+        held, decisions = self._hold(request, keep, reason, against, World(ranks=world.ranks | {rank: gone}))
+        return Reaction(held, decisions)
 
-    def _restart(self, request: Request, keep: int, reason: str, world: World) -> Reaction:
-        """Go back to where the first `keep` results led to, and on from there as the next attempt."""
-        old = request
-        request = msgspec.structs.replace(
-            request, attempt=request.attempt + 1, results=request.results[:keep], running=()
-        )
-        fence = OutputFence(
-            id=f"{request.id}.fence.{request.attempt}",
-            **_about(request),
-            reason=reason,
-        )
-        reaction = self._go_on(decided(request, fence), world, why=reason)
-        request, orders = reaction.request, reaction.decisions
-        if request.phase.ended:
-            return Reaction(request, (fence, *orders))
-        # A rank learns of the new attempt by its orders; one that has none now is told that the old is over.
-        told = {order.rank for order in orders if isinstance(order, NodeReady)}
-        stops = [
-            _stop(old, step, rank, reason)
-            for step in old.running
+    def _hold(
+        self, request: Request, keep: int, reason: str, held_against: Suspicion, world: World
+    ) -> tuple[Request, tuple[Decision, ...]]:
+        """Go back to where the first `keep` results led to, as the next attempt, and wait there.
+
+        Or to before that, where those results are tensors that are gone with a life. What was put out before
+        counts, what its ranks still put out does not; those that live are told.
+        """
+        stops = tuple(
+            stop(request, step, rank, reason)
+            for step in request.running
             for rank, life in step.lives.items()
-            if rank not in told and world.incarnation(rank) == life
-        ]
-        return Reaction(decided(request, *stops), (fence, *orders, *stops))
+            if world.incarnation(rank) == life
+        )
+        held = msgspec.structs.replace(
+            request,
+            attempt=request.attempt + 1,
+            results=request.results[: self._lasting(request, keep, world)],
+            running=(),
+            suspicion=held_against,
+        )
+        decisions: tuple[Decision, ...] = (fence(held, reason), *stops)
+        return decided(held, *decisions), decisions
+
+    def _lasting(self, request: Request, keep: int, world: World) -> int:
+        """How many of the first `keep` results lead to steps whose tensors are all of lives that run."""
+        journey = self._journey(request)
+        while True:
+            steps = self._next_steps(msgspec.structs.replace(request, results=request.results[:keep]))
+            if isinstance(steps, Failure | Finish):
+                return keep
+            lost = [
+                producer
+                for step in steps
+                for walk in step.asked.walks
+                for handle in walk.inputs.values()
+                if _is_over(handle, world) and (producer := _step_of(handle.key, request.id)) is not None
+            ]
+            behind = journey.before(min(lost)) if lost else None
+            if behind is None or journey.alone(behind) >= keep:
+                return keep
+            keep = journey.alone(behind)
+
+    def _stopped(self, request: Request, reason: str, end: Decision) -> Reaction:
+        """The end, before the plan's: every rank is told to leave what it does for the request."""
+        stops = [stop(request, step, rank, reason) for step in request.running for rank in step.lives]
+        return self._end(request, *stops, end)
 
     # ---- the plan ----------------------------------------------------------------------------------
     def _advance(self, request: Request, world: World) -> Reaction:
@@ -202,7 +261,7 @@ class Reactor:
         if isinstance(steps, Failure):
             return self._end(request, failed(request, steps))
         if isinstance(steps, Finish):
-            return self._end(request, _finished(request, steps))
+            return self._end(request, finished(request, steps))
         return self._dispatch(request, steps, world)
 
     def _go_on(self, request: Request, world: World, why: str | None = None) -> Reaction:
@@ -221,20 +280,20 @@ class Reactor:
         return Failure(code=Divergence.code, message=message)
 
     def _next_steps(self, request: Request) -> tuple[_Step, ...] | Finish | Failure:
-        assert request.admitted is not None
         try:
             steps = self._journey(request).advance(request.results)
             if isinstance(steps, Finish):
                 return steps
-            return tuple(_Step(step, self._ranks_of(step, request.admitted)) for step in steps)
+            return tuple(_Step(step, self._ranks_of(step, request)) for step in steps)
         except DalSegnoError as error:
             return Failure(code=error.failure_code, message=error.message, status=error.failure_status)
         except Exception as error:  # noqa: BLE001 - a plan is the model's code: its bug ends its own request
             message = f"the plan failed: {type(error).__name__}: {error}"
             return Failure(code="internal_error", message=message)
 
-    def _ranks_of(self, step: AtHand, admitted: RequestAdmitted) -> tuple[int, ...]:
-        graph = self._graph_of(admitted.family)
+    def _ranks_of(self, step: AtHand, request: Request) -> tuple[int, ...]:
+        assert request.admitted is not None
+        graph = self._graph_of(request.admitted.family)
         unknown = [walk.name for walk in step.walks if walk.name not in graph.walks]
         if unknown:
             raise BugError(f"the plan asks for the walks {unknown}; there are {sorted(graph.walks)}")
@@ -242,7 +301,7 @@ class Reactor:
         if unknown := [name for name in step.ends if name not in streams]:
             raise BugError(f"the plan ends the streams {unknown}; there are {sorted(streams)}")
         ranks = {
-            rank_of(admitted.placement, admitted.walk_placement, walk.name, node)
+            rank_of(request.placement, request.walk_placement, walk.name, node)
             for walk in step.walks
             for node in graph.walks[walk.name].nodes
         }
@@ -251,26 +310,25 @@ class Reactor:
     def _dispatch(
         self, request: Request, steps: tuple[_Step, ...], world: World, why: str | None = None
     ) -> Reaction:
-        """Send the steps at hand, each to all of its ranks; or let them wait.
+        """Send the steps at hand, each to all of its ranks; those that are out already stay as they are.
 
-        They wait while any rank is away that the request is placed on: what began now would begin again
-        when that one joins.
+        While any rank is away that the request is placed on, it is held: what began now would begin again
+        when that one's next life joins.
         """
-        assert request.admitted is not None
-        known = {step.index: step for step in request.running}
-        lives = {rank: world.incarnation(rank) for rank in sorted(ranks_of(request.admitted))}
+        lives = {rank: world.incarnation(rank) for rank in sorted(request.ranks)}
         there = {rank: life for rank, life in lives.items() if life is not None}
+        if len(there) < len(lives):
+            return Reaction(msgspec.structs.replace(request, phase=Phase.HELD))
+        out = {step.index: step for step in request.running}
         running: list[Running] = []
         orders: list[NodeReady] = []
         for step in steps:
-            index, partition = step.asked.index, step.asked.partition
-            state = known.get(index) or Running(index=index, partition=partition)
-            if not state.lives and len(there) == len(lives):
-                state = Running(index=index, partition=partition, lives={r: there[r] for r in step.ranks})
-                orders += [_order(request, step.asked, rank, there, why) for rank in step.ranks]
-            running.append(state)
-        for order in orders:
-            if failure := _too_large(order, request.limits.max_event_bytes):
+            asked = step.asked
+            if asked.index not in out:
+                orders += [order(request, asked, rank, there, why) for rank in step.ranks]
+            running.append(out.get(asked.index) or _sent(request, step, there))
+        for one in orders:
+            if failure := too_large(one, request.limits.max_event_bytes):
                 return self._end(request, failed(request, failure))
         request = msgspec.structs.replace(request, running=tuple(running))
         return Reaction(decided(request, *orders), tuple(orders))
@@ -300,7 +358,7 @@ class Reactor:
         self._journeys.pop(request_id, None)
 
     # ---- decisions, as the log shows them ----------------------------------------------------------
-    def recorded(self, request: Request, event: Decision, data: bytes, world: World) -> Reaction:
+    def recorded(self, request: Request, event: Decision, record: StoredRecord, world: World) -> Reaction:
         """Fold one decision read from the log.
 
         Raises:
@@ -309,21 +367,31 @@ class Reactor:
         if event.id in request.recorded:
             return Reaction(request)  # a second copy of what is known
         if event.id in request.expected:
-            return Reaction(self._confirm(request, event))
+            return Reaction(self._confirm(request, event, record))
         match event:
             case RequestAdmitted():
-                return self._admit(request, event, data, world)
+                return self._admit(request, event, record.data, world)
+            case RequestResumed():
+                return self._resume(request, event, record.data, world)
             case RequestRejected():
-                return self._reject(request, event, data)
+                return self._reject(request, event, record.data)
             case _:
                 raise Divergence(
                     f"request {request.id}: {event.id} is recorded, but the facts before it do not lead to it"
                 )
 
-    def _confirm(self, request: Request, event: Decision) -> Request:
+    def _confirm(self, request: Request, event: Decision, record: StoredRecord) -> Request:
         if not same(event, request.expected[event.id]):
             raise Divergence(f"request {request.id}: {event.id} is recorded otherwise than decided")
-        return confirmed(request, event.id)
+        request = confirmed(request, event.id)
+        step = request.step(event.index) if isinstance(event, NodeReady) else None
+        if step is None or request.attempt != event.attempt:
+            return request
+        assert isinstance(event, NodeReady)
+        known = msgspec.structs.replace(
+            step, since_ns=step.since_ns or record.time_ns, stored=step.stored | {event.rank: record.seq}
+        )
+        return msgspec.structs.replace(request, running=with_step(request.running, known))
 
     def _admit(self, request: Request, event: RequestAdmitted, data: bytes, world: World) -> Reaction:
         if request.phase.ended:
@@ -333,76 +401,143 @@ class Reactor:
                 f"request {request.id}: admitted is {event.pins.submission}, submitted {request.digest}"
             )
         request = msgspec.structs.replace(
-            request, history=chained(request.history, data), attempt=1, admitted=event
+            request,
+            history=chained(request.history, data),
+            attempt=1,
+            admitted=event,
+            placement=event.placement,
+            walk_placement=event.walk_placement,
         )
         return self._advance(confirmed(decided(request, event), event.id), world)
 
+    def _resume(self, request: Request, event: RequestResumed, data: bytes, world: World) -> Reaction:
+        if request.phase is not Phase.HELD or event.attempt != request.attempt:
+            return Reaction(request)  # it ended before it was resumed
+        held_against = msgspec.structs.replace(
+            request.suspicion, closed=frozenset(event.closed), alone_on=frozenset(event.alone_on)
+        )
+        request = msgspec.structs.replace(
+            request,
+            history=chained(request.history, data),
+            placement=event.placement,
+            walk_placement=event.walk_placement,
+            resumptions=request.resumptions + 1,
+            suspicion=held_against if event.on_probation else suspicion.CLEARED,
+        )
+        return self._go_on(confirmed(decided(request, event), event.id), world, why=event.reason)
+
     def _reject(self, request: Request, event: RequestRejected, data: bytes) -> Reaction:
-        if request.phase.ended or event.submission_seq != request.submission_seq:
-            return Reaction(request)  # it refuses another submission under this id
-        request = msgspec.structs.replace(request, history=chained(request.history, data))
+        if event.submission_seq != request.submission_seq or _has_ended(request):
+            return Reaction(request)  # it refuses another submission under this id, or comes too late
+        # An end that was decided meanwhile comes behind this one, and changes nothing any more.
+        request = msgspec.structs.replace(
+            request,
+            phase=Phase.WAITING,
+            expected={},
+            recorded=request.recorded | request.expected.keys(),
+            history=chained(request.history, data),
+        )
         return Reaction(confirmed(decided(request, event), event.id))
 
 
-def _order(request: Request, step: AtHand, rank: int, lives: dict[int, int], why: str | None) -> NodeReady:
-    """What one of a step's ranks is told: all of the step; `lives` are those of the request's ranks."""
-    admitted = request.admitted
-    assert admitted is not None
-    names = " then ".join(walk.name for walk in step.walks)
-    whose = f"{step.partition}'s" if step.partition else "the plan's"
-    return NodeReady(
-        id=f"{request.id}.ready.{request.attempt}.{step.index}.{rank}",
-        **_about(request),
-        incarnation=lives[rank],
-        index=step.index,
-        rank=rank,
-        model=request.submission.model,
-        walks=[walk.call() for walk in step.walks],
-        placement=admitted.placement,
-        walk_placement=admitted.walk_placement,
-        lives=lives if len(lives) > 1 else {},
-        partition=step.partition,
-        ends=list(step.ends),
-        origin=request.submission.origin,
-        seed=admitted.seed,
-        reason=why or f"{whose} step {step.index} is {names}",
+def _has_ended(request: Request) -> bool:
+    """Whether an end of it is in the log, or it was admitted, so that it cannot be rejected any more."""
+    return request.admitted is not None or (request.phase.ended and not request.expected)
+
+
+def deadlines(request: Request) -> list[Deadline]:
+    """The time limits of a request that has not ended: its own, and those of the steps that are out."""
+    found = []
+    if request.deadline_ns is not None:
+        found.append(Deadline(request.deadline_ns, request.id, request.attempt))
+    limits = request.limits.walk_timeouts_s if request.admitted is not None else {}
+    for step in request.running if limits else ():
+        if step.since_ns and all(name in limits for name in step.walks):
+            at_ns = step.since_ns + round(sum(limits[name] for name in step.walks) * _NS_PER_S)
+            found.append(Deadline(at_ns, request.id, request.attempt, step.index))
+    return found
+
+
+def concerns(request: Request, event: Fact, record: StoredRecord, world: World) -> bool:
+    """Whether a fact is about a step that is out, or about the request as a whole."""
+    match event:
+        case WalkBegun() | WalkCompleted() | WalkFailed() | WalkProgressed():
+            return is_of_a_step(request, event)
+        case WorkerJoined() | WorkerLeaving() | WorkerLost():
+            return event.rank in request.ranks and world.incarnation(event.rank) is not None
+        case DeadlinePassed():
+            # The log's time has the last word: an early one is void, and said again by the conductor.
+            told = [
+                one.step for one in deadlines(request) if event.deadline_ns == one.at_ns <= record.time_ns
+            ]
+            return event.step in told and event.attempt == request.attempt
+        case RequestCancel():
+            return True
+        case _:
+            assert_never(event)
+
+
+def is_of_a_step(request: Request, event: WalkBegun | WalkCompleted | WalkFailed | WalkProgressed) -> bool:
+    """Whether a worker's report is of a step that is out, and of its part, which is not told yet."""
+    step = request.step(event.index)
+    return (
+        step is not None
+        and event.attempt == request.attempt
+        and event.rank in step.lives
+        and event.rank not in step.parts
+        and event.incarnation == step.lives[event.rank]
     )
 
 
-def _grown(known: dict[str, OutputTotals], reported: dict[str, OutputTotals]) -> dict[str, OutputTotals]:
-    """What is put out, after one more report. Tracks only grow: who reports less has not written there."""
-    news = {
-        name: totals
-        for name, totals in reported.items()
-        if totals != OutputTotals() and totals.chunks >= known.get(name, totals).chunks
-    }
-    return known | news
+def _is_over(handle: Handle, world: World) -> bool:
+    """Whether the life is over that a tensor's bytes were in."""
+    return handle.rank is not None and world.incarnation(handle.rank) != handle.incarnation
 
 
-def _merged(parts: dict[int, tuple[WalkResult, ...]]) -> tuple[WalkResult, ...] | str:
-    """What the ranks' parts of a step come to together, walk by walk; or why they are no whole."""
-    ranks = sorted(parts)
-    merged = parts[ranks[0]]
-    for rank in ranks[1:]:
-        names, others = [one.name for one in merged], [one.name for one in parts[rank]]
-        if names != others:
-            return f"rank {ranks[0]} reports the walks {names}, rank {rank} {others}; expected the same"
-        for mine, other in zip(merged, parts[rank], strict=True):
-            told: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-                ("fact", mine.facts, other.facts),
-                ("output", mine.outputs, other.outputs),
-            ]
-            for what, known, new in told:
-                if twice := sorted(name for name in known.keys() & new.keys() if known[name] != new[name]):
-                    return (
-                        f"walk {mine.name}: rank {rank} reports the {what} {twice[0]!r} otherwise than "
-                        "another rank; expected each from one of them"
-                    )
-        merged = tuple(
-            WalkResult(name=mine.name, facts=mine.facts | other.facts, outputs=mine.outputs | other.outputs)
-            for mine, other in zip(merged, parts[rank], strict=True)
+def _sent(request: Request, step: _Step, lives: dict[int, int]) -> Running:
+    return Running(
+        index=step.asked.index,
+        partition=step.asked.partition,
+        position=step.asked.position,
+        walks=tuple(walk.name for walk in step.asked.walks),
+        lives={rank: lives[rank] for rank in step.ranks},
+        on_probation=passes_hurdle(request, step.asked),
+    )
+
+
+def _how_it_ended(event: LifeEnd, life: int) -> str:
+    match event:
+        case WorkerJoined():
+            return f"rank {event.rank} began a new life, its old one ({life}) is over"
+        case WorkerLeaving():
+            return f"rank {event.rank} left in order"
+        case WorkerLost():
+            return f"rank {event.rank} was lost ({event.reason})"
+        case _:
+            assert_never(event)
+
+
+def _given_up(request: Request, rank: int, reason: str) -> Failure:
+    tries = request.suspicion.tries
+    often = f"workers died {tries} times in a row under this request" if tries > 1 else "its worker died"
+    limit = f"max_attempts is {request.limits.max_attempts}"
+    if rank in request.suspicion.alone_on:
+        message = (
+            f"{often}, the last time with nothing else beside it: {reason}; {limit}, so it is not tried again"
         )
-    return merged
+        return Failure(code="poison_request", message=message)
+    return Failure(code="worker_lost", message=f"{often}: {reason}; {limit}")
+
+
+def _too_late(request: Request, event: DeadlinePassed) -> Failure:
+    if event.step is None:
+        message = f"not done {request.submission.timeout_s:g} s after it was submitted (timeout_s)"
+    else:
+        step = request.step(event.step)
+        assert step is not None
+        limit_s = sum(request.limits.walk_timeouts_s[name] for name in step.walks)
+        message = f"step {event.step} ({' then '.join(step.walks)}) took longer than {limit_s:g} s"
+    return Failure(code="deadline_exceeded", message=message, status=504)
 
 
 def _step_of(key: str | None, request_id: str) -> int | None:
@@ -412,80 +547,3 @@ def _step_of(key: str | None, request_id: str) -> int | None:
             return int(step)
         case _:
             return None
-
-
-def _too_large(ready: NodeReady, max_event_bytes: int) -> Failure | None:
-    """Why an order cannot be stored. It repeats what the client wrote, so it may outgrow the submission."""
-    size = len(encode(ready)) + _STAMP_BYTES
-    if not max_event_bytes or size <= max_event_bytes:
-        return None
-    message = (
-        f"step {ready.index} of this request needs an event of {size} bytes, but the log takes "
-        f"{max_event_bytes}; send less, or raise the server's max_payload"
-    )
-    return Failure(code="payload_too_large", message=message, status=413)
-
-
-def concerns(request: Request, event: Fact) -> bool:
-    """Whether a fact is about a step at hand (or about the request as a whole)."""
-    match event:
-        case WalkCompleted() | WalkFailed():
-            step = request.step(event.index)
-            return (
-                step is not None
-                and event.attempt == request.attempt
-                and event.rank in step.lives
-                and event.rank not in step.parts
-                and event.incarnation == step.lives[event.rank]
-            )
-        case WorkerJoined():
-            return request.admitted is not None and event.rank in ranks_of(request.admitted)
-        case RequestCancel():
-            return True
-        case _:
-            assert_never(event)
-
-
-def _about(request: Request) -> dict[str, Any]:
-    """What every decision about a request says of it."""
-    return {
-        "request_id": request.id,
-        "attempt": request.attempt,
-        "history": request.history,
-        "trace": request.submission.trace,
-    }
-
-
-def _end_id(request: Request) -> str:
-    """All ends share one id: a request ends once, however it ends."""
-    return f"{request.id}.end"
-
-
-def failed(request: Request, failure: Failure) -> RequestFailed:
-    """The decision that ends a request with an error."""
-    return RequestFailed(
-        id=_end_id(request),
-        **_about(request),
-        failure=failure,
-    )
-
-
-def _finished(request: Request, finish: Finish) -> RequestFinished:
-    return RequestFinished(
-        id=_end_id(request),
-        **_about(request),
-        usage=finish.usage,
-        finish_reasons=list(finish.finish_reasons),
-        output=combined(request.tracks),
-    )
-
-
-def _stop(request: Request, step: Running, rank: int, reason: str) -> WalkStop:
-    return WalkStop(
-        id=f"{request.id}.stop.{request.attempt}.{step.index}.{rank}",
-        **_about(request),
-        incarnation=step.lives[rank],
-        index=step.index,
-        rank=rank,
-        reason=reason,
-    )

@@ -11,7 +11,7 @@ left it before its end, the items that its chunks had. What workers tell one ano
 is read and passed over: nothing was decided by it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ import msgspec
 
 from conductor.core.cluster import Cluster, Folded
 from conductor.core.lifecycle import Phase
-from conductor.core.react import concerns
+from conductor.core.react import is_of_a_step
 from conductor.core.request import Request
 from shared.events import (
     AnyEvent,
@@ -34,6 +34,7 @@ from shared.events import (
     RequestSubmitted,
     StreamTotals,
     WalkCompleted,
+    is_answer_of_server,
 )
 from shared.log.port import StoredRecord
 from shared.models.base import ModelGraph
@@ -41,9 +42,9 @@ from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.transcript import Transcript
 from shared.walks import StreamInfo, chunks_of
 
-_NO_PART: Final = frozenset({"request", "edge"})
-"""Kinds of subjects where a record that cannot be read is no part of a request: a submission that was
-refused, and what nobody acted on, for workers pass it over, too."""
+_NO_PART: Final = frozenset({"request", "control", "edge"})
+"""Kinds of subjects where a record that cannot be read is no part of a request: at the first two anybody may
+write, and what is refused there nobody acted on; workers pass over the third."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +90,13 @@ class Replayer:
     """Replays records in log order, of one request or of many; `verdicts` holds one for each.
 
     `pins` gives the digests in force for a family; where given, differing ones are named in the verdict.
+    `unheard` are requests of whose chunks not every byte is at hand: their outputs are not compared.
     """
 
     graph_of: Callable[[str], ModelGraph]
     subjects: Subjects
     pins: Callable[[str], dict[str, str]] | None = None
+    unheard: Collection[str] = ()
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     _transcripts: dict[str, Transcript] = field(default_factory=dict)
     _cluster: Cluster = field(init=False)
@@ -106,6 +109,15 @@ class Replayer:
         for record in records:
             self.take(record)
         return self.close()
+
+    @property
+    def cluster(self) -> Cluster:
+        """The state behind the record taken last: to be looked at, not to be changed."""
+        return self._cluster
+
+    def transcript(self, request_id: str) -> Transcript:
+        """The output of a request behind the record taken last; empty where none is replayed."""
+        return self._transcripts.get(request_id) or Transcript()
 
     def close(self) -> dict[str, Verdict]:
         """The log ends here: what is decided must be recorded by now."""
@@ -157,7 +169,9 @@ class Replayer:
         if verdict is None and folded.decisions:  # a submission that is refused: that, too, must be recorded
             verdict = self._begin(request_id)
             verdict.events = 1
-        if address is None or address.kind in _NO_PART or verdict is None or not verdict.matches:
+        if address is None or address.kind in _NO_PART or is_answer_of_server(record.data):
+            return
+        if verdict is None or not verdict.matches:
             return
         verdict.mismatch = Mismatch(seq=record.seq, what=folded.note or f"record {record.seq} is unreadable")
 
@@ -194,12 +208,14 @@ class Replayer:
         self, record: StoredRecord, event: AnyEvent, before: Request | None, verdict: Verdict
     ) -> Mismatch | None:
         transcript = self._transcripts[verdict.request_id]
+        if isinstance(event, OutputFence):
+            transcript.fold(event)
+        if verdict.request_id in self.unheard:
+            return None
         match event:
-            case OutputFence():
-                transcript.fold(event)
             case RequestFinished() if not _equal(event.output, transcript.totals):
                 return _other_output(record.seq, event, transcript.totals, event.output, before)
-            case WalkCompleted() if before is not None and concerns(before, event):
+            case WalkCompleted() if before is not None and is_of_a_step(before, event):
                 return self._check_report(record.seq, event, before, transcript)
         return None
 

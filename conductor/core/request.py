@@ -22,16 +22,21 @@ from shared.events import (
     RequestFailed,
     RequestFinished,
     RequestRejected,
+    RequestResumed,
     RequestSubmitted,
     WalkResult,
     WalkStop,
     submission_digest,
 )
+from shared.log.port import StoredRecord
 from shared.plans import Recorded
+
+_NS_PER_S: Final = 1_000_000_000
 
 Decision: TypeAlias = (
     RequestAdmitted
     | RequestRejected
+    | RequestResumed
     | NodeReady
     | WalkStop
     | OutputFence
@@ -61,25 +66,65 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """A step at hand.
+    """A step that was sent out.
 
     Attributes:
-        index: the step's on the journey; `partition` is the sub-plan's whose step it is.
-        lives: the ranks it was sent to, and which life of each; none while it waits for a rank to join.
+        index: the step's on the journey; `partition` is the sub-plan's whose step it is, and `position` the
+            step's place in that.
+        walks: their names.
+        lives: the ranks it was sent to, and which life of each.
         parts: by rank, what those came to that have done theirs: one result for each walk.
+        since_ns: when its first order was stored, by the log's time; 0 before that.
+        stored: by rank, the position of its order in the log.
+        on_probation: its ranks say when they begin, and when they are further than before; `begun` are those
+            that have begun.
     """
 
     index: int
     partition: str = ""
-    lives: dict[int, int] = {}
+    position: int = 0
+    walks: tuple[str, ...] = ()
+    lives: dict[int, int]
     parts: dict[int, tuple[WalkResult, ...]] = {}
+    since_ns: int = 0
+    stored: dict[int, int] = {}
+    on_probation: bool = False
+    begun: frozenset[int] = frozenset()
+
+
+class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
+    """What is held against a request under which workers died (`conductor.core.suspicion`).
+
+    Attributes:
+        tries: how many attempts in a row came no further, the one under way included.
+        lives: by rank, the life that ended last while a step of this request ran there.
+        hurdles: by sub-plan, the position of the step that was under way: to be passed.
+        closed: the ranks on which nothing else begins since it was resumed; `alone_on`, those of them on
+            which nothing at all runs beside it, not even the proven.
+        in_doubt: a worker died under it while others were beside it: the next time it is to be alone.
+        missed: lives of which a tensor was gone: that was a try, and their end is not another.
+        proven: it was a suspect, and came further since.
+    """
+
+    tries: int = 1
+    lives: dict[int, int] = {}
+    hurdles: dict[str, int] = {}
+    closed: frozenset[int] = frozenset()
+    alone_on: frozenset[int] = frozenset()
+    in_doubt: bool = False
+    missed: frozenset[int] = frozenset()
+    proven: bool = False
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request, folded so far.
 
     Attributes:
-        running: the steps at hand, in order of their indices.
+        submitted_ns: when it was submitted, by the log's time.
+        placement: each node's rank, `walk_placement` where that is another one in a walk; as it was admitted,
+            or resumed last.
+        resumptions: how often it was resumed.
+        running: the steps that are out, in order of their indices.
         results: what its plan's steps came to, as recorded; with the submission, all a plan depends on.
         tracks: what was put out so far, as reported last, by the track's name.
         expected: decided here, not yet seen in the log, by event id.
@@ -90,11 +135,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     submission: RequestSubmitted
     submission_seq: int
+    submitted_ns: int
     digest: str
     history: bytes
     phase: Phase = Phase.WAITING
     attempt: int = 0
     admitted: RequestAdmitted | None = None
+    placement: dict[str, int] = {}
+    walk_placement: dict[str, dict[str, int]] = {}
+    resumptions: int = 0
+    suspicion: Suspicion = Suspicion()
     running: tuple[Running, ...] = ()
     results: tuple[Recorded, ...] = ()
     tracks: dict[str, OutputTotals] = {}
@@ -106,25 +156,42 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         assert self.admitted is not None, "only an admitted request has limits"
         return self.admitted.limits
 
+    @property
+    def tenant(self) -> str:
+        """Whose it is; of who says nothing, nobody's."""
+        return self.submission.tenant or ""
+
+    @property
+    def deadline_ns(self) -> int | None:
+        """When it is to have ended, by the log's time; None is whenever it likes."""
+        timeout_s = self.submission.timeout_s
+        return None if timeout_s is None else self.submitted_ns + round(timeout_s * _NS_PER_S)
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """Every rank it is placed on."""
+        return ranks_of(self.placement, self.walk_placement)
+
     def step(self, index: int) -> Running | None:
-        """The step at hand that has this index."""
+        """The step with this index, if it is out."""
         return next((step for step in self.running if step.index == index), None)
 
 
-def ranks_of(admitted: RequestAdmitted) -> frozenset[int]:
-    """Every rank that a request is placed on."""
-    elsewhere = (rank for nodes in admitted.walk_placement.values() for rank in nodes.values())
-    return frozenset((*admitted.placement.values(), *elsewhere))
+def ranks_of(placement: dict[str, int], walk_placement: dict[str, dict[str, int]]) -> frozenset[int]:
+    """Every rank of a placement."""
+    elsewhere = (rank for nodes in walk_placement.values() for rank in nodes.values())
+    return frozenset((*placement.values(), *elsewhere))
 
 
-def submitted(request_id: str, event: RequestSubmitted, seq: int, data: bytes) -> Request:
-    """A request's first state; `data` are the event's bytes in the log."""
+def submitted(request_id: str, event: RequestSubmitted, record: StoredRecord) -> Request:
+    """A request's first state, from the event as the log has it."""
     return Request(
         id=request_id,
         submission=event,
-        submission_seq=seq,
+        submission_seq=record.seq,
+        submitted_ns=record.time_ns,
         digest=submission_digest(event),
-        history=chained(b"", data),
+        history=chained(b"", record.data),
     )
 
 

@@ -3,22 +3,31 @@
 Pure, but not a function of one request's log: so its result is *recorded as a fact*, with its reason,
 and counts from its position in the log on. A replay takes it as it is.
 
-Of a group of nodes with several ranks, which are replicas, a request gets one: the one where another
-group has put a node of it already, whose keys and values then need not move; else the one with the fewest
-open requests. Only ranks that are there are given; each group must have one.
+Who waits is let in by `priority`, of equals by whose deadline is nearest, then by whose tenant has the fewest
+requests open, or had the fewest let in, then in order of submission (`conductor.core.line`). Which replica
+a request gets is in `conductor.core.replicas`. More than so many do not wait: they are refused.
+
+Held requests are resumed before others are let in. One under which a worker died (`conductor.core.suspicion`)
+is tried on the quietest rank there is, one at a time on each: on an empty one, or one with the proven alone,
+where nothing else begins meanwhile; else beside others, for nobody is to wait while a replica is well. Who
+was submitted last comes first: what kills a worker mostly does so at once.
 """
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from itertools import islice
+from collections.abc import Collection, Mapping
+from typing import Final
 
 import msgspec
 
+from conductor.core import line
+from conductor.core.replicas import Memory, Place, Policy, Ranks
 from conductor.core.request import Request, World, ranks_of
 from shared.errors import ModelNotFoundError
-from shared.events import Failure, Limits, Pins, RequestAdmitted, RequestRejected
+from shared.events import Failure, Limits, Pins, RequestAdmitted, RequestRejected, RequestResumed
 from shared.placement import PlacedGroup, assign
+
+_TOO_MANY: Final = 429
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +36,10 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         groups: where nodes may run; every node has a home in every walk.
         kv_nodes: the nodes that keep keys and values.
+        replicas: how one of several ranks is chosen; `max_per_replica`, how many requests one has at most.
+        max_waiting: so many wait; None is without limit.
+        shorten_above: while more than this share of all places is taken, answers are admitted with
+            `shorten_to` of the tokens that they were to have.
     """
 
     model: str
@@ -35,6 +48,11 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     kv_nodes: frozenset[str]
     limits: Limits
     max_concurrent_requests: int
+    replicas: Policy = "fsfs"
+    max_per_replica: int | None = None
+    max_waiting: int | None = None
+    shorten_above: float | None = None
+    shorten_to: float = 0.8
     graph_digest: str
     plan_digest: str
     config_digest: str
@@ -42,23 +60,55 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def schedule(
-    waiting: Iterable[Request],
-    admitted: Collection[RequestAdmitted],
+    waiting: Collection[Request],
+    held: Collection[Request],
+    places: Collection[Place],
     world: World,
     deployment: Deployment,
-) -> list[RequestAdmitted]:
-    """Whom of `waiting` (in order of submission) to admit now, with `admitted` open already."""
-    free = deployment.max_concurrent_requests - len(admitted)
-    if free <= 0 or not all(_there(group, world) for group in deployment.groups):
+    *,
+    blamed: Mapping[int, str] | None = None,
+    memory: Memory | None = None,
+) -> list[RequestAdmitted | RequestResumed]:
+    """Whom of `held` to resume, and whom of `waiting` (in order of submission) to admit now.
+
+    `places` are those of the requests that are admitted and not held. `blamed` are lives that are known to
+    have ended by one request: of these no other is a suspect. `memory` is what earlier calls left: where it
+    is lost, replicas are chosen a little worse for a while.
+    """
+    open_requests = len(places) + len(held)
+    free = max(0, deployment.max_concurrent_requests - open_requests)
+    if not held and not free:
         return []
-    load = Counter(rank for admission in admitted for rank in ranks_of(admission))
-    found: list[RequestAdmitted] = []
-    for request in islice(waiting, free):
-        place = len(admitted) + len(found) + 1
-        admission = _admit(request, place, load, world, deployment)
-        load.update(ranks_of(admission))
-        found.append(admission)
-    return found
+    memory = memory or Memory()
+    ranks = Ranks(
+        deployment.groups, world, policy=deployment.replicas, most=deployment.max_per_replica, memory=memory
+    )
+    for taken in places:
+        ranks.take(taken)
+    resumed = _resume(held, ranks, blamed or {})
+    admitted: list[RequestAdmitted] = []
+    open_of = Counter([*(place.tenant for place in places), *(one.tenant for one in held)])
+    memory.served = line.welcome(memory.served, {*open_of, *(request.tenant for request in waiting)})
+    for request in line.ordered(waiting, open_of, memory.served):
+        options = [ranks.roomy_in(group) for group in deployment.groups]
+        if len(admitted) == free or not all(options):
+            break
+        admission = _admit(request, open_requests + len(admitted) + 1, options, ranks, deployment)
+        ranks.take(place_of(admission, request))
+        open_of[request.tenant] += 1
+        memory.served[request.tenant] += 1
+        admitted.append(admission)
+    return [*resumed, *admitted]
+
+
+def place_of(event: RequestAdmitted | RequestResumed, request: Request) -> Place:
+    """The place that a decision gives."""
+    return Place(
+        ranks=ranks_of(event.placement, event.walk_placement),
+        closed=frozenset(event.closed if isinstance(event, RequestResumed) else ()),
+        is_tried=isinstance(event, RequestResumed) and event.on_probation,
+        tenant=request.tenant,
+    )
 
 
 def refuse(request: Request, deployment: Deployment) -> RequestRejected | None:
@@ -66,20 +116,113 @@ def refuse(request: Request, deployment: Deployment) -> RequestRejected | None:
     if request.submission.model == deployment.model:
         return None
     error = ModelNotFoundError(request.submission.model, deployment.model)
+    return _rejected(request, Failure(code=error.code, message=error.message, status=error.status))
+
+
+def turn_away(request: Request, deployment: Deployment) -> RequestRejected:
+    """The rejection of a request for which the line is too long."""
+    message = (
+        f"{deployment.max_concurrent_requests} requests are running and {deployment.max_waiting} are waiting "
+        "(scheduling.max_waiting): try again later"
+    )
+    return _rejected(request, Failure(code="queue_full", message=message, status=_TOO_MANY))
+
+
+def _rejected(request: Request, failure: Failure) -> RequestRejected:
     return RequestRejected(
         id=f"{request.id}.rejected.{request.submission_seq}",
         request_id=request.id,
-        failure=Failure(code=error.code, message=error.message, status=error.status),
+        failure=failure,
         submission_seq=request.submission_seq,
         trace=request.submission.trace,
     )
 
 
+def _resume(held: Collection[Request], ranks: Ranks, blamed: Mapping[int, str]) -> list[RequestResumed]:
+    suspects = {request.id: died for request in held if (died := _suspected_on(request, blamed))}
+    last_first = sorted(
+        (request for request in held if request.id in suspects),
+        key=lambda request: (-request.submission_seq, request.id),
+    )
+    others = [request for request in held if request.id not in suspects]
+    found: list[RequestResumed] = []
+    for request in (*last_first, *others):
+        decision = _again(request, suspects.get(request.id, frozenset()), ranks)
+        if decision is not None:
+            ranks.take(place_of(decision, request))
+            found.append(decision)
+    return found
+
+
+def _suspected_on(request: Request, blamed: Mapping[int, str]) -> frozenset[int]:
+    """The ranks whose deaths are held against a request."""
+    lives = request.suspicion.lives
+    return frozenset(rank for rank, life in lives.items() if blamed.get(life, request.id) == request.id)
+
+
+def _again(request: Request, died: frozenset[int], ranks: Ranks) -> RequestResumed | None:
+    """A place for a held request, under which the ranks of `died` ended; None while there is none."""
+    options: list[list[int]] = []
+    for group in ranks.groups:
+        there = _large_enough(ranks.open_in(group), request, ranks.world)
+        if died & set(group.ranks):
+            there = _quietest(there, ranks, alone=request.suspicion.in_doubt)
+        options.append(there)
+    if not all(options):
+        return None
+    chosen, why = ranks.choose(options, request)
+    placement, walk_placement = assign(ranks.groups, chosen)
+    apart = {rank for group, rank in zip(ranks.groups, chosen, strict=True) if died & set(group.ranks)}
+    closed = sorted(rank for rank in apart if not ranks.unproven[rank])
+    alone_on = sorted(rank for rank in apart if not ranks.load[rank])
+    reason = "; ".join(why) or "every rank is there"
+    if apart:
+        where = " and ".join(str(rank) for rank in sorted(apart))
+        beside = (
+            "beside none but the proven" if len(closed) == len(apart) else "the one suspect beside others"
+        )
+        beside = "alone" if len(alone_on) == len(apart) else beside
+        reason = f"{beside} on rank {where}, for a worker died under it; {reason}"
+    return RequestResumed(
+        id=f"{request.id}.resumed.{request.resumptions}",
+        request_id=request.id,
+        attempt=request.attempt,
+        index=request.resumptions,
+        placement=placement,
+        walk_placement=walk_placement,
+        on_probation=bool(died),
+        closed=closed,
+        alone_on=alone_on,
+        reason=f"attempt {request.attempt} goes on: {reason}",
+        trace=request.submission.trace,
+    )
+
+
+def _quietest(there: list[int], ranks: Ranks, *, alone: bool) -> list[int]:
+    """Where a suspect may be tried: on an empty rank, else with the proven, else as a rank's one suspect.
+
+    Who is to be `alone` waits for an empty rank; one is emptied for it, where newcomers have another.
+    """
+    calm = [rank for rank in there if rank not in ranks.tried]
+    empty = [rank for rank in calm if not ranks.load[rank]]
+    if alone:
+        if not empty and len(there) > 1:
+            ranks.closed.add(min(calm or there, key=lambda rank: (ranks.load[rank], rank)))
+        return empty
+    return empty or [rank for rank in calm if not ranks.unproven[rank]] or calm
+
+
+def _large_enough(ranks: list[int], request: Request, world: World) -> list[int]:
+    """Those whose KV pool is as large as was promised at admission; all, where none is."""
+    pools = {rank: world.ranks[rank].kv_tokens for rank in ranks}
+    return [rank for rank in ranks if not 0 < pools[rank] < request.limits.kv_tokens] or ranks
+
+
 def _admit(
-    request: Request, place: int, load: Mapping[int, int], world: World, deployment: Deployment
+    request: Request, place: int, options: list[list[int]], ranks: Ranks, deployment: Deployment
 ) -> RequestAdmitted:
     params = request.submission.params
-    chosen, why = _choose(deployment.groups, load, world)
+    chosen, why = ranks.choose(options, request)
     placement, walk_placement = assign(deployment.groups, chosen)
     there = "every rank is there" if not why else "; ".join(why)
     return RequestAdmitted(
@@ -90,7 +233,7 @@ def _admit(
         seed=params.seed if params.seed is not None else derived_seed(request.id),
         placement=placement,
         walk_placement=walk_placement,
-        limits=_limits(chosen, world, deployment),
+        limits=_limits(chosen, ranks.world, deployment, taken=place - 1),
         pins=Pins(
             graph=deployment.graph_digest,
             plan=deployment.plan_digest,
@@ -103,37 +246,7 @@ def _admit(
     )
 
 
-def _choose(
-    groups: tuple[PlacedGroup, ...], load: Mapping[int, int], world: World
-) -> tuple[list[int], list[str]]:
-    """A rank of each group, and why that one, where there was a choice."""
-    chosen: dict[int, int] = {n: group.ranks[0] for n, group in enumerate(groups) if len(group.ranks) == 1}
-    why: list[str] = []
-    for number, group in enumerate(groups):
-        if number in chosen:
-            continue
-        ranks = _there(group, world)
-        near = [
-            chosen[other]
-            for other in sorted(chosen)
-            if chosen[other] in ranks and set(groups[other].nodes) & set(group.nodes)
-        ]
-        rank = near[0] if near else min(ranks, key=lambda one: (load.get(one, 0), one))
-        nodes = " and ".join(group.nodes) + (f" in {' and '.join(group.walks)}" if group.walks else "")
-        what = (
-            "it is there in other walks" if near else f"the least loaded, {load.get(rank, 0)} requests open"
-        )
-        why.append(f"{nodes} on rank {rank} of {ranks}: {what}")
-        chosen[number] = rank
-    return [chosen[number] for number in range(len(groups))], why
-
-
-def _there(group: PlacedGroup, world: World) -> list[int]:
-    """The group's ranks that are there now."""
-    return [rank for rank in sorted(group.ranks) if world.incarnation(rank) is not None]
-
-
-def _limits(chosen: list[int], world: World, deployment: Deployment) -> Limits:
+def _limits(chosen: list[int], world: World, deployment: Deployment, *, taken: int) -> Limits:
     """The deployment's limits, or the KV pool of a rank the request is given, where that is smaller."""
     ranks = {
         rank
@@ -142,7 +255,10 @@ def _limits(chosen: list[int], world: World, deployment: Deployment) -> Limits:
     }
     pools = [world.ranks[rank].kv_tokens for rank in ranks]
     kv_tokens = min([deployment.limits.kv_tokens, *(tokens for tokens in pools if tokens)])
-    return msgspec.structs.replace(deployment.limits, kv_tokens=kv_tokens)
+    above = deployment.shorten_above
+    is_busy = above is not None and taken > above * deployment.max_concurrent_requests
+    share = deployment.shorten_to if is_busy else 1.0
+    return msgspec.structs.replace(deployment.limits, kv_tokens=kv_tokens, max_tokens_share=share)
 
 
 def derived_seed(request_id: str) -> int:

@@ -18,8 +18,28 @@ TURN_START: Final = "<|im_start|>"
 TURN_END: Final = "<|im_end|>"
 
 CHAT_TEMPLATE: Final = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\\n\\n' }}
+    {%- endif %}
+    {{- 'You may call these functions:\\n' }}
+    {%- for tool in tools %}
+        {{- tool.function | tojson + '\\n' }}
+    {%- endfor %}
+    {{- 'A call is written so:\\n<tool_call>\\n{"name": NAME, "arguments": OBJECT}\\n</tool_call>' }}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
 {%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- if not (tools and loop.first and message.role == 'system') %}
+        {{- '<|im_start|>' + message.role + '\\n' }}
+        {{- message.content or '' }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '<tool_call>\\n{"name": ' + call.function.name | tojson }}
+            {{- ', "arguments": ' + call.function.arguments | tojson + '}\\n</tool_call>\\n' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\\n' }}

@@ -23,8 +23,10 @@ from dalsegno.client.errors import (
     BrokenError,
     BusyError,
     ConflictError,
+    DeadlineExceededError,
     NotFoundError,
     RequestCancelledError,
+    RequestExpiredError,
     ServerError,
     UnreachableError,
 )
@@ -33,6 +35,7 @@ from dalsegno.client.stream import AsyncStream
 from dalsegno.client.synchronous import Client, Stream
 from dalsegno.client.transport import Health
 from shared.events import Usage
+from shared.log.credentials import Credentials
 
 __all__ = [
     "Answer",
@@ -45,10 +48,13 @@ __all__ = [
     "Chunk",
     "Client",
     "ConflictError",
+    "Credentials",
+    "DeadlineExceededError",
     "Health",
     "Medium",
     "NotFoundError",
     "RequestCancelledError",
+    "RequestExpiredError",
     "ServerError",
     "Stream",
     "UnreachableError",

@@ -1,5 +1,6 @@
 """What comes back: chunks as they come, and the answer they amount to."""
 
+import struct
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +81,15 @@ class Answer:
         """All sound there is, in one piece."""
         pieces = self.media.get("audio", [])
         return _sound(b"".join(one.data for one in pieces), pieces[0].metadata) if pieces else None
+
+    @property
+    def embedding(self) -> list[float] | None:
+        """The vector, where one was asked for."""
+        pieces = self.media.get("embedding", [])
+        if not pieces:
+            return None
+        data = b"".join(one.data for one in pieces)
+        return list(struct.unpack(f"<{len(data) // 4}f", data))
 
     def take(self, chunk: Chunk) -> None:
         """Add the next chunk."""

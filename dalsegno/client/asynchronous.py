@@ -1,5 +1,6 @@
 """`AsyncClient`: asks a deployment, over HTTP or NATS by the address."""
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, Unpack
 from urllib.parse import urlsplit
@@ -11,6 +12,9 @@ from dalsegno.client.question import How, Messages, Question, question
 from dalsegno.client.stream import AsyncStream
 from dalsegno.client.transport import Health, Transport
 from shared.errors import ClientError
+from shared.ids import is_prefix
+from shared.log.credentials import Credentials
+from shared.models.base import EMBEDDING
 
 PATIENCE_S = 60.0
 
@@ -24,10 +28,12 @@ class AsyncClient:
                 print(chunk.text, end="")
 
     Args:
-        address: `http://host:port`, `https://...`, or `nats://host:port`, `tls://...`. As others write
+        address: `http://host:port`, `https://...`, or `nats://host:port`, `tls://...`; of several gateways,
+            or of the servers of a NATS cluster, a list, or a text with commas between them. As others write
             it, it may be `host:port` alone, or end in `/v1`.
         api_key: for HTTP, sent as a bearer token.
         token: for NATS.
+        credentials: for a NATS that asks for more than a token.
         prefix: the deployment's, for NATS.
         patience_s: how long a broken answer is tried to be taken up again; 0 is not at all.
 
@@ -36,14 +42,18 @@ class AsyncClient:
 
     def __init__(
         self,
-        address: str = "http://127.0.0.1:8000",
+        address: str | Sequence[str] = "http://127.0.0.1:8000",
         *,
         api_key: str | None = None,
         token: str | None = None,
+        credentials: Credentials | None = None,
         prefix: str = "ds",
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._transport = _transport(address, api_key=api_key, token=token, prefix=prefix)
+        if token is not None and credentials is not None:
+            raise ClientError("token= and credentials= are two ways to say who you are: use one of them")
+        shown = credentials or Credentials(token=token)
+        self._transport = _transport(address, api_key=api_key, credentials=shown, prefix=prefix)
         self._patience_s = patience_s
 
     async def generate(
@@ -72,6 +82,28 @@ class AsyncClient:
         if answer.audio is None:
             raise ClientError("the model said nothing: its answer has no sound", code="no_sound")
         return answer.audio
+
+    async def embed(self, text: str, *, request_id: str | None = None, **how: Unpack[How]) -> list[float]:
+        """The embedding of a text, as the model's checkpoint makes it."""
+        how.setdefault("output_modalities", (EMBEDDING,))
+        how.setdefault("chat", False)
+        answer = await self.stream(text, request_id=request_id, **how).read()
+        if answer.embedding is None:
+            raise ClientError("the answer has no embedding", code="no_embedding")
+        return answer.embedding
+
+    async def warm(
+        self,
+        text: str | None = None,
+        *,
+        messages: Messages | None = None,
+        request_id: str | None = None,
+        **how: Unpack[How],
+    ) -> int:
+        """Have a beginning computed that requests will have in common; so many of its tokens are kept now."""
+        how["warm"] = True
+        answer = await self.stream(text, messages=messages, request_id=request_id, **how).read()
+        return answer.usage.cached_tokens if answer.usage is not None else 0
 
     def stream(
         self,
@@ -128,19 +160,43 @@ class AsyncClient:
         return AsyncStream(self._transport, asked, after=after, patience_s=self._patience_s)
 
 
-def _transport(address: str, *, api_key: str | None, token: str | None, prefix: str) -> Transport:
+def _transport(
+    address: str | Sequence[str], *, api_key: str | None, credentials: Credentials, prefix: str
+) -> Transport:
+    told = address.split(",") if isinstance(address, str) else list(address)
+    addresses = _as_one_kind([one.strip() for one in told if one.strip()])
+    match {_scheme(one) for one in addresses}:
+        case schemes if schemes and schemes <= {"http", "https"}:
+            return HttpTransport(*addresses, api_key=api_key)
+        case schemes if schemes and schemes <= {"nats", "tls"}:
+            from dalsegno.client.over_nats import NatsTransport
+
+            if not is_prefix(prefix):
+                raise ClientError(
+                    f"prefix {prefix[:80]!r} cannot be used: expected 1 to 64 small letters, digits, _ or -"
+                )
+            return NatsTransport(",".join(addresses), credentials=credentials, prefix=prefix)
+    raise ClientError(
+        f"{address!r} is no address of a deployment: expected http://host:port or nats://host:port, or "
+        "several of one kind"
+    )
+
+
+def _as_one_kind(addresses: Sequence[str]) -> list[str]:
+    """Addresses as others write them, too: without a scheme it is the first one's, else HTTP."""
+    scheme = addresses[0].partition("://")[0] if addresses and "://" in addresses[0] else "http"
+    whole = [one if "://" in one else f"{scheme}://{one}" for one in addresses]
+    return [one.rstrip("/").removesuffix("/v1") for one in whole]
+
+
+def _scheme(address: str) -> str:
+    """What kind of address it is; empty where it is none.
+
+    Raises:
+        ClientError: it cannot be read at all.
+    """
     try:
-        address = (address if "://" in address else f"http://{address}").rstrip("/").removesuffix("/v1")
         parts = urlsplit(address)
     except ValueError as error:
         raise ClientError(f"{address!r} is no address of a deployment: {error}") from error
-    scheme = parts.scheme if parts.hostname else ""
-    if scheme in {"http", "https"}:
-        return HttpTransport(address, api_key=api_key)
-    if scheme in {"nats", "tls"}:
-        from dalsegno.client.over_nats import NatsTransport
-
-        return NatsTransport(address, token=token, prefix=prefix)
-    raise ClientError(
-        f"{address!r} is no address of a deployment: expected http://host:port or nats://host:port"
-    )
+    return parts.scheme if parts.hostname else ""

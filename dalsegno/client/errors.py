@@ -5,12 +5,14 @@
     │   ├── AuthenticationError       no key, or one that may not do this                        401, 403
     │   ├── NotFoundError             no such model, request or route                            404
     │   ├── ConflictError             the request id belongs to another request                  409
-    │   └── RequestCancelledError     the request was cancelled                                  410
+    │   ├── RequestCancelledError     the request was cancelled                                  410
+    │   └── RequestExpiredError       the server has forgotten the request, and its answer       410
     ├── CapacityError                 not now: `retry_after_s` says when, where the server did   429, 503
     │   ├── BusyError                 the server said so
     │   ├── UnreachableError          nobody answers at the address
     │   └── BrokenError               the answer broke off, and could not be taken up again
-    └── ServerError                   the server's own fault, or its deadline                    5xx
+    └── ServerError                   the server's own fault                                     5xx
+        └── DeadlineExceededError     the answer took longer than its time limit                 504
 
 `code` is stable and for programs: docs/http.md and docs/nats.md list them. `param` names the field that
 is wrong, where one is.
@@ -39,6 +41,10 @@ class RequestCancelledError(ClientError):
     """The request was cancelled: by `cancel`, or because its last reader left."""
 
 
+class RequestExpiredError(ClientError):
+    """The server keeps the request no more: its answer cannot be had, or had further."""
+
+
 class BusyError(CapacityError):
     """The server cannot take the request now; `retry_after_s` is its advice, where it gave one."""
 
@@ -58,7 +64,11 @@ class BrokenError(CapacityError):
 
 
 class ServerError(DalSegnoError):
-    """The server failed, or did not finish within its own deadline."""
+    """The server failed."""
+
+
+class DeadlineExceededError(ServerError):
+    """The answer was not complete within its `timeout_s`, or within what the server allows."""
 
 
 _BY_STATUS: Mapping[int, type[DalSegnoError]] = {
@@ -69,7 +79,10 @@ _BY_STATUS: Mapping[int, type[DalSegnoError]] = {
     410: RequestCancelledError,
     429: BusyError,
     503: BusyError,
+    504: DeadlineExceededError,
 }
+_BY_CODE: Mapping[str, type[DalSegnoError]] = {"request_expired": RequestExpiredError}
+"""Where the status says less."""
 
 
 def error_of(
@@ -81,7 +94,8 @@ def error_of(
 ) -> DalSegnoError:
     """The error behind what a server said."""
     fallback = ClientError if 400 <= status < 500 else ServerError
-    error = _BY_STATUS.get(status, fallback)(message, code=code, status=status)
+    kind = _BY_CODE.get(code) or _BY_STATUS.get(status, fallback)
+    error = kind(message, code=code, status=status)
     error.param = param
     if isinstance(error, BusyError):
         error.retry_after_s = retry_after_s

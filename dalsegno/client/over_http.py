@@ -1,15 +1,16 @@
 """Over HTTP: `POST /generate`, its answer read line by line as it comes.
 
 Always as a stream, also where only the whole is wanted: a gateway that dies costs what was not read yet, and
-no more. The connection has no deadline but for connecting: an answer may be long in coming, and the server
-says when it gives up. The operating system's keep-alives notice a peer that is gone without a word.
+no more. Of several gateways the next one is asked then; before anything came, also where one is not there or
+takes nothing now. The connection has no deadline but for connecting: an answer may be long in coming, and the
+server says when it gives up. The operating system's keep-alives notice a peer that is gone without a word.
 """
 
 import asyncio
 import socket
 from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ import msgspec
 
 from dalsegno.bearer import bearer
 from dalsegno.client.answer import Chunk, End
-from dalsegno.client.errors import BrokenError, UnreachableError, error_of, error_of_body
+from dalsegno.client.errors import BrokenError, BusyError, UnreachableError, error_of, error_of_body
 from dalsegno.client.question import Question
 from dalsegno.client.transport import Health
 from shared.errors import ClientError, DalSegnoError
@@ -65,14 +66,14 @@ _LINES: Final = msgspec.json.Decoder(_Line)
 
 
 class HttpTransport:
-    """One gateway, or whatever stands before several."""
+    """The gateways of one deployment, of which any will do, or whatever stands before them."""
 
-    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+    def __init__(self, *urls: str, api_key: str | None = None) -> None:
         key = {} if api_key is None else {"authorization": bearer(api_key)}
-        self._url = url.rstrip("/")
+        self._urls: Final = [url.rstrip("/") for url in urls]
+        self._url = self._urls[0]
         self._partings: set[asyncio.Task[None]] = set()
         self._http = httpx.AsyncClient(
-            base_url=self._url,
             headers=key,
             timeout=httpx.Timeout(None, connect=_CONNECT_S),
             transport=httpx.AsyncHTTPTransport(
@@ -81,11 +82,25 @@ class HttpTransport:
         )
 
     async def items(self, question: Question, after: int) -> AsyncGenerator[Chunk | End, None]:
+        for others in reversed(range(len(self._urls))):
+            url, has_begun = self._url, False
+            try:
+                async with aclosing(self._items(url, question, after)) as items:
+                    async for item in items:
+                        has_begun = True
+                        yield item
+                return
+            except (BrokenError, BusyError, UnreachableError) as error:
+                self._pass_over(url, error)
+                if has_begun or not others or not _takes_nothing(error):
+                    raise
+
+    async def _items(self, url: str, question: Question, after: int) -> AsyncGenerator[Chunk | End, None]:
         headers = {"last-event-id": str(after)} if after >= 0 else {}
         ended = False
         try:
             async with self._http.stream(
-                "POST", "/generate", headers=headers, **body_of(question)
+                "POST", f"{url}/generate", headers=headers, **body_of(question)
             ) as response:
                 if response.status_code != HTTPStatus.OK:
                     raise _refusal(response, await response.aread())
@@ -96,7 +111,7 @@ class HttpTransport:
                     if ended:
                         return
         except httpx.HTTPError as error:
-            raise self._trouble(error) from error
+            raise _trouble(url, error) from error
         except UnicodeEncodeError as error:
             message = "the request has text that is no Unicode (an unpaired surrogate)"
             raise ClientError(message, code="invalid_unicode") from error
@@ -104,7 +119,12 @@ class HttpTransport:
             if not ended and not self._http.is_closed:
                 self._part(question.request_id)
             raise
-        raise BrokenError(f"{self._url} closed the connection before the end of the answer")
+        raise BrokenError(f"{url} closed the connection before the end of the answer")
+
+    def _pass_over(self, url: str, error: DalSegnoError) -> None:
+        """Ask the next gateway from now on, unless this one only minds how much it is asked."""
+        if self._url == url and error.status != HTTPStatus.TOO_MANY_REQUESTS:
+            self._url = self._urls[(self._urls.index(url) + 1) % len(self._urls)]
 
     async def cancel(self, request_id: str) -> None:
         response = await self._ask("DELETE", f"/v1/requests/{parse_request_id(request_id)}")
@@ -147,18 +167,30 @@ class HttpTransport:
         task.add_done_callback(self._partings.discard)
 
     async def _ask(self, method: str, path: str) -> httpx.Response:
-        try:
-            return await self._http.request(method, path, timeout=_ASK_S)
-        except httpx.HTTPError as error:
-            raise self._trouble(error) from error
+        for others in reversed(range(len(self._urls))):
+            url = self._url
+            try:
+                return await self._http.request(method, f"{url}{path}", timeout=_ASK_S)
+            except httpx.HTTPError as error:
+                trouble = _trouble(url, error)
+                self._pass_over(url, trouble)
+                if not others:
+                    raise trouble from error
+        raise AssertionError("there is a gateway to ask")
 
-    def _trouble(self, error: httpx.HTTPError) -> DalSegnoError:
-        why = str(error) or type(error).__name__
-        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            return UnreachableError(f"no server answers at {self._url} ({why}): is it running?")
-        if isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError):
-            return ClientError(f"{self._url}: {why}")
-        return BrokenError(f"the connection to {self._url} was lost ({why})")
+
+def _takes_nothing(error: DalSegnoError) -> bool:
+    """Whether a gateway has not taken what it was asked, and another may."""
+    return isinstance(error, UnreachableError) or error.status == HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def _trouble(url: str, error: httpx.HTTPError) -> DalSegnoError:
+    why = str(error) or type(error).__name__
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return UnreachableError(f"no server answers at {url} ({why}): is it running?")
+    if isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError):
+        return ClientError(f"{url}: {why}")
+    return BrokenError(f"the connection to {url} was lost ({why})")
 
 
 def body_of(question: Question) -> dict[str, Any]:
@@ -174,6 +206,7 @@ def body_of(question: Question) -> dict[str, Any]:
         "model_kwargs": question.model_kwargs or None,
         "model": question.model,
         "request_id": question.request_id,
+        "timeout_s": question.timeout_s,
         "linger_s": _LINGER_S,
     }
     said = {name: value for name, value in fields.items() if value is not None}

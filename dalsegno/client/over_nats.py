@@ -16,7 +16,7 @@ from dalsegno.client.errors import ConflictError, UnreachableError, error_of
 from dalsegno.client.question import Question
 from dalsegno.client.transport import Health
 from gateway.health import Presence
-from gateway.relay import Answered, Failed, Item, Relay, decode_or_none
+from gateway.relay import Answered, Failed, Item, Relay, RequestExpiredError, decode_or_none
 from gateway.submission import encode_or_refuse
 from shared.errors import DalSegnoError
 from shared.events import (
@@ -32,6 +32,7 @@ from shared.events import (
 )
 from shared.ids import parse_request_id
 from shared.log import jetstream
+from shared.log.credentials import NOBODY, Credentials
 from shared.log.port import Log, LogUnavailableError, WrongLastSequenceError
 from shared.subjects import Subjects
 
@@ -47,10 +48,10 @@ class NatsTransport:
     """The log of one deployment; connected to when it is needed first."""
 
     def __init__(
-        self, url: str, *, token: str | None = None, prefix: str = "ds", log: Log | None = None
+        self, url: str, *, credentials: Credentials = NOBODY, prefix: str = "ds", log: Log | None = None
     ) -> None:
         self._url = url
-        self._token = token
+        self._credentials = credentials
         self._subjects = Subjects(prefix)
         self._log = log
         self._connecting = asyncio.Lock()
@@ -58,7 +59,7 @@ class NatsTransport:
 
     async def items(self, question: Question, after: int) -> AsyncGenerator[Chunk | End, None]:
         log = await self._connected()
-        relay = await self._asked(log, question)
+        relay = await self._asked(log, question, is_resumed=after >= 0)
         try:
             async with aclosing(relay.items()) as items:
                 async for item in items:
@@ -106,7 +107,7 @@ class NatsTransport:
                 try:
                     self._log = await jetstream.connect(
                         self._url,
-                        token=self._token,
+                        credentials=self._credentials,
                         subjects=self._subjects,
                         name=_WRITER,
                         timeout_s=_CONNECT_S,
@@ -115,25 +116,33 @@ class NatsTransport:
                     raise UnreachableError(error.message) from error
             return self._log
 
-    async def _asked(self, log: Log, question: Question) -> Relay:
-        """The request's answer from its beginning, once the request is stored; now or long ago."""
+    async def _asked(self, log: Log, question: Question, *, is_resumed: bool) -> Relay:
+        """The request's answer from its beginning, once the request is stored; now or long ago.
+
+        Nothing is run for whoever has a part of the answer already.
+        """
         event = RequestSubmitted(
             writer=_WRITER,
             request_id=question.request_id,
             model=question.model or await self._served(log),
             inputs=question.inputs,
             params=question.params,
+            timeout_s=question.timeout_s,
+            is_first=True,
         )
         relay = Relay(log, self._subjects, question.request_id)
         # Known before the request is stored: all terms that can count for its events begin here or later.
         term = await log.last(self._subjects.epoch)
         first_seq = term.seq if term is not None else 1
-        try:
-            subject = self._subjects.request(question.request_id)
-            relay.output.submission_seq = await self._stored(log, subject, encode_or_refuse(event), 0)
-        except WrongLastSequenceError:
-            relay.output.submission_seq = await self._original(log, event)
+        subject = self._subjects.request(question.request_id)
+        seq = None
+        if not is_resumed:
+            with suppress(WrongLastSequenceError):
+                seq = await self._stored(log, subject, encode_or_refuse(event), 0)
+        if seq is None:
+            seq = await self._original(log, event)
             first_seq = max(1, (await log.state()).first_seq)
+        relay.output.submission_seq = seq
         relay.reread(first_seq, epoch=0)
         return relay
 
@@ -159,14 +168,20 @@ class NatsTransport:
 
         Raises:
             ConflictError: that is another request.
+            RequestExpiredError: there is none, any more.
         """
         subject = self._subjects.request(event.request_id or "")
+        is_taken = False
         async with aclosing(log.history([subject])) as records:
             async for record in records:
+                is_taken = True
                 with suppress(MalformedEventError):
                     if _is_same(decode(record.data, "request"), event):
                         return record.seq
                     break  # what cannot be read is no request: the first that can has the id
+        if not is_taken:
+            expired = RequestExpiredError(event.request_id or "")
+            raise error_of(expired.status, expired.code, expired.message)
         raise ConflictError(
             f"request_id {event.request_id!r} is taken by another request: say the same as then, or choose "
             "another id",
@@ -180,7 +195,8 @@ class NatsTransport:
         lives: dict[int, str] = {}
         async with aclosing(log.history([self._subjects.worker_any()])) as records:
             async for record in records:
-                event = decode_or_none(record)
+                address = self._subjects.parse(record.subject)
+                event = decode_or_none(record, address) if address is not None else None
                 if isinstance(event, WorkerJoined):
                     lives[event.rank] = event.model
         return lives

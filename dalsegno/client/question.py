@@ -25,7 +25,9 @@ class How(TypedDict, total=False):
     """Everything that may be said beside the text; what is not said is the server's to choose.
 
     One of the text, the messages (a chat as OpenAI writes it) and `token_ids` is what is asked. `chat` False:
-    the text is a raw prompt. Media are one item or a list (see `dalsegno.client.media`).
+    the text is a raw prompt. Media are one item or a list (see `dalsegno.client.media`). `guide`: what the
+    answer has to be, as the fields of `shared.events.Guide`. `timeout_s`: how long the whole may take, from
+    when the server has it.
     """
 
     token_ids: Sequence[int]
@@ -52,9 +54,15 @@ class How(TypedDict, total=False):
     logprobs: int | None
     echo: bool
     voice: str | None
+    guide: Mapping[str, Any] | None
+    dimensions: int | None
+    warm: bool
     model: str | None
+    timeout_s: float | None
 
 
+MAX_TIMEOUT_S: Final = 86400.0
+"""The longest that a gateway lets anybody wait for."""
 _MEDIA: Final = {"images": "image", "audio": "audio", "video": "video"}
 _PARAMS: Final = [field.name for field in msgspec.structs.fields(Params) if field.name in How.__annotations__]
 
@@ -64,6 +72,7 @@ class Question:
     """One request. `model` None is the one that is served.
 
     `chooses_outputs` is whether the modalities of the answer were said, or followed from what was.
+    `timeout_s` None is as long as the server allows.
     """
 
     request_id: RequestId
@@ -71,6 +80,7 @@ class Question:
     params: Params
     model: str | None = None
     chooses_outputs: bool = True
+    timeout_s: float | None = None
 
     @property
     def model_kwargs(self) -> dict[str, Any]:
@@ -98,6 +108,7 @@ def question(
         params=_params(how),
         model=how.get("model"),
         chooses_outputs=_wanted(how) is not None,
+        timeout_s=_seconds("timeout_s", how.get("timeout_s")),
     )
 
 
@@ -130,6 +141,17 @@ def _params(how: Mapping[str, Any]) -> Params:
         given["stop"] = [given["stop"]]
     params: Params = _fitted(given, Params)
     return params
+
+
+def _seconds(name: str, found: float | None) -> float | None:
+    if found is not None and not 0 < found <= MAX_TIMEOUT_S:
+        wrong = ClientError(
+            f"{name}: expected seconds above 0 and at most {MAX_TIMEOUT_S:g}, found {found!r}",
+            code="invalid_value",
+        )
+        wrong.param = name
+        raise wrong
+    return found
 
 
 def _fitted(plain: dict[str, Any], kind: Any) -> Any:

@@ -8,7 +8,7 @@ request, and what was not closed is closed when the program ends.
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
 from contextlib import suppress
@@ -22,6 +22,7 @@ from dalsegno.client.question import How, Messages
 from dalsegno.client.stream import AsyncStream
 from dalsegno.client.transport import Health
 from shared.errors import ClientError
+from shared.log.credentials import Credentials
 
 _T = TypeVar("_T")
 _END_S: Final = 5.0
@@ -207,15 +208,21 @@ class Client:
 
     def __init__(
         self,
-        address: str = "http://127.0.0.1:8000",
+        address: str | Sequence[str] = "http://127.0.0.1:8000",
         *,
         api_key: str | None = None,
         token: str | None = None,
+        credentials: Credentials | None = None,
         prefix: str = "ds",
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._client = AsyncClient(
-            address, api_key=api_key, token=token, prefix=prefix, patience_s=patience_s
+            address,
+            api_key=api_key,
+            token=token,
+            credentials=credentials,
+            prefix=prefix,
+            patience_s=patience_s,
         )
         self._loop = _Loop(self._client.aclose)
         self._ending = weakref.finalize(self, self._loop.end)
@@ -240,6 +247,23 @@ class Client:
     def speech(self, text: str, *, request_id: str | None = None, **how: Unpack[How]) -> Audio:
         """What a model that speaks makes of a text, whole; `voice` is one of the model's."""
         return self._loop.call(lambda: self._client.speech(text, request_id=request_id, **how))
+
+    def embed(self, text: str, *, request_id: str | None = None, **how: Unpack[How]) -> list[float]:
+        """The embedding of a text, as the model's checkpoint makes it."""
+        return self._loop.call(lambda: self._client.embed(text, request_id=request_id, **how))
+
+    def warm(
+        self,
+        text: str | None = None,
+        *,
+        messages: Messages | None = None,
+        request_id: str | None = None,
+        **how: Unpack[How],
+    ) -> int:
+        """Have a beginning computed that requests will have in common; so many of its tokens are kept now."""
+        return self._loop.call(
+            lambda: self._client.warm(text, messages=messages, request_id=request_id, **how)
+        )
 
     def stream(
         self,

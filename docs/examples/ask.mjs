@@ -12,7 +12,8 @@ import { connect } from "@nats-io/transport-node";
 
 const [readyFile, model, question] = process.argv.slice(2);
 const server = JSON.parse(readFileSync(readyFile, "utf8"));
-const client = await connect({ servers: server.nats_url, token: server.nats_token });
+const { user, password: pass, token } = server.nats_client;
+const client = await connect({ servers: server.nats_url, user, pass, token });
 const { prefix } = server;
 
 const id = randomUUID();
@@ -21,7 +22,7 @@ const request = { model, inputs: { text: question }, params: { temperature: 0, m
 const ack = await jetstream(client).publish(`${prefix}.request.${id}`, JSON.stringify(request));
 
 // One consumer for everything, so that all of it comes in the order of the log, from its beginning.
-const consumer = await jetstream(client).consumers.get(`${prefix.toUpperCase()}_LOG`, {
+const consumer = await jetstream(client).consumers.getPushConsumer(`${prefix.toUpperCase()}_LOG`, {
   filter_subjects: [`${prefix}.conductor.epoch`, `${prefix}.walk.${id}`, `${prefix}.output.nats.${id}.*`],
 });
 

@@ -15,7 +15,7 @@ import nats
 
 
 async def ask(server, model, question):
-    client = await nats.connect(server["nats_url"], token=server["nats_token"])
+    client = await nats.connect(server["nats_url"], **server["nats_client"])
     prefix, request_id = server["prefix"], uuid.uuid4().hex
     outputs = await client.subscribe(f"{prefix}.output.nats.{request_id}.*")
     ends = await client.subscribe(f"{prefix}.walk.{request_id}")

@@ -15,7 +15,7 @@ from nats.js.api import ConsumerConfig
 
 
 async def ask(server, model, question):
-    client = await nats.connect(server["nats_url"], token=server["nats_token"])
+    client = await nats.connect(server["nats_url"], **server["nats_client"])
     log, prefix = client.jetstream(), server["prefix"]
 
     request_id = uuid.uuid4().hex

@@ -16,7 +16,7 @@ from gateway.errors import InvalidParamError, NotSupportedError
 from gateway.service import Served
 from shared.config import GatewaySettings
 from shared.errors import ClientError
-from shared.events import Inputs, Params
+from shared.events import Inputs, Params, Priority
 from shared.misfit import described, misfit
 
 MAX_CHARS: Final = 4096
@@ -35,7 +35,7 @@ class NoSpeechError(ClientError):
 class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is to be said, and how it is sent.
 
-    `stream`, `temperature` to `ignore_eos`, `request_id`, `timeout_s` and `linger_s` are ours.
+    `stream`, `temperature` to `ignore_eos`, `request_id`, `timeout_s`, `linger_s` and `priority` are ours.
     """
 
     model: Annotated[str, Meta(max_length=256)]
@@ -57,6 +57,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     request_id: str | None = None
     timeout_s: float | None = None
     linger_s: float | None = None
+    priority: Priority | None = None
 
     @property
     def is_stream(self) -> bool:

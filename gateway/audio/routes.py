@@ -1,15 +1,18 @@
 """`POST /v1/audio/speech`: a text, said aloud."""
 
+import time
+from dataclasses import replace
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
-from gateway import caps
+from gateway import caps, resume
 from gateway.answer import Answer, Format, Question
 from gateway.audio.answers import SpeechBytes, SpeechEvents
 from gateway.audio.encoder import FORMATS, Sound
 from gateway.audio.request import SpeechRequest, parse
 from gateway.bodies import body_schema, read_object
+from gateway.doors.api_keys import holder
 from gateway.service import Gateway
 from gateway.submission import Asked, request_id_of
 
@@ -39,14 +42,28 @@ def speech_routes(gateway: Gateway) -> APIRouter:
             model=body.model,
             inputs=body.inputs,
             params=params,
+            created_s=int(time.time()),
             trace=request.headers.get("traceparent"),
+            timeout_s=caps.limit_s(body.timeout_s, gateway.settings),
             linger_s=body.linger_s or 0.0,
+            priority=body.priority or 0,
+            tenant=holder(request.scope),
         )
         silence = Sound.of(gateway.served.media["audio"])
-        form: Format = SpeechBytes(body.response_format, is_stream=body.is_stream, silence=silence)
+        form: Format
         if body.stream_format == "sse":
-            form = SpeechEvents(body.response_format, silence=silence)
-        limit_s = caps.limit_s(body.timeout_s, gateway.settings)
-        return Answer(gateway, Question(route=SPEECH, parts=[asked], limit_s=limit_s), form)
+            position = resume.asked_for(request, 1, is_stream=True, id_is_chosen=asked.id_is_chosen)
+            is_resumed = position.has_any(0)
+            form = SpeechEvents(body.response_format, silence=silence, position=position)
+        else:
+            had_bytes = resume.asked_for_bytes(
+                request, is_stream=body.is_stream, id_is_chosen=asked.id_is_chosen
+            )
+            is_resumed = had_bytes > 0
+            form = SpeechBytes(
+                body.response_format, is_stream=body.is_stream, silence=silence, had_bytes=had_bytes
+            )
+        question = Question(route=SPEECH, parts=[replace(asked, is_resumed=is_resumed)])
+        return Answer(gateway, question, lambda _: form)
 
     return router

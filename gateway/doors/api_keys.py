@@ -73,6 +73,12 @@ class ApiKeys:
         return found[0] if found else None
 
 
+def holder(scope: Scope) -> str | None:
+    """The name of the key that a request came with; None where none is asked for."""
+    name: str | None = scope.get("state", {}).get("key")
+    return name
+
+
 def bearer(header: str | None) -> str | None:
     """The secret in an `Authorization` header; None where it holds none."""
     scheme, _, secret = (header or "").strip().partition(" ")

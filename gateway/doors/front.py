@@ -23,6 +23,7 @@ import fastapi
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from gateway.answer import DURABILITY
 from gateway.doors import correlation, rate_limit
 from gateway.doors.access_log import AccessLog
 from gateway.doors.admission import Admission
@@ -37,7 +38,9 @@ from gateway.service import Gateway
 from shared.config import ApiKey
 
 _METHODS: Final = ("GET", "POST", "DELETE")
-_READABLE: Final = (correlation.HEADER, correlation.OWN_HEADER, "retry-after", *rate_limit.HEADERS)
+_READABLE: Final = (
+    correlation.HEADER, correlation.OWN_HEADER, DURABILITY, "retry-after", *rate_limit.HEADERS,
+)  # fmt: skip
 """The headers of an answer that a page of another origin may read."""
 _PREFLIGHT_S: Final = 600
 

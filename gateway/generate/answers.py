@@ -2,8 +2,9 @@
 
     {"modality": "text", "data": <base64>, "metadata": {"index": 0, "token_ids": [...]}}
 
-The last line of a complete answer has no data; its metadata has `finish_reason` and `usage`. An answer
-that fails in the middle ends with the modality `error`, its metadata has `status`, `code` and `message`.
+The last line of a complete answer has no data; its metadata has `finish_reason`, `usage`, and what the events
+of the answer survive (`durability`). An answer that fails in the middle ends with the modality `error`, its
+metadata has `status`, `code` and `message`.
 A stream that is resumed begins behind the `index` its client has. There is one choice.
 """
 
@@ -17,12 +18,14 @@ from gateway.errors import HttpError
 from gateway.openai.answers import usage_of
 from gateway.resume import Position
 from shared.events import OutputChunk, Usage
+from shared.log.port import Durability
 
 
 @dataclass(slots=True)
 class ChunkLines:
     """An answer as NDJSON, line by line."""
 
+    durability: Durability
     position: Position = field(default_factory=lambda: Position.start(1))
     media_type: str = "application/x-ndjson"
     _finish_reason: str = ""
@@ -38,7 +41,7 @@ class ChunkLines:
         return b""
 
     def complete(self, usage: Usage) -> bytes:
-        return _line("text", b"", _end_of(self._finish_reason, usage))
+        return _line("text", b"", _end_of(self._finish_reason, usage, self.durability))
 
     def failed(self, error: HttpError) -> bytes:
         metadata = {"status": error.status, "code": error.code, "message": error.message}
@@ -53,6 +56,7 @@ class Document:
     """
 
     request_id: str
+    durability: Durability
     media_type: str = "application/json"
     _finish_reason: str = ""
     _texts: list[str] = field(default_factory=list)
@@ -72,7 +76,7 @@ class Document:
         return b""
 
     def complete(self, usage: Usage) -> bytes:
-        end = _end_of(self._finish_reason, usage)
+        end = _end_of(self._finish_reason, usage, self.durability)
         outputs = self._others
         if self._texts or not outputs:
             text = _entry("".join(self._texts).encode(), {**self._told, **end})
@@ -101,8 +105,11 @@ def _data_of(chunk: OutputChunk) -> bytes:
     return chunk.text.encode() if chunk.modality == "text" else chunk.data or b""
 
 
-def _end_of(finish_reason: str, usage: Usage) -> dict[str, Any]:
-    return {"finish_reason": finish_reason, "usage": usage_of(usage)}
+def _end_of(finish_reason: str, usage: Usage, durability: Durability) -> dict[str, Any]:
+    told = usage_of(usage)
+    if usage.cached_tokens:
+        told["cached_tokens"] = usage.cached_tokens
+    return {"finish_reason": finish_reason, "usage": told, "durability": durability}
 
 
 def _entry(data: bytes, metadata: dict[str, Any]) -> dict[str, Any]:

@@ -23,8 +23,9 @@ from gateway.openai import requests as openai_requests
 from gateway.openai.requests import ChatRequest
 from gateway.service import Served
 from shared.errors import ClientError
-from shared.events import Inputs, Params
+from shared.events import Inputs, Params, Priority
 from shared.misfit import described, misfit
+from shared.models.base import EMBEDDING
 
 QUESTIONS: Final = ("text", "messages", "token_ids")
 """One of them is what is asked."""
@@ -32,7 +33,7 @@ _LIMITS: Final = ("max_tokens", "max_output_tokens", "max_new_tokens")
 MODEL_KWARGS: Final = (
     *_LIMITS, "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "logit_bias", "bad_words", "min_tokens", "seed", "stop", "stop_token_ids",
-    "ignore_eos", "logprobs", "echo", "voice",
+    "ignore_eos", "logprobs", "echo", "voice", "guide", "dimensions", "warm",
 )  # fmt: skip
 FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "text": {"type": "string"},
@@ -48,6 +49,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "model": {"type": "string"},
     "timeout_s": {"type": "number"},
     "linger_s": {"type": "number"},
+    "priority": {"type": "integer", "minimum": -100, "maximum": 100},
 }
 """Every field, and its schema."""
 _BOOLEANS: Final[Mapping[str, bool]] = {
@@ -68,6 +70,7 @@ class GenerateRequest:
     request_id: str | None
     timeout_s: float | None = None
     linger_s: float | None = None
+    priority: int = 0
 
 
 async def read(request: Request, served: Served) -> GenerateRequest:
@@ -94,13 +97,12 @@ def parse(fields: Mapping[str, Any], served: Served) -> GenerateRequest:
         check_known(name, FIELDS, "", hint=f"model_kwargs.{name}" if name in MODEL_KWARGS else None)
     served.check_model(_text(fields, "model"))
     _refuse_files(fields.get("files"), served)
+    outputs = _modalities(fields, "output_modalities", served, served.outputs[:1], served.outputs)
     return GenerateRequest(
         inputs=msgspec.structs.replace(
-            _question(fields, served),
+            _question(fields, served, is_chat=outputs != [EMBEDDING]),
             input_modalities=_modalities(fields, "input_modalities", served, ("text",), served.modalities),
-            output_modalities=_modalities(
-                fields, "output_modalities", served, served.outputs[:1], served.outputs
-            ),
+            output_modalities=outputs,
         ),
         params=_spoken(model_kwargs(fields.get("model_kwargs")), served),
         streaming=_boolean(fields, "streaming", default=True),
@@ -108,6 +110,7 @@ def parse(fields: Mapping[str, Any], served: Served) -> GenerateRequest:
         request_id=_text(fields, "request_id") or None,
         timeout_s=_seconds(fields, "timeout_s", caps.check_timeout),
         linger_s=_seconds(fields, "linger_s", caps.check_linger),
+        priority=_priority(fields),
     )
 
 
@@ -151,8 +154,11 @@ def _spoken(params: Params, served: Served) -> Params:
     return params
 
 
-def _question(fields: Mapping[str, Any], served: Served) -> Inputs:
-    """What is asked: a text, a chat, or a prompt that is tokens already."""
+def _question(fields: Mapping[str, Any], served: Served, *, is_chat: bool) -> Inputs:
+    """What is asked: a text, a chat, or a prompt that is tokens already.
+
+    `is_chat` is whether a text is one unless that is said.
+    """
     given = {name: fields[name] for name in QUESTIONS if fields.get(name) is not None}
     if not given:
         message = "text: expected a string, found nothing"
@@ -162,7 +168,7 @@ def _question(fields: Mapping[str, Any], served: Served) -> Inputs:
         raise InvalidParamError(last, f"{last}: expected one of {_listed(QUESTIONS)}, found {_listed(given)}")
     [(name, value)] = given.items()
     if name == "text":
-        return Inputs(text=_text(fields, name), chat=_boolean(fields, "chat", default=True))
+        return Inputs(text=_text(fields, name), chat=_boolean(fields, "chat", default=is_chat))
     asked = {name: _list(name, value)}
     if name == "messages":
         return openai_requests.parse(ChatRequest, {"model": served.name, **asked}).inputs()
@@ -270,6 +276,16 @@ def _seconds(fields: Mapping[str, Any], name: str, check: Callable[[float | None
         raise InvalidParamError(name, f"{name}: expected a number, found {described(found)}")
     check(seconds)
     return seconds
+
+
+def _priority(fields: Mapping[str, Any]) -> int:
+    found = fields.get("priority")
+    if found is None or found == "":
+        return 0
+    try:
+        return msgspec.convert(found, Priority, strict=not isinstance(found, str))
+    except msgspec.ValidationError as error:
+        raise InvalidParamError("priority", f"priority: {misfit(error, found, Priority).problem}") from error
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,15 +1,18 @@
 """`POST /generate`: the native route."""
 
+import time
+from dataclasses import replace
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
 from gateway import caps, resume
 from gateway.answer import Answer, Format, Question
+from gateway.doors.api_keys import holder
 from gateway.generate.answers import ChunkLines, Document
 from gateway.generate.request import FIELDS, QUESTIONS, read
 from gateway.service import Gateway
-from gateway.submission import Asked, request_id_of
+from gateway.submission import Asked, Recorded, request_id_of
 
 _QUESTIONS: Final = [{"required": [name]} for name in QUESTIONS]
 _SCHEMA: Final = {"type": "object", "oneOf": _QUESTIONS, "properties": FIELDS}
@@ -36,12 +39,21 @@ def generate_routes(gateway: Gateway) -> APIRouter:
             model=parsed.model or gateway.served.name,
             inputs=parsed.inputs,
             params=parsed.params,
+            created_s=int(time.time()),
             trace=request.headers.get("traceparent"),
+            timeout_s=caps.limit_s(parsed.timeout_s, gateway.settings),
             linger_s=parsed.linger_s or 0.0,
+            priority=parsed.priority,
+            tenant=holder(request.scope),
         )
         position = resume.asked_for(request, 1, is_stream=parsed.streaming, id_is_chosen=asked.id_is_chosen)
-        form: Format = ChunkLines(position) if parsed.streaming else Document(asked.request_id)
-        limit_s = caps.limit_s(parsed.timeout_s, gateway.settings)
-        return Answer(gateway, Question(route="/generate", parts=[asked], limit_s=limit_s), form)
+
+        def form(recorded: Recorded) -> Format:
+            if parsed.streaming:
+                return ChunkLines(recorded.durability, position)
+            return Document(asked.request_id, recorded.durability)
+
+        part = replace(asked, is_resumed=position.has_any(0))
+        return Answer(gateway, Question(route="/generate", parts=[part]), form)
 
     return router

@@ -25,10 +25,10 @@ from gateway.health import Beat
 from gateway.service import Gateway
 from shared.histogram import Histogram
 from shared.log.port import LogState, LogStats
-from shared.meters import ConductorMeters, EdgeMeters, TensorMeters, WorkerMeters
+from shared.meters import ConductorMeters, EdgeMeters, PrefixMeters, TensorMeters, WorkerMeters
 
-SCHEDULER: Final = "fcfs"
-"""How engines choose who is next: first come, first served (`workers.engine.scheduler`)."""
+SCHEDULER: Final = "priority"
+"""How engines choose who is next: by priority, deadline, tenant, arrival (`workers.engine.scheduler`)."""
 
 MEDIA_TYPES: Final = ("text/plain", "application/openmetrics-text")
 
@@ -91,6 +91,7 @@ class Snapshot:
 
     def collect(self) -> Iterator[Metric]:
         yield from self._answers()
+        yield from self._recoveries()
         yield from self._latencies()
         yield from self._log_itself()
         yield from self._log_of_each_role()
@@ -118,6 +119,27 @@ class Snapshot:
             "HTTP responses.",
             ("method", "route", "status"),
             {(method, route, str(status)): count for (method, route, status), count in meter.http.items()},
+        )
+
+    def _recoveries(self) -> Iterator[Metric]:
+        meter = self._meter
+        yield _counter(
+            "answers_resumed",
+            "Answers that went on for a client that had a part of them.",
+            ("route",),
+            {(route,): count for route, count in meter.resumed.items()},
+        )
+        yield _counter(
+            "requests_resumed",
+            "Requests, of all gateways, that went on after a worker's end.",
+            (),
+            {(): meter.requests_resumed},
+        )
+        yield _counter(
+            "workers_lost",
+            "Lives of workers that were declared over.",
+            ("rank",),
+            {(str(rank),): meter.workers_lost[rank] for rank in self._gateway.served.ranks},
         )
 
     def _latencies(self) -> Iterator[Metric]:
@@ -169,6 +191,13 @@ class Snapshot:
             "log_events", "Events the log holds.", (), dict.fromkeys(there, log.messages) if log else {}
         )
         yield _gauge("log_bytes", "Bytes the log holds.", (), dict.fromkeys(there, log.bytes) if log else {})
+        bound = log.max_bytes if log else None
+        yield _gauge(
+            "log_max_bytes",
+            "Bytes the log may hold.",
+            (),
+            dict.fromkeys(there, bound) if bound is not None else {},
+        )
 
     def _log_of_each_role(self) -> Iterator[Metric]:
         stats: dict[tuple[str, ...], LogStats] = {}
@@ -278,6 +307,7 @@ class Snapshot:
         )
         yield from _of_tensors({who: each.tensors for who, each in counted.items()})
         yield from _of_edges({who: each.edges for who, each in counted.items()})
+        yield from _of_prefixes({who: each.prefix for who, each in counted.items()})
 
 
 _CONDUCTOR_FACTS: Final = (
@@ -311,6 +341,37 @@ _EDGE_COUNTERS: Final = (
 )
 
 
+_PREFIX_KINDS: Final = (("asked", "asked"), ("hit", "hit"))
+_GUESS_KINDS: Final = (("guessed", "guessed"), ("stood", "stood"))
+
+
+def _of_prefixes(counted: Mapping[tuple[str, ...], PrefixMeters]) -> Iterator[Metric]:
+    yield _counter(
+        "worker_prefix_tokens",
+        "Tokens of sequences that were let in, and those of them that were cached.",
+        ("rank", "kind"),
+        _by_kind(counted, _PREFIX_KINDS),
+    )
+    yield _gauge(
+        "worker_kv_kept_tokens",
+        "KV cache that is kept for others and in no use.",
+        ("rank",),
+        _each(counted, "kept"),
+    )
+    yield _counter(
+        "worker_preemptions",
+        "Sequences that gave their KV cache back, to go on later.",
+        ("rank",),
+        _each(counted, "preempted"),
+    )
+    yield _counter(
+        "worker_guesses",
+        "Tokens that were guessed ahead, and those of them that were the model's own.",
+        ("rank", "kind"),
+        _by_kind(counted, _GUESS_KINDS),
+    )
+
+
 def _of_tensors(counted: Mapping[tuple[str, ...], TensorMeters]) -> Iterator[Metric]:
     for field, name, help_ in _TENSOR_GAUGES:
         yield _gauge(f"worker_tensor_{name}", help_, ("rank",), _each(counted, field))
@@ -338,13 +399,14 @@ def _of_edges(counted: Mapping[tuple[str, ...], EdgeMeters]) -> Iterator[Metric]
         yield _counter(f"worker_{name}", help_, ("rank",), _each(counted, field))
 
 
-def _each(counted: Mapping[tuple[str, ...], TensorMeters | EdgeMeters], field: str) -> _Labels:
+def _each(counted: Mapping[tuple[str, ...], TensorMeters | EdgeMeters | PrefixMeters], field: str) -> _Labels:
     """One of their numbers, for each rank."""
     return {who: getattr(meters, field) for who, meters in counted.items()}
 
 
 def _by_kind(
-    counted: Mapping[tuple[str, ...], TensorMeters | EdgeMeters], kinds: Sequence[tuple[str, str]]
+    counted: Mapping[tuple[str, ...], TensorMeters | EdgeMeters | PrefixMeters],
+    kinds: Sequence[tuple[str, str]],
 ) -> _Labels:
     """Several of their numbers, for each rank, told apart by a label."""
     return {(*who, kind): getattr(meters, field) for who, meters in counted.items() for field, kind in kinds}
@@ -354,7 +416,9 @@ def as_json(gateway: Gateway, snapshot: Snapshot) -> dict[str, Any]:
     """The few numbers of `/metrics.json`."""
     fresh = [one for one in snapshot.workers if one.is_fresh]
     inflight = [int(one.number("running") + one.number("waiting")) for one in fresh]
-    prompts = sum(one.meters.sequences for one in fresh if one.meters)
+    prefixes = [one.meters.prefix for one in fresh if one.meters]
+    hit = sum(one.hit for one in prefixes)
+    missed = sum(one.asked for one in prefixes) - hit
     recent = gateway.meter.recent
     rates = [tokens / took_s for took_s, tokens in recent if took_s > 0]
     return {
@@ -362,8 +426,8 @@ def as_json(gateway: Gateway, snapshot: Snapshot) -> dict[str, Any]:
         "pool_size": len(fresh),
         "inflight_total": sum(inflight),
         "inflight_per_engine": inflight,
-        # No engine keeps a prompt's cache for the next: each is computed.
-        "cache": {"prefill_hits": 0, "prefill_misses": prompts, "prefix_hits": 0, "prefix_misses": prompts},
+        # In tokens. A prompt is never found whole: behind its last token the next one is sampled.
+        "cache": {"prefill_hits": 0, "prefill_misses": missed, "prefix_hits": hit, "prefix_misses": missed},
         "avg_latency_s": sum(took_s for took_s, _ in recent) / len(recent) if recent else 0.0,
         "avg_throughput_tok_s": sum(rates) / len(rates) if rates else 0.0,
     }

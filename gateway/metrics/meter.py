@@ -88,6 +88,9 @@ class Meter:
         latency: by route.
         prompt_tokens: of answers that ended and said so; `generated_tokens` of chunks, as they were sent.
         recent: the answers finished last: how long each took, and how many tokens it had.
+        resumed: answers that were taken up again, by route.
+        requests_resumed: requests that were given a place again, whoever asked for them, as the log tells.
+        workers_lost: lives that were declared over, by rank, as the log tells.
         http: HTTP responses by method, route and status.
         hops: how long the log's part of a request took.
     """
@@ -100,8 +103,12 @@ class Meter:
         self.generated_tokens = 0
         self.recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self.http: Counter[tuple[str, str, int]] = Counter()
+        self.resumed: Counter[str] = Counter()
+        self.requests_resumed = 0
+        self.workers_lost: Counter[int] = Counter()
         self.hops = Hops()
 
-    def begin(self, route: str) -> Observation:
-        """An answer begins on `route`, the path's template."""
+    def begin(self, route: str, *, is_resumed: bool = False) -> Observation:
+        """An answer begins on `route`, the path's template, or goes on where its client lost it."""
+        self.resumed[route] += is_resumed
         return Observation(self, route)

@@ -1,8 +1,9 @@
 """OpenAI's answers: server-sent events and one document, for chat and for completions.
 
-A server-sent event carries as `id` the stream's position (`gateway.resume`): the index of the last chunk
-that is in it, of every choice. A stream that is resumed goes on behind the position it was told, and says
-nothing of before. A stream that fails in the middle ends with an `error` event and without `[DONE]`.
+Every server-sent event but the last, `[DONE]`, carries as `id` the stream's position behind it
+(`gateway.resume`). A stream that is resumed goes on behind the position it was told, with the events that
+would have come, to the byte, and says nothing of before. A stream that fails in the middle ends with an
+`error` event and without `[DONE]`.
 """
 
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from gateway.errors import HttpError
+from gateway.openai.calls import Calls
 from gateway.openai.logprobs import Listed, TokenList, chat_logprobs, completion_logprobs
 from gateway.resume import Position
 from shared.events import OutputChunk, Usage
@@ -25,6 +27,7 @@ class Head:
     Attributes:
         choices: how many answers there are.
         with_logprobs: whether tokens are listed with their log probabilities.
+        calls: how calls of tools are read in them; None where there are none to be made.
     """
 
     request_id: str
@@ -32,6 +35,7 @@ class Head:
     created_s: int
     choices: int = 1
     with_logprobs: bool = False
+    calls: Calls | None = None
 
     def of(self, object_name: str) -> dict[str, Any]:
         return {
@@ -56,25 +60,30 @@ class _Stream:
 
     def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
         listed = [] if self._tokens is None else self._tokens[choice].take(chunk)
+        piece = self._read(choice, chunk.text)
         if self._position.has(choice, chunk.index):
             return b""
-        self._position.advance(choice, chunk.index)
         begin = self._begin(choice)
-        if not chunk.text and not listed:
+        self._position.advance(choice, chunk.index)
+        if piece is None and not listed:
             return begin
-        return begin + self._said(choice, self._piece(chunk.text), listed=listed, is_new=True)
+        return begin + self._said(choice, piece or self._piece(""), listed=listed)
 
     def ended(self, choice: int, finish_reason: str) -> bytes:
         rest = [] if self._tokens is None else self._tokens[choice].end(finish_reason)
-        return self._begin(choice) + self._said(
-            choice, self._piece(""), listed=rest, finish_reason=finish_reason
-        )
+        piece, reason = self._last(choice, finish_reason)
+        if self._position.has_ended(choice):
+            return b""
+        begin = self._begin(choice)
+        self._position.end(choice)
+        return begin + self._said(choice, piece, listed=rest, finish_reason=reason)
 
     def complete(self, usage: Usage) -> bytes:
-        if not self._includes_usage:
+        if not self._includes_usage or self._position.is_complete:
             return _DONE
+        self._position.complete()
         body = self._head.of(self.object_name) | {"choices": [], "usage": usage_of(usage)}
-        return _event(body) + _DONE
+        return _event(body, self._position) + _DONE
 
     def failed(self, error: HttpError) -> bytes:
         return _event(error.body)
@@ -86,17 +95,24 @@ class _Stream:
         *,
         listed: list[Listed] | None = None,
         finish_reason: str | None = None,
-        is_new: bool = False,
     ) -> bytes:
-        said = _choice(choice, piece, self._logprobs(listed) if listed else None, finish_reason)
+        said = _choice(choice, piece, finish_reason, self._logprobs(listed) if listed else None)
         body = self._head.of(self.object_name) | {"choices": [said]}
         if self._includes_usage:
             body["usage"] = None
-        return _event(body, self._position if is_new else None)
+        return _event(body, self._position)
 
     def _begin(self, choice: int) -> bytes:
         """What comes before the first piece of a choice."""
         return b""
+
+    def _read(self, choice: int, text: str) -> dict[str, Any] | None:
+        """What is to be told of the next text of a choice, which may be nothing yet."""
+        return self._piece(text) if text else None
+
+    def _last(self, choice: int, finish_reason: str) -> tuple[dict[str, Any], str]:
+        """What is left to tell of a choice, and why it ended."""
+        return self._piece(""), finish_reason
 
     def _piece(self, text: str) -> dict[str, Any]:
         raise NotImplementedError
@@ -106,18 +122,29 @@ class _Stream:
 
 
 class ChatStream(_Stream):
-    """A chat: the role comes first, for every choice."""
+    """A chat: the role comes first, for every choice. What one chunk has of text and calls is one event."""
 
     object_name = "chat.completion.chunk"
 
     def __init__(self, head: Head, *, includes_usage: bool = False, position: Position | None = None) -> None:
         super().__init__(head, includes_usage=includes_usage, position=position)
-        self._has_begun = [self._position.has_begun(choice) for choice in range(head.choices)]
+        self._calls = [head.calls.read(head.request_id, n) for n in range(head.choices)] if head.calls else []
+
+    def _read(self, choice: int, text: str) -> dict[str, Any] | None:
+        if not self._calls:
+            return super()._read(choice, text)
+        delta = self._calls[choice].push(text)
+        return {"delta": delta} if delta else None
+
+    def _last(self, choice: int, finish_reason: str) -> tuple[dict[str, Any], str]:
+        if not self._calls:
+            return super()._last(choice, finish_reason)
+        return {"delta": self._calls[choice].end()}, self._calls[choice].reason(finish_reason)
 
     def _begin(self, choice: int) -> bytes:
-        if self._has_begun[choice]:
+        if self._position.has_any(choice):
             return b""
-        self._has_begun[choice] = True
+        self._position.begin(choice)
         return self._said(choice, {"delta": {"role": "assistant", "content": ""}})
 
     def _piece(self, text: str) -> dict[str, Any]:
@@ -176,9 +203,8 @@ class _Document:
         choices = [
             _choice(
                 number,
-                self._said("".join(whole.texts)),
+                *self._said(number, "".join(whole.texts), whole.finish_reason or ""),
                 self._logprobs(whole.listed) if self._head.with_logprobs else None,
-                whole.finish_reason,
             )
             for number, whole in enumerate(self._choices)
         ]
@@ -189,7 +215,8 @@ class _Document:
     def failed(self, error: HttpError) -> bytes:
         raise AssertionError("a document has not begun before it is complete")
 
-    def _said(self, text: str) -> dict[str, Any]:
+    def _said(self, choice: int, text: str, finish_reason: str) -> tuple[dict[str, Any], str]:
+        """What a choice is, and why it ended."""
         raise NotImplementedError
 
     def _logprobs(self, listed: list[Listed]) -> dict[str, Any]:
@@ -201,8 +228,12 @@ class ChatDocument(_Document):
 
     object_name = "chat.completion"
 
-    def _said(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def _said(self, choice: int, text: str, finish_reason: str) -> tuple[dict[str, Any], str]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        if self._head.calls is None:
+            return {"message": message}, finish_reason
+        calls = self._head.calls.read(self._head.request_id, choice)
+        return {"message": message | calls.whole(text)}, calls.reason(finish_reason)
 
     def _logprobs(self, listed: list[Listed]) -> dict[str, Any]:
         return chat_logprobs(listed)
@@ -213,8 +244,8 @@ class CompletionDocument(_Document):
 
     object_name = "text_completion"
 
-    def _said(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _said(self, choice: int, text: str, finish_reason: str) -> tuple[dict[str, Any], str]:
+        return {"text": text}, finish_reason
 
     def _logprobs(self, listed: list[Listed]) -> dict[str, Any]:
         return completion_logprobs(listed)
@@ -230,7 +261,7 @@ def usage_of(usage: Usage) -> dict[str, int]:
 
 
 def _choice(
-    index: int, said: dict[str, Any], logprobs: dict[str, Any] | None, reason: str | None
+    index: int, said: dict[str, Any], reason: str | None, logprobs: dict[str, Any] | None
 ) -> dict[str, Any]:
     return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
 

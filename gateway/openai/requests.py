@@ -7,7 +7,7 @@ what this deployment allows of them by `gateway.caps`.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -16,9 +16,10 @@ from gateway import caps, errors
 from gateway.bodies import params_of
 from gateway.errors import InvalidParamError, NotSupportedError
 from shared.config import GatewaySettings
-from shared.events import MAX_LOGPROBS, Inputs, Params
+from shared.events import MAX_LOGPROBS, MAX_TOOLS, Inputs, NamedTool, Params, Priority, Tool
 from shared.misfit import described, misfit
 
+SCHEMA_FIELD: Final = "response_format.json_schema.schema"
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -31,8 +32,8 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 class _Request(msgspec.Struct, frozen=True, kw_only=True):
     """What both routes have in common.
 
-    `request_id`, `timeout_s`, `linger_s`, `top_k`, `min_p`, `repetition_penalty`, `bad_words`, `min_tokens`,
-    `stop_token_ids` and `ignore_eos` are ours.
+    `request_id`, `timeout_s`, `linger_s`, `priority`, `guide`, `top_k`, `min_p`, `repetition_penalty`,
+    `bad_words`, `min_tokens`, `stop_token_ids` and `ignore_eos` are ours.
     """
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
@@ -59,6 +60,8 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     timeout_s: float | None = None
     linger_s: float | None = None
+    priority: Priority | None = None
+    guide: dict[str, Any] | None = None
 
     @property
     def limit_tokens(self) -> tuple[str, int | None]:
@@ -73,6 +76,11 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def wants_echo(self) -> bool:
         return False
+
+    @property
+    def wanted_guide(self) -> dict[str, Any] | None:
+        """What the answer has to be, in the words of `Params`."""
+        return self.guide
 
     @property
     def answers(self) -> int:
@@ -118,15 +126,69 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
             "ignore_eos": self.ignore_eos,
             "logprobs": self.wanted_logprobs,
             "echo": self.wants_echo or None,
+            "guide": self.wanted_guide,
         }
+        said = {"max_tokens": limit_name}
+        if self.guide is None:
+            said["guide.json_schema"] = SCHEMA_FIELD
         try:
             params = params_of(given)
         except InvalidParamError as error:
-            if error.param != "max_tokens":
+            name = error.param or ""
+            if name not in said:
                 raise
-            raise InvalidParamError(limit_name, error.message.replace("max_tokens", limit_name, 1)) from error
+            raise InvalidParamError(said[name], error.message.replace(name, said[name], 1)) from error
         caps.check_params(params, settings, limit_name)
         return params
+
+
+class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """Whatever the model says."""
+
+    guide: ClassVar[dict[str, Any] | None] = None
+
+
+class JsonObjectFormat(
+    msgspec.Struct, frozen=True, tag_field="type", tag="json_object", forbid_unknown_fields=True
+):
+    """A JSON object of any kind."""
+
+    guide: ClassVar[dict[str, Any] | None] = {"json_object": True}
+
+
+class NamedSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A JSON schema. Answers are valid by it, `strict` or not; without one they are any JSON object."""
+
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(
+    msgspec.Struct, frozen=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True
+):
+    """JSON that is valid by a schema."""
+
+    json_schema: NamedSchema
+
+    @property
+    def guide(self) -> dict[str, Any]:
+        schema = self.json_schema.schema
+        return {"json_object": True} if schema is None else {"json_schema": schema}
+
+
+class _MadeFunction(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    arguments: str
+
+
+class _MadeCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call, as an assistant's message has it."""
+
+    id: str
+    type: Literal["function"]
+    function: _MadeFunction
 
 
 class ChatRequest(_Request, frozen=True, kw_only=True):
@@ -134,11 +196,8 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **_Request.neutral,
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "audio": (),
         "prediction": (),
@@ -146,6 +205,10 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
     }
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -164,6 +227,13 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
             raise InvalidParamError("top_logprobs", "top_logprobs: expected none while logprobs is not true")
         return None
 
+    @property
+    def wanted_guide(self) -> dict[str, Any] | None:
+        asked = None if self.response_format is None else self.response_format.guide
+        if asked is not None and self.guide is not None:
+            raise InvalidParamError("guide", "guide: expected none beside response_format, found one")
+        return self.guide if asked is None else asked
+
     def prompts(self, settings: GatewaySettings) -> list[Inputs]:
         caps.check_messages(len(self.messages), settings)
         caps.check_choices(1, self.answers, settings)
@@ -173,11 +243,21 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
         """The chat.
 
         Raises:
-            ClientError: a message is none, or not text.
+            ClientError: a message is none, or not text; or its tools do not fit together.
         """
+        calls: set[str] = set()
         for number, message in enumerate(self.messages):
-            _check_message(f"messages[{number}]", message)
-        return Inputs(messages=self.messages)
+            _check_message(f"messages[{number}]", message, calls)
+        try:
+            return Inputs(
+                messages=self.messages,
+                tools=self.tools or [],
+                tool_choice=self.tool_choice or "auto",
+                parallel_tool_calls=self.parallel_tool_calls is not False,
+            )
+        except ValueError as error:  # of one field, whose name stands before it
+            name, _, _ = str(error).partition(":")
+            raise InvalidParamError(name, str(error)) from error
 
 
 class CompletionRequest(_Request, frozen=True, kw_only=True):
@@ -234,6 +314,8 @@ def parse(kind: type[_R], body: dict[str, Any]) -> _R:
         InvalidParamError: something in it is of the wrong type, missing, or not supported.
     """
     _refuse_what_belongs_elsewhere(kind, body)
+    if kind is ChatRequest:
+        _refuse_other_tools(body)
     try:
         request = msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
@@ -265,15 +347,37 @@ def _refuse_what_belongs_elsewhere(kind: type[_Request], body: dict[str, Any]) -
             )
 
 
+def _refuse_other_tools(body: dict[str, Any]) -> None:
+    """Tools and choices that OpenAI knows beside functions."""
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    kinds = [(f"tools[{n}]", tool) for n, tool in enumerate(tools)] if isinstance(tools, list) else []
+    for where, found in (*kinds, ("tool_choice", choice)):
+        kind = found.get("type") if isinstance(found, dict) else None
+        if kind in ("custom", "allowed_tools"):
+            raise NotSupportedError(f"{where}.type", kind, '"function"')
+
+
 _TEXT_PARTS: Final = ("text",)
 
 
-def _check_message(where: str, message: dict[str, Any]) -> None:
+def _check_message(where: str, message: dict[str, Any], calls: set[str]) -> None:
+    """Refuse what is no message of text; `calls` are the ids of the tool calls that were made before it."""
     role = message.get("role")
     if role not in ROLES:
         found = described(role) if "role" in message else "nothing"
         raise InvalidParamError(
             f"{where}.role", f"{where}.role: expected one of {', '.join(ROLES)}, found {found}"
+        )
+    if message.get("function_call") is not None:
+        raise NotSupportedError(f"{where}.function_call", message["function_call"], "tool_calls")
+    if message.get("tool_calls") is not None:
+        calls |= _ids_of_calls(f"{where}.tool_calls", role, message["tool_calls"])
+    answered = message.get("tool_call_id")
+    if answered is not None and (role != "tool" or not isinstance(answered, str) or answered not in calls):
+        raise InvalidParamError(
+            f"{where}.tool_call_id",
+            f"{where}.tool_call_id: expected, in a message of the role 'tool', the id of one of the "
+            f"tool_calls before it, found {described(answered)}",
         )
     content = message.get("content")
     if content is None and role == "assistant":
@@ -287,6 +391,23 @@ def _check_message(where: str, message: dict[str, Any]) -> None:
         )
     for number, part in enumerate(content):
         _check_part(f"{where}.content[{number}]", part)
+
+
+def _ids_of_calls(where: str, role: str, found: object) -> set[str]:
+    """The ids of the calls that an assistant made."""
+    if role != "assistant":
+        raise InvalidParamError(where, f"{where}: expected none in a message of the role {role!r}")
+    try:
+        calls = msgspec.convert(found, list[_MadeCall])
+    except msgspec.ValidationError as error:
+        raise errors.of_misfit(misfit(error, found, list[_MadeCall]), where) from error
+    for number, call in enumerate(calls):
+        try:
+            msgspec.json.decode(call.function.arguments or "{}", type=dict)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            place = f"{where}[{number}].function.arguments"
+            raise InvalidParamError(place, f"{place}: expected the JSON of an object: {error}") from error
+    return {call.id for call in calls}
 
 
 def _check_part(where: str, part: object) -> None:

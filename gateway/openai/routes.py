@@ -5,6 +5,7 @@ Those of OpenAI's that are not served are known by name, so that a client learns
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -13,19 +14,23 @@ from gateway import caps, resume
 from gateway.answer import Answer, Format, Question
 from gateway.bodies import body_schema, read_object
 from gateway.choices import split
+from gateway.doors.api_keys import holder
 from gateway.openai.answers import ChatDocument, ChatStream, CompletionDocument, CompletionStream, Head
+from gateway.openai.calls import Calls
 from gateway.openai.requests import ChatRequest, CompletionRequest, parse
 from gateway.resume import Position
 from gateway.service import Gateway
-from gateway.submission import Asked, request_id_of
+from gateway.submission import Asked, Recorded, request_id_of
 from shared.errors import ClientError
+from shared.events import Inputs
+from shared.models.tool_calls import offered
 
 _R = TypeVar("_R", ChatRequest, CompletionRequest)
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 NOT_SERVED: Final = (
     "assistants", "audio/transcriptions", "audio/translations", "audio/voices", "batches", "containers",
-    "conversations", "embeddings", "evals", "files", "fine_tuning", "images", "moderations", "organization",
+    "conversations", "evals", "files", "fine_tuning", "images", "moderations", "organization",
     "realtime", "responses", "threads", "uploads", "vector_stores", "videos",
 )  # fmt: skip
 """OpenAI's other routes, by what comes behind `/v1/`."""
@@ -44,6 +49,19 @@ class NoTextError(ClientError):
         super().__init__(f"the model {name!r} puts out {', '.join(outputs)} and no text{route}")
 
 
+class NoToolsError(ClientError):
+    """The model cannot be told of tools."""
+
+    code = "tools_not_supported"
+    param = "tools"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"tools: the model {name!r} knows none, or calls them in a way that is not known here; ask "
+            "without tools, or serve a checkpoint whose chat template takes them"
+        )
+
+
 class NotServedError(ClientError):
     """A route of OpenAI's that this deployment has not."""
 
@@ -53,7 +71,7 @@ class NotServedError(ClientError):
     def __init__(self, method: str, path: str) -> None:
         super().__init__(
             f"{method} {path[:200]} is a route of OpenAI's that is not served here; expected one of "
-            f"POST {CHAT}, POST {COMPLETIONS}, POST /v1/audio/speech, GET /v1/models"
+            f"POST {CHAT}, POST {COMPLETIONS}, POST /v1/embeddings, POST /v1/audio/speech, GET /v1/models"
         )
 
 
@@ -73,19 +91,27 @@ def openai_routes(gateway: Gateway) -> APIRouter:
     @router.post("/chat/completions", summary="Answer a chat", openapi_extra=body_schema(ChatRequest))
     async def chat(request: Request) -> Response:
         body = parse(ChatRequest, await read_object(request))
-        question, head, position = _asked(gateway, body, request, CHAT, "chatcmpl")
-        form: Format = ChatDocument(head)
-        if body.stream:
-            form = ChatStream(head, includes_usage=body.includes_usage, position=position)
+        question, position = _asked(gateway, body, request, CHAT, "chatcmpl")
+
+        def form(recorded: Recorded) -> Format:
+            head = _head(gateway, question, recorded)
+            if body.stream:
+                return ChatStream(head, includes_usage=body.includes_usage, position=position)
+            return ChatDocument(head)
+
         return Answer(gateway, question, form)
 
     @router.post("/completions", summary="Continue a prompt", openapi_extra=body_schema(CompletionRequest))
     async def completions(request: Request) -> Response:
         body = parse(CompletionRequest, await read_object(request))
-        question, head, position = _asked(gateway, body, request, COMPLETIONS, "cmpl")
-        form: Format = CompletionDocument(head)
-        if body.stream:
-            form = CompletionStream(head, includes_usage=body.includes_usage, position=position)
+        question, position = _asked(gateway, body, request, COMPLETIONS, "cmpl")
+
+        def form(recorded: Recorded) -> Format:
+            head = _head(gateway, question, recorded)
+            if body.stream:
+                return CompletionStream(head, includes_usage=body.includes_usage, position=position)
+            return CompletionDocument(head)
+
         return Answer(gateway, question, form)
 
     for name in NOT_SERVED:
@@ -103,13 +129,15 @@ async def _not_served(request: Request) -> Response:
 
 def _asked(
     gateway: Gateway, body: _R, request: Request, route: str, prefix: str
-) -> tuple[Question, Head, Position]:
-    """What an HTTP request asks, what every piece of its answer repeats, and where a stream of it begins."""
+) -> tuple[Question, Position]:
+    """What an HTTP request asks, and where a stream of its answer begins."""
     gateway.served.check_model(body.model)
     if "text" not in gateway.served.outputs:
         raise NoTextError(gateway.served.name, gateway.served.outputs)
     settings = gateway.settings
     prompts = body.prompts(settings)
+    if offered(prompts[0]) and gateway.presence.every_worker_was_ready and gateway.tool_calls is None:
+        raise NoToolsError(gateway.served.name)
     params = body.params(settings)
     asked = Asked(
         request_id=request_id_of(body.request_id, prefix),
@@ -117,22 +145,37 @@ def _asked(
         model=body.model,
         inputs=prompts[0],
         params=params,
+        created_s=int(time.time()),
         trace=request.headers.get("traceparent"),
+        timeout_s=caps.limit_s(body.timeout_s, settings),
         linger_s=body.linger_s or 0.0,
+        priority=body.priority or 0,
+        tenant=holder(request.scope),
     )
     parts = split(asked, prompts, body.answers)
     position = resume.asked_for(
         request, len(parts), is_stream=bool(body.stream), id_is_chosen=asked.id_is_chosen
     )
-    head = Head(
-        request_id=asked.request_id,
+    parts = [replace(part, is_resumed=position.has_any(number)) for number, part in enumerate(parts)]
+    return Question(route=route, parts=parts, n=body.answers), position
+
+
+def _head(gateway: Gateway, question: Question, recorded: Recorded) -> Head:
+    """What every piece of an answer repeats."""
+    return Head(
+        request_id=question.request_id,
         model=gateway.served.name,
-        created_s=int(time.time()),
-        choices=len(parts),
-        with_logprobs=params.logprobs is not None,
+        created_s=recorded.created_s,
+        choices=len(question.parts),
+        with_logprobs=question.parts[0].params.logprobs is not None,
+        calls=_calls(gateway, question.parts[0].inputs),
     )
-    limit_s = caps.limit_s(body.timeout_s, settings)
-    return Question(route=route, parts=parts, n=body.answers, limit_s=limit_s), head, position
+
+
+def _calls(gateway: Gateway, inputs: Inputs) -> Calls | None:
+    if gateway.tool_calls is None or offered(inputs) is None:
+        return None
+    return Calls(gateway.tool_calls, frozenset(tool.function.name for tool in inputs.tools))
 
 
 def _model(gateway: Gateway) -> dict[str, Any]:
@@ -142,4 +185,5 @@ def _model(gateway: Gateway) -> dict[str, Any]:
         "created": gateway.started_s,
         "owned_by": "dalsegno",
         "max_model_len": gateway.served.max_seq_len,
+        "tool_calls": gateway.tool_calls.name if gateway.tool_calls is not None else None,
     }

@@ -7,11 +7,13 @@ and whoever reads or writes the log: a plain call each way, with no queue, task 
 
 import asyncio
 import logging
+import random
 import re
+import ssl
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
-from urllib.parse import ParseResult, urlsplit
+from typing import Any, Final, TypeVar
+from urllib.parse import ParseResult
 
 import msgspec
 import nats.errors
@@ -20,9 +22,12 @@ from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 from nats.protocol import parser
 
+from shared.errors import DalSegnoError
+from shared.log.credentials import NOBODY, Credentials
 from shared.log.jetstream_api import ConsumerInfo, MessageReply, StreamInfo
 from shared.log.names import Names
-from shared.log.port import LogUnavailableError
+from shared.log.port import LogDeniedError, LogUnavailableError
+from shared.log.servers import PORT, servers_in
 from shared.said import MAY_QUOTE
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -31,8 +36,15 @@ Handler = Callable[[bytes, bytes, bytes, bytes | None], None]
 """Called with subject, reply, data and header block of one message."""
 _Reply = TypeVar("_Reply", StreamInfo, ConsumerInfo, MessageReply)
 
-_PORT: Final = 4222
 _REQUEST_TIMEOUT_S: Final = 2.0
+_CONNECT_TIMEOUT_S: Final = 2
+PING_EVERY_S: Final = 1.0
+UNANSWERED_PINGS: Final = 2
+"""After so many the server is given up for hung, 3 to 4 s after it last answered: sooner, one that is merely
+busy would be left, by all its clients at once."""
+_LAST_WORDS_S: Final = 1.0
+"""How long a server may take what was written before the connection was closed."""
+_REFUSED_WAIT_S: Final = 1.0
 _RESETS: Final = 5
 """So often a greeting may end in a reset before that is believed: a server that refuses a token closes
 right behind its word, and one time in sixty the reset (of nats-py's PING) overtakes it."""
@@ -52,11 +64,28 @@ class _Transport(TcpTransport):  # type: ignore[misc]  # as of the client
         super().__init__()
         self._names = names
 
+    def write(self, payload: bytes) -> None:
+        """Write, unless the server has gone, of which its reader is only about to hear."""
+        if not self._io_writer.transport.is_closing():
+            super().write(payload)
+
+    def abort(self) -> None:
+        """Let go at once: a server that hangs takes nothing, and closing would wait for it."""
+        if self._io_writer is not None:
+            self._io_writer.transport.abort()
+
+    async def wait_closed(self) -> None:
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await super().wait_closed()
+        except TimeoutError:
+            self.abort()
+
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
         trouble: OSError | None = None
         async with asyncio.timeout(connect_timeout):
-            for address in await self._names.addresses(uri.hostname or "", uri.port or _PORT):
-                there = uri._replace(netloc=f"[{address}]:{uri.port or _PORT}")
+            for address in await self._names.addresses(uri.hostname or "", uri.port or PORT):
+                there = uri._replace(netloc=f"[{address}]:{uri.port or PORT}")
                 try:
                     await super().connect(there, buffer_size, connect_timeout)
                 except OSError as error:
@@ -65,13 +94,28 @@ class _Transport(TcpTransport):  # type: ignore[misc]  # as of the client
                     return
         raise trouble or OSError(f"{uri.hostname} has no address")
 
+    async def connect_tls(
+        self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
+    ) -> None:
+        await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
+        # asyncio asks its protocol only of a connection that is TLS from its beginning, and warns at its end.
+        self._io_writer.transport.get_protocol()._over_ssl = True  # noqa: SLF001
+
+
+class _PlainLineError(nats.errors.Error):  # type: ignore[misc]  # as of the client
+    """The server speaks no TLS, and we are told to."""
+
 
 class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read: it is not strict
     """nats-py's client, with a direct way in and out for the messages of the log.
 
-    Of nats-py's insides it relies on its parser's patterns, `_connect_to_server`, `_process_msg`,
-    `_process_err`, `_process_op_err`, `_transport`, `_sid` and `_subs`; the contract suite fails at once
-    should a version change one of them.
+    Of nats-py's insides it relies on its parser's patterns, `_connect_to_server`, `_connect_command`,
+    `_process_info`, `_process_msg`, `_process_err`, `_process_op_err`, `_public_nkey`, `_server_info`,
+    `_server_pool`, `_current_server`, `_transport` (and its `_io_writer`), `_sid` and `_subs`; the contract
+    suite fails at once should a version change one of them.
+
+    Of several servers any will do. One that dies is left for the next at once, and is itself tried last; each
+    tells of the others of its cluster.
     """
 
     def __init__(
@@ -80,16 +124,20 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         *,
         connected: Callable[[], Awaitable[None]] | None = None,
         disconnected: Callable[[], Awaitable[None]] | None = None,
+        denied: Callable[[LogDeniedError], None] | None = None,
     ) -> None:
         super().__init__()
-        parts = urlsplit(url if "://" in url else f"nats://{url}")
-        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-        # Without the password it may hold: these are shown.
-        self.address = f"{parts.scheme}://{host}:{parts.port or _PORT}"
-        self.where = f"NATS at {host}:{parts.port or _PORT}"
-        self._url = url
+        servers = servers_in(url)
+        # Without the passwords they may hold: these are shown.
+        self.address = ",".join(server.address for server in servers)
+        self.where = f"NATS at {' or '.join(server.host_and_port for server in servers)}"
+        self._urls = [server.url for server in servers]
+        random.shuffle(self._urls)  # that not all clients go to the same one
         self._connected = connected
         self._disconnected = disconnected
+        self._tell_denied = denied
+        self._denied: LogDeniedError | None = None
+        self._was_refused = False
         self._handlers: dict[int, Handler] = {}
         self._outgoing: list[bytes] = []
         self._questions: dict[int, asyncio.Future[bytes]] = {}
@@ -100,29 +148,52 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         self._trouble: Exception | None = None
         self._cancels = 0
         self._resets = 0
+        self._failures = 0
         self._names = Names()
+        self._credentials = NOBODY
+        self._begun = False
+        self._speaks_tls = any(server.scheme == "tls" for server in servers)
 
-    async def open(self, *, token: str | None, name: str, timeout_s: float) -> None:
+    @property
+    def server_name(self) -> str:
+        """What the server that it is connected to calls itself."""
+        return str(self._server_info.get("server_name", ""))
+
+    async def open(self, *, credentials: Credentials, name: str, timeout_s: float) -> None:
         """Connect; up to `timeout_s` again and again, later for ever.
 
         Raises:
-            LogUnavailableError: nobody answers, or the token is wrong.
+            LogUnavailableError: nobody answers, or the server refuses the credentials, or is not the one
+                that they are for.
+            CredentialsError: they cannot be used.
         """
+        tls = credentials.tls()
+        self._begun = True
+        self._credentials = credentials
+        self._speaks_tls = self._speaks_tls or tls is not None
+        self._public_nkey = credentials.public_key
         self._patient = timeout_s > 0
         self._cancels = _cancels()
         try:
             async with asyncio.timeout(timeout_s if self._patient else None):
                 await self.connect(
-                    self._url,
-                    token=token,
+                    self._urls,
+                    token=credentials.token,
+                    user=credentials.user,
+                    password=credentials.password,
+                    signature_cb=credentials.sign if credentials.seed is not None else None,
+                    inbox_prefix=credentials.inbox_prefix,
+                    tls=tls,
                     name=name,
                     error_cb=self._on_trouble,
                     reconnected_cb=self._on_connected,
                     disconnected_cb=self._on_disconnected,
-                    connect_timeout=2,
+                    connect_timeout=_CONNECT_TIMEOUT_S,
                     reconnect_time_wait=0.05,
                     max_reconnect_attempts=-1,
-                    ping_interval=3,
+                    dont_randomize=True,  # in turn: else the next one may be the one that died
+                    ping_interval=PING_EVERY_S,
+                    max_outstanding_pings=UNANSWERED_PINGS,
                     pending_size=0,  # nothing is buffered over a reconnect but by the outbox
                 )
         except TimeoutError:
@@ -135,24 +206,37 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
 
     async def close(self) -> None:
         self._flush_outgoing()
-        self._drop_questions("the connection was closed")
-        await super().close()
+        self._drop_questions(self._unanswered("the connection was closed"))
+        if self._begun:
+            await super().close()
 
     async def _on_trouble(self, trouble: Exception) -> None:
         self._trouble = trouble
+        is_refused = "authorization violation" in str(trouble).lower()
         if self._greeted:
-            _LOGGER.debug("%s: %r", self.where, trouble)
+            level = logging.WARNING if is_refused and not self._was_refused else logging.DEBUG
+            _LOGGER.log(level, "%s: %s, having shown %s", self.where, trouble, self._credentials.said)
+            self._was_refused = self._was_refused or is_refused
+            if is_refused:  # nobody is faster let in again for knocking twenty times a second
+                await asyncio.sleep(_REFUSED_WAIT_S)
             return
         self._obey()
-        if "authorization violation" in str(trouble).lower():
+        if is_refused:
             raise LogUnavailableError(
-                f"{self.where} refused the token: give the one it was started with "
-                "in DALSEGNO_NATS_TOKEN, or to a Client as token="
+                f"{self.where} refused {self._credentials.said}: give what it was started with "
+                "in DALSEGNO_NATS_TOKEN (or DALSEGNO_NATS_CREDENTIALS_FILE), or to a Client as token= (or "
+                "credentials=)"
+            ) from None
+        if isinstance(trouble, _PlainLineError | ssl.SSLError):
+            raise LogUnavailableError(
+                f"{self.where} is not the server that is expected: {trouble}; is the address right, and is "
+                "nats.ca_file (DALSEGNO_NATS_CA_FILE) of the authority that signed its certificate?"
             ) from None
         if isinstance(trouble, ConnectionResetError) and self._resets < _RESETS:
             self._resets += 1
             return
-        if not self._patient:
+        self._failures += 1
+        if not self._patient and self._failures >= len(self._server_pool):
             raise self._unreachable(trouble) from None
 
     def _obey(self) -> None:
@@ -167,11 +251,12 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
 
     async def _on_connected(self) -> None:
         _LOGGER.info("%s: connected again", self.where)
+        self._was_refused = False
         if self._connected is not None:
             await self._connected()
 
     async def _on_disconnected(self) -> None:
-        self._drop_questions("the connection was lost")
+        self._drop_questions(self._unanswered("the connection was lost"))
         if self._disconnected is not None and self._greeted:
             await self._disconnected()
 
@@ -217,12 +302,22 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         if self.is_connected and self._transport is not None:
             self._transport.write(b"".join(outgoing))
 
-    async def ask(self, subject: str, request: bytes, reply_type: type[_Reply]) -> _Reply:
+    async def ask(
+        self,
+        subject: str,
+        request: bytes,
+        reply_type: type[_Reply],
+        *,
+        timeout_s: float = _REQUEST_TIMEOUT_S,
+    ) -> _Reply:
         """One question to JetStream's API.
 
         Raises:
             LogUnavailableError: no JetStream there, no connection, or no answer in time.
+            LogDeniedError: the server does not let us ask, or hear the answer.
         """
+        if self._denied is not None:
+            raise self._denied
         if not self.is_connected:
             raise LogUnavailableError(f"{self.where} is not connected")
         self._asked += 1
@@ -231,12 +326,10 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         self._questions[number] = answer
         self.send_publish(subject, f"{self._reply_prefix}{number}", request, None)
         try:
-            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 data = await answer
         except TimeoutError:
-            raise LogUnavailableError(
-                f"{self.where} did not answer {subject} in {_REQUEST_TIMEOUT_S:g} s"
-            ) from None
+            raise LogUnavailableError(f"{self.where} did not answer {subject} in {timeout_s:g} s") from None
         finally:
             del self._questions[number]
         return msgspec.json.decode(data, type=reply_type)
@@ -254,10 +347,13 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
             return
         answer.set_result(data)
 
-    def _drop_questions(self, why: str) -> None:
+    def _unanswered(self, why: str) -> LogUnavailableError:
+        return LogUnavailableError(f"{self.where} did not answer: {why}")
+
+    def _drop_questions(self, error: DalSegnoError) -> None:
         for answer in self._questions.values():
             if not answer.done():
-                answer.set_exception(LogUnavailableError(f"{self.where} did not answer: {why}"))
+                answer.set_exception(error)
 
     async def _connect_to_server(self, s: Srv) -> None:
         if not self._transport and s.uri.scheme in ("nats", "tls"):
@@ -266,6 +362,15 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
             await self._transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
         else:
             await super()._connect_to_server(s)
+
+    def _connect_command(self) -> bytes:
+        # Behind the server's greeting, and before anything of ours: nats-py goes on in the clear where a
+        # server, or whoever stands in its place, greets without TLS.
+        transport = self._transport
+        assert transport is not None
+        if self._speaks_tls and transport._io_writer.get_extra_info("ssl_object") is None:  # noqa: SLF001
+            raise _PlainLineError("it does not speak TLS")
+        return bytes(super()._connect_command())
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None
@@ -279,11 +384,44 @@ class Connection(Client):  # type: ignore[misc]  # nats-py's types are not read:
         except Exception:  # it would end nats-py's read loop without a word
             _LOGGER.exception("a message on %r was not understood", subject, extra=MAY_QUOTE)
 
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        """Learn of the cluster's servers, and forget those that were learned of and are in it no more."""
+        await super()._process_info(info, initial_connection)
+        if told := info.get("connect_urls"):
+            self._server_pool[:] = [
+                one
+                for one in self._server_pool
+                if not one.discovered or one is self._current_server or one.uri.netloc in told
+            ]
+
+    async def _process_op_err(self, e: Exception) -> None:
+        """Leave this server for the next one, without waiting for it."""
+        if not self.is_closed and not self.is_reconnecting:
+            if self._current_server in self._server_pool:
+                self._server_pool.remove(self._current_server)
+                self._server_pool.append(self._current_server)
+            if isinstance(self._transport, _Transport):
+                self._transport.abort()
+        await super()._process_op_err(e)
+
     async def _process_err(self, err_msg: str) -> None:
         """nats-py closes the connection for good on nearly every error line; we want it back."""
-        _LOGGER.warning("%s says %s", self.where, err_msg)
-        if "permissions violation" not in err_msg:
+        if "permissions violation" in err_msg:
+            self._deny(err_msg)
+        else:
+            _LOGGER.warning("%s says %s", self.where, err_msg)
             await self._process_op_err(nats.errors.Error(err_msg))
+
+    def _deny(self, told: str) -> None:
+        """The server took no notice of what we said, and will not: without this it would be said for ever."""
+        what = told.strip("'")
+        self._denied = LogDeniedError(
+            f"{self.where} refuses {self._credentials.said}: {what}; give each role the credentials of its "
+            "own, or grant it that subject"
+        )
+        self._drop_questions(self._denied)
+        if self._tell_denied is not None:
+            self._tell_denied(self._denied)
 
 
 def _cancels() -> int:

@@ -20,7 +20,11 @@ _SILENCE_TICKS: Final = 2
 
 
 class Cursor:
-    """One reader's position and queue. With `end_seq` it finishes there, or where the log ends before."""
+    """One reader's position and queue. With `end_seq` it finishes there, or where the log ends before.
+
+    Of a log that several servers keep (`is_replicated`), who delivers may be behind: that nothing is left
+    there does not say that nothing is. Then it only `seems_finished`, and who leads the log is to be asked.
+    """
 
     def __init__(
         self,
@@ -30,15 +34,19 @@ class Cursor:
         *,
         max_pending: int,
         max_pending_bytes: int,
+        is_replicated: bool = False,
     ) -> None:
         self.position = start_seq - 1
         self.reached = 0  # the last position a record came from
+        self.reached_ns = b"0"  # and when that one was stored, which no other record was
         self.end_seq = end_seq
         self.finished = end_seq is not None and end_seq < start_seq
+        self.seems_finished = False
         self.fault: str | None = "no consumer yet"
         self._answer = answer
         self._max_pending = max_pending
         self._max_pending_bytes = max_pending_bytes
+        self._is_replicated = is_replicated
         # Records, and between them the flow-control requests to answer once those before them are taken.
         self._queue: deque[StoredRecord | str] = deque()
         self._queued_bytes = 0
@@ -60,7 +68,7 @@ class Cursor:
         if self._delivered == 0:  # else what it delivered meanwhile tells of a later moment
             self._pending = num_pending
         if self.end_seq is not None and num_pending == 0:
-            self.finished = True
+            self._come_to_end()
 
     def attaching(self, wants: Callable[[bytes], object] | None = None, until_seq: int = 0) -> None:
         """A new consumer is about to be made: it counts from 1.
@@ -94,15 +102,21 @@ class Cursor:
             self.fail(f"{len(self._queue)} records wait for a slow reader")
             return
         self._delivered += 1
-        self.position = self.reached = seq
         self._pending = tokens[at + 3]
-        if self._wants is None or self._wants(subject):
+        is_news = seq > self.position  # a server that is behind begins where it ends, if that is further back
+        if is_news:
+            self.position = self.reached = seq
+            self.reached_ns = tokens[at + 2]
+        if is_news and (self._wants is None or self._wants(subject)):
             self._queued_bytes += len(data)
             # Whoever may publish at all may do so on a subject that is no text: readers are to see that too.
             name = subject.decode(errors="replace")
             self._queue.append(StoredRecord(seq, name, data, int(tokens[at + 2])))
-        if self.end_seq is not None and (seq == self.end_seq or tokens[at + 3] == b"0"):
+        self.seems_finished = False
+        if self.end_seq is not None and seq == self.end_seq:
             self.finished = True
+        elif self.end_seq is not None and tokens[at + 3] == b"0":
+            self._come_to_end()
         elif self._wants is not None and seq >= self._wants_until:
             self.fault = "the backlog is read: from here on a consumer of what is wanted alone"
         self._wake()
@@ -151,8 +165,8 @@ class Cursor:
         return None
 
     async def wait(self) -> None:
-        """Wait for a record, a fault or the end."""
-        if self._queue or self.fault is not None or self.finished:
+        """Wait for a record, a fault or the end, or what seems to be one."""
+        if self._queue or self.fault is not None or self.finished or self.seems_finished:
             return
         self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -165,6 +179,12 @@ class Cursor:
             self._queue.append(reply)
         else:
             self._answer(reply)
+
+    def _come_to_end(self) -> None:
+        """Who delivers has nothing more."""
+        self.finished = not self._is_replicated
+        self.seems_finished = self._is_replicated
+        self._wake()
 
     def _finish(self) -> None:
         self.finished = True

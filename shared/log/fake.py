@@ -16,6 +16,8 @@ from shared.errors import DalSegnoError
 from shared.histogram import SECONDS, Histogram
 from shared.log.acceptance import Acceptance
 from shared.log.port import (
+    Durability,
+    LogFullError,
     LogRegressedError,
     LogState,
     LogStats,
@@ -36,6 +38,7 @@ class _Post:
     expected: int | None
     stored: Callable[[int], None] | None
     failed: Callable[[DalSegnoError], None] | None
+    waits: bool = True
     posted_s: float = field(default_factory=time.monotonic)
 
 
@@ -54,12 +57,18 @@ class FakeServer:
         *,
         max_payload: int = 1024 * 1024,
         max_messages: int | None = None,
+        max_bytes: int | None = None,
+        durability: Durability = "process",
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self.subjects = subjects or Subjects()
         self.max_payload = max_payload
         self.max_messages = max_messages
+        self.max_bytes = max_bytes
+        self.durability: Durability = durability
         self.records: list[StoredRecord] = []
+        self.forgotten = 0
+        self.stalls = False
         self.created_ns = clock()
         self._clock = clock
         self._running = True
@@ -83,7 +92,21 @@ class FakeServer:
     def make_anew(self) -> None:
         """Lose everything, and be another log of the same name."""
         self.records.clear()
+        self.forgotten = 0
         self.created_ns = max(self._clock(), self.created_ns + 1)
+        for log in list(self._logs):
+            log.server_changed()
+
+    def forget(self, seq: int) -> None:
+        """Hold nothing up to `seq` any more, as a log does with what is old. `records` still has all."""
+        self.forgotten = seq
+
+    def stall(self) -> None:
+        """Take what comes, and ack nothing of it until `go_on`."""
+        self.stalls = True
+
+    def go_on(self) -> None:
+        self.stalls = False
         for log in list(self._logs):
             log.server_changed()
 
@@ -95,7 +118,12 @@ class FakeServer:
 
     @property
     def is_full(self) -> bool:
-        return self.max_messages is not None and len(self.records) >= self.max_messages
+        has_all = self.max_messages is not None and len(self.records) >= self.max_messages
+        return has_all or (self.max_bytes is not None and self.nbytes >= self.max_bytes)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(record.subject) + len(record.data) for record in self.records)
 
     def append(self, subject: str, data: bytes) -> StoredRecord:
         """Store a record, as any publisher may."""
@@ -117,7 +145,8 @@ class FakeServer:
         self._logs.discard(log)
 
     def last_seq(self, subject: str) -> int:
-        return next((record.seq for record in reversed(self.records) if record.subject == subject), 0)
+        held = reversed(self.records[self.forgotten :])
+        return next((record.seq for record in held if record.subject == subject), 0)
 
 
 class FakeLog:
@@ -154,7 +183,21 @@ class FakeLog:
     def max_payload(self) -> int:
         return self._server.max_payload
 
-    async def publish(self, subject: str, data: bytes, *, expected_last_seq: int | None = None) -> int:
+    @property
+    def is_stalled(self) -> bool:
+        return False
+
+    @property
+    def durability(self) -> Durability:
+        return self._server.durability
+
+    @property
+    def is_full(self) -> bool:
+        return self._server.is_full
+
+    async def publish(
+        self, subject: str, data: bytes, *, expected_last_seq: int | None = None, waits_for_room: bool = True
+    ) -> int:
         outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         def stored(seq: int) -> None:
@@ -165,7 +208,7 @@ class FakeLog:
             if not outcome.done():
                 outcome.set_exception(error)
 
-        post = _Post(subject, data, expected_last_seq, stored, failed)
+        post = _Post(subject, data, expected_last_seq, stored, failed, waits_for_room)
         self._post(post)
         try:
             return await outcome
@@ -192,7 +235,10 @@ class FakeLog:
 
     def _deliver(self) -> None:
         self._delivering = False
-        while self._posts and self.connected and not self._server.is_full:
+        while self._posts and self.connected and not self._server.stalls:
+            if self._server.is_full:
+                self._give_back()
+                break
             post = self._posts.popleft()
             if post.expected is not None and post.expected != self._server.last_seq(post.subject):
                 assert post.failed is not None
@@ -207,6 +253,13 @@ class FakeLog:
                 _call(post.stored, seq)
         self.wake()
 
+    def _give_back(self) -> None:
+        """Refuse those that do not wait for room."""
+        for post in [post for post in self._posts if not post.waits]:
+            self._posts.remove(post)
+            assert post.failed is not None
+            post.failed(LogFullError("the log is full: nothing new is taken; try again later"))
+
     async def read(self, subjects: Sequence[str], start_seq: int) -> AsyncGenerator[StoredRecord, None]:
         reader = _Reader(subjects, max(start_seq, 1) - 1)
         self._readers.add(reader)
@@ -216,7 +269,7 @@ class FakeLog:
                 raise self._beyond(start_seq)
             while True:
                 await self._until(lambda: self.connected)
-                for record in self._server.records[reader.position :]:
+                for record in self._server.records[max(reader.position, self._server.forgotten) :]:
                     reader.position = record.seq
                     if _matches_any(subjects, record.subject):
                         self._highest = max(self._highest, record.seq)
@@ -238,7 +291,7 @@ class FakeLog:
         records = self._server.records
         if start_seq > len(records) + 1:
             raise self._beyond(start_seq)
-        for record in records[max(start_seq, 1) - 1 : end_seq]:
+        for record in records[max(start_seq - 1, self._server.forgotten) : end_seq]:
             if _matches_any(subjects, record.subject):
                 yield record
 
@@ -249,13 +302,15 @@ class FakeLog:
 
     async def state(self) -> LogState:
         self._require()
-        records = self._server.records
+        records, forgotten = self._server.records, self._server.forgotten
         return LogState(
-            first_seq=1,
+            first_seq=forgotten + 1,
             last_seq=len(records),
             created_ns=self._server.created_ns,
-            messages=len(records),
-            bytes=sum(len(record.subject) + len(record.data) for record in records),
+            messages=len(records) - forgotten,
+            first_ns=records[forgotten].time_ns if len(records) > forgotten else 0,
+            bytes=self._server.nbytes,
+            max_bytes=self._server.max_bytes,
         )
 
     def stats(self) -> LogStats:

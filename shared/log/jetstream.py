@@ -16,12 +16,18 @@ import msgspec
 
 from shared.errors import DalSegnoError
 from shared.log import jetstream_api as api
+from shared.log import provisioning
 from shared.log.acceptance import Acceptance
 from shared.log.connection import Connection
 from shared.log.consumer import Consumer
+from shared.log.credentials import NOBODY, Credentials
 from shared.log.cursor import Cursor
-from shared.log.outbox import Entry, Outbox, Refused
+from shared.log.durability import Keeping, check_stream
+from shared.log.outbox import FULL_TOLD, Entry, Outbox, Refused
 from shared.log.port import (
+    Durability,
+    DurabilityError,
+    LogFullError,
     LogRegressedError,
     LogState,
     LogStats,
@@ -39,10 +45,14 @@ ROLE_PATIENCE_S: Final = 30.0
 _PATIENCE_S: Final = 5.0
 """How long a question (`state`, `last`) is asked again while the server restarts."""
 _RETRY_S: Final = 0.05
-_RETRY_AT_MOST_S: Final = 1.0
+_RETRY_AT_MOST_S: Final = 0.5
+_STATE_TIMEOUT_S: Final = 1.0
+"""Asked again sooner than other questions: a cluster without a leader does not answer."""
 _MARGIN_BYTES: Final = 4096
 """Below `max_payload`: headers count too, and an event is refused *near* the limit, not at it."""
 _BEATS_KEPT: Final = 1024
+_DEPOSED_FOR_S: Final = 12.0
+"""A server without its cluster leads on for up to 10 s before it sees that it has lost it."""
 _NO_RESPONDERS: Final = 503
 _DECODE_ACK: Final = msgspec.json.Decoder(api.PubAck).decode
 
@@ -50,79 +60,72 @@ _DECODE_ACK: Final = msgspec.json.Decoder(api.PubAck).decode
 async def connect(
     url: str,
     *,
-    token: str | None = None,
+    credentials: Credentials = NOBODY,
     subjects: Subjects,
     name: str,
+    durability: Durability = "process",
     timeout_s: float = 0.0,
     on_change: Callable[[bool], None] | None = None,
     max_pending: int = 1 << 18,
 ) -> "JetStreamLog":
     """Connect to the log of one deployment; `name` labels the connection on the server.
 
-    Up to `timeout_s` it is tried again when there is no server, no JetStream or no stream yet; a wrong
-    token is an error at once. `max_pending` bounds the records queued before one reader.
+    Up to `timeout_s` it is tried again when there is no server, no JetStream or no stream yet; wrong
+    credentials are an error at once. `max_pending` bounds the records queued before one reader.
 
     Raises:
         LogUnavailableError: in one line what is missing and what to do.
+        DurabilityError: the log gives less than `durability`.
     """
-    log = JetStreamLog(url, subjects, max_pending=max_pending, on_change=on_change)
-    await log._open(token=token, name=name, timeout_s=timeout_s)  # noqa: SLF001 - its other half
+    log = JetStreamLog(url, subjects, durability=durability, max_pending=max_pending, on_change=on_change)
+    await log._open(credentials=credentials, name=name, timeout_s=timeout_s)  # noqa: SLF001 - its other half
     return log
 
 
 async def provision(
     url: str,
-    token: str | None,
+    credentials: Credentials,
     subjects: Subjects,
+    keeping: Keeping | None = None,
     *,
-    max_bytes: int | None = None,
-    max_age_s: float = 7 * 24 * 3600.0,
-    replicas: int = 1,
     timeout_s: float = 0.0,
 ) -> None:
     """Make the stream of a deployment, or bring the one there is up to date. Any number may do so at once.
 
-    `max_bytes` None: no bound but the server's own (by default three quarters of the disk that is free).
-
     Raises:
         LogUnavailableError: the server cannot be reached, has no JetStream, or refuses the stream.
+        DurabilityError: it does not give the durability that is asked for.
     """
+    keeping = keeping or Keeping()
     connection = Connection(url)
-    request = api.stream_request(
-        subjects.stream, subjects.logged(), max_bytes=max_bytes, max_age_s=max_age_s, replicas=replicas
-    )
     deadline = asyncio.get_running_loop().time() + timeout_s
     try:
-        await connection.open(token=token, name="dalsegno-provision", timeout_s=timeout_s)
-        await _until(deadline, lambda: _provision(connection, subjects.stream, request))
+        await connection.open(credentials=credentials, name="dalsegno-provision", timeout_s=timeout_s)
+        await _until(deadline, lambda: provisioning.provide(connection, subjects, keeping))
     finally:
         await connection.close()
-
-
-async def _provision(connection: Connection, stream: str, request: bytes) -> None:
-    # Made first, then updated: of several at once one makes it, and the others find it there.
-    info = await connection.ask(f"$JS.API.STREAM.CREATE.{stream}", request, api.StreamInfo)
-    if info.error is not None and info.error.err_code == api.STREAM_NAME_IN_USE:
-        info = await connection.ask(f"$JS.API.STREAM.UPDATE.{stream}", request, api.StreamInfo)
-    if info.error is not None:
-        raise LogUnavailableError(
-            f"{connection.where} refused the stream {stream!r}: {info.error.description} "
-            f"(code {info.error.err_code})"
-        )
 
 
 class JetStreamLog:
     """The `shared.log.port.Log` of one deployment; made by `connect`."""
 
     def __init__(
-        self, url: str, subjects: Subjects, *, max_pending: int, on_change: Callable[[bool], None] | None
+        self,
+        url: str,
+        subjects: Subjects,
+        *,
+        durability: Durability,
+        max_pending: int,
+        on_change: Callable[[bool], None] | None,
     ) -> None:
         self.on_change = on_change
         self._acceptance = Acceptance(subjects)
         self._prefix = subjects.prefix
         self._stream = subjects.stream
         self._max_pending = max_pending
-        self._connection = Connection(url, connected=self._connected, disconnected=self._disconnected)
+        self._connection = Connection(
+            url, connected=self._connected, disconnected=self._disconnected, denied=self._fail
+        )
         self._outbox = Outbox(self._transmit)
         self._ack_prefix = ""
         self._online = asyncio.Event()
@@ -130,6 +133,11 @@ class JetStreamLog:
         self._listeners: set[_Listener] = set()
         self._created_ns = 0
         self._highest = 0  # the furthest position anybody here knows the log has had
+        self._mark = (0, b"")  # the furthest record that was read here, and when it was stored
+        self._own = (0, b"")  # the furthest event that was written here
+        self._behind_since_s: float | None = None
+        self._asked = durability
+        self._durability: Durability = "process"
         self._failure: DalSegnoError | None = None
 
     # ---- connection -----------------------------------------------------------------------------------
@@ -141,11 +149,23 @@ class JetStreamLog:
     def max_payload(self) -> int:
         return int(self._connection.max_payload) - _MARGIN_BYTES
 
-    async def _open(self, *, token: str | None, name: str, timeout_s: float) -> None:
+    @property
+    def is_full(self) -> bool:
+        return self._outbox.refusal in api.FULL
+
+    @property
+    def is_stalled(self) -> bool:
+        return self._outbox.is_stalled
+
+    @property
+    def durability(self) -> Durability:
+        return self._durability
+
+    async def _open(self, *, credentials: Credentials, name: str, timeout_s: float) -> None:
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
-            await self._connection.open(token=token, name=name, timeout_s=timeout_s)
-            state = await _until(deadline, self._state)
+            await self._connection.open(credentials=credentials, name=name, timeout_s=timeout_s)
+            state = (await _until(deadline, self._attested)).log_state()
             self._created_ns = state.created_ns
             self._highest = state.last_seq
             inbox = self._connection.new_inbox()
@@ -156,13 +176,19 @@ class JetStreamLog:
             raise
         self._go_online()
 
+    async def _attested(self) -> api.StreamInfo:
+        info = await self._info()
+        self._durability = check_stream(self._asked, info, self._connection.where)
+        return info
+
     async def _connected(self) -> None:
         """After a reconnect: is it still our log? Only then go on writing and reading."""
         pause = _Pause()
         while True:
             try:
-                await self._same_log()
-            except LogUnavailableError as error:
+                info = await self._same_log()
+                self._durability = check_stream(self._asked, info, self._connection.where)
+            except (LogUnavailableError, DurabilityError) as error:
                 _LOGGER.warning("waiting for the log: %s", error)
                 await pause.wait()
             except LogRegressedError:
@@ -206,26 +232,57 @@ class JetStreamLog:
         if was_connected:
             self._tell(connected=False)
 
-    async def _same_log(self) -> LogState:
-        """The log's state, once it is certain that it did not go backwards; if it did, fail for everybody."""
+    async def _same_log(self) -> api.StreamInfo:
+        """What the log is, once it is certain that it did not go backwards; if it did, fail for everybody."""
         for cursor in self._cursors:
-            self._highest = max(self._highest, cursor.reached)
+            self._passed(cursor)
         highest = self._highest  # known *before* the question: more may be stored than the answer tells
-        state = await self._state()
+        info = await self._info()
+        state = info.log_state()
         if state.created_ns != self._created_ns:
             what = "was made anew since this process connected: what it held is gone"
         elif state.last_seq < highest:
             what = (
                 f"ends at {state.last_seq}, had reached {highest}: it lost events or was restored from a copy"
             )
+            self._wait_for_leader(state, what)
+        elif (seq := await self._differs_at()) is not None:
+            what = f"holds another event at {seq} than it held: it was restored from a copy"
         else:
-            return state
+            self._behind_since_s = None
+            return info
         failure = LogRegressedError(
-            f"the stream {self._stream!r} at {self._connection.where} {what}; "
-            "restart every role of the deployment"
+            f"the stream {self._stream!r} at {self._connection.where} {what}; every role begins anew on it: "
+            "restart those that nothing restarts"
         )
         self._fail(failure)
         raise failure
+
+    def _passed(self, cursor: Cursor) -> None:
+        self._highest = max(self._highest, cursor.reached)
+        self._mark = max(self._mark, (cursor.reached, cursor.reached_ns))
+
+    async def _differs_at(self) -> int | None:
+        """Where the log holds another event than was read or written there; none where it forgot that."""
+        (read_seq, time_ns), (own_seq, data) = self._mark, self._own
+        read = await self._message({"seq": read_seq}) if read_seq else None
+        if read is not None and read.time_ns != int(time_ns):
+            return read_seq
+        own = await self._message({"seq": own_seq}) if own_seq else None
+        return own_seq if own is not None and own.data != data else None
+
+    def _wait_for_leader(self, state: LogState, what: str) -> None:
+        """A server that led the stream and was cut off may answer until it learns of its successor.
+
+        Raises:
+            LogUnavailableError: that may be the reason why less is there than was.
+        """
+        if state.replicas == 1:
+            return
+        now = asyncio.get_running_loop().time()
+        self._behind_since_s = self._behind_since_s or now
+        if now - self._behind_since_s < _DEPOSED_FOR_S:
+            raise LogUnavailableError(f"the stream {self._stream!r} at {self._connection.where} {what}")
 
     def _check_start(self, start_seq: int, state: LogState) -> None:
         if start_seq > state.last_seq + 1:
@@ -239,14 +296,18 @@ class JetStreamLog:
         await self._connection.close()
 
     # ---- writing --------------------------------------------------------------------------------------
-    async def publish(self, subject: str, data: bytes, *, expected_last_seq: int | None = None) -> int:
+    async def publish(
+        self, subject: str, data: bytes, *, expected_last_seq: int | None = None, waits_for_room: bool = True
+    ) -> int:
         self._acceptance.check(subject, data, self.max_payload)
         resent = False
         pause = _Pause()
         while True:
             try:
-                return await self._publish_once(subject, data, expected_last_seq)
+                return await self._publish_once(subject, data, expected_last_seq, waits=waits_for_room)
             except Refused as refused:
+                if refused.code in api.FULL:
+                    raise LogFullError(FULL_TOLD) from None
                 in_flight = refused.code == api.WRONG_LAST_SEQUENCE_IN_FLIGHT
                 resent = resent or refused.sent > 1
             assert expected_last_seq is not None
@@ -264,11 +325,13 @@ class JetStreamLog:
                 f"expected {expected_last_seq} to be the last sequence of {subject!r}: it is not"
             )
 
-    async def _publish_once(self, subject: str, data: bytes, expected_last_seq: int | None) -> int:
+    async def _publish_once(
+        self, subject: str, data: bytes, expected_last_seq: int | None, *, waits: bool
+    ) -> int:
         """Wait for the ack; an expectation that does not hold is `Refused`."""
         stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         number = self._outbox.post(
-            subject, data, _setter(stored), _exception_setter(stored), expected_last_seq
+            subject, data, _setter(stored), _exception_setter(stored), expected_last_seq, waits
         )
         try:
             return await stored
@@ -304,7 +367,9 @@ class JetStreamLog:
             self._outbox.refused(number, ack.error.err_code, ack.error.description)
             return
         self._highest = max(self._highest, ack.seq)
-        self._outbox.acked(number, ack.seq)
+        own = self._outbox.acked(number, ack.seq)
+        if own is not None and ack.seq > self._own[0]:
+            self._own = (ack.seq, own)
 
     async def _successor(self, subject: str, seq: int) -> StoredRecord | None:
         """The first record of `subject` behind `seq`; asked until it is known."""
@@ -325,18 +390,20 @@ class JetStreamLog:
         state = await self.state()
         last_seq = state.last_seq
         self._check_start(start_seq, state)
-        cursor = self._cursor(start_seq, last_seq if end_seq is None else min(end_seq, last_seq))
+        end_seq = last_seq if end_seq is None else min(end_seq, last_seq)
+        cursor = self._cursor(start_seq, end_seq, is_replicated=state.replicas > 1)
         async with contextlib.aclosing(self._records(subjects, cursor)) as records:
             async for record in records:
                 yield record
 
-    def _cursor(self, start_seq: int, end_seq: int | None) -> Cursor:
+    def _cursor(self, start_seq: int, end_seq: int | None, *, is_replicated: bool = False) -> Cursor:
         return Cursor(
             max(start_seq, 1),
             end_seq,
             self._connection.send_empty,
             max_pending=self._max_pending,
             max_pending_bytes=64 * 1024 * 1024,
+            is_replicated=is_replicated,
         )
 
     async def _records(self, subjects: Sequence[str], cursor: Cursor) -> AsyncGenerator[StoredRecord, None]:
@@ -350,11 +417,28 @@ class JetStreamLog:
                     return
                 if cursor.fault is not None:
                     await self._reattach(consumer, cursor)
+                if cursor.seems_finished:
+                    await self._see_whether_it_ends(subjects, cursor)
                 await cursor.wait()
         finally:
             consumer.detach()
             self._cursors.discard(cursor)
-            self._highest = max(self._highest, cursor.reached)
+            self._passed(cursor)
+
+    async def _see_whether_it_ends(self, subjects: Sequence[str], cursor: Cursor) -> None:
+        """Ask who leads the log whether a reader has all of it; if not, the rest is yet to be delivered."""
+        assert cursor.end_seq is not None
+        position, is_all = cursor.position, True
+        try:
+            for subject in subjects:
+                record = await self._message({"seq": position + 1, "next_by_subj": subject})
+                is_all = is_all and (record is None or record.seq > cursor.end_seq)
+        except LogUnavailableError as error:
+            _LOGGER.debug("the end of %s is not known yet: %s", self._stream, error)
+            await asyncio.sleep(_RETRY_S)  # it seems finished still, and is looked at again
+            return
+        if cursor.position == position:  # else it did not end there
+            cursor.seems_finished, cursor.finished = False, is_all
 
     async def _reattach(self, consumer: Consumer, cursor: Cursor) -> None:
         """Have the cursor delivered to again, from its own position; tried until it works."""
@@ -365,7 +449,7 @@ class JetStreamLog:
             self._raise_failure()
             _LOGGER.debug("reading %s from %d on: %s", self._stream, cursor.position + 1, cursor.fault)
             try:
-                state = await self._same_log()
+                state = (await self._same_log()).log_state()
                 self._check_start(cursor.position + 1, state)
                 await consumer.attach(state.last_seq)
                 return
@@ -384,9 +468,13 @@ class JetStreamLog:
         return await _until(asyncio.get_running_loop().time() + _PATIENCE_S, question)
 
     async def _state(self) -> LogState:
-        info = await self._connection.ask(f"$JS.API.STREAM.INFO.{self._stream}", b"", api.StreamInfo)
+        return (await self._info()).log_state()
+
+    async def _info(self) -> api.StreamInfo:
+        subject = f"$JS.API.STREAM.INFO.{self._stream}"
+        info = await self._connection.ask(subject, b"", api.StreamInfo, timeout_s=_STATE_TIMEOUT_S)
         if info.error is None:
-            return info.log_state()
+            return info
         if info.error.err_code == api.STREAM_NOT_FOUND:
             raise LogUnavailableError(
                 f"{self._connection.where} has no stream {self._stream!r}: "
@@ -469,7 +557,7 @@ async def _until(deadline: float, question: Callable[[], Awaitable[_Answer]]) ->
     while True:
         try:
             return await question()
-        except LogUnavailableError:
+        except (LogUnavailableError, DurabilityError):  # it may be only about to be provisioned
             if loop.time() + pause.next_s > deadline:
                 raise
         await pause.wait()

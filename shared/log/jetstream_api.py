@@ -11,9 +11,15 @@ import msgspec
 
 from shared.log.port import LogState, StoredRecord
 
+INSUFFICIENT_RESOURCES: Final = 10023
+NO_PEERS: Final = 10005
+NOT_CLUSTERED: Final = 10074
 NO_MESSAGE: Final = 10037
 STREAM_NAME_IN_USE: Final = 10058
 STREAM_NOT_FOUND: Final = 10059
+STORE_FAILED: Final = 10077
+"""The stream has reached a bound of its own."""
+FULL: Final = frozenset({INSUFFICIENT_RESOURCES, STORE_FAILED})
 WRONG_LAST_SEQUENCE: Final = 10071
 WRONG_LAST_SEQUENCE_IN_FLIGHT: Final = 10164
 """Replicated streams only: another publish on the subject is under way, neither stored nor refused yet."""
@@ -39,12 +45,40 @@ class _StreamState(msgspec.Struct, frozen=True):
     bytes: int
     first_seq: int
     last_seq: int
+    first_ts: str = ""
+
+
+class StreamConfig(msgspec.Struct, frozen=True):
+    """How a stream is kept. `metadata` is ours: nothing in it means anything to the server."""
+
+    max_bytes: int = -1
+    num_replicas: int = 1
+    storage: str = "file"
+    persist_mode: str = ""
+    metadata: dict[str, str] = {}
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """One server that follows the stream's leader."""
+
+    name: str
+    current: bool = False
+    offline: bool = False
+
+
+class Group(msgspec.Struct, frozen=True):
+    """The servers that keep a stream; `leader` is empty while there is none."""
+
+    leader: str = ""
+    replicas: list[Peer] = []
 
 
 class StreamInfo(msgspec.Struct, frozen=True):
-    """The answer to STREAM.INFO, .CREATE and .UPDATE."""
+    """The answer to STREAM.INFO, .CREATE and .UPDATE; a server that is alone tells of no cluster."""
 
     created: str = ""
+    config: StreamConfig = StreamConfig()
+    cluster: Group | None = None
     state: _StreamState | None = None
     error: ApiError | None = None
 
@@ -56,6 +90,9 @@ class StreamInfo(msgspec.Struct, frozen=True):
             created_ns=parse_time_ns(self.created),
             messages=self.state.messages,
             bytes=self.state.bytes,
+            max_bytes=self.config.max_bytes if self.config.max_bytes >= 0 else None,
+            replicas=self.config.num_replicas,
+            first_ns=parse_time_ns(self.state.first_ts) if self.state.messages else 0,
         )
 
 
@@ -117,7 +154,13 @@ HEARTBEAT_NS: Final = 500_000_000
 
 
 def stream_request(
-    name: str, subjects: list[str], *, max_bytes: int | None, max_age_s: float, replicas: int
+    name: str,
+    subjects: list[str],
+    *,
+    max_bytes: int | None,
+    max_age_s: float,
+    replicas: int,
+    metadata: dict[str, str],
 ) -> bytes:
     """The one stream: history is refused when full, never dropped; nobody deletes from the middle."""
     return msgspec.json.encode(
@@ -133,6 +176,7 @@ def stream_request(
             "max_msg_size": -1,
             "max_consumers": -1,
             "num_replicas": replicas,
+            "metadata": metadata,
             # Deduplication is not used: it would swallow a valid copy of an event behind a void one.
             "duplicate_window": 100_000_000,
             "allow_direct": True,

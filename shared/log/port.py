@@ -7,12 +7,16 @@ Readers are ordered, ack-less cursors; publishers are tracked to their acks. Two
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
 from shared.errors import CapacityError, ClientError, DalSegnoError
 from shared.histogram import SECONDS, Histogram
+
+Durability: TypeAlias = Literal["process", "host", "cluster"]
+"""What an acked event survives: the end of any process, of the machine under the server, of one of three
+servers."""
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False):
@@ -29,13 +33,23 @@ class StoredRecord(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogState:
-    """The log as it is now. `created_ns` identifies it: a log made anew is another log."""
+    """The log as it is now.
+
+    Attributes:
+        created_ns: identifies it: a log made anew is another log.
+        bytes: what it holds, and `max_bytes` what it may hold; None where only its server knows a bound.
+        replicas: how many servers keep it.
+        first_ns: when the oldest event that it holds was stored; 0 where it holds none.
+    """
 
     first_seq: int
     last_seq: int
     created_ns: int
     messages: int
     bytes: int
+    max_bytes: int | None = None
+    replicas: int = 1
+    first_ns: int = 0
 
 
 class LogStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,10 +73,29 @@ class LogUnavailableError(CapacityError):
     code = "log_unavailable"
 
 
+class LogFullError(CapacityError):
+    """The log is full, or so nearly that only what is under way may still be written."""
+
+    code = "log_full"
+
+
+class DurabilityError(ClientError):
+    """The server does not give what `nats.durability` asks for; says what was found and what to do."""
+
+    code = "durability"
+
+
 class LogRegressedError(DalSegnoError):
     """The log went backwards: it was emptied, restored or made anew under a reader."""
 
     code = "log_regressed"
+
+
+class LogDeniedError(ClientError):
+    """The server does not let us do what our role does: we showed the credentials of another."""
+
+    code = "log_denied"
+    status = 500
 
 
 class PayloadTooLargeError(ClientError):
@@ -100,7 +133,27 @@ class Log(Protocol):
         """The most bytes one event may have."""
         ...
 
-    async def publish(self, subject: str, data: bytes, *, expected_last_seq: int | None = None) -> int:
+    @property
+    def durability(self) -> Durability:
+        """What an acked event survives, as it was found (never only asked for) when this log was made.
+
+        It is checked again whenever the connection is new; a log that gives less by then is not `connected`.
+        """
+        ...
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the log has just refused an event for want of room. It is kept, and sent again."""
+        ...
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the log acks nothing of what it is given, for some seconds, though it answers questions."""
+        ...
+
+    async def publish(
+        self, subject: str, data: bytes, *, expected_last_seq: int | None = None, waits_for_room: bool = True
+    ) -> int:
         """Store an event and return its sequence; sent again until it is acked.
 
         With `expected_last_seq`, only if that is the subject's last sequence (0: none). Cancelled, it is
@@ -110,6 +163,7 @@ class Log(Protocol):
             PayloadTooLargeError: before anything is sent.
             OutboxFullError: before anything is sent.
             WrongLastSequenceError: the expectation did not hold.
+            LogFullError: the log is full, and it is not to be waited for; nothing was stored.
             LogUnavailableError: the log is closed.
             LogRegressedError: the log is not the one, or not as far, as it was.
         """

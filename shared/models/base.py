@@ -12,15 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
-from shared.events import digest_of
+from shared.events import Guide, digest_of
 from shared.plans import Plan, PlanRequest
 from shared.tensors import Handle
 from shared.walks import Client, CompiledWalk, Pair, StreamInfo, streams
 
 if TYPE_CHECKING:
     import torch
+
+    from shared.models.guides import CompiledGuide
+
+
+EMBEDDING: Final = "embedding"
+"""The modality of a vector that stands for a text: float32, little-endian."""
 
 
 class EngineKind(StrEnum):
@@ -47,6 +53,7 @@ class ModelGraph:
         voices: who can speak, the first by default; none where nobody speaks.
         kwargs: keys of `model_kwargs` that are the family's own, beside the engine's; `nodes.load` gets them.
         paths: those of `kwargs` that are paths; in a file they are relative to it, and arrive absolute.
+        embeds: a KV node makes an embedding of its prompt where its walk is told how (`pooling`).
         streams: what is between its walks, by the stream's name and the node that takes it; found in them.
 
     Raises:
@@ -64,6 +71,7 @@ class ModelGraph:
     voices: tuple[str, ...] = ()
     kwargs: frozenset[str] = frozenset()
     paths: frozenset[str] = frozenset()
+    embeds: bool = False
     streams: Mapping[Pair, StreamInfo] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -71,9 +79,10 @@ class ModelGraph:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The modalities its walks put out to the client, sorted."""
+        """The modalities its walks put out to the client, sorted; then embeddings, where it makes them."""
         routes = (route for walk in self.walks.values() for node in walk.node_table for route in node.routes)
-        return tuple(sorted({route.to.modality for route in routes if isinstance(route.to, Client)}))
+        put_out = sorted({route.to.modality for route in routes if isinstance(route.to, Client)})
+        return (*put_out, *[EMBEDDING] * self.embeds)
 
     @property
     def tracks(self) -> dict[str, str]:
@@ -199,6 +208,11 @@ class Processing(Protocol):
         """The tokens that end an answer; none for a family that generates none."""
         ...
 
+    @property
+    def tool_calls(self) -> str:
+        """How its model writes calls of tools (`shared.models.tool_calls`); empty where it cannot."""
+        ...
+
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         """Run the CPU node `node`. `key` prefixes the keys of the handles it puts out.
 
@@ -209,4 +223,13 @@ class Processing(Protocol):
 
     def text_decoder(self) -> TextDecoder:
         """A fresh decoder for one output."""
+        ...
+
+
+@runtime_checkable
+class Guiding(Protocol):
+    """What a CPU face has besides, where the family's plan hands guides on to its KV node."""
+
+    def compiled(self, guide: Guide) -> "CompiledGuide":
+        """A guide that its `prepare` let pass (`Guides.check`), ready to be followed. It may take a while."""
         ...

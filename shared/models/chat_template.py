@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -46,9 +46,14 @@ class ChatTemplate:
         source: the template.
         special_tokens: `bos_token`, `eos_token` and so on, as the template may name them.
         origin: where the source is from, for messages.
+
+    Attributes:
+        source: the template.
+        knows_tools: it does something with the tools it is given.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, origin: str) -> None:
+        self.source = source
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
@@ -57,12 +62,15 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
+            self.knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the chat template of {origin} is no valid Jinja: {error}") from error
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt for `messages`, up to where the assistant begins to speak.
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
+        """The prompt for `messages`, up to where the assistant begins to speak, which may use `tools`.
 
         Raises:
             ChatTemplateError: the template refuses these messages.
@@ -70,7 +78,7 @@ class ChatTemplate:
         try:
             return self._template.render(
                 messages=[_without_nulls(message) for message in messages],
-                tools=None,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=True,
                 **self._special_tokens,
@@ -84,13 +92,21 @@ class ChatTemplate:
             ) from error
 
 
-def find_template(checkpoint: Path, tokenizer_config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """A checkpoint's template and where it was found; None when it has none.
+TOOL_USE: Final = "tool_use"
+"""What the template for chats with tools is called, where a checkpoint has one of its own for them."""
 
-    `chat_template.jinja` comes first; `tokenizer_config.json` may hold one template, or a list of named
-    ones, of which `default` is meant.
+
+def find_template(
+    checkpoint: Path, tokenizer_config: Mapping[str, Any], name: str = "default"
+) -> tuple[str, str] | None:
+    """A checkpoint's template of a name and where it was found; None when it has none.
+
+    `chat_template.jinja` comes first, and `additional_chat_templates` has the others; `tokenizer_config.json`
+    may hold one template, which is the `default` one, or a list of named ones.
     """
     path = checkpoint / "chat_template.jinja"
+    if name != "default":
+        path = checkpoint / "additional_chat_templates" / f"{name}.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8"), str(path)
     found = tokenizer_config.get("chat_template")
@@ -98,7 +114,9 @@ def find_template(checkpoint: Path, tokenizer_config: Mapping[str, Any]) -> tupl
         named = [entry for entry in found if isinstance(entry, dict)]
         found = {entry.get("name"): entry.get("template") for entry in named}
     if isinstance(found, dict):
-        found = found.get("default")
+        found = found.get(name)
+    elif name != "default":
+        return None
     return (found, str(checkpoint / "tokenizer_config.json")) if isinstance(found, str) else None
 
 

@@ -16,6 +16,8 @@ import codecs
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from tokenizers import Tokenizer
@@ -26,6 +28,8 @@ _CONTEXT_TOKENS: Final = 4
 _MAX_HELD_TOKENS: Final = 8
 """Longer than any incomplete character; a replacement character that stays is then meant."""
 _BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_TRIED_TOKENS: Final = 64
+"""So many tokens tell whether texts are their tokens' bytes."""
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _MARKED_SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
 """SentencePiece's `▁`: a space, where the tokenizer's decoder says so."""
@@ -43,6 +47,33 @@ class TextDecoders:
         return (
             _ByteLevelDecoder(self._vocabulary) if self._is_byte_level else _WindowDecoder(self._vocabulary)
         )
+
+    @property
+    def marks(self) -> frozenset[int]:
+        """The tokens that are special: no part of a text."""
+        return self._vocabulary.special
+
+    def spelling(self, size: int) -> "Spelling | None":
+        """How the first `size` tokens spell texts; None where texts are not the tokens' bytes in a row."""
+        vocabulary = self._vocabulary
+        tokens = [vocabulary.find_own_bytes(id) for id in range(size)]
+        texts = [id for id in range(size) if not vocabulary.is_silent(id) and _is_text(tokens[id])]
+        spaced = next((id for id in texts if tokens[id].startswith(b" ")), None)
+        drops_space = spaced is not None and not vocabulary.decode([spaced]).startswith(" ")
+        tried = texts[:: max(1, len(texts) // _TRIED_TOKENS)]
+        for pair in pairwise(tried):
+            text = b"".join(tokens[id] for id in pair).decode()
+            if vocabulary.decode(list(pair)) != (text.removeprefix(" ") if drops_space else text):
+                return None
+        return Spelling(tokens, drops_space=drops_space)
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """The bytes of each token; `drops_space`: a text begins behind the space that its first token has."""
+
+    tokens: list[bytes]
+    drops_space: bool
 
 
 class _Vocabulary:
@@ -71,7 +102,7 @@ class _Vocabulary:
         """What a token is by itself: a special one is its text, one beyond the vocabulary nothing."""
         known = self._own_bytes.get(token_id)
         if known is None:
-            known = self._own_bytes[token_id] = self._find_own_bytes(token_id)
+            known = self._own_bytes[token_id] = self.find_own_bytes(token_id)
         return known
 
     def is_silent(self, token_id: int) -> bool:
@@ -89,7 +120,8 @@ class _Vocabulary:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
-    def _find_own_bytes(self, token_id: int) -> bytes:
+    def find_own_bytes(self, token_id: int) -> bytes:
+        """The same, and not kept."""
         token: str | None = self.tokenizer.id_to_token(token_id)
         if token is None or token_id in self.special:
             return (token or "").encode()
@@ -165,6 +197,13 @@ class _WindowDecoder:
         self._window = self._window[-_CONTEXT_TOKENS:]
         self._shown = self._vocabulary.decode(self._window)
         return new
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        return bool(data.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def _decoder_types(tokenizer: Tokenizer) -> list[str]:

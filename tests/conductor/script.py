@@ -4,6 +4,7 @@
 it, as a leading conductor would. `records` is the log.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,12 +24,15 @@ from shared.events import (
     Params,
     RequestCancel,
     RequestSubmitted,
+    WalkBegun,
     WalkCompleted,
     WalkFailed,
+    WalkProgressed,
     WalkResult,
     WalkStop,
     WorkerJoined,
     WorkerLeaving,
+    WorkerLost,
     decode,
     encode,
 )
@@ -41,7 +45,7 @@ from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.tensors import inline_ids
 
 SUBJECTS = Subjects("ds")
-LIMITS = Limits(max_seq_len=128, kv_tokens=128, default_max_tokens=16)
+LIMITS = Limits(max_seq_len=128, kv_tokens=128, default_max_tokens=16, max_attempts=3)
 
 
 def deployment(**changes: Any) -> Deployment:
@@ -86,6 +90,8 @@ class Script:
         self.deployment = serve or deployment()
         self.lead = lead
         self.folded: list[Folded] = []
+        self.begins = True
+        """Whether workers say that they begin what is on probation, as soon as it is ordered."""
         self._read = 0
         self._number = 0
 
@@ -109,6 +115,22 @@ class Script:
             if self.lead:
                 self.publish(folded.decisions)
                 self.publish(self.cluster.schedule(self.deployment))
+            if self.begins:
+                self._begin(self.records[self._read - 1])
+
+    def _begin(self, record: StoredRecord) -> None:
+        address = SUBJECTS.parse(record.subject)
+        if address is None or address.kind != "ready" or not record.data:
+            return
+        with contextlib.suppress(MalformedEventError):
+            ready = decode(record.data)
+            if (
+                isinstance(ready, NodeReady)
+                and ready.on_probation
+                and self.cluster.world.incarnation(ready.rank) == ready.incarnation
+            ):
+                begun = WalkBegun(id=f"{ready.id}.begun", **_answering(ready))
+                self.store(SUBJECTS.done(ready.rank, str(ready.request_id)), encode(begun))
 
     def publish(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
@@ -144,6 +166,22 @@ class Script:
         event = WorkerLeaving(id=f"w{rank}.bye.{life}", writer=f"w{rank}", rank=rank, incarnation=life)
         return self.say(SUBJECTS.worker(rank), event)
 
+    def lose(
+        self, rank: int, life: int | None = None, reason: str = "silent", read_seq: int | None = None
+    ) -> int:
+        """The conductor's shell declares a life over: the present one, where none is named."""
+        life = self.cluster.world.incarnation(rank) if life is None else life
+        event = WorkerLost(
+            id=f"w{rank}.lost.{life}",
+            writer=CONDUCTOR_WRITER,
+            epoch=self.cluster.fence.epoch,
+            rank=rank,
+            incarnation=life,
+            reason=reason,
+            read_seq=read_seq,
+        )
+        return self.say(SUBJECTS.lost, event)
+
     def submit(self, request_id: str = "r1", **fields: Any) -> int:
         usual: dict[str, Any] = {
             "model": "demo",
@@ -164,17 +202,19 @@ class Script:
             SUBJECTS.done(ready.rank, str(ready.request_id)), msgspec.structs.replace(event, **changes)
         )
 
-    def fail(self, ready: NodeReady, failure: Any, gone: str | None = None) -> int:
+    def progress(self, ready: NodeReady, **changes: Any) -> int:
+        """A step on probation is further than it was."""
+        event = WalkProgressed(id=f"{ready.id}.progressed", **_answering(ready))
+        event = msgspec.structs.replace(event, **changes)
+        return self.say(SUBJECTS.done(ready.rank, str(ready.request_id)), event)
+
+    def fail(self, ready: NodeReady, failure: Any, gone: str | None = None, **where: Any) -> int:
         event = WalkFailed(
             id=f"{ready.id}.failed",
-            writer=f"w{ready.rank}",
-            request_id=ready.request_id,
-            attempt=ready.attempt,
-            incarnation=ready.incarnation,
-            index=ready.index,
-            rank=ready.rank,
+            **_answering(ready),
             failure=failure,
             gone=gone,
+            **where,
         )
         return self.say(SUBJECTS.done(ready.rank, str(ready.request_id)), event)
 
@@ -210,6 +250,18 @@ class Script:
         return [type(event).__name__ for event in self.events(request_id=request_id)]
 
 
+def _answering(ready: NodeReady) -> dict[str, Any]:
+    """What a worker's answer to an order says of it."""
+    return {
+        "writer": f"w{ready.rank}",
+        "request_id": ready.request_id,
+        "attempt": ready.attempt,
+        "incarnation": ready.incarnation,
+        "index": ready.index,
+        "rank": ready.rank,
+    }
+
+
 def completion(ready: NodeReady) -> WalkCompleted:
     """What a healthy worker reports for `ready`."""
     names = [walk.name for walk in ready.walks]
@@ -224,13 +276,4 @@ def completion(ready: NodeReady) -> WalkCompleted:
     else:
         facts = {"completion_tokens": 4, "finish_reason": "length"}
         results = [WalkResult(name="prefill"), WalkResult(name="decode", facts=facts)]
-    return WalkCompleted(
-        id=f"{ready.id}.done",
-        writer=f"w{ready.rank}",
-        request_id=ready.request_id,
-        attempt=ready.attempt,
-        incarnation=ready.incarnation,
-        index=ready.index,
-        rank=ready.rank,
-        results=results,
-    )
+    return WalkCompleted(id=f"{ready.id}.done", **_answering(ready), results=results)

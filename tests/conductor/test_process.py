@@ -1,93 +1,47 @@
 """The conductor's process on a log: claiming, leading, handing over, stepping down."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, asynccontextmanager
-from typing import TypeVar
+import time
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from conductor import process
-from conductor.core.cluster import Cluster
-from conductor.process import Conductor
+from conductor import epochs
+from conductor.snapshots import Snapshots
 from shared.events import (
-    AnyEvent,
+    DeadlinePassed,
     EpochOpened,
-    Event,
-    Inputs,
     NodeReady,
-    Params,
     RequestAdmitted,
+    RequestFailed,
     RequestFinished,
     RequestRejected,
-    RequestSubmitted,
     WorkerJoined,
-    decode,
-    encode,
+    WorkerLost,
 )
 from shared.log.fake import FakeLog, FakeServer
-from shared.log.port import LogState
+from shared.log.port import LogState, LogUnavailableError
 from shared.meters import ConductorMeters
 from shared.models import registry
-from tests.conductor.script import SUBJECTS, completion, deployment
+from tests.conductor.script import SUBJECTS, completion
+from tests.conductor.shell import (
+    QUICK,
+    SLOW,
+    Watcher,
+    answer,
+    beating,
+    beats_of,
+    conducting,
+    join,
+    say,
+    submit,
+    until_it_says,
+)
 
 pytestmark = pytest.mark.timeout(20)
-E = TypeVar("E", bound=Event)
-
-
-@asynccontextmanager
-async def conducting(log: FakeLog, name: str = "c1") -> AsyncGenerator[Conductor, None]:
-    conductor = Conductor(log, Cluster(registry.graph, SUBJECTS), deployment(), SUBJECTS, name)
-    task = asyncio.create_task(conductor.run())
-    try:
-        yield conductor
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-
-
-class Watcher:
-    """Reads the log from its beginning until something is there."""
-
-    def __init__(self, server: FakeServer) -> None:
-        self.log = FakeLog(server)
-        self._records = self.log.read([f"{SUBJECTS.prefix}.>"], 1)
-        self.seen: list[AnyEvent] = []
-
-    async def until(self, kind: type[E], which: Callable[[E], bool] = lambda _: True) -> E:
-        async for record in self._records:
-            address = SUBJECTS.parse(record.subject)
-            try:
-                event = decode(record.data, address.kind if address else None)
-            except ValueError:
-                continue
-            self.seen.append(event)
-            if isinstance(event, kind) and which(event):
-                return event
-        raise AssertionError("the log ended")
-
-
-async def say(log: FakeLog, subject: str, event: Event | bytes) -> int:
-    return await log.publish(subject, event if isinstance(event, bytes) else encode(event))
-
-
-async def join(log: FakeLog) -> int:
-    event = WorkerJoined(
-        id="w0-a", writer="w0", rank=0, model="demo", nodes=["prepare", "llm"], device="cpu", kv_tokens=128
-    )
-    return await say(log, SUBJECTS.worker(0), event)
-
-
-async def submit(log: FakeLog, request_id: str = "r1") -> int:
-    event = RequestSubmitted(model="demo", inputs=Inputs(text="hi"), params=Params(max_tokens=4))
-    return await say(log, SUBJECTS.request(request_id), event)
-
-
-async def answer(log: FakeLog, watcher: Watcher, orders: int = 2) -> None:
-    for _ in range(orders):
-        ready = await watcher.until(NodeReady)
-        await say(log, SUBJECTS.done(0, str(ready.request_id)), completion(ready))
 
 
 async def test_a_request_is_conducted_to_its_end() -> None:
@@ -128,40 +82,129 @@ async def test_a_successor_ends_what_its_predecessor_began() -> None:
     assert sum(isinstance(event, RequestAdmitted) for event in watcher.seen) == 1
 
 
-async def test_of_two_conductors_the_later_leads_and_the_earlier_follows() -> None:
+# ---- who leads -------------------------------------------------------------------------------------
+async def test_a_second_conductor_follows_while_the_first_is_heard() -> None:
     server = FakeServer(SUBJECTS)
     log, watcher = FakeLog(server), Watcher(server)
     async with conducting(FakeLog(server), "c1") as first:
         await watcher.until(EpochOpened)
         async with conducting(FakeLog(server), "c2") as second:
-            await watcher.until(EpochOpened)
+            await until_it_says(log, "c2", "following", times=20)  # twice as long as is needed for a claim
             await join(log)
             await submit(log)
             await answer(log, watcher)
             finished = await watcher.until(RequestFinished)
-            assert (first.leading, second.leading) == (False, True)
-    assert finished.epoch == 2
+            assert (first.leading, second.leading) == (True, False)
+    assert finished.epoch == 1
 
 
-async def test_a_follower_claims_when_the_leaders_beats_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "BEAT_S", 0.01)
-    monkeypatch.setattr(process, "LEADER_SILENT_S", 0.05)
+async def test_of_several_that_start_at_once_one_leads() -> None:
+    server = FakeServer(SUBJECTS)
+    log, watcher = FakeLog(server), Watcher(server)
+    async with conducting(FakeLog(server), "c1") as c1, conducting(FakeLog(server), "c2") as c2:
+        await watcher.until(EpochOpened)
+        await join(log)
+        await submit(log)
+        await answer(log, watcher)
+        await watcher.until(RequestFinished)
+        assert c1.leading != c2.leading
+    assert sum(isinstance(event, EpochOpened) for event in watcher.seen) == 1
+
+
+async def test_a_follower_claims_when_the_leaders_beats_stop() -> None:
+    server = FakeServer(SUBJECTS)
+    log, watcher = FakeLog(server), Watcher(server)
+    doomed = FakeLog(server)
+    async with conducting(doomed, "c1"):
+        await watcher.until(EpochOpened)
+        async with conducting(FakeLog(server), "c2"):
+            await until_it_says(log, "c2", "following")
+            await doomed.close()
+            opened = await watcher.until(EpochOpened)
+    assert (opened.conductor, opened.epoch) == ("c2", 2)
+
+
+async def test_a_follower_claims_at_once_when_the_leader_leaves_in_order() -> None:
+    server = FakeServer(SUBJECTS)
+    log, watcher = FakeLog(server), Watcher(server)
+    async with AsyncExitStack() as leader:
+        await leader.enter_async_context(conducting(FakeLog(server), "c1", SLOW))
+        await watcher.until(EpochOpened)
+        async with conducting(FakeLog(server), "c2", SLOW):
+            await until_it_says(log, "c2", "following")
+            await leader.aclose()
+            opened = await watcher.until(EpochOpened)
+    assert (opened.conductor, opened.epoch) == ("c2", 2)
+
+
+async def test_one_that_starts_waits_for_the_answer_of_a_leader_that_is_gone() -> None:
+    """Whoever led left an epoch in the log; nobody answers for it."""
     server = FakeServer(SUBJECTS)
     watcher = Watcher(server)
     async with conducting(FakeLog(server), "c1"):
         await watcher.until(EpochOpened)
-        async with conducting(FakeLog(server), "c2"):
-            await watcher.until(EpochOpened, lambda event: event.conductor == "c2")
-        # c2 is gone; c1, deposed, hears nobody and leads again.
-        again = await watcher.until(EpochOpened, lambda event: event.conductor == "c1")
-    assert again.epoch == 3
+    async with conducting(FakeLog(server), "c2"):
+        opened = await watcher.until(EpochOpened)
+    assert (opened.conductor, opened.epoch) == ("c2", 2)
+
+
+async def test_who_is_alone_need_not_ask() -> None:
+    server = FakeServer(SUBJECTS)
+    watcher = Watcher(server)
+    async with conducting(FakeLog(server), "c1"):
+        await watcher.until(EpochOpened)
+    async with conducting(FakeLog(server), "c2", SLOW, alone=True):  # whose answer would take 0.5 s
+        before_s = time.monotonic()
+        await watcher.until(EpochOpened)
+        assert time.monotonic() - before_s < 0.4
+
+
+async def test_one_that_leaves_says_so_last() -> None:
+    server = FakeServer(SUBJECTS)
+    log = FakeLog(server)
+    said: list[str] = []
+
+    async def hear() -> None:
+        async with aclosing(beats_of(log, "c1")) as beats:
+            async for beat in beats:
+                said.append(beat["state"])
+                if beat["state"] == "leaving":
+                    return
+
+    hearing = asyncio.create_task(hear())
+    async with conducting(FakeLog(server)):
+        await Watcher(server).until(EpochOpened)
+    await hearing
+    assert (said[0], said[-1]) == ("starting", "leaving")
+
+
+async def test_a_claim_that_the_log_does_not_take_is_made_again() -> None:
+    server = FakeServer(SUBJECTS)
+    watcher = Watcher(server)
+    async with conducting(Refusing(server, once=LogUnavailableError("an election"))):
+        opened = await watcher.until(EpochOpened)
+    assert opened.epoch == 1
+
+
+class Refusing(FakeLog):
+    """A log that refuses the first publish."""
+
+    def __init__(self, server: FakeServer, once: LogUnavailableError) -> None:
+        super().__init__(server)
+        self.once: LogUnavailableError | None = once
+
+    async def publish(self, *args: Any, **options: Any) -> int:
+        if (error := self.once) is not None:
+            self.once = None
+            raise error
+        return await super().publish(*args, **options)
 
 
 def test_an_epoch_the_log_has_forgotten_is_not_opened_again() -> None:
     young = LogState(first_seq=1, last_seq=40, created_ns=0, messages=40, bytes=1)
     old = LogState(first_seq=9, last_seq=40, created_ns=0, messages=32, bytes=1)
-    assert process._epoch_after(None, young) == 1
-    assert process._epoch_after(None, old) == 41
+    assert epochs.epoch_after(None, young) == 1
+    assert epochs.epoch_after(None, old) == 41
 
 
 async def test_junk_where_epochs_are_opened_stops_nobody() -> None:
@@ -218,3 +261,181 @@ async def test_its_beats_count_what_it_folded_and_decided() -> None:
                 break
 
     assert meters.folded >= 3  # its epoch, the worker, the request
+
+
+# ---- who is lost -----------------------------------------------------------------------------------
+async def test_a_worker_that_falls_silent_is_declared_lost_once() -> None:
+    server = FakeServer(SUBJECTS)
+    log, watcher = FakeLog(server), Watcher(server)
+    async with conducting(FakeLog(server)):
+        life = await join(log)
+        async with beating(log, life):
+            await until_it_says(log, "c1", "leading", times=20)  # more than three times the silence
+        lost = await watcher.until(WorkerLost)
+        await until_it_says(log, "c1", "leading", times=20)
+    assert (lost.id, lost.rank, lost.incarnation) == (f"worker.0.{life}.lost", 0, life)
+    assert (lost.writer, lost.epoch) == ("conductor", 1)
+    assert [record.subject for record in server.records].count(SUBJECTS.lost) == 1
+
+
+async def test_one_that_gets_no_further_is_declared_lost() -> None:
+    server = FakeServer(SUBJECTS)
+    log, watcher = FakeLog(server), Watcher(server)
+    recovery = msgspec.structs.replace(QUICK, worker_hung_s=0.5)
+    async with conducting(FakeLog(server), recovery=recovery):
+        life = await join(log)
+        async with beating(log, life, running=1, steps=3):
+            lost = await watcher.until(WorkerLost)
+    assert lost.reason.startswith("has work, and got no further for 0.5")
+
+
+async def test_a_follower_declares_nobody_and_misses_nobody_once_it_leads() -> None:
+    server = FakeServer(SUBJECTS)
+    log, watcher = FakeLog(server), Watcher(server)
+    async with AsyncExitStack() as leader:
+        await leader.enter_async_context(conducting(FakeLog(server), "c1", SLOW))
+        life = await join(log)
+        async with beating(log, life), conducting(FakeLog(server), "c3"):
+            await until_it_says(log, "c3", "following", times=20)
+            await leader.aclose()
+            await until_it_says(log, "c3", "leading", times=5)  # less than the silence
+        assert not any(record.subject == SUBJECTS.lost for record in server.records)
+        await watcher.until(EpochOpened, lambda event: event.conductor == "c3")
+
+
+class Electing(FakeLog):
+    """A log whose beats pass, and that does not answer while it has no leader."""
+
+    has_leader = True
+
+    async def state(self) -> LogState:
+        if not self.has_leader:
+            raise LogUnavailableError("no leader")
+        return await super().state()
+
+
+async def test_nobody_is_lost_while_the_log_elects_a_leader() -> None:
+    server = FakeServer(SUBJECTS)
+    log, watcher = FakeLog(server), Watcher(server)
+    electing = Electing(server)
+    async with conducting(electing):
+        life = await join(log)
+        await watcher.until(WorkerJoined)
+        electing.has_leader = False
+        await until_it_says(log, "c1", "leading", times=40)  # six times the silence
+        assert not any(record.subject == SUBJECTS.lost for record in server.records)
+        electing.has_leader = True
+        lost = await watcher.until(WorkerLost)
+    assert lost.incarnation == life
+
+
+# ---- time limits -----------------------------------------------------------------------------------
+async def test_a_request_whose_time_is_over_fails() -> None:
+    server = FakeServer(SUBJECTS)
+    log, watcher = FakeLog(server), Watcher(server)
+    async with conducting(FakeLog(server)):
+        await submit(log, timeout_s=0.3)
+        passed = await watcher.until(DeadlinePassed)
+        failed = await watcher.until(RequestFailed)
+    submitted, *_, end = [record for record in server.records if record.subject.endswith(".r1")]
+    assert passed.deadline_ns == submitted.time_ns + 300_000_000 <= end.time_ns
+    assert (failed.failure.code, failed.failure.status) == ("deadline_exceeded", 504)
+
+
+async def test_one_that_the_log_stored_too_early_is_said_again() -> None:
+    """The log's clock goes back by 0.4 s, once: what is said then counts for nothing."""
+    behind_ns = 0
+    server = FakeServer(SUBJECTS, clock=lambda: time.time_ns() - behind_ns)
+    log, watcher = FakeLog(server), Watcher(server)
+    async with conducting(FakeLog(server)):
+        await submit(log, timeout_s=0.3)
+        behind_ns = 400_000_000
+        early = await watcher.until(DeadlinePassed)
+        passed = await watcher.until(DeadlinePassed)
+        await watcher.until(RequestFailed)
+    at_ns = [record.time_ns for record in server.records if b"deadline.passed" in record.data]
+    assert early.id != passed.id
+    assert at_ns[0] < early.deadline_ns == passed.deadline_ns <= at_ns[1]
+
+
+# ---- snapshots -------------------------------------------------------------------------------------
+async def folded_until_it_leads(log: FakeLog, name: str) -> int:
+    """How many events a conductor has read when it first leads."""
+    return int((await until_it_says(log, name, "leading"))["meters"]["folded"])
+
+
+async def test_one_that_ends_in_order_leaves_what_it_knows_to_the_next(tmp_path: Path) -> None:
+    server = FakeServer(SUBJECTS)
+    log, watcher = FakeLog(server), Watcher(server)
+    snapshots = Snapshots(tmp_path, fold_digest="f")
+    async with conducting(FakeLog(server), "c1", snapshots=snapshots):
+        await join(log)
+        await submit(log)
+        ready = await watcher.until(NodeReady)
+    known = len(server.records)
+    cluster = await snapshots.read(log, registry.graph, SUBJECTS)
+    assert cluster is not None
+    async with conducting(FakeLog(server), "c2", cluster=cluster):
+        assert await folded_until_it_leads(log, "c2") <= len(server.records) - known < known
+        await say(log, SUBJECTS.done(0, "r1"), completion(ready))
+        await answer(log, watcher, orders=1)
+        await watcher.until(RequestFinished)
+
+
+async def test_one_is_written_every_so_many_events(tmp_path: Path) -> None:
+    server = FakeServer(SUBJECTS)
+    log, watcher = FakeLog(server), Watcher(server)
+    snapshots = Snapshots(tmp_path, fold_digest="f")
+    doomed = FakeLog(server)
+    recovery = msgspec.structs.replace(QUICK, snapshot_every=3)
+    async with conducting(doomed, snapshots=snapshots, recovery=recovery):
+        await join(log)
+        await submit(log)
+        await watcher.until(NodeReady)
+        async with aclosing(beats_of(log, "c1")) as beats:
+            async for _ in beats:
+                if snapshots.path.exists():
+                    break
+        await doomed.close()  # killed: it writes nothing more
+    cluster = await snapshots.read(log, registry.graph, SUBJECTS)
+    assert cluster is not None
+    assert cluster.seq >= 3
+
+
+async def test_a_follower_writes_none(tmp_path: Path) -> None:
+    server = FakeServer(SUBJECTS)
+    log = FakeLog(server)
+    snapshots = Snapshots(tmp_path, fold_digest="f")
+    recovery = msgspec.structs.replace(QUICK, snapshot_every=1)
+    async with conducting(FakeLog(server), "c1"):
+        await until_it_says(log, "c1", "leading")
+        async with conducting(FakeLog(server), "c2", snapshots=snapshots, recovery=recovery):
+            await join(log)
+            await until_it_says(log, "c2", "following", times=5)
+    assert not snapshots.path.exists()
+
+
+# ---- a log that fills up ---------------------------------------------------------------------------
+async def test_in_the_last_of_the_logs_room_what_runs_ends_and_nothing_is_admitted() -> None:
+    server = FakeServer(SUBJECTS)
+    log, watcher = FakeLog(server), Watcher(server)
+    async with conducting(FakeLog(server)) as conductor:
+        await join(log)
+        await submit(log, "r1")
+        await watcher.until(RequestAdmitted)
+        server.append(SUBJECTS.control("r0"), bytes(100_000))
+        server.max_bytes = round(1.9 * server.nbytes)
+        await conductor._room.look()
+        await submit(log, "r2")
+        await answer(log, watcher)
+        await watcher.until(RequestFinished)
+        while conductor._cluster.seq < len(server.records):  # noqa: ASYNC110 - reading sets no event
+            await asyncio.sleep(0)
+        admitted = [event.request_id for event in watcher.seen if isinstance(event, RequestAdmitted)]
+        waiting = list(conductor._cluster.waiting)
+
+        server.max_bytes = None
+        await conductor._room.look()  # and nobody writes anything
+        then = await watcher.until(RequestAdmitted)
+
+    assert (admitted, waiting, then.request_id) == (["r1"], ["r2"], "r2")

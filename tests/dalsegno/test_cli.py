@@ -13,6 +13,7 @@ from dalsegno.datadir import DataDir
 from dalsegno.supervisor import Command
 from shared.log.server import NatsServer
 from tests.dalsegno.fakes import REFUSING
+from tests.hostile import NO_TOKENS
 
 
 def dalsegno(*args: str) -> Result:
@@ -191,6 +192,45 @@ def test_provision_may_be_done_twice(tmp_path: Path, monkeypatch: pytest.MonkeyP
         server.stop()
 
 
+def test_a_private_server_is_no_cluster_and_that_is_said_before_anything_starts(
+    checkpoint: str, tmp_path: Path
+) -> None:
+    told = ("--port", "0", "--data-dir", str(tmp_path / "data"), "--durability", "cluster")
+    line = the_line(dalsegno("serve", checkpoint, *told))
+    assert line.startswith("--durability: nats.durability: cluster needs a NATS cluster")
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_durability_that_the_server_does_not_give_is_one_line_and_says_what_to_do(
+    checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = NatsServer(tmp_path / "nats")
+    server.start()
+    try:
+        monkeypatch.setenv(environment.NATS_TOKEN, server.token)
+        nats = ("--nats", server.url)
+        serve = ("serve", checkpoint, "--port", "0", "--data-dir", str(tmp_path / "data"), *nats)
+        said = {
+            name: the_line(dalsegno(*command, *nats, "--durability", name))
+            for command, name in ((("provision",), "cluster"), (("provision",), "host"))
+        }
+        served = the_line(dalsegno(*serve, "--durability", "host"))
+        provisioned = dalsegno("provision", *nats)
+        role = [sys.executable, "-m", "dalsegno", "conductor", "--config", checkpoint, *nats]
+        ended = subprocess.run(
+            [*role, "--durability", "host"], capture_output=True, text=True, check=False, timeout=60
+        )
+    finally:
+        server.stop()
+
+    assert "name a NATS cluster of at least 3 servers" in said["cluster"]
+    assert "name the servers' monitoring in nats.monitors" in said["host"]
+    assert served == said["host"]
+    assert "survives the end of any process, not of the machine" in provisioned.output
+    assert ended.returncode == 78
+    assert "run `dalsegno provision --durability host`" in ended.stderr
+
+
 @pytest.mark.parametrize("role", ["gateway", "conductor", "worker"])
 def test_a_role_refuses_an_unknown_model_with_a_status_of_its_own(role: str) -> None:
     command = [sys.executable, "-m", "dalsegno", role, "--config", "demmo", "--nats", "nats://127.0.0.1:1"]
@@ -213,3 +253,14 @@ def test_a_worker_refuses_a_rank_that_hosts_nothing(checkpoint: str) -> None:
     )
     assert ended.returncode == 78
     assert ended.stderr == "Error: rank 7 is none of checkpoint's: expected one of [0]\n"
+
+
+@pytest.mark.parametrize("command", ["log", "replay"])
+@pytest.mark.parametrize("request_id", [text for text in NO_TOKENS.values() if text and "\0" not in text])
+def test_an_id_that_is_none_is_one_line_and_asks_nobody(command: str, request_id: str) -> None:
+    nobody = ["--nats", "nats://127.0.0.1:1"]
+    result = dalsegno(command, *nobody, "--", request_id)
+
+    assert result.exit_code in (1, 2)
+    assert "cannot be reached" not in result.output
+    assert "Traceback" not in result.output

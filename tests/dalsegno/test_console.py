@@ -1,6 +1,7 @@
 import errno
 import io
 import json
+import logging
 import re
 import sys
 from pathlib import Path
@@ -107,3 +108,19 @@ def test_the_launcher_keeps_to_the_level_as_roles_do(
         assert (json.loads(line)["level"], json.loads(line)["message"]) == ("warning", "worker-0 was killed")
     else:
         assert line.endswith(" WARNING worker-0 was killed")
+
+
+def test_what_the_launchers_own_process_logs_is_said_as_its_own_and_only_what_matters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = Console(tmp_path)
+    handler = console.Warnings(told)
+    logger = logging.getLogger("of.this.test")
+    logger.addHandler(handler)
+    logger.info("connected again")
+    logger.warning("waiting for %s", "the log\nfor long")
+    logger.removeHandler(handler)
+    told.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("dalsegno  | ")
+    assert line.endswith(" WARNING waiting for the log for long")

@@ -3,16 +3,21 @@ import json
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from dalsegno import datadir
+from dalsegno import configuration, datadir
 from dalsegno.datadir import DataDir, DataDirError, Deployment, Pids
+from shared.config import resolve
 from shared.errors import CapacityError
 
 DEPLOYMENT = Deployment(
     url="http://127.0.0.1:8000",
+    urls=["http://127.0.0.1:8000"],
     nats_url="nats://127.0.0.1:4222",
-    nats_token="sesame",
+    nats_token=None,
+    nats_client={"user": "client", "password": "sesame"},
+    nats_reader={"user": "reader", "password": "simsim"},
     prefix="ds",
     pids=Pids(nats=1, gateway=[2], conductor=[3], worker={"0": 4}),
 )
@@ -91,8 +96,11 @@ def test_the_ready_file_has_the_documented_shape(tmp_path: Path) -> None:
     datadir.write_private(tmp_path / "ready.json", DEPLOYMENT)
     assert json.loads((tmp_path / "ready.json").read_text()) == {
         "url": "http://127.0.0.1:8000",
+        "urls": ["http://127.0.0.1:8000"],
         "nats_url": "nats://127.0.0.1:4222",
-        "nats_token": "sesame",
+        "nats_token": None,
+        "nats_client": {"user": "client", "password": "sesame"},
+        "nats_reader": {"user": "reader", "password": "simsim"},
         "prefix": "ds",
         "pids": {"nats": 1, "gateway": [2], "conductor": [3], "worker": {"0": 4}},
     }
@@ -106,3 +114,29 @@ def test_a_deployment_is_found_while_it_runs_and_not_after(tmp_path: Path) -> No
         datadir.write_private(data.deployment_file, DEPLOYMENT)
         assert data.running() == DEPLOYMENT
     assert data.running() is None  # what a killed launcher left behind is of the past
+
+
+def test_what_was_served_is_known_by_its_digest_afterwards(tmp_path: Path) -> None:
+    data = DataDir(tmp_path / "data")
+    served = resolve("demo")
+    with data.lock():
+        data.remember(served)
+        data.remember(msgspec.structs.replace(served, max_seq_len=512))
+    found = data.configs()
+    assert found.keys() == {served.digest, msgspec.structs.replace(served, max_seq_len=512).digest}
+    assert found[served.digest]["name"] == "demo"
+    assert not found[served.digest].keys() & {"gateway", "nats", "data_dir", "devices"}
+    assert (
+        configuration.of_values({**found[served.digest], "name": "demo"}, "demo").config.digest
+        == served.digest
+    )
+
+
+def test_a_configuration_that_is_damaged_is_not_known_any_more(tmp_path: Path) -> None:
+    data = DataDir(tmp_path / "data")
+    assert data.configs() == {}
+    with data.lock():
+        data.remember(resolve("demo"))
+    [file] = (data.path / "configs").iterdir()
+    file.write_text("{")
+    assert data.configs() == {}

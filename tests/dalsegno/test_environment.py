@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno import environment
+from shared.log.credentials import Credentials
 
 
 def test_a_silent_environment_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,19 +45,33 @@ def test_the_hubs_downloads_are_where_its_own_tools_put_them(
     assert environment.read().hub_cache == Path(cache)
 
 
-def test_a_child_inherits_all_but_another_servers_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_inherits_all_but_another_servers_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANGUAGE", "it")
     monkeypatch.setenv(environment.NATS_TOKEN, "of somebody else")
     monkeypatch.setenv(environment.NATS_TOKEN_FILE, "/of/somebody/else")
-    assert environment.for_child(nats_token="ours")[environment.NATS_TOKEN] == "ours"
-    without = environment.for_child(nats_token=None)
-    assert environment.NATS_TOKEN not in without
-    assert environment.NATS_TOKEN_FILE not in without
-    assert without["LANGUAGE"] == "it"
+    own = environment.for_child(credentials=environment.of(Credentials(token="ours")))
+    assert own[environment.NATS_TOKEN] == "ours"
+    assert environment.NATS_TOKEN_FILE not in own
+    assert own["LANGUAGE"] == "it"
+
+
+def test_where_the_server_is_anothers_a_child_is_told_what_we_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(environment.NATS_TOKEN, "of that server")
+
+    assert environment.for_child(credentials=None)[environment.NATS_TOKEN] == "of that server"
 
 
 def test_a_childs_openmp_threads_wait_without_spinning_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    assert environment.for_child(nats_token=None)["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert environment.for_child(credentials=None)["OMP_WAIT_POLICY"] == "PASSIVE"
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    assert environment.for_child(nats_token=None)["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert environment.for_child(credentials=None)["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+def test_a_file_of_faults_is_no_key_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(environment.FAULT, "/tmp/fault")
+    found = environment.read()
+    assert found.fault == Path("/tmp/fault")
+    assert environment.FAULT not in found.settings
+    monkeypatch.setenv(environment.FAULT, "")
+    assert environment.read().fault is None

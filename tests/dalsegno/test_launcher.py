@@ -4,11 +4,11 @@ import json
 import os
 import signal
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -16,8 +16,11 @@ from dalsegno import address, configuration, environment, launcher, signals
 from dalsegno.address import Listen
 from dalsegno.launcher import Launcher, ServeOptions
 from dalsegno.private_nats import PrivateNats
+from dalsegno.private_roles import private_roles
+from dalsegno.reaper import Condemned, Kill, Processes
 from dalsegno.supervisor import Child, Command, RefusedError
-from shared.config import DeploymentConfig, NodeGroup
+from shared.config import DeploymentConfig, NatsSettings, NodeGroup, RecoverySettings
+from shared.log.credentials import Credentials
 from shared.log.port import LogUnavailableError
 from shared.log.server import NatsServer
 from tests.dalsegno.fakes import DEAF, HEALTHY_GATEWAY, OBEDIENT, REFUSING, Heard, command, gone, runs
@@ -28,7 +31,7 @@ class Running:
     """A launcher over fake roles, ready."""
 
     heard: Heard
-    listen: Listen
+    listens: list[Listen]
     ready_file: Path
 
     def described(self) -> dict[str, Any]:
@@ -55,6 +58,10 @@ async def nothing() -> None:
     pass
 
 
+async def nobody(processes: Processes, kill: Kill) -> None:
+    """Nobody is given up."""
+
+
 def tell(number: signal.Signals = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
 
@@ -67,35 +74,46 @@ def serving(tmp_path: Path) -> Serving:
     async def serve(
         conductor: str = OBEDIENT,
         worker: str = OBEDIENT,
+        stand_bys: Sequence[str] = (),
+        gateways: int = 1,
         nats: Child | None = None,
-        prepare: Callable[[], Awaitable[None]] = nothing,
+        keep: Callable[[], Awaitable[None]] = nothing,
+        reap: Callable[[Processes, Kill], Awaitable[None]] = nobody,
     ) -> AsyncIterator[Running]:
-        listen = address.free("127.0.0.1", 0)
+        listens = address.free("127.0.0.1", 0, gateways)
         heard = Heard(tmp_path)
-        running = Running(heard, listen, tmp_path / "ready.json")
+        running = Running(heard, listens, tmp_path / "ready.json")
         ready = asyncio.Event()
         it = Launcher(
-            listen=listen,
+            listens=listens,
             nats=nats,
             nats_url="nats://127.0.0.1:4222",
-            nats_token="sesame",
+            client=Credentials(user="client", password="sesame"),
+            reader=Credentials(user="reader", password="simsim"),
             prefix="ds",
             gateway_grace_s=60.0,
             commands=[
                 command("worker-0", worker),
-                command("gateway", HEALTHY_GATEWAY, str(listen.port)),
+                *(
+                    command(
+                        f"gateway-{number}" if number > 1 else "gateway", HEALTHY_GATEWAY, str(listen.port)
+                    )
+                    for number, listen in enumerate(listens, 1)
+                ),
                 command("conductor", conductor),
+                *(command(name, OBEDIENT) for name in stand_bys),
             ],
             console=heard,
             files=[running.ready_file],
-            prepare=prepare,
+            keep=keep,
+            reap=reap,
             ready=ready.set,
         )
         async with asyncio.TaskGroup() as group:
             task = group.create_task(it.run())
             try:
                 await ready.wait()
-                for _ in ("conductor", "worker-0"):
+                for _ in ("conductor", "worker-0", *stand_bys):
                     await heard.until("up")
                 yield running
             finally:
@@ -110,9 +128,12 @@ async def test_once_all_is_ready_the_ready_file_says_how_to_reach_it(serving: Se
         found = running.described()
         pids = found.pop("pids")
         assert found == {
-            "url": running.listen.url,
+            "url": running.listens[0].url,
+            "urls": [running.listens[0].url],
             "nats_url": "nats://127.0.0.1:4222",
-            "nats_token": "sesame",
+            "nats_token": None,
+            "nats_client": {"user": "client", "password": "sesame"},
+            "nats_reader": {"user": "reader", "password": "simsim"},
             "prefix": "ds",
         }
         assert pids["nats"] is None
@@ -142,6 +163,32 @@ async def test_a_signal_drains_the_gateway_first_and_the_workers_last(serving: S
         assert not runs(pids[0])  # the gateway
         assert (await running.heard.until("told to stop"))[0] == "worker-0"
         assert not runs(pids[1])  # the conductor
+        await gone(*pids)
+
+
+async def test_of_several_conductors_all_are_described_and_all_are_stopped_before_the_workers(
+    serving: Serving,
+) -> None:
+    async with serving(stand_bys=["conductor-2"]) as running:
+        pids = running.all_pids()
+        assert len(running.described()["pids"]["conductor"]) == 2
+        tell()
+        told = [(await running.heard.until("told to stop"))[0] for _ in range(3)]
+        assert (sorted(told[:2]), told[2]) == (["conductor", "conductor-2"], "worker-0")
+        await gone(*pids)
+
+
+async def test_of_several_gateways_all_are_described_once_all_are_ready_and_stopped_first(
+    serving: Serving,
+) -> None:
+    async with serving(gateways=2) as running:
+        found = running.described()
+        pids = running.all_pids()
+        assert found["urls"] == [listen.url for listen in running.listens]
+        assert (found["url"], len(found["pids"]["gateway"])) == (found["urls"][0], 2)
+        tell()
+        assert (await running.heard.until("told to stop"))[0] == "conductor"
+        assert not any(runs(pid) for pid in found["pids"]["gateway"])
         await gone(*pids)
 
 
@@ -180,7 +227,7 @@ async def test_a_log_that_cannot_be_prepared_stops_all(serving: Serving) -> None
         raise LogUnavailableError("nats://127.0.0.1:4222 has no JetStream")
 
     with pytest.RaisesGroup(pytest.RaisesExc(LogUnavailableError, match="has no JetStream")):
-        async with serving(prepare=fail) as running:
+        async with serving(keep=fail) as running:
             await running.heard.until("never said")
 
 
@@ -205,16 +252,25 @@ async def test_a_nats_server_that_is_killed_comes_back_at_its_address(
         nats.close()
 
 
-def commands(*flags: str) -> dict[str, Command]:
+ROLES: Final = private_roles([0, 1])
+
+
+def commands(
+    *flags: str, conductors: int = 1, gateways: int = 1, is_private: bool = True
+) -> dict[str, Command]:
     config = DeploymentConfig(
         model="decoder_lm",
         checkpoint="/checkpoint",
         max_seq_len=64,
         node_groups=[NodeGroup(node_names=["prepare"], ranks=[0]), NodeGroup(node_names=["llm"], ranks=[1])],
+        data_dir="/kept here",
+        recovery=RecoverySettings(conductors=conductors),
+        nats=NatsSettings(ca_file="/authority"),
     )
     options = ServeOptions(model="demo", told=configuration.settings_of(set_=flags), ready_file=None)
-    listen = Listen(host="127.0.0.1", port=8000)
-    found = launcher.commands(options, config, listen, "nats://127.0.0.1:4222", "sesame")
+    listens = [Listen(host="127.0.0.1", port=8000 + number) for number in range(gateways)]
+    roles = ROLES if is_private else None
+    found = launcher.commands(options, config, listens, "nats://127.0.0.1:4222", roles)
     return {one.name: one for one in found}
 
 
@@ -222,10 +278,44 @@ def test_there_is_one_worker_per_rank_and_they_start_first() -> None:
     assert list(commands()) == ["worker-0", "worker-1", "gateway", "conductor"]
 
 
-def test_no_argument_holds_the_token() -> None:
+def test_of_several_conductors_each_has_a_name_and_listens_for_the_others() -> None:
+    several = commands(conductors=3)
+    assert [name for name in several if name not in commands()] == ["conductor-2", "conductor-3"]
+    assert "--alone" in commands()["conductor"].argv
+    assert not any("--alone" in one.argv for one in several.values())
+
+
+def test_of_several_gateways_each_has_a_name_a_port_and_the_same_key() -> None:
+    several = commands(gateways=3)
+    assert [name for name in several if name not in commands()] == ["gateway-2", "gateway-3"]
+    for name, port in (("gateway", "8000"), ("gateway-2", "8001"), ("gateway-3", "8002")):
+        assert ("--port", port) in itertools.pairwise(several[name].argv)
+        assert several[name].env[environment.NATS_SEED] == ROLES["gateway"].seed
+
+
+def test_conductors_are_told_where_the_deployment_keeps_what_it_has() -> None:
+    for name in ("conductor", "conductor-2"):
+        assert ("--data-dir", "/kept here") in itertools.pairwise(commands(conductors=2)[name].argv)
+
+
+def test_each_role_is_given_its_own_key_and_no_other_and_none_by_argument() -> None:
+    roles = {"conductor-2": "conductor"}
+    secrets = {role: shown.seed or shown.password or "" for role, shown in ROLES.items()}
+
+    for name, one in commands(conductors=2).items():
+        role = roles.get(name, name)
+        assert one.env[environment.NATS_SEED] == secrets[role]
+        for other, secret in secrets.items():
+            assert secret not in " ".join(one.argv)
+            assert (secret in one.env.values()) == (other == role)
+
+
+def test_a_private_server_is_spoken_to_without_tls_and_anothers_as_we_are_told() -> None:
     for one in commands().values():
-        assert "sesame" not in " ".join(one.argv)
-        assert one.env[environment.NATS_TOKEN] == "sesame"
+        assert ("--set", "nats.ca_file=") in itertools.pairwise(one.argv)
+    for one in commands(is_private=False).values():
+        assert "nats.ca_file=" not in one.argv
+        assert environment.NATS_SEED not in one.env
 
 
 def test_what_the_flags_say_is_handed_on_to_every_role_and_understood_the_same() -> None:
@@ -234,4 +324,22 @@ def test_what_the_flags_say_is_handed_on_to_every_role_and_understood_the_same()
 
     for one in commands(*flags).values():
         handed = [text for flag, text in itertools.pairwise(one.argv) if flag == "--set"]
-        assert configuration.settings_of(set_=handed) == told
+        assert configuration.settings_of(set_=handed[: len(flags)]) == told
+
+
+async def test_a_worker_that_is_given_up_is_killed_and_starts_again(serving: Serving) -> None:
+    may_kill, seen = asyncio.Event(), list[dict[int, int]]()
+
+    async def reap(processes: Processes, kill: Kill) -> None:
+        await may_kill.wait()
+        seen.append({rank: process.pid for rank, process in processes().items()})
+        kill(Condemned(0, processes()[0].pid, "it was given up (unheard)"))
+
+    async with serving(reap=reap) as running:
+        first = running.pids["worker"]["0"]
+        may_kill.set()
+        assert (await running.heard.until("is killed"))[1] == "worker-0 is killed: it was given up (unheard)"
+        await running.heard.until("was killed by SIGKILL; it starts again")
+        await running.heard.until("up")
+        assert seen == [{0: first}]
+        assert running.pids["worker"]["0"] != first

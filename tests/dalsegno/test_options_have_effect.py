@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import io
 import logging
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ import msgspec
 import pytest
 
 from conductor.deployment import deployment_of
+from conductor.snapshots import Snapshots
 from dalsegno import configuration, launcher, layers, logs, roles
 from dalsegno.address import Listen
 from dalsegno.launcher import ServeOptions
@@ -27,12 +29,16 @@ from gateway import app as gateway_app
 from gateway.app import GatewayOptions
 from gateway.service import Gateway
 from shared import tracing
-from shared.config import Base, ConfigError, DeploymentConfig, api_keys
-from shared.events import NodeReady, Params, RequestAdmitted
+from shared.config import Base, ConfigError, DeploymentConfig, api_keys, log_keeping
+from shared.errors import ClientError
+from shared.events import EpochOpened, NodeReady, Params, RequestAdmitted, RequestRejected, WorkerLost
+from shared.log import nkeys
+from shared.log.fake import FakeLog, FakeServer
 from shared.models import registry
 from shared.said import PROMPT
 from shared.subjects import Subjects
-from tests.conductor.script import Script
+from tests.conductor.script import SUBJECTS, Script
+from tests.conductor.shell import Watcher, beating, conducting, join, until_it_says
 from tests.gateway.test_connection import GET, HALF, Client, Endless, serving
 from tests.gateway.world import CHAT, Performance, World, deployment, echo, listening
 from tests.tiny import tiny_checkpoint
@@ -92,7 +98,7 @@ def conducted(config: DeploymentConfig, requests: int = 1, **fields: Any) -> Scr
     script = Script(serve=deployment_of(config, max_event_bytes=1 << 20))
     script.open_epoch()
     for rank in config.ranks:
-        script.join(rank=rank)
+        script.join(f"w{rank}-a", rank)
     for number in range(requests):
         script.submit(f"r{number + 1}", **{"model": "tiny", "params": Params()} | fields)
     return script
@@ -124,6 +130,37 @@ async def what_follows_a_workers_death(config: DeploymentConfig) -> str:
     return script.kinds()[-1]
 
 
+async def time_limits_of_a_step(config: DeploymentConfig) -> list[float]:
+    """How long the step under way may take."""
+    script = conducted(config)
+    since_ns = script.request().running[0].since_ns
+    return [(deadline.at_ns - since_ns) / 1e9 for deadline in script.cluster.deadlines()]
+
+
+async def where_three_requests_run(config: DeploymentConfig) -> list[int]:
+    """One after the other, each done before the next comes."""
+    script = conducted(config, requests=0)
+    for name in ("a", "b", "c"):
+        script.submit(name, model=config.name)
+        script.run_to_the_end(name)
+    return [script.request(name).placement["llm"] for name in ("a", "b", "c")]
+
+
+async def how_many_of_four_run(config: DeploymentConfig) -> int:
+    script = conducted(config, requests=4)
+    return len(script.events(RequestAdmitted))
+
+
+async def how_many_of_four_are_turned_away(config: DeploymentConfig) -> int:
+    script = conducted(config, requests=4)
+    return len(script.events(RequestRejected))
+
+
+async def what_share_the_second_gets(config: DeploymentConfig) -> float:
+    script = conducted(config, requests=2)
+    return float(script.events(RequestAdmitted)[-1].limits.max_tokens_share)
+
+
 # ---- where and how it is computed --------------------------------------------------------------------
 
 
@@ -140,8 +177,12 @@ async def rows_of_a_step(config: DeploymentConfig) -> int:
 
 def started(config: DeploymentConfig) -> list[str]:
     told = ServeOptions(model="tiny", told=(), ready_file=None)
-    listen = Listen(host="127.0.0.1", port=8000)
-    return [one.name for one in launcher.commands(told, config, listen, "nats://127.0.0.1:4222", None)]
+    listens = [Listen(host="127.0.0.1", port=8000 + number) for number in range(config.recovery.gateways)]
+    return [one.name for one in launcher.commands(told, config, listens, "nats://127.0.0.1:4222", None)]
+
+
+async def the_gateways_that_are_started(config: DeploymentConfig) -> list[str]:
+    return [name for name in started(config) if name.startswith("gateway")]
 
 
 async def the_worker_that_is_started(config: DeploymentConfig) -> str:
@@ -199,6 +240,60 @@ async def whether_rank_1_is_at_the_next_port(config: DeploymentConfig) -> bool:
     return (await where_rank_1_is_reached(config))[1] == config.data_plane.port + 1
 
 
+# ---- who counts as dead ------------------------------------------------------------------------------
+
+
+async def comes(what: Awaitable[object], within_s: float = 1.5) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            await what
+            return True
+    return False
+
+
+async def whether_a_silent_worker_is_given_up(config: DeploymentConfig) -> bool:
+    server = FakeServer(SUBJECTS)
+    async with conducting(FakeLog(server), recovery=config.recovery):
+        await join(FakeLog(server))
+        return await comes(Watcher(server).until(WorkerLost))
+
+
+async def whether_a_hung_worker_is(config: DeploymentConfig) -> bool:
+    server = FakeServer(SUBJECTS)
+    log = FakeLog(server)
+    async with conducting(log, recovery=config.recovery), beating(log, await join(log), running=1):
+        return await comes(Watcher(server).until(WorkerLost))
+
+
+async def whether_a_silent_leader_is_followed_by_another(config: DeploymentConfig) -> bool:
+    server = FakeServer(SUBJECTS)
+    watcher, doomed = Watcher(server), FakeLog(server)
+    async with conducting(doomed, "c1", config.recovery):
+        await watcher.until(EpochOpened)
+        async with conducting(FakeLog(server), "c2", config.recovery):
+            await until_it_says(FakeLog(server), "c2", "following")
+            await doomed.close()
+            return await comes(watcher.until(EpochOpened))
+
+
+async def the_conductors_that_are_started(config: DeploymentConfig) -> list[str]:
+    return [name for name in started(config) if name.startswith("conductor")]
+
+
+async def whether_a_snapshot_is_written_soon(config: DeploymentConfig) -> bool:
+    server = FakeServer(SUBJECTS)
+    log, written = FakeLog(server), asyncio.Event()
+
+    class Noted(Snapshots):
+        async def write(self, *_: object) -> None:
+            written.set()
+
+    notes = Noted(Path("/nowhere"), fold_digest="")
+    async with conducting(log, recovery=config.recovery, snapshots=notes):
+        await join(log)
+        return await comes(written.wait(), within_s=PATIENCE_S)
+
+
 # ---- who joins which log -----------------------------------------------------------------------------
 
 
@@ -207,11 +302,36 @@ async def the_server_that_is_joined(config: DeploymentConfig) -> object:
 
 
 async def the_subject_of_a_request(config: DeploymentConfig) -> str:
-    return Subjects(roles._common(config)["prefix"]).request("r1")
+    return Subjects(roles._common(config, "gateway")["prefix"]).request("r1")
 
 
 async def the_token_that_is_shown(config: DeploymentConfig) -> object:
-    return roles._common(config)["nats_token"]
+    return roles._common(config, "gateway")["credentials"].token
+
+
+async def the_password_that_is_shown(config: DeploymentConfig) -> object:
+    shown = roles._common(config, "gateway")["credentials"]
+    return shown.user, shown.password
+
+
+async def the_key_that_is_shown(config: DeploymentConfig) -> object:
+    return roles._common(config, "gateway")["credentials"].public_key
+
+
+async def the_files_for_tls(config: DeploymentConfig) -> object:
+    try:
+        return roles._common(config, "gateway")["credentials"].tls()
+    except ClientError as error:
+        return re.findall("no-[a-z]+", error.message)
+
+
+def how_the_log_is_kept(name: str) -> Observe:
+    """What the stream is made with; that it is made so is `tests.shared.log`'s."""
+
+    async def observe(config: DeploymentConfig) -> object:
+        return getattr(log_keeping(config.nats), name)
+
+    return observe
 
 
 # ---- what a gateway answers --------------------------------------------------------------------------
@@ -238,6 +358,16 @@ def status_of(**changed: Any) -> Observe:
         return (await asked(config, **changed)).status_code
 
     return observe
+
+
+async def embeddings_status(config: DeploymentConfig) -> int:
+    async def embed(performance: Performance) -> None:
+        performance.vector([1.0])
+        performance.finish()
+
+    async with gateway(config, embed) as world:
+        body = {"model": world.gateway.served.name, "input": ["a", "b"]}
+        return (await world.client.post("/v1/embeddings", json=body)).status_code
 
 
 def header(name: str) -> Observe:
@@ -443,6 +573,8 @@ async def whether_a_trace_is_recorded(config: DeploymentConfig) -> bool:
 TWO_RANKS: Final = {"DALSEGNO_NODE_GROUPS": "[{node_names: [prepare, llm], ranks: [0, 1]}]"}
 SMALL: Final = TWO_RANKS | {"DALSEGNO_DATA_PLANE_ARENA_BYTES": str(1 << 23)}
 JOINED: Final = {"DALSEGNO_NATS_URL": "nats://127.0.0.1:4222"}
+SEED: Final = nkeys.new_seed()
+PUBLIC_KEY: Final = nkeys.public_key(SEED)
 ENDPOINT: Final = {"DALSEGNO_TRACES_ENDPOINT": "http://127.0.0.1:1"}
 BODY_TO_COME: Final = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -495,8 +627,15 @@ TABLE: Final = [
         key="max_attempts",
         said="1",
         observe=what_follows_a_workers_death,
-        without="NodeReady",
+        without="WalkBegun",
         with_="RequestFailed",
+    ),
+    Row(
+        key="walk_timeouts_s",
+        said="{prepare: 2.5}",
+        observe=time_limits_of_a_step,
+        without=[],
+        with_=[2.5],
     ),
     Row(key="data_dir", said="data", observe=where_the_log_is_kept, without=False, with_=True),
     Row(
@@ -506,6 +645,45 @@ TABLE: Final = [
         without="is not there",
         with_="cpu",
         also={"DALSEGNO_MODEL_KWARGS": "{device: 'cuda:99'}"},
+    ),
+    Row(
+        key="scheduling.replicas",
+        said="rr",
+        observe=where_three_requests_run,
+        without=[0, 0, 0],
+        with_=[0, 1, 0],
+        also=TWO_RANKS,
+    ),
+    Row(
+        key="scheduling.max_in_flight_per_replica",
+        said="1",
+        observe=how_many_of_four_run,
+        without=4,
+        with_=2,
+        also=TWO_RANKS,
+    ),
+    Row(
+        key="scheduling.max_waiting",
+        said="1",
+        observe=how_many_of_four_are_turned_away,
+        without=0,
+        with_=2,
+        also={"DALSEGNO_MAX_CONCURRENT_REQUESTS": "1"},
+    ),
+    Row(
+        key="scheduling.shorten_above",
+        said="0",
+        observe=what_share_the_second_gets,
+        without=1.0,
+        with_=0.8,
+    ),
+    Row(
+        key="scheduling.shorten_to",
+        said="0.5",
+        observe=what_share_the_second_gets,
+        without=0.8,
+        with_=0.5,
+        also={"DALSEGNO_SCHEDULING_SHORTEN_ABOVE": "0"},
     ),
     Row(
         key="data_plane.arena_bytes",
@@ -607,6 +785,13 @@ TABLE: Final = [
         with_=400,
     ),
     Row(
+        key="gateway.max_embeddings",
+        said="1",
+        observe=embeddings_status,
+        without=200,
+        with_=400,
+    ),
+    Row(
         key="gateway.request_timeout_s",
         said="0.05",
         observe=an_answer_that_does_not_come,
@@ -698,6 +883,140 @@ TABLE: Final = [
         without=None,
         with_="sesame",
         also=JOINED,
+    ),
+    Row(
+        key="nats.user",
+        said="ada",
+        observe=the_password_that_is_shown,
+        without=("somebody", "sesame"),
+        with_=("ada", "sesame"),
+        otherwise="somebody",
+        also=JOINED | {"DALSEGNO_NATS_PASSWORD": "sesame"},
+    ),
+    Row(
+        key="nats.password",
+        said="simsim",
+        observe=the_password_that_is_shown,
+        without=("ada", "sesame"),
+        with_=("ada", "simsim"),
+        otherwise="sesame",
+        also=JOINED | {"DALSEGNO_NATS_USER": "ada"},
+    ),
+    Row(
+        key="nats.seed",
+        said=SEED,
+        observe=the_key_that_is_shown,
+        without=None,
+        with_=PUBLIC_KEY,
+        also=JOINED,
+    ),
+    Row(
+        key="nats.credentials_file",
+        said=written(f"{SEED}\n"),
+        observe=the_key_that_is_shown,
+        without=None,
+        with_=PUBLIC_KEY,
+        also=JOINED,
+    ),
+    Row(
+        key="nats.ca_file",
+        said="/no-authority",
+        observe=the_files_for_tls,
+        without=None,
+        with_=["no-authority"],
+        also=JOINED,
+    ),
+    Row(
+        key="nats.cert_file",
+        said="/no-certificate",
+        observe=the_files_for_tls,
+        without=["no-other", "no-key"],
+        with_=["no-certificate", "no-key"],
+        otherwise="/no-other",
+        also=JOINED | {"DALSEGNO_NATS_KEY_FILE": "/no-key"},
+    ),
+    Row(
+        key="nats.key_file",
+        said="/no-key",
+        observe=the_files_for_tls,
+        without=["no-certificate", "no-other"],
+        with_=["no-certificate", "no-key"],
+        otherwise="/no-other",
+        also=JOINED | {"DALSEGNO_NATS_CERT_FILE": "/no-certificate"},
+    ),
+    Row(
+        key="nats.durability",
+        said="cluster",
+        observe=how_the_log_is_kept("durability"),
+        without="process",
+        with_="cluster",
+        also=JOINED,
+    ),
+    Row(
+        key="nats.monitors",
+        said="http://one:8222,https://two:8222",
+        observe=how_the_log_is_kept("monitors"),
+        without=[],
+        with_=["http://one:8222", "https://two:8222"],
+    ),
+    Row(
+        key="nats.max_bytes",
+        said="1048576",
+        observe=how_the_log_is_kept("max_bytes"),
+        without=None,
+        with_=1 << 20,
+    ),
+    Row(
+        key="nats.max_age_s",
+        said="3600",
+        observe=how_the_log_is_kept("max_age_s"),
+        without=7 * 24 * 3600.0,
+        with_=3600.0,
+    ),
+    Row(
+        key="recovery.worker_silent_s",
+        said="0.6",
+        otherwise="600",
+        observe=whether_a_silent_worker_is_given_up,
+        without=False,
+        with_=True,
+    ),
+    Row(
+        key="recovery.worker_hung_s",
+        said="0.5",
+        otherwise="0",
+        observe=whether_a_hung_worker_is,
+        without=False,
+        with_=True,
+    ),
+    Row(
+        key="recovery.leader_silent_s",
+        said="0.6",
+        otherwise="600",
+        observe=whether_a_silent_leader_is_followed_by_another,
+        without=False,
+        with_=True,
+    ),
+    Row(
+        key="recovery.conductors",
+        said="2",
+        observe=the_conductors_that_are_started,
+        without=["conductor"],
+        with_=["conductor", "conductor-2"],
+    ),
+    Row(
+        key="recovery.gateways",
+        said="2",
+        observe=the_gateways_that_are_started,
+        without=["gateway"],
+        with_=["gateway", "gateway-2"],
+    ),
+    Row(
+        key="recovery.snapshot_every",
+        said="1",
+        observe=whether_a_snapshot_is_written_soon,
+        without=False,
+        with_=True,
     ),
 ]
 

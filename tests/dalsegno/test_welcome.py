@@ -11,7 +11,7 @@ from dalsegno.address import Listen
 
 
 def welcome(model: str, listen: Listen, data_dir: Path, seconds: float) -> str:
-    return module.welcome(model, listen, data_dir, seconds, outputs=("text",), voices=())
+    return module.welcome(model, [listen], data_dir, seconds, outputs=("text",), voices=(), durability="host")
 
 
 def test_what_is_shown_names_the_address_the_model_and_the_data_dir() -> None:
@@ -20,6 +20,7 @@ def test_what_is_shown_names_the_address_the_model_and_the_data_dir() -> None:
     assert 'ask "What does len do?" --url http://127.0.0.1:9000\n' in shown
     assert 'base_url="http://127.0.0.1:9000/v1"' in shown
     assert "Data dir: /data\n" in shown
+    assert "Durability: host; what is acked survives the end of the machine under the NATS server." in shown
 
 
 def test_what_is_shown_can_be_pasted_whatever_the_model_is_called() -> None:
@@ -41,10 +42,19 @@ def test_at_the_usual_port_ask_needs_no_url(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_model_that_speaks_is_let_speak() -> None:
     listen = Listen(host="127.0.0.1", port=8000)
-    shown = module.welcome("orpheus", listen, Path("/data"), 5.0, outputs=("audio",), voices=("tara", "leah"))
+    shown = module.welcome(
+        "orpheus",
+        [listen, Listen(host="127.0.0.1", port=8001)],
+        Path("/data"),
+        5.0,
+        outputs=("audio",),
+        voices=("tara", "leah"),
+        durability="process",
+    )
     [curl] = [shlex.split(line) for line in shown.splitlines() if line.startswith("  curl ")]
     _, _, program = shown.partition("  from openai")
-    code = ast.parse(textwrap.dedent(f"  from openai{program.partition('Data dir')[0]}"))
+    code = ast.parse(textwrap.dedent(f"  from openai{program.partition('Its other')[0]}"))
+    assert "Its other gateways: http://127.0.0.1:8001\nData dir" in shown
 
     assert curl[:5] == ["curl", "http://127.0.0.1:8000/v1/audio/speech", "-o", "speech.wav", "-d"]
     asked = json.loads(curl[5])

@@ -21,6 +21,7 @@ import nats.js.client
 from dalsegno import environment
 from shared.events import AnyEvent, Event, MalformedEventError, OutputChunk, OutputFence, decode
 from shared.log import jetstream
+from shared.log.credentials import Credentials
 from shared.log.port import Log
 from shared.subjects import Subjects
 from shared.transcript import Transcript
@@ -130,7 +131,7 @@ async def wait_until_ready(running: Running) -> None:
 
 @asynccontextmanager
 async def service(running: Running) -> AsyncGenerator[nats.js.client.JetStreamContext, None]:
-    client = await nats.connect(running.nats_url, token=running.nats_token)
+    client = await nats.connect(running.nats_url, **running.now.nats_client)
     try:
         yield client.jetstream()
     finally:
@@ -141,15 +142,21 @@ async def service(running: Running) -> AsyncGenerator[nats.js.client.JetStreamCo
 
 
 @asynccontextmanager
-async def reader(running: Running) -> AsyncGenerator["Reader", None]:
-    subjects = Subjects(running.prefix)
+async def log_of(running: Running, shown: Credentials) -> AsyncGenerator[Log, None]:
+    """The log, for whoever shows that."""
     log = await jetstream.connect(
-        running.nats_url, token=running.nats_token, subjects=subjects, name="an e2e test"
+        running.nats_url, credentials=shown, subjects=Subjects(running.prefix), name="an e2e test"
     )
     try:
-        yield Reader(log, subjects)
+        yield log
     finally:
         await log.close()
+
+
+@asynccontextmanager
+async def reader(running: Running) -> AsyncGenerator["Reader", None]:
+    async with log_of(running, running.reader) as log:
+        yield Reader(log, Subjects(running.prefix))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +223,9 @@ def run(*args: str, env: dict[str, str] | None = None, cwd: Path | None = None) 
     )
 
 
-def run_on(running: Running, *args: str) -> Ended:
+def run_on(running: Running, *args: str, env: dict[str, str] | None = None) -> Ended:
     """`dalsegno ARGS` on the log of a running deployment."""
-    told = {environment.NATS_TOKEN: running.nats_token}
+    told = environment.of(running.client) | (env or {})
     return run(*args, "--nats", running.nats_url, "--prefix", running.prefix, env=told)
 
 

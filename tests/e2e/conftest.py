@@ -10,7 +10,7 @@ from tests.tiny import tiny_checkpoint
 
 @pytest.fixture(scope="session")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[deploy.Running]:
-    """`dalsegno serve demo` on a free port: `.url .nats_url .nats_token .prefix .pids .data_dir`.
+    """`dalsegno serve demo` on a free port: `.url .nats_url .client .prefix .pids .data_dir`.
 
     Shared by the whole session. A test that kills roles or changes the log starts its own with
     `tests.e2e.deploy.serve`.

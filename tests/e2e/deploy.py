@@ -13,7 +13,9 @@ from typing import Final
 
 import msgspec
 
+from dalsegno import environment
 from dalsegno.datadir import Deployment, Pids
+from shared.log.credentials import Credentials
 
 START_SECONDS: Final = 100.0
 STOP_SECONDS: Final = 60.0
@@ -44,10 +46,20 @@ class Running:
         return self.now.nats_url
 
     @property
-    def nats_token(self) -> str:
-        token = self.now.nats_token
-        assert token is not None
-        return token
+    def client(self) -> Credentials:
+        """What a service shows to NATS."""
+        return Credentials(**self.now.nats_client)
+
+    @property
+    def reader(self) -> Credentials:
+        """What who only reads the log shows."""
+        return Credentials(**self.now.nats_reader)
+
+    def shown_by(self, pid: int) -> Credentials:
+        """What one of its roles shows: nobody but the same user can look there."""
+        told = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        [seed] = [line.partition("=")[2] for line in told if line.startswith(f"{environment.NATS_SEED}=")]
+        return Credentials(seed=seed)
 
     @property
     def prefix(self) -> str:

@@ -34,7 +34,8 @@ from tests.e2e.deploy import Running
 
 URL: Final = "http://127.0.0.1:8000"
 NATS_URL: Final = "nats://127.0.0.1:4222"
-TOKEN: Final = '"TOKEN"'
+DATA_DIR: Final = ".dalsegno/demo"
+READY_FILE: Final = '"ready.json"'
 
 NOT_RUN: Final[Mapping[str, str]] = {
     "make": "it sets up a virtual environment, serves until it is stopped, or is what runs this",
@@ -54,12 +55,12 @@ _DOTS: Final = (
 _CHANGING: Final = (
     "avg_latency_s", "avg_throughput_tok_s", "created", "ended", "epoch", "incarnation",
     "inflight_per_engine", "inflight_total", "kv_total", "kv_used", "open", "pid", "prefill_misses",
-    "prefix_misses", "running", "seq", "silent_s", "state", "steps", "version", "waiting",
+    "prefix_hits", "prefix_misses", "running", "seq", "silent_s", "state", "steps", "version", "waiting",
 )  # fmt: skip
 _OTHERS_EVERY_TIME: Final = (
     (re.compile(rf'("(?:{"|".join(_CHANGING)})":)[^,}}]+'), r"\1_"),
     (re.compile(r"\b(c|g)-[0-9a-f]{8}\b"), r"\1-_"),
-    (re.compile(r"\b(chatcmpl|cmpl|gen|req|py)-[0-9a-f]{24}\b"), r"\1-_"),
+    (re.compile(r"\b(chatcmpl|cmpl|gen|req|py)-(?:[0-9a-f]{24}|[0-9a-f]{8}-[0-9a-f]{16})\b"), r"\1-_"),
     (re.compile(r"sequence \d+ of the log"), "sequence _ of the log"),
     (re.compile(r"\b\d{4}-\d\d-\d\d[T ][\d:.]+Z?"), "TIME"),
     (re.compile(r"^(TIME(?: +\+[\d.]+ ms)?) +\d+ ", re.MULTILINE), r"\1 SEQ "),
@@ -67,7 +68,13 @@ _OTHERS_EVERY_TIME: Final = (
     (re.compile(r"_ ms +\d+$", re.MULTILINE), "_ ms EVENTS"),
     (re.compile(r"\b(w\d+|conductor)/\d+"), r"\1/_"),
     (re.compile(r"\b(seed|life|chunk) \(?\d+\)?"), r"\1 _"),
-    (re.compile(r"\([\d,]+ events;"), "(_ events;"),
+    (re.compile(r"\breplay of [\d,]+ events"), "replay of _ events"),
+    (re.compile(r"\(\d+ events\)"), "(_ events)"),
+    (re.compile(r"\b\d+ events of (\S+), [\d,]+ bytes"), r"_ events of \1, _ bytes"),
+    (re.compile(r"\[\d+/\d+\] +\d+"), "[_] SEQ"),
+    (re.compile(r"\brecord \d+"), "record _"),
+    (re.compile(r"-fork-[0-9a-f]{6}\b"), "-fork-_"),
+    (re.compile(r'"[0-9a-f]{32}"'), '"DIGEST"'),
     (re.compile(r"[\d,]+ events in _ s \([\d,]+ events/s\)"), "_ events in _ s"),
     (re.compile(r" {2,}"), " "),
 )
@@ -239,7 +246,12 @@ class Place:
     def of(cls, running: Running) -> "Place":
         """A deployment that runs already."""
         return cls(
-            real={URL: running.url, NATS_URL: running.nats_url, TOKEN: json.dumps(running.nats_token)},
+            real={
+                URL: running.url,
+                NATS_URL: running.nats_url,
+                READY_FILE: json.dumps(str(running.ready_file)),
+                DATA_DIR: str(running.data_dir),
+            },
             variables={environment.DATA_DIR: str(running.data_dir)},
         )
 

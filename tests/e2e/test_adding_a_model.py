@@ -63,6 +63,7 @@ def test_a_family_from_outside_answers_and_streams_word_by_word(shouting: deploy
     assert end["metadata"] == {
         "finish_reason": "stop",
         "usage": {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6},
+        "durability": "process",
     }
 
 

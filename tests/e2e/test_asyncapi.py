@@ -45,7 +45,7 @@ def messages(channel: str) -> dict[str, Draft202012Validator]:
 
 async def everything_happens(running: Running) -> None:
     """An answer with everything in it, a cancel, a failure and a rejection."""
-    async with AsyncClient(running.nats_url, token=running.nats_token, prefix=running.prefix) as client:
+    async with AsyncClient(running.nats_url, credentials=running.client, prefix=running.prefix) as client:
         await client.generate("hi", max_tokens=3, logprobs=2, echo=True, request_id="asyncapi-1")
         stream = client.stream("hi", max_tokens=400, ignore_eos=True)
         await anext(stream)

@@ -32,7 +32,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def client_of(running: Running, way: str) -> AsyncClient:
     if way == "http":
         return AsyncClient(running.url)
-    return AsyncClient(running.nats_url, token=running.nats_token, prefix=running.prefix)
+    return AsyncClient(running.nats_url, credentials=running.client, prefix=running.prefix)
 
 
 async def story(running: Running, way: str, request_id: str) -> Answer:
@@ -164,7 +164,7 @@ async def test_a_request_is_cancelled_by_its_id(way: str, random_deployment: Run
 def test_a_program_without_an_event_loop_asks_the_same(deployment: Running) -> None:
     for client in (
         Client(deployment.url),
-        Client(deployment.nats_url, token=deployment.nats_token, prefix=deployment.prefix),
+        Client(deployment.nats_url, credentials=deployment.client, prefix=deployment.prefix),
     ):
         with client, client.stream(QUESTION, temperature=0) as stream:
             assert "".join(chunk.text for chunk in stream) == ANSWER

@@ -37,7 +37,7 @@ def pointed_at(running: Running, program: str) -> str:
     for shown, real in (
         ("http://127.0.0.1:8000", running.url),
         ("nats://127.0.0.1:4222", running.nats_url),
-        ('"TOKEN"', repr(running.nats_token)),
+        ('"ready.json"', repr(str(running.ready_file))),
     ):
         program = program.replace(shown, real)
     return program
@@ -57,16 +57,17 @@ def test_every_python_program_prints_what_it_is_to(deployment: Running) -> None:
         assert ended.returncode == 0, ended.stderr
         printed.append(ended.stdout.splitlines())
 
-    first, nats, loop, resumed, errors, media, openai = printed
+    first, nats, loop, several, resumed, errors, media, openai, tools = printed
     assert first[:4] == [LEN, "stop 11", ZIP, ABS]
     assert first[4] == "['demo'] True"
-    assert nats == openai == [LEN]
+    assert nats == several == openai == [LEN]
     assert loop == [f"{LEN} stop"]
     asked = [line for line in resumed if not line.startswith("again")]
     assert asked[0] == "0 'Return'"
     assert resumed[len(asked) :] == ["again True"] * (len(asked) - 1)
     assert errors == ["404 model_not_found model"]
     assert media == ["unsupported_modality"]
+    assert tools == ["Weather Weather"]
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page's commands are curl's")

@@ -37,14 +37,18 @@ ON_THE_DEMO: Final = (
     "deploy/README.md",
     "docs/configuration.md",
     "docs/http.md",
+    "docs/durability.md",
     "docs/operations.md",
+    "docs/replay.md",
 )
 """Pages that are run on the deployment all tests share."""
 ELSEWHERE: Final = {
     "docs/adding-a-model.md": "tests/e2e/test_adding_a_model.py",
+    "docs/chaos.md": "tests/chaos/test_chaos.py",
     "docs/clients.md": "tests/e2e/test_clients_page.py",
     "docs/nats.md": "tests/e2e/test_nats.py",
     "docs/quickstart.md": "tests/e2e/test_guides.py",
+    "docs/security.md": "tests/e2e/test_guides.py",
     "docs/serving.md": "tests/e2e/test_guides.py",
     "docs/walks.md": "tests/shared/walks/test_page.py",
 }
@@ -188,8 +192,9 @@ def test_every_variable_is_in_its_table() -> None:
     _, *told = rows(CONFIGURATION, "## Environment variables")
 
     assert [key.strip("`") for key, _ in told] == [
-        environment.NATS_TOKEN, environment.NATS_TOKEN_FILE, environment.DATA_DIR, environment.API_KEY,
-        environment.HUB_CACHE, environment.HUB_HOME, environment.NO_COLOR,
+        environment.NATS_TOKEN, environment.NATS_TOKEN_FILE, environment.NATS_USER, environment.NATS_PASSWORD,
+        environment.NATS_SEED, environment.NATS_CREDENTIALS_FILE, environment.DATA_DIR, environment.API_KEY,
+        environment.HUB_CACHE, environment.HUB_HOME, environment.NO_COLOR, environment.FAULT,
     ]  # fmt: skip
 
 

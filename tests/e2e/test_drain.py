@@ -73,7 +73,7 @@ def random_demo(tmp_path: Path) -> Iterator[Running]:
 @contextmanager
 def gateway(running: Running, *args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Another gateway of a deployment, as a process of its own; it, and its URL."""
-    told = {environment.NATS_TOKEN: running.nats_token}
+    told = environment.of(running.client)
     command = [sys.executable, "-m", "dalsegno", "gateway", "--config", "demo", "--port", "0"]
     command += ["--nats", running.nats_url, "--prefix", running.prefix, "--log-format", "json", *args]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **told}) as process:
@@ -126,7 +126,7 @@ def test_a_client_that_takes_nothing_does_not_hold_a_gateway_up(deployment: Runn
 
 
 def test_a_gateway_that_cannot_be_says_why_as_every_line(deployment: Running) -> None:
-    told = {environment.NATS_TOKEN: deployment.nats_token}
+    told = environment.of(deployment.client)
     ended = clients.run(
         "gateway", "--config", "demo", "--nats", deployment.nats_url, "--prefix", deployment.prefix,
         "--host", "192.0.2.1", "--log-format", "json", env=told,

@@ -75,6 +75,37 @@ def test_a_deployment_of_single_roles_runs_as_the_serving_guide_says(tmp_path: P
         terminal.close()
 
 
+def test_a_deployment_with_a_key_for_each_role_runs_as_the_page_says(tmp_path: Path) -> None:
+    nats, monitor, http = free_ports(3)
+    place = pages.Place(
+        real={pages.URL: f"http://127.0.0.1:{http}", "localhost:4222": f"localhost:{nats}"},
+        variables={"DALSEGNO_GATEWAY_PORT": str(http), "DALSEGNO_MODEL_KWARGS": "{device: cpu}"},
+    )
+    terminal = pages.Terminal(tmp_path, place)
+
+    def begin(command: str) -> bool:
+        match pages.words(command):
+            case ["nats-server", *_]:
+                configuration = tmp_path / "security" / "nats-server.conf"
+                told = configuration.read_text().replace("0.0.0.0:4222", f"127.0.0.1:{nats}")
+                configuration.write_text(told.replace("127.0.0.1:8222", f"127.0.0.1:{monitor}"))
+                terminal.begin(command)
+                wait_for_port(nats)
+            case ["dalsegno", "gateway", *_]:
+                terminal.begin(command)
+                wait_until_ready(http, tmp_path)
+            case ["dalsegno", "conductor" | "worker", *_]:
+                terminal.begin(command)
+            case _:
+                return False
+        return True
+
+    try:
+        pages.run(pages.Page("docs/security.md"), terminal, begin=begin)
+    finally:
+        terminal.close()
+
+
 def test_the_serving_guide_names_nothing_that_is_not_there() -> None:
     text = pages.Page("docs/serving.md").text
     known = set(KEYS) | {key.rpartition(".")[2] for key in KEYS}

@@ -227,11 +227,16 @@ async def test_an_id_that_is_none_is_rejected_under_that_very_id(
 
 async def test_junk_beside_the_requests_harms_nobody(deployment: Running) -> None:
     request_id = new_id()
-    subjects = ["control.x", f"control.{request_id}", "request.a.b", "control.a.b", f"walk.{request_id}"]
-    async with clients.service(deployment) as service, clients.reader(deployment) as reader:
-        for subject in subjects:
-            for junk in (b"", b"\xc1", b"{", msgpack.packb({"reason": 5}), b"\x91" * 100_000):
+    conductor = deployment.shown_by(deployment.pids.conductor[0])
+    async with (
+        clients.service(deployment) as service,
+        clients.log_of(deployment, conductor) as own,
+        clients.reader(deployment) as reader,
+    ):
+        for junk in (b"", b"\xc1", b"{", msgpack.packb({"reason": 5}), b"\x91" * 100_000):
+            for subject in ("control.x", f"control.{request_id}"):
                 await service.publish(f"ds.{subject}", junk)
+            await own.publish(f"ds.walk.{request_id}", junk)
         await served(service, reader)
 
 

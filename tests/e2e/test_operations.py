@@ -27,6 +27,9 @@ PAGE: Final = (clients.ROOT / "docs" / "operations.md").read_text(encoding="utf-
 DEPLOY: Final = clients.ROOT / "deploy"
 CHAT: Final = {"model": "demo", "messages": [{"role": "user", "content": "What does len do?"}]}
 AT_REST: Final = {
+    "dalsegno_answers_resumed",
+    "dalsegno_requests_resumed",
+    "dalsegno_workers_lost",
     "dalsegno_requests_in_flight",
     "dalsegno_unacked_events",
     "dalsegno_log_lag_events",
@@ -35,8 +38,11 @@ AT_REST: Final = {
     "dalsegno_worker_running_sequences",
     "dalsegno_worker_waiting_sequences",
     "dalsegno_worker_kv_used_tokens",
+    "dalsegno_worker_kv_kept_tokens",
+    "dalsegno_worker_preemptions",
+    "dalsegno_worker_guesses",
 }
-"""Of what is under way now: 0 when nothing is."""
+"""Of what is under way now, was survived, or is crowded, or long enough to be kept: 0 when nothing is."""
 BETWEEN_RANKS: Final = {
     "dalsegno_worker_tensor_slots",
     "dalsegno_worker_tensors",
@@ -226,7 +232,7 @@ def test_a_request_is_one_trace_through_every_role_and_its_replay_is_none(
     exports = collector.exports
     replay = clients.run(
         "replay", answer["id"], "--nats", traced.nats_url, "--prefix", traced.prefix,
-        env={environment.NATS_TOKEN: traced.nats_token, VARIABLE: collector.endpoint},
+        env=environment.of(traced.reader) | {VARIABLE: collector.endpoint},
     )  # fmt: skip
     assert replay.returncode == 0, replay.stderr
     # Whoever would export in that process has done so by its end; the deployment has nothing more to say.

@@ -1,8 +1,7 @@
 """`dalsegno replay` finds what was changed: in the log, or in the plan.
 
-A real request's records are copied, sequence by sequence, under a prefix of their own on another server:
-as they were, with one dropped, or with one mutated. A worker's incarnation is the sequence of its
-`worker.joined`, so every record keeps its sequence, and fillers stand in for what is not copied.
+A real request's records are written into a bundle: as they were, with one dropped, or with one mutated, and
+the chain made anew each time, as somebody would who wanted it to pass.
 """
 
 import shutil
@@ -14,12 +13,10 @@ from typing import Any, Final
 import msgpack
 import pytest
 
-from dalsegno import environment
+from dalsegno import bundle, export
 from shared.events import MalformedEventError, RequestFinished, decode
-from shared.log import jetstream
 from shared.log.port import StoredRecord
-from shared.log.server import NatsServer
-from shared.subjects import Subjects
+from tests.dalsegno import histories
 from tests.e2e import clients
 from tests.e2e.clients import Answer
 from tests.e2e.deploy import Running
@@ -70,34 +67,23 @@ async def records(deployment: Running) -> list[StoredRecord]:
 
 
 class Copy:
-    """Another log with the same records at the same sequences."""
+    """A bundle with other records than its log's."""
 
-    def __init__(self, server: NatsServer, subjects: Subjects) -> None:
-        self._server = server
-        self._subjects = subjects
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
-    async def write(self, records: list[StoredRecord]) -> None:
-        url, token = self._server.url, self._server.token
-        await jetstream.provision(url, token, self._subjects)
-        log = await jetstream.connect(url, token=token, subjects=self._subjects, name="a copy")
-        seq = 0
-        for record in records:
-            while seq < record.seq - 1:
-                seq = await log.publish(self._subjects.request("filler"), b"{}")
-            subject = f"{self._subjects.prefix}.{record.subject.partition('.')[2]}"
-            seq = await log.publish(subject, record.data)
-            assert seq == record.seq
-        await log.close()
+    def write(self, records: list[StoredRecord]) -> None:
+        found = export.bundled(histories.collected(records, REQUEST), payloads=True, redact=False)
+        with self._path.open("wb") as file:
+            bundle.write(file, *found)
 
     def replay(self, *args: str, **told: Any) -> clients.Ended:
-        env = {environment.NATS_TOKEN: self._server.token} | told.pop("env", {})
-        where = ("--nats", self._server.url, "--prefix", self._subjects.prefix)
-        return clients.run("replay", REQUEST, *where, *args, env=env, **told)
+        return clients.run("replay", str(self._path), *args, **told)
 
 
 @pytest.fixture
-def copy(nats_server: NatsServer, subjects: Subjects) -> Copy:
-    return Copy(nats_server, subjects)
+def copy(tmp_path: Path) -> Copy:
+    return Copy(tmp_path / "copy.bundle")
 
 
 def place_of(records: list[StoredRecord], kind: str, number: int) -> int:
@@ -123,7 +109,7 @@ def refused_with(ended: clients.Ended, *said: str) -> None:
 
 
 async def test_a_faithful_copy_matches(records: list[StoredRecord], copy: Copy) -> None:
-    await copy.write(records)
+    copy.write(records)
     ended = copy.replay()
     assert ended.returncode == 0, ended.stdout
     assert f"{REQUEST}: finished: all 3 decisions match" in ended.stdout
@@ -132,7 +118,7 @@ async def test_a_faithful_copy_matches(records: list[StoredRecord], copy: Copy) 
 @pytest.mark.parametrize(("kind", "number"), DROPS)
 async def test_a_dropped_event_fails(kind: str, number: int, records: list[StoredRecord], copy: Copy) -> None:
     del records[place_of(records, kind, number)]
-    await copy.write(records)
+    copy.write(records)
     refused_with(copy.replay())
 
 
@@ -144,7 +130,7 @@ async def test_a_mutated_event_fails(what: str, records: list[StoredRecord], cop
     change(event)
     assert event != wire(record)
     records[place] = StoredRecord(record.seq, record.subject, msgpack.packb(event), record.time_ns)
-    await copy.write(records)
+    copy.write(records)
     refused_with(copy.replay())
 
 
@@ -156,7 +142,7 @@ async def test_a_mismatch_shows_what_was_expected_what_is_recorded_and_the_state
     true = event["usage"]["completion_tokens"]
     event["usage"]["completion_tokens"] = 1
     records[place] = StoredRecord(record.seq, record.subject, msgpack.packb(event), record.time_ns)
-    await copy.write(records)
+    copy.write(records)
     refused_with(
         copy.replay(),
         f"{REQUEST}: 2 decisions match, then",
@@ -187,7 +173,7 @@ async def test_a_changed_plan_fails_and_its_digest_is_named_first(
     after = before.replace('"ignore_eos": request.params.ignore_eos', '"ignore_eos": True')
     assert after != before
     plan.write_text(after)
-    await copy.write(records)
+    copy.write(records)
     ended = copy.replay(env={"PYTHONPATH": f"{tmp_path}:{clients.ROOT}"}, cwd=tmp_path)
     refused_with(
         ended,
@@ -204,8 +190,8 @@ async def test_a_changed_plan_fails_and_its_digest_is_named_first(
 
 
 async def test_a_request_that_is_not_there_is_no_match(records: list[StoredRecord], copy: Copy) -> None:
-    await copy.write([record for record in records if not mentions(record)])
-    refused_with(copy.replay(), "no submission of request")
+    copy.write([record for record in records if not mentions(record)])
+    refused_with(copy.replay(), "cannot be replayed: there is no submission of it among its records")
 
 
 def mentions(record: StoredRecord) -> bool:

@@ -23,10 +23,11 @@ CHAT: Final[dict[str, Any]] = {"model": "demo", "messages": MESSAGES, "max_token
 
 @dataclass(frozen=True)
 class Said:
-    """What a deployment wrote: to its terminal, and to its files."""
+    """What a deployment wrote: to its terminal, and to its files; and what its roles showed to NATS."""
 
     terminal: str
     files: dict[str, str]
+    shown: list[str]
 
     @property
     def all(self) -> str:
@@ -88,7 +89,8 @@ async def everything(running: Running) -> list[int]:
             "inputs": {"messages": [{"role": "user", "content": {"a": 2**70}, "b": SECRET}]},
         }
         await log.publish(f"{running.prefix}.request.junk-8", json.dumps(odd).encode())
-        await log.publish(f"{running.prefix}.walk.junk", SECRET.encode())
+    async with clients.log_of(running, running.shown_by(running.pids.conductor[0])) as own:
+        await own.publish(f"{running.prefix}.walk.junk", SECRET.encode())
     return found
 
 
@@ -96,10 +98,13 @@ def asked(folder: Path, **told: str) -> tuple[list[int], Said]:
     """A deployment that was asked everything and stopped; what it answered, and what it said."""
     env = {"DALSEGNO_GATEWAY_API_KEYS": f"alice={KEY}", "DALSEGNO_GATEWAY_MAX_BODY_BYTES": "1000000", **told}
     with deploy.serve(folder, env=env) as running:
+        roles = [*running.pids.gateway, *running.pids.conductor, *running.pids.worker.values()]
+        credentials = [running.client, running.reader, *map(running.shown_by, roles)]
         statuses = asyncio.run(everything(running))
         assert running.stop() == 0
         files = {path.name: path.read_text() for path in running.data_dir.glob("logs/*.log*")}
-        return statuses, Said(running.log(), files)
+        shown = [one.seed or one.password or "" for one in credentials]
+        return statuses, Said(running.log(), files, shown)
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +126,14 @@ def test_neither_a_key_nor_a_prompt_is_in_any_log(by_default: tuple[list[int], S
     assert [line for line in said.all.splitlines() if SECRET in line] == []
     assert "is refused" in said.files["conductor.log"]
     assert QUOTATION not in said.all
+
+
+def test_nothing_that_is_shown_to_nats_is_in_any_log(by_default: tuple[list[int], Said]) -> None:
+    _, said = by_default
+
+    assert len(said.shown) == 5
+    assert all(len(secret) > 40 for secret in said.shown)
+    assert [secret for secret in said.shown if secret in said.all] == []
 
 
 def test_every_line_is_an_object(by_default: tuple[list[int], Said]) -> None:

@@ -66,9 +66,20 @@ def test_the_terminal_says_how_to_talk_to_it(deployment: Running) -> None:
     assert f"--url {deployment.url}" in said
 
 
-def test_nobody_reads_the_token_in_a_process_list(deployment: Running) -> None:
+def test_nobody_reads_a_secret_in_a_process_list(deployment: Running) -> None:
+    pids = deployment.pids
+    roles = [*pids.gateway, *pids.conductor, *pids.worker.values()]
+    shown = [deployment.client, deployment.reader, *map(deployment.shown_by, roles)]
+    secrets = [one.seed or one.password or "" for one in shown]
+
+    assert len(set(secrets)) == len(shown)
     for pid in deployment.all_pids():
-        assert deployment.nats_token not in Path(f"/proc/{pid}/cmdline").read_text()
+        said = Path(f"/proc/{pid}/cmdline").read_text()
+        assert not [secret for secret in secrets if secret in said]
+    for role, secret in zip(roles, secrets[2:], strict=True):
+        theirs = set(secrets) - {secret}
+        environ = Path(f"/proc/{role}/environ").read_text()
+        assert not [other for other in theirs if other in environ]
 
 
 async def test_ctrl_c_leaves_nothing_and_the_next_start_goes_on(tmp_path: Path) -> None:
@@ -138,7 +149,7 @@ def test_it_joins_a_nats_that_runs_already(tmp_path: Path) -> None:
     try:
         told = {environment.NATS_TOKEN: server.token}
         with deploy.serve(tmp_path, "--nats", server.url, "--prefix", "mine", env=told) as running:
-            assert (running.nats_url, running.nats_token, running.prefix) == (
+            assert (running.nats_url, running.now.nats_token, running.prefix) == (
                 server.url,
                 server.token,
                 "mine",

@@ -5,6 +5,7 @@ import base64
 import json
 import os
 import signal
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
@@ -48,6 +49,8 @@ class Heard:
         logs: what the log has of each, in order.
         generated: the answer of `/generate`, line by line.
         bereft: what was heard of `without-an-end` when SNAC's worker was killed in its middle.
+        broken: by form, what was had of it when the gateway was killed in its middle, what its successor
+            gave on top of that, and what it gives of the whole.
         replayed: what `dalsegno replay` found, by request.
     """
 
@@ -55,6 +58,7 @@ class Heard:
     logs: dict[str, list[AnyEvent]] = field(default_factory=dict)
     generated: list[dict[str, Any]] = field(default_factory=list)
     bereft: bytes = b""
+    broken: dict[str, tuple[bytes, bytes, bytes]] = field(default_factory=dict)
     replayed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -104,7 +108,52 @@ async def ask(running: Running) -> Heard:
                 await reader.until(reader.subjects.outputs_of("bereft"), OutputChunk)
                 os.kill(running.pids.worker[str(LAYOUTS[LARGEST]["snac_chunk"])], signal.SIGKILL)
             heard.bereft = bereft.result()
+        if model == "orpheus":
+            heard.broken = await break_off(running, http)
     return heard
+
+
+FORMS: Final[dict[str, dict[str, Any]]] = {
+    "pcm": {"response_format": "pcm"},
+    "mp3": {"response_format": "mp3"},
+    "opus": {"response_format": "opus"},
+    "events": {"response_format": "pcm", "stream_format": "sse"},
+}
+
+
+async def break_off(running: Running, http: httpx.AsyncClient) -> dict[str, tuple[bytes, bytes, bytes]]:
+    """Kill the gateway in the middle of an answer of each form, and go on at the one that comes back."""
+    had = dict.fromkeys(FORMS, b"")
+    begun = {name: asyncio.Event() for name in FORMS}
+
+    def body(name: str) -> dict[str, Any]:
+        return {"model": "orpheus", "request_id": f"broken-{name}", **ASKED["without-an-end"], **FORMS[name]}
+
+    async def hear(name: str) -> None:
+        with suppress(httpx.HTTPError):
+            async with http.stream("POST", "/v1/audio/speech", json=body(name)) as response:
+                async for piece in response.aiter_raw():
+                    had[name] += piece
+                    begun[name].set()
+
+    async with asyncio.TaskGroup() as tasks:
+        for name in FORMS:
+            tasks.create_task(hear(name))
+        for name in FORMS:
+            await begun[name].wait()
+        os.kill(running.pids.gateway[0], signal.SIGKILL)
+    await clients.wait_until_ready(running)
+    had["events"] = had["events"][: had["events"].rindex(b"\n\n") + 2]
+
+    found = {}
+    for name in FORMS:
+        after = str(len(had[name]))
+        if name == "events":
+            after = had[name].rpartition(b"id: ")[2].partition(b"\n")[0].decode()
+        rest = await http.post("/v1/audio/speech", params={"after": after}, json=body(name))
+        whole = await http.post("/v1/audio/speech", json=body(name))
+        found[name] = had[name], rest.content, whole.content
+    return found
 
 
 async def say_over_generate(http: httpx.AsyncClient) -> list[dict[str, Any]]:
@@ -200,6 +249,15 @@ def test_what_was_said_replays(deployments: Deployments, layout: str) -> None:
 
     assert [name for name in ASKED if not found[name]["matches"]] == []
     assert {found[name]["phase"] for name in ASKED} == {"finished"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_sound_goes_on_to_the_byte_when_its_gateway_is_killed(deployments: Deployments, form: str) -> None:
+    had, rest, whole = deployments.heard("orpheus").broken[form]
+
+    assert had
+    assert len(had) < len(whole), "the kill came too late to disturb anybody"
+    assert had + rest == whole
 
 
 def test_a_speech_goes_on_where_it_was_when_its_vocoder_is_killed(deployments: Deployments) -> None:

@@ -38,24 +38,30 @@ def test_damaged_events_harm_nobody(own: Running) -> None:
     subjects = Subjects(own.prefix)
 
     with asyncio.Runner() as runner:
-        log = runner.run(
-            jetstream.connect(own.nats_url, token=own.nats_token, subjects=subjects, name="fuzz")
+        conductor, worker = (
+            runner.run(
+                jetstream.connect(own.nats_url, credentials=own.shown_by(pid), subjects=subjects, name="fuzz")
+            )
+            for pid in (before.conductor[0], before.worker["0"])
+        )
+        client = runner.run(
+            jetstream.connect(own.nats_url, credentials=own.client, subjects=subjects, name="fuzz")
         )
 
         @given(data=st.data())
         @FUZZED
         def publish(data: st.DataObject) -> None:
             request_id = f"f-{secrets.token_hex(6)}"
-            subject = data.draw(
+            log, subject = data.draw(
                 st.sampled_from(
                     (
-                        subjects.request(request_id),
-                        subjects.control(request_id),
-                        subjects.walk(request_id),
-                        subjects.ready(0, request_id),
-                        subjects.done(0, request_id),
-                        subjects.output("nats", request_id, "w0"),
-                        subjects.epoch,
+                        (client, subjects.request(request_id)),
+                        (client, subjects.control(request_id)),
+                        (conductor, subjects.walk(request_id)),
+                        (conductor, subjects.ready(0, request_id)),
+                        (worker, subjects.done(0, request_id)),
+                        (worker, subjects.output("nats", request_id, "w0")),
+                        (conductor, subjects.epoch),
                     )
                 )
             )
@@ -63,7 +69,8 @@ def test_damaged_events_harm_nobody(own: Running) -> None:
             runner.run(log.publish(subject, data.draw(damaged_bytes(whole))))
 
         publish()
-        runner.run(log.close())
+        for log in (client, conductor, worker):
+            runner.run(log.close())
 
     question = {"model": "demo", "messages": [{"role": "user", "content": "What does len do?"}]}
     answer = httpx.post(f"{own.url}/v1/chat/completions", json=question | {"temperature": 0}, timeout=60)

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway import submission
+from gateway import answer, submission
 from gateway.relay import BUFFER_BYTES
 from shared.config import GatewaySettings
 from shared.events import Inputs, RequestCancel, RequestSubmitted, encode
@@ -99,12 +99,15 @@ async def test_a_client_that_does_not_come_back_cancels_when_its_time_is_over() 
     assert event.reason == "the client disconnected"
 
 
-async def test_a_limit_that_is_over_does_not_wait_for_a_client_to_come_back() -> None:
+async def test_a_limit_that_is_over_does_not_wait_for_a_client_to_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answer, "GRACE_S", 0)
     body = {"text": "x", "request_id": "r-1", "linger_s": 600, "timeout_s": 0.05}
 
-    async with deployment(wait_for_cancel) as world, listening(world) as url:
+    async with deployment(wait_for_cancel, keeps_limits=False) as world, listening(world) as url:
         async with raw(url, "/generate", body) as reader:
-            await reader.readuntil(b"request_timeout")
+            await reader.readuntil(b"deadline_exceeded")
         event = await cancelled(world)
 
     assert "took longer" in event.reason
@@ -167,12 +170,12 @@ async def test_a_time_to_come_back_that_is_none_is_refused(wrong: object) -> Non
 
 async def test_a_client_that_leaves_before_the_ack_cancels_once_it_is_stored() -> None:
     async with deployment(wait_for_cancel) as world, listening(world) as url:
-        world.server.make_room(len(world.server.records))
+        world.server.stall()
         async with raw(url, "/generate", {"text": "silent"}):
             await world.until(lambda: world.gateway.running == 1)
             await asyncio.sleep(0)
         await world.until(lambda: not world.gateway.running)
-        world.server.make_room(None)
+        world.server.go_on()
         await cancelled(world)
 
     assert [type(event).__name__ for event in world.events("request", "control")] == [
@@ -187,13 +190,15 @@ async def test_what_was_not_acked_in_time_is_given_up_unless_it_can_be_asked_for
 ) -> None:
     monkeypatch.setattr(submission, "ACCEPT_S", 0.01)
     async with deployment(wait_for_cancel) as world:
-        world.server.make_room(len(world.server.records))
+        world.server.stall()
         response = await world.client.post("/generate", json={"text": "silent", "request_id": request_id})
-        world.server.make_room(None)
+        world.server.go_on()
         performance = await world.performance()
         if cancels:
             await performance.cancelled.wait()
-        await world.until(lambda: not world.gateway._line or not world.gateway._line.submissions._audiences)
+        await world.until(
+            lambda: not world.gateway._line or not len(world.gateway._line.submissions.audiences)
+        )
 
     assert response.status_code == 503
     assert bool(world.events("control")) == cancels

@@ -212,7 +212,7 @@ async def test_without_a_log_it_is_503_with_retry_after() -> None:
 async def test_a_log_that_never_acks_is_503(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submission, "ACCEPT_S", 0.02)
     async with deployment() as world:
-        world.server.make_room(0)  # full: it keeps what is posted waiting
+        world.server.stall()
         response = await world.client.post("/v1/chat/completions", json=CHAT)
 
     assert response.status_code == 503
@@ -246,7 +246,7 @@ async def test_a_bug_is_500_and_shows_nothing_of_itself() -> None:
 async def test_losing_the_log_for_good_ends_a_waiting_request_with_503(is_stored: bool) -> None:
     async with deployment(performing=False) as world:
         if not is_stored:
-            world.server.make_room(0)
+            world.server.stall()
         async with asyncio.TaskGroup() as tasks:
             asking = tasks.create_task(world.client.post("/v1/chat/completions", json=CHAT))
             if is_stored:

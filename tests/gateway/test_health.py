@@ -99,6 +99,31 @@ class TestPresence:
         assert state(2.0, is_draining=True, running=1) == ("draining", "busy")
         assert state(9.0) == ("degraded", "busy")
 
+    def test_of_several_conductors_that_say_they_lead_the_last_epoch_counts(self) -> None:
+        presence = Presence(ranks=[0])
+
+        def states() -> dict[str, str]:
+            shown = presence.overview(0.0, log_answers=True, is_draining=False)["conductors"]
+            return {name: one["state"] for name, one in shown.items()}
+
+        presence.hear("ds.beat.conductor.c-1", said("leading", epoch=3), 0.0)
+        presence.hear("ds.beat.conductor.c-2", said("following", epoch=3), 0.0)
+        assert states() == {"c-1": "leading", "c-2": "following"}
+        presence.hear("ds.beat.conductor.c-2", said("leading", epoch=4), 0.0)
+        assert states() == {"c-1": "deposed", "c-2": "leading"}
+        presence.hear("ds.beat.conductor.c-1", said("leading", epoch=3), 0.0)  # it was stopped, and wakes up
+        assert states() == {"c-1": "deposed", "c-2": "leading"}
+        presence.hear("ds.beat.conductor.c-1", said("following", epoch=4), 0.0)
+        assert states() == {"c-1": "following", "c-2": "leading"}
+
+    def test_a_conductor_that_leaves_in_order_is_missed_at_once(self) -> None:
+        presence = Presence(ranks=[])
+        presence.hear("ds.beat.conductor.c-1", said("leading", epoch=3), 0.0)
+        assert presence.missing(0.0, log_answers=True) == []
+        presence.hear("ds.beat.conductor.c-1", said("leaving", epoch=3, led=True), 0.0)
+        assert presence.missing(0.0, log_answers=True) == ["no conductor leads"]
+        assert presence.conductors == {}
+
     def test_conductors_of_the_past_are_forgotten(self) -> None:
         presence = Presence(ranks=[0])
         for life in range(100):

@@ -37,7 +37,7 @@ async def gateway_process(
 ) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
     """`gateway.app.run`; gives its URL and its task."""
     config = msgspec.structs.replace(resolve("demo"), gateway=GatewaySettings(port=0, drain_s=drain_s))
-    options = GatewayOptions(config=config, nats_url=nats.url, nats_token=nats.token)
+    options = GatewayOptions(config=config, nats_url=nats.url, credentials=nats.credentials)
     async with asyncio.TaskGroup() as tasks:
         url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         process = tasks.create_task(run(options, listening=url.set_result))
@@ -72,8 +72,8 @@ class Stage:
 @asynccontextmanager
 async def stage(nats: NatsServer) -> AsyncIterator[Stage]:
     """A stream with a worker that joined."""
-    await jetstream.provision(nats.url, nats.token, SUBJECTS)
-    log = await jetstream.connect(nats.url, token=nats.token, subjects=SUBJECTS, name="stage")
+    await jetstream.provision(nats.url, nats.credentials, SUBJECTS)
+    log = await jetstream.connect(nats.url, credentials=nats.credentials, subjects=SUBJECTS, name="stage")
     try:
         joined = WorkerJoined(writer="w0", rank=0, model="decoder_lm", nodes=[], device="cpu")
         await log.publish(SUBJECTS.worker(0), encode(joined))

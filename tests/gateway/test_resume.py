@@ -1,4 +1,5 @@
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -33,11 +34,16 @@ def told(stream: list[dict[str, Any] | str]) -> list[tuple[int, str]]:
 def test_a_position_is_written_as_it_is_read() -> None:
     position = Position.start(3)
     position.advance(0, 3)
-    position.advance(1, 17)
+    position.begin(1)
 
-    assert str(position) == "3,17,-"
-    assert [position.has(0, 3), position.has(0, 4), position.has(2, 0)] == [True, False, False]
-    assert [position.has_begun(choice) for choice in range(3)] == [True, True, False]
+    assert str(position) == "3,b,-"
+    assert [position.has(0, 3), position.has(0, 4), position.has(1, 0)] == [True, False, False]
+    assert [position.has_any(choice) for choice in range(3)] == [True, True, False]
+    position.end(2)
+    assert str(position) == "3,b,e"
+    assert [position.has(2, 10**9), position.has_ended(2), position.has_ended(0)] == [True, True, False]
+    position.complete()
+    assert str(position) == "end"
 
 
 @pytest.mark.parametrize(("path", "body"), PATHS)
@@ -48,7 +54,7 @@ async def test_a_stream_goes_on_behind_the_last_event_its_client_has(path: str, 
         performed = len(world.performances)
 
     assert told(events(rest)) == told(events(whole))[2:] == [(0, "c0 "), (0, "d0 ")]
-    assert [line for line in rest.text.splitlines() if line.startswith("id: ")] == ["id: 2", "id: 3"]
+    assert [line for line in rest.text.splitlines() if line.startswith("id: ")] == ["id: 2", "id: 3", "id: e"]
     assert events(rest)[-2:] == events(whole)[-2:]
     assert "assistant" not in rest.text
     assert performed == 1
@@ -62,7 +68,7 @@ async def test_a_stream_of_choices_has_a_position_in_each() -> None:
         rest = await world.client.post("/v1/chat/completions", json=body, headers=headers)
 
     positions = [line for line in whole.text.splitlines() if line.startswith("id: ")]
-    assert positions[-1] == "id: 3,3,3"
+    assert positions[-2:] == ["id: e,e,e", "id: end"]
     assert sorted(told(events(rest))) == [
         (0, "c0 "), (0, "d0 "), (2, "a2 "), (2, "b2 "), (2, "c2 "), (2, "d2 ")
     ]  # fmt: skip
@@ -85,6 +91,45 @@ async def test_whatever_position_a_stream_is_resumed_at_nothing_is_lost_or_told_
                 "/v1/chat/completions", json=BODY | {"n": 2}, headers={"Last-Event-ID": position}
             )
             assert sorted(had + told(events(rest))) == sorted(text)
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+@pytest.mark.parametrize("includes_usage", [False, True])
+@pytest.mark.parametrize(("path", "body"), PATHS)
+async def test_what_was_had_and_what_comes_are_the_whole_stream_to_the_byte_wherever_it_broke(
+    path: str, body: dict[str, Any], includes_usage: bool, logprobs: bool
+) -> None:
+    async def spoken(performance: Performance) -> None:
+        performance.say_tokens("ab", [token("a"), token("b")])
+        performance.say_tokens("", [token(b"\xe2")])  # a part of a character: no text yet
+        performance.say_tokens("€", [token(b"\x82\xac")])
+        performance.say_tokens("c", [token("c"), token("<end>")])
+        performance.finish()
+
+    asked = body | {"stream_options": {"include_usage": includes_usage}}
+    if logprobs:
+        asked["logprobs"] = True if "messages" in body else 1
+    async with deployment(spoken) as world:
+        whole = (await world.client.post(path, json=asked)).content
+        ends = [place + 2 for place in range(len(whole)) if whole.startswith(b"\n\n", place)]
+        for end in ends[:-1]:  # whoever has [DONE] has all
+            had = whole[:end]
+            position = [line for line in had.split(b"\n") if line.startswith(b"id: ")][-1].removeprefix(
+                b"id: "
+            )
+            rest = await world.client.post(path, json=asked, headers={b"last-event-id": position})
+            assert had + rest.content == whole
+
+    assert len(ends) == 5 + includes_usage + ("messages" in body)
+
+
+async def test_a_request_says_the_same_time_to_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with deployment(four) as world:
+        first = await world.client.post("/v1/chat/completions", json=BODY | {"stream": False})
+        monkeypatch.setattr(time, "time", lambda: 4e9)
+        again = await world.client.post("/v1/chat/completions", json=BODY | {"stream": False})
+
+    assert first.content == again.content
 
 
 async def test_offsets_go_on_in_a_stream_that_is_resumed() -> None:

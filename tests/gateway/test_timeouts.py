@@ -4,9 +4,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway import caps
+from gateway import answer, caps
 from shared.config import GatewaySettings
-from shared.events import RequestCancel
+from shared.events import RequestCancel, RequestSubmitted
 from tests.gateway.generate.test_routes import lines
 from tests.gateway.openai.test_routes import events
 from tests.gateway.world import CHAT, Performance, World, deployment
@@ -41,43 +41,67 @@ async def cancels(world: World, count: int = 1) -> list[RequestCancel]:
 def check_is_504(response: httpx.Response) -> None:
     assert response.status_code == 504
     error = response.json()["error"]
-    assert (error["code"], error["type"]) == ("request_timeout", "timeout_error")
+    assert (error["code"], error["type"]) == ("deadline_exceeded", "timeout_error")
     assert "longer than its 0.02 s" in error["message"]
     assert response.headers["x-should-retry"] == "false"  # OpenAI's clients would ask it all again
 
 
+def recorded(world: World) -> list[float | None]:
+    """The limits that the log was told."""
+    return [event.timeout_s for event in world.events("request") if isinstance(event, RequestSubmitted)]
+
+
 @pytest.mark.parametrize(("path", "body"), ASKED)
-async def test_what_takes_longer_than_the_deployment_allows_is_cancelled_and_504(
+async def test_what_takes_longer_than_the_deployment_allows_fails_on_the_log_with_504(
     path: str, body: dict[str, Any]
 ) -> None:
     count = body.get("n", 1)
     async with deployment(silent, settings=SOON) as world:
         response = await world.client.post(path, json=body)
-        found = await cancels(world, count)
         await world.until(lambda: not world.gateway.running)
         line = world.gateway._line
         assert line is not None
-        held = (len(line.submissions._hub), len(line.submissions._audiences))
+        held = (len(line.submissions._hub), len(line.submissions.audiences))
+
+    check_is_504(response)
+    assert recorded(world) == [SOON_S] * count
+    assert held == (0, 0)
+
+
+@pytest.mark.parametrize(("path", "body"), ASKED)
+async def test_what_the_log_says_nothing_of_is_given_up_soon_after(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer, "GRACE_S", 0)
+    count = body.get("n", 1)
+    async with deployment(silent, settings=SOON, keeps_limits=False) as world:
+        response = await world.client.post(path, json=body)
+        found = await cancels(world, count)
 
     check_is_504(response)
     assert {event.reason for event in found} == {"it took longer than its 0.02 s"}
     assert len(found) == count
-    assert held == (0, 0)
 
 
 @pytest.mark.parametrize(("path", "body"), ASKED)
 async def test_a_request_may_ask_for_less(path: str, body: dict[str, Any]) -> None:
     async with deployment(silent) as world:
         response = await world.client.post(path, json=body | {"timeout_s": SOON_S})
-        await cancels(world, body.get("n", 1))
 
     check_is_504(response)
+    assert set(recorded(world)) == {SOON_S}
 
 
 async def test_a_request_may_not_ask_for_more() -> None:
     async with deployment(silent, settings=SOON) as world:
         check_is_504(await world.client.post("/generate", data={"text": "x", "timeout_s": "1000"}))
-        await cancels(world)
+
+
+async def test_without_a_limit_none_is_recorded() -> None:
+    async with deployment(settings=GatewaySettings(request_timeout_s=0)) as world:
+        await world.client.post("/generate", json={"text": "x"})
+
+    assert recorded(world) == [None]
 
 
 @pytest.mark.parametrize("found", ["soon", "-1", "0", "nan", "inf", True])
@@ -93,12 +117,11 @@ async def test_a_stream_that_has_begun_ends_with_the_error() -> None:
     async with deployment(begins, settings=SOON) as world:
         sse = await world.client.post("/v1/chat/completions", json=CHAT | {"stream": True})
         ndjson = await world.client.post("/generate", json={"text": "x"})
-        await cancels(world, 2)
 
     assert (sse.status_code, ndjson.status_code) == (200, 200)
     last = events(sse)[-1]
     assert isinstance(last, dict)
-    assert last["error"]["code"] == "request_timeout"
+    assert last["error"]["code"] == "deadline_exceeded"
     assert lines(ndjson)[-1]["metadata"]["status"] == 504
 
 
@@ -124,17 +147,20 @@ async def test_one_clients_limit_does_not_end_the_answer_of_another() -> None:
             performance.finish()
         second = patient.result()
 
-    assert lines(first)[-1]["metadata"]["code"] == "request_timeout"
+    assert lines(first)[-1]["metadata"]["code"] == "deadline_exceeded"
     assert second.status_code == 200
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_a_limit_that_is_over_before_the_log_took_the_request_cancels_it_as_well(n: int) -> None:
+async def test_a_limit_that_is_over_before_the_log_took_the_request_cancels_it_as_well(
+    n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer, "GRACE_S", 0)
     body = CHAT | {"n": n, "linger_s": 600, "request_id": "mine"}
-    async with deployment(silent, settings=SOON) as world:
-        world.server.make_room(len(world.server.records))
+    async with deployment(silent, settings=SOON, keeps_limits=False) as world:
+        world.server.stall()
         response = await world.client.post("/v1/chat/completions", json=body)
-        world.server.make_room(None)
+        world.server.go_on()
         found = await cancels(world, n)
 
     check_is_504(response)

@@ -1,6 +1,7 @@
 """A deployment in one process: a log in memory, a gateway, and whoever answers by script."""
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -36,7 +37,14 @@ from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.transcript import Transcript
 from tests.gateway.openai_schema import check
 
-SERVED = Served(name="demo", family="decoder_lm", ranks=(0,), max_seq_len=512, modalities=("text",))
+SERVED = Served(
+    name="demo",
+    family="decoder_lm",
+    ranks=(0,),
+    max_seq_len=512,
+    modalities=("text",),
+    outputs=("text", "embedding"),
+)
 ORIGIN = "g-test"
 MESSAGES = [{"role": "user", "content": "What does len do?"}]
 CHAT = {"model": "demo", "messages": MESSAGES}
@@ -53,6 +61,7 @@ class Performance:
     transcript: Transcript = field(default_factory=Transcript)
     tokens: int = 0
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    has_ended: bool = False
 
     @property
     def request_id(self) -> str:
@@ -104,6 +113,21 @@ class Performance:
         self.transcript.fold(chunk)
         self.output(chunk)
 
+    def vector(self, numbers: Sequence[float]) -> None:
+        """An embedding."""
+        chunk = OutputChunk(
+            id=f"{self.request_id}.vector",
+            writer="w0",
+            request_id=self.request_id,
+            attempt=1,
+            index=0,
+            modality="embedding",
+            data=struct.pack(f"<{len(numbers)}f", *numbers),
+            metadata={"dtype": "float32", "shape": [len(numbers)]},
+        )
+        self.transcript.fold(chunk)
+        self.output(chunk)
+
     def output(self, event: Event) -> None:
         subject = self.subjects.output(self.event.origin, self.request_id, event.writer)
         self.server.append(subject, encode(event))
@@ -111,8 +135,11 @@ class Performance:
     def walk(self, event: Event) -> None:
         self.server.append(self.subjects.walk(self.request_id), encode(event))
 
-    def finish(self, reason: str = "stop", totals: OutputTotals | None = None) -> None:
-        usage = Usage(prompt_tokens=7, completion_tokens=self.tokens)
+    def finish(
+        self, reason: str = "stop", totals: OutputTotals | None = None, *, cached_tokens: int = 0
+    ) -> None:
+        self.has_ended = True
+        usage = Usage(prompt_tokens=7, completion_tokens=self.tokens, cached_tokens=cached_tokens)
         self.walk(
             RequestFinished(
                 writer=CONDUCTOR_WRITER,
@@ -125,7 +152,15 @@ class Performance:
         )
 
     def fail(self, failure: Failure) -> None:
+        self.has_ended = True
         self.walk(RequestFailed(writer=CONDUCTOR_WRITER, epoch=1, failure=failure, history=b""))
+
+    async def keep_limit(self) -> None:
+        """Fail once its time is over, as a conductor has it."""
+        await asyncio.sleep(self.event.timeout_s or 0)
+        if not self.has_ended:
+            message = f"it took longer than its {self.event.timeout_s:g} s"
+            self.fail(Failure(code="deadline_exceeded", message=message, status=504))
 
     def reject(self, failure: Failure, submission_seq: int | None = None) -> None:
         seq = self.seq if submission_seq is None else submission_seq
@@ -186,8 +221,8 @@ class World:
             await self.news.wait_for(lambda: len(self.performances) > number)
         return list(self.performances.values())[number]
 
-    async def perform(self) -> None:
-        """Answer every first submission by the script, and grant every cancel."""
+    async def perform(self, *, keeps_limits: bool = True) -> None:
+        """Answer every first submission by the script, grant every cancel, and keep time limits."""
         watched = [self.subjects.request("*"), self.subjects.control("*")]
         async with asyncio.TaskGroup() as tasks, aclosing(FakeLog(self.server).read(watched, 1)) as records:
             async for record in records:
@@ -202,11 +237,17 @@ class World:
                         self.performances[performance.request_id] = performance
                         self.news.notify_all()
                     tasks.create_task(self._play(performance))
+                    if keeps_limits and event.timeout_s is not None:
+                        tasks.create_task(performance.keep_limit())
+                elif isinstance(event, RequestSubmitted) and event.is_first:
+                    known = self.performances[event.request_id or ""]
+                    known.reject(Failure(code="request_expired", message="gone", status=410), record.seq)
                 elif isinstance(event, RequestCancel):
                     cancelled = self.performances[event.request_id or ""]
                     cancelled.walk(
                         RequestCancelled(writer=CONDUCTOR_WRITER, epoch=1, reason=event.reason, history=b"")
                     )
+                    cancelled.has_ended = True
                     cancelled.cancelled.set()
 
     async def _play(self, performance: Performance) -> None:
@@ -233,17 +274,21 @@ async def deployment(
     worker_joined: bool = True,
     max_body_bytes: int = 1 << 20,
     performing: bool = True,
+    keeps_limits: bool = True,
     settings: GatewaySettings | None = None,
     keys: Sequence[ApiKey] = (),
     says_requests: bool = True,
     served: Served = SERVED,
+    tool_calls: str = "",
 ) -> AsyncIterator[World]:
     """A gateway on a log in memory whose requests are answered by `script`."""
     settings = settings or GatewaySettings(max_body_bytes=max_body_bytes)
     subjects = Subjects()
     store = FakeServer(subjects)
     if worker_joined:
-        joined = WorkerJoined(writer="w0", rank=0, model="decoder_lm", nodes=[], device="cpu")
+        joined = WorkerJoined(
+            writer="w0", rank=0, model="decoder_lm", nodes=[], device="cpu", tool_calls=tool_calls
+        )
         store.append(subjects.worker(0), encode(joined))
     gateway = Gateway(served, subjects, ORIGIN, settings)
     app = create_app(gateway, keys, says_requests=says_requests)
@@ -253,7 +298,9 @@ async def deployment(
         world = World(store, subjects, gateway, client, script)
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(world.follow())
-            performing_task = tasks.create_task(world.perform()) if performing else None
+            performing_task = (
+                tasks.create_task(world.perform(keeps_limits=keeps_limits)) if performing else None
+            )
             await gateway.followed.wait()
             yield world
             following.cancel()

@@ -38,6 +38,10 @@ GROUP = {"node_names": ["prepare", "llm"], "ranks": [0]}
         ({"node_groups": "none"}, r"x\.yaml: node_groups: expected an array, found 'none'"),
         ({"max_seq_len": 1}, r"x\.yaml: max_seq_len: expected an integer >= 2, found 1"),
         ({"checkpoint": "nowhere"}, r"x\.yaml: checkpoint \S+nowhere does not exist$"),
+        (
+            {"walk_timeouts_s": {"decod": 1}},
+            r"walk_timeouts_s: expected walks of decoder_lm \(.*\), found 'decod'; did you mean 'decode'\?$",
+        ),
         ({"checkpoint": "."}, r"x\.yaml: checkpoint \S+ has no config\.json$"),
     ],
 )

@@ -8,15 +8,18 @@ import pytest
 from shared.events import (
     MAX_MESSAGE_CHARS,
     Failure,
+    Guide,
     Inputs,
     MalformedEventError,
     Params,
     RequestCancel,
     RequestSubmitted,
+    RequestWatched,
     decode,
     encode,
     submission_digest,
 )
+from tests.hostile import NO_TOKENS
 
 GOOD: dict[str, Any] = {"model": "demo", "inputs": {"text": "hi"}}
 
@@ -39,7 +42,7 @@ def test_a_submission_may_leave_out_all_but_model_and_input() -> None:
     assert decode(msgspec.json.encode(GOOD), "request") == event
 
 
-@pytest.mark.parametrize("origin", ["", "a.b", "a b", "*", ">", "a\n", "a\r\nPUB x 0\r\n", "x" * 65, "é"])
+@pytest.mark.parametrize("origin", NO_TOKENS.values(), ids=NO_TOKENS)
 def test_an_origin_that_is_no_subject_token_is_refused(origin: str) -> None:
     with pytest.raises(MalformedEventError, match=r"\$\.origin"):
         decode(msgspec.msgpack.encode(GOOD | {"origin": origin}), "request")
@@ -105,6 +108,14 @@ def test_a_cancel_has_a_short_reason() -> None:
         decode(msgspec.msgpack.encode({"reason": "x" * 10_000}), "control")
 
 
+def test_what_a_gateway_says_of_its_clients_stands_among_the_cancels() -> None:
+    watched = RequestWatched(id="g.1", writer="g", request_id="r")
+
+    assert decode(encode(watched), "control") == watched
+    with pytest.raises(MalformedEventError):
+        decode(encode(watched), "request")
+
+
 def test_no_token_at_all_may_be_asked_for_with_an_echo_only() -> None:
     nothing = GOOD | {"params": {"max_tokens": 0}}
     with pytest.raises(MalformedEventError, match="max_tokens: expected an integer >= 1, found 0"):
@@ -157,6 +168,58 @@ def test_biases_are_the_same_whatever_writes_them() -> None:
     assert submission_digest(as_json) == one
     assert as_json.params.logit_bias == {"5": 1.0, "30": -2.5}
     assert decode(encode(as_json), "request") == as_json
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        {"json_schema": {"type": "object", "properties": {"b": True, "a": {"const": 1.5}}}},
+        {"json_schema": True},
+        {"json_schema": {}},
+        {"json_object": True},
+        {"regex": r"[a-z]{3}\d+"},
+        {"grammar": 'start: "a"+'},
+        {"choice": ["yes", "no"]},
+    ],
+)
+def test_a_guide_comes_back_as_it_was_written(guide: dict[str, Any]) -> None:
+    for packed in (msgspec.msgpack.encode, msgspec.json.encode):
+        event = decode(packed(GOOD | {"params": {"guide": guide}}), "request")
+        assert isinstance(event, RequestSubmitted)
+        assert event.params.guide == msgspec.convert(guide, Guide)
+        assert msgspec.json.encode(msgspec.to_builtins(event.params)["guide"]) == msgspec.json.encode(guide)
+        assert decode(encode(event), "request") == event
+    assert digest_with(guide=guide) != digest_with()
+
+
+@pytest.mark.parametrize(
+    ("guide", "message"),
+    [
+        ({}, "expected one of json_schema, json_object, regex, grammar, choice; found none of them"),
+        ({"json_object": False}, "found none of them"),
+        ({"regex": "a", "choice": ["a"]}, r"found regex, choice - at `\$.params.guide`"),
+        ({"json_schema": {}, "json_object": True}, "found json_schema, json_object"),
+        ({"json_schema": "{}"}, r"params.guide.json_schema"),
+        ({"json_schema": {"const": float("inf")}}, "json_schema: expected what JSON can say"),
+        ({"json_schema": {"a": nested(70)}}, "json_schema: nested deeper than 64 levels"),
+        ({"json_schema": {"a": {1: 2}}}, "json_schema: expected what JSON can say, in 64 bits; found a map"),
+        ({"regex": ""}, r"params.guide.regex"),
+        ({"regex": "a" * 131_072}, "regex: expected at most 131072 bytes, found 1310"),
+        ({"grammar": "é" * 70_000}, "grammar: expected at most 131072 bytes, found 140"),
+        ({"choice": []}, r"params.guide.choice"),
+        ({"choice": ["a", ""]}, r"params.guide.choice"),
+        ({"choice": ["a" * 200] * 1000}, "choice: expected at most 131072 bytes"),
+        ({"schema": {}}, "unknown field `schema`"),
+    ],
+)
+def test_a_guide_is_one_thing_of_a_bounded_size(guide: dict[str, Any], message: str) -> None:
+    with pytest.raises(MalformedEventError, match=message):
+        decode(msgspec.msgpack.encode(GOOD | {"params": {"guide": guide}}), "request")
+
+
+def test_a_guide_is_text_that_can_be_written() -> None:
+    with pytest.raises(ValueError, match="regex: expected valid Unicode, found a lone surrogate"):
+        Guide(regex="\ud800")
 
 
 def test_a_penalty_of_nothing_is_none() -> None:

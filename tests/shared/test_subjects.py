@@ -40,6 +40,10 @@ def test_what_is_built_is_parsed(subject: str, address: Address) -> None:
         "ds.nothing.r1",
         "ds.walk.r1.x.y.z",
         "ds.worker.-1",
+        "ds.worker.00",
+        "ds.done.01.r1",
+        "ds.ready.\u0663.r1",
+        "ds.edge.0.+1.r1",
     ],
 )
 def test_what_is_not_ours_is_no_address(subject: str) -> None:

@@ -1,599 +1,322 @@
 """A deterministic simulator of the log and everybody on it.
 
-One seed is one history. Real are: the conductor's core, the worker's inbox, the fences, the transcript,
-the replayer. Simulated are the log and the processes: what a process posts may be lost and sent again
-behind later events, stored twice because an ack got lost, or delayed; readers are slow at random; any
-process may crash between any two steps and come back without memory; a conductor or worker may be taken
-for dead while it still runs (a zombie), and go on when it pleases.
+One seed is one history. Real are: the conductor's core with its snapshots, the worker's inbox, its recall of
+the output and its tensors' scopes, the fences, the transcript, the gateway's fold, the replayer. Simulated
+are the log (`log`), time, and the processes around that core: `conductors`, `workers`, `gateways`,
+`clients`. What may go wrong is in `accidents`, and how often in one history in its `plan`.
 
-Here one rank runs one node; `tests.simulation.many_ranks` has a model on several.
+    plan(seed) ──> accidents and small steps, in an order drawn from the seed ──> no accidents any more
+               ──> everybody who is down comes back, until nothing more happens ──> `invariants`
 
-Faults stop after `Plan.faulty_steps`; then everything that is down comes back, the world runs until
-nothing more happens, and `tests.simulation.invariants` looks at what is left.
+In each step one thing happens: an event is sent, a record read, a token said, a clock looked at. Time moves
+a few milliseconds with each, and leaps where nobody has anything to do.
 """
 
+import heapq
+import json
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
-from conductor.core.cluster import Cluster
-from conductor.core.schedule import Deployment
 from shared.events import (
-    AnyEvent,
-    EpochOpened,
-    Event,
-    Inputs,
-    NodeReady,
-    OutputChunk,
-    OutputFence,
-    Params,
-    RequestCancel,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
-    RequestRejected,
-    RequestSubmitted,
-    WalkCompleted,
     WalkStop,
-    WalkStopped,
-    WorkerJoined,
-    WorkerLeaving,
-    decode,
-    encode,
 )
-from shared.fence import EpochFence
-from shared.ids import Rank
 from shared.log.port import StoredRecord
-from shared.models import registry
-from shared.models.base import ModelGraph
-from shared.subjects import CONDUCTOR_WRITER
-from shared.transcript import Transcript
-from tests.conductor.script import LIMITS, SUBJECTS, completion, deployment, subject_of
-from workers.inbox import Inbox, Joined, Start, StepKey, Stop, Superseded
-from workers.lives import Lives
+from shared.tensors import Handle
+from tests.conductor.script import LIMITS
+from tests.simulation.accidents import ACCIDENTS
+from tests.simulation.clients import Client, Service
+from tests.simulation.conductors import Conductor, Snapshot
+from tests.simulation.gateways import Gateway
+from tests.simulation.log import SimLog
+from tests.simulation.models import LAYOUTS
+from tests.simulation.plan import Plan
+from tests.simulation.process import BEAT_MS, Process, drawn
+from tests.simulation.questions import asked
+from tests.simulation.workers import Worker
+from workers.inbox import StepKey
 
-ANSWER_TOKENS = 6
-
-
-def token(request_id: str, index: int) -> int:
-    """What the model would say: a function of request and position alone, as with a recorded seed."""
-    return sum(request_id.encode()) * 31 + index * 7
-
-
-def text_of(request_id: str, count: int = ANSWER_TOKENS) -> str:
-    return "".join(f"<{token(request_id, index)}>" for index in range(count))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What may happen in one history."""
-
-    requests: int = 5
-    places: int = 3
-    faulty_steps: int = 400
-    p_lost: float = 0.08
-    p_ack_lost: float = 0.08
-    p_crash: float = 0.02
-    p_zombie: float = 0.5
-    p_cancel: float = 0.15
-    p_again: float = 0.3
-    p_leave: float = 0.0
-    p_gone: float = 0.0
-    layout: str = "one"
-    max_attempts: int = 1000
-    settle_steps: int = 200_000
-
-    @staticmethod
-    def of(seed: int) -> "Plan":
-        """A plan for a seed: quiet and wild ones, busy and idle ones."""
-        chance = random.Random(f"plan {seed}")
-        return Plan(
-            requests=chance.randint(1, 6),
-            places=chance.randint(1, 6),
-            faulty_steps=chance.choice([100, 300, 600]),
-            p_lost=chance.choice([0.0, 0.05, 0.3]),
-            p_ack_lost=chance.choice([0.0, 0.05, 0.3]),
-            p_crash=chance.choice([0.0, 0.01, 0.04]),
-            p_zombie=chance.choice([0.0, 0.5, 1.0]),
-            p_cancel=chance.choice([0.0, 0.2, 0.8]),
-            max_attempts=chance.choice([2, 1000, 1000, 1000]),
-        )
+QUIET_BEATS: Final = 12
+"""So many beats in a row that lead to nothing are the end: more than anybody has to be silent to be lost."""
+WALK_LIMITS_S: Final = {"prefill": 0.3, "decode": 0.5}
+ENDS: Final = (RequestFinished, RequestFailed, RequestCancelled)
+_FAR_AWAY: Final = 1_000_000
 
 
-@dataclass(slots=True)
-class Entry:
-    """One event in an outbox. `sent`: it was on its way once, and is to be sent again."""
-
-    subject: str
-    data: bytes
-    stored: Callable[[], None] | None = None
-    sent: bool = False
+class RestlessError(AssertionError):
+    """The world does not come to rest."""
 
 
-class Process:
-    """Anybody on the log: a cursor that reads, an outbox that posts."""
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something that is not in the log: when, behind which record of which generation of it, and what."""
 
-    def __init__(self, sim: "Simulation", name: str, start: int) -> None:
-        self.sim, self.name, self.cursor = sim, name, start
-        self.outbox: list[Entry] = []
-        self.alive = True
-        self.zombie = False
-
-    def post(self, subject: str, event: Event, stored: Callable[[], None] | None = None) -> None:
-        self.outbox.append(Entry(subject, encode(event), stored))
-
-    def transmit(self) -> None:
-        """Put one event on its way: the next fresh one, or one whose ack never came."""
-        chance = self.sim.random
-        fresh = next((entry for entry in self.outbox if not entry.sent), None)
-        again = [entry for entry in self.outbox if entry.sent]
-        entry = chance.choice(again) if again and (fresh is None or chance.random() < 0.5) else fresh
-        if entry is None:
-            return
-        entry.sent = True
-        if self.sim.faulty and chance.random() < self.sim.plan.p_lost:
-            return
-        self.sim.store(entry.subject, entry.data)
-        if self.sim.faulty and chance.random() < self.sim.plan.p_ack_lost:
-            return
-        self.outbox.remove(entry)
-        if entry.stored:
-            entry.stored()
-
-    def read(self) -> None:
-        record = self.sim.records[self.cursor]
-        self.cursor += 1
-        if self.wants(record):
-            self.take(record)
-
-    @property
-    def behind(self) -> bool:
-        return self.cursor < len(self.sim.records)
-
-    def wants(self, record: StoredRecord) -> bool:
-        return True
-
-    def take(self, record: StoredRecord) -> None:
-        raise NotImplementedError
-
-    def work(self) -> bool:
-        """Do a piece of own work; whether there was any."""
-        return False
-
-
-class SimConductor(Process):
-    def __init__(self, sim: "Simulation", name: str) -> None:
-        super().__init__(sim, name, 0)
-        self.cluster = Cluster(sim.graph_of, SUBJECTS)
-        self.led = False
-        self.claimed = False
-        self.number = 0
-
-    def wants(self, record: StoredRecord) -> bool:
-        address = SUBJECTS.parse(record.subject)
-        return address is not None and (address.kind != "output" or address.writer == CONDUCTOR_WRITER)
-
-    def work(self) -> bool:
-        """Claim an epoch: at the start, and when another leads whom nobody else keeps alive."""
-        leader = self.sim.conductor(self.cluster.leader)
-        follows = self.zombie or (leader is not None and leader is not self and leader.alive)
-        if self.claimed and (self.cluster.leader == self.name or follows or self.behind):
-            return False
-        epoch = 1 + max((e.epoch or 0 for e in self.sim.events(EpochOpened)), default=0)
-        event = EpochOpened(
-            id=f"epoch.{epoch}.{self.name}",
-            writer=CONDUCTOR_WRITER,
-            epoch=epoch,
-            conductor=self.name,
-            core="k",
-        )
-        self.sim.store(SUBJECTS.epoch, encode(event))
-        self.claimed = True
-        return True
-
-    def take(self, record: StoredRecord) -> None:
-        folded = self.cluster.fold(record)
-        leading = self.cluster.leader == self.name
-        if leading and not self.led:
-            self.publish(self.cluster.outstanding())
-        elif leading:
-            self.publish(folded.decisions)
-        self.led = leading
-        if leading:
-            self.publish(self.cluster.schedule(self.sim.deployment))
-
-    def publish(self, decisions: object) -> None:
-        for decision in decisions:  # type: ignore[attr-defined]
-            self.number += 1
-            stamped = msgspec.structs.replace(
-                decision, writer=CONDUCTOR_WRITER, number=self.number, epoch=self.cluster.fence.epoch
-            )
-            request = self.cluster.request(str(decision.request_id))
-            origin = request.submission.origin if request else "nats"
-            self.post(subject_of(decision, origin), stamped)
-
-
-@dataclass(slots=True)
-class Job:
-    """One order a worker is at. `said` is None until the fence of its attempt was read."""
-
-    order: NodeReady
-    transcript: Transcript = field(default_factory=Transcript)
-    said: int | None = None
-    unacked: int = 0
-
-
-class RankProcess(Process):
-    """Any life of a rank: it has joined, and has an inbox."""
-
-    def __init__(self, sim: "Simulation", name: str, rank: int = 0) -> None:
-        super().__init__(sim, name, len(sim.records))
-        self.rank = rank
-        lives = Lives()
-        for record, event in zip(sim.records, sim.decoded, strict=True):
-            match event:
-                case WorkerJoined():
-                    lives.joined(event, record.seq)
-                case WorkerLeaving():
-                    lives.over(event)
-                case _:
-                    pass
-        epoch = max((event.epoch or 0 for event in sim.events(EpochOpened)), default=0)
-        self.inbox = Inbox(SUBJECTS, Rank(rank), name, lives=lives, epoch=epoch)
-        joined = WorkerJoined(
-            id=name, writer=f"w{rank}", rank=rank, model="demo", nodes=["llm"], device="cpu", kv_tokens=128
-        )
-        self.post(SUBJECTS.worker(rank), joined)
-
-    @property
-    def busy(self) -> bool:
-        """Whether it has orders it has neither carried out nor dropped."""
-        raise NotImplementedError
-
-    def report_stop(self, order: WalkStop) -> None:
-        event = WalkStopped(
-            id=f"{order.request_id}.stopped.{order.attempt}.{order.index}.{self.rank}",
-            writer=f"w{self.rank}",
-            request_id=order.request_id,
-            attempt=order.attempt,
-            incarnation=order.incarnation,
-            index=order.index,
-            rank=self.rank,
-            steps_after=0,
-        )
-        self.post(SUBJECTS.done(self.rank, str(order.request_id)), event)
-
-
-class SimWorker(RankProcess):
-    """The one rank of a model that runs on one."""
-
-    def __init__(self, sim: "Simulation", name: str, rank: int = 0) -> None:
-        super().__init__(sim, name, rank)
-        self.jobs: dict[StepKey, Job] = {}
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.jobs)
-
-    def wants(self, record: StoredRecord) -> bool:
-        address = SUBJECTS.parse(record.subject)
-        return address is not None and address.kind in {"ready", "worker", "conductor"}
-
-    def take(self, record: StoredRecord) -> None:
-        match self.inbox.fold(record):
-            case Start(key, order):
-                self.sim.started[key, self.rank] += 1
-                for old in [k for k in self.jobs if k.request_id == key.request_id]:
-                    del self.jobs[old]
-                self.jobs[key] = Job(order)
-            case Stop(key, order):
-                if self.jobs.pop(key, None):
-                    self.report_stop(order)
-            case Superseded():
-                self.alive = False
-            case Joined() | None:
-                pass
-            case other:
-                raise AssertionError(other)
-
-    def work(self) -> bool:
-        ready = [key for key, job in self.jobs.items() if not job.unacked or job.said != ANSWER_TOKENS]
-        if not ready:
-            return False
-        key = self.sim.random.choice(sorted(ready))
-        job = self.jobs[key]
-        if job.order.index == 0:
-            self.finish(key, job)
-        elif job.said is None:
-            return self.resume(job)
-        elif job.said < ANSWER_TOKENS:
-            self.say(job)
-        elif job.unacked == 0:
-            self.finish(key, job)
-        return True
-
-    def resume(self, job: Job) -> bool:
-        """Fold what is valid of the output up to the fence of this attempt; whether that is there yet."""
-        order = job.order
-        if order.attempt > 1:
-            transcript, said = Transcript(), 0
-            for event in self.sim.outputs(str(order.request_id)):
-                said += sum(len(chunk.token_ids) for chunk in transcript.fold(event))
-                if isinstance(event, OutputFence) and event.attempt == order.attempt:
-                    break
-            else:
-                return False
-            job.transcript, job.said = transcript, said
-        else:
-            job.said = 0
-        return True
-
-    def say(self, job: Job) -> None:
-        order, said = job.order, job.said
-        assert said is not None
-        request_id = str(order.request_id)
-        count = min(self.sim.random.randint(1, 3), ANSWER_TOKENS - said)
-        chunk = OutputChunk(
-            id=f"{request_id}.chunk.{order.attempt}.{job.transcript.next_index}.{order.incarnation}",
-            writer="w0",
-            request_id=request_id,
-            attempt=order.attempt,
-            incarnation=order.incarnation,
-            index=job.transcript.next_index,
-            text="".join(f"<{token(request_id, said + i)}>" for i in range(count)),
-            text_offset=len(text_of(request_id, said)),
-            token_ids=[token(request_id, said + i) for i in range(count)],
-            token_offset=said,
-        )
-        assert job.transcript.fold(chunk) == [chunk]
-        job.said = said + count
-        job.unacked += 1
-
-        def stored() -> None:
-            job.unacked -= 1
-
-        self.post(SUBJECTS.output(order.origin, request_id, "w0"), chunk, stored)
-
-    def finish(self, key: StepKey, job: Job) -> None:
-        done: WalkCompleted = completion(job.order)
-        if job.order.index:
-            done = msgspec.structs.replace(done, output=job.transcript.totals)
-        self.post(SUBJECTS.done(0, str(job.order.request_id)), done)
-        del self.jobs[key]
-
-
-class Clients(Process):
-    """All clients and their gateway: submits, cancels, submits again, and reads what is released."""
-
-    def __init__(self, sim: "Simulation", wanted: list[str], known: set[str]) -> None:
-        super().__init__(sim, "g", 0)
-        self.to_submit = [request_id for request_id in wanted if request_id not in known]
-        self.submitted: list[str] = [request_id for request_id in wanted if request_id in known]
-        self.fence = EpochFence()
-        self.transcripts: dict[str, Transcript] = {}
-        self.text: dict[str, dict[str, str]] = {}
-        self.ends: dict[str, list[AnyEvent]] = {}
-
-    def take(self, record: StoredRecord) -> None:
-        address = SUBJECTS.parse(record.subject)
-        assert address is not None
-        event = decode(record.data, address.kind)
-        if not self.fence.admits(event):
-            return
-        request_id = str(event.request_id)
-        match event:
-            case OutputChunk() | OutputFence() if request_id not in self.ends:
-                valid = self.transcripts.setdefault(request_id, Transcript()).fold(event)
-                tracks = self.text.setdefault(request_id, {})
-                for chunk in valid:
-                    text = tracks.get(chunk.track, "")
-                    assert chunk.text_offset == len(text), "a hole or an overlap in what a client reads"
-                    tracks[chunk.track] = text + chunk.text
-            case RequestFinished() | RequestFailed() | RequestCancelled() | RequestRejected():
-                known = self.ends.setdefault(request_id, [])
-                if event.id not in {end.id for end in known}:
-                    known.append(event)
-            case _:
-                pass
-
-    def work(self) -> bool:
-        chance, plan = self.sim.random, self.sim.plan
-        if self.to_submit:
-            self.submit(self.to_submit.pop(0))
-            return True
-        if self.sim.faulty and self.submitted and chance.random() < 0.05:
-            request_id = chance.choice(self.submitted)
-            if chance.random() < plan.p_again:
-                self.submit(request_id)
-            elif chance.random() < plan.p_cancel:
-                event = RequestCancel(id=f"{request_id}.cancel", request_id=request_id, reason="left")
-                self.post(SUBJECTS.control(request_id), event)
-                self.sim.cancelled.add(request_id)
-            return True
-        return False
-
-    def submit(self, request_id: str) -> None:
-        event = RequestSubmitted(
-            id=f"{request_id}.submitted",
-            request_id=request_id,
-            model="demo",
-            inputs=Inputs(text=self.sim.asked(request_id)),
-            params=Params(max_tokens=ANSWER_TOKENS),
-        )
-        self.post(SUBJECTS.request(request_id), event)
-        self.submitted.append(request_id)
+    step: int
+    generation: int
+    seq: int
+    what: str
 
 
 class Simulation:
-    """One history: `run` it, then look at `records`, `clients` and the conductors."""
+    """One history: `run` it, then look at `log`, `clients`, the processes, and the `story`.
 
-    flag: ClassVar[str] = ""
-    ranks: ClassVar[tuple[int, ...]] = (0,)
-    worker: ClassVar[type[RankProcess]] = SimWorker
+    Attributes:
+        seen: how often what happened.
+        started: how often an order was begun, by the log's generation, step, rank and life.
+        killed: by life (the id of its joining), the request that killed its process, and behind which record.
+        lost_tensors: of each request, how many were gone for no reason.
+    """
 
     def __init__(
         self, seed: int, plan: Plan | None = None, records: list[StoredRecord] | None = None
     ) -> None:
         self.seed, self.plan = seed, plan or Plan.of(seed)
+        self.layout = LAYOUTS[self.plan.layout]
+        self.model, self.ranks = self.layout.model, self.layout.ranks
         self.random = random.Random(seed)
-        self.faulty = True
-        self.records: list[StoredRecord] = []
-        self.decoded: list[AnyEvent] = []
-        for record in records or []:
-            self.store(record.subject, record.data)
+        self.is_faulty = True
+        self.now_ns = _FAR_AWAY * 1_000_000
+        self.log = SimLog(self.clock_ns)
         self.steps = 0
-        self.generation = 0
-        self.started: Counter[tuple[StepKey, int]] = Counter()
-        self.cancelled: set[str] = set()
-        self.released: dict[str, dict[str, str]] = {}
-        self.story: list[str] = []
-        limits = msgspec.structs.replace(LIMITS, max_attempts=self.plan.max_attempts)
-        self.deployment = msgspec.structs.replace(
-            self.serve(), limits=limits, max_concurrent_requests=self.plan.places
+        self.story: list[Happening] = []
+        self.seen: Counter[str] = Counter()
+        self.started: Counter[tuple[int, StepKey, int, int]] = Counter()
+        self.killed: dict[str, tuple[str, int]] = {}
+        self.lost_tensors: Counter[str] = Counter()
+        self.strangers = 0
+        self.snapshot: Snapshot | None = None
+        self._next_beat_ns = self.now_ns
+        self._quiet_beats = 0
+        self._timers: list[tuple[int, int, Callable[[], None]]] = []
+        self._made = 0
+        self.deployment = self.layout.deployment(
+            limits=msgspec.structs.replace(
+                LIMITS,
+                max_attempts=self.plan.max_attempts,
+                walk_timeouts_s=WALK_LIMITS_S if self.plan.limited else {},
+            ),
+            max_concurrent_requests=self.plan.places,
+            max_waiting=self.plan.waiting,
+            replicas=self.plan.replicas,
+            max_per_replica=self.plan.per_replica,
         )
-        known = {str(event.request_id) for event in self.events(RequestSubmitted)}
-        self.cancelled |= {str(event.request_id) for event in self.events(RequestCancel)}
-        self.clients = Clients(self, [f"r{n}" for n in range(self.plan.requests)], known)
-        self.conductors: list[SimConductor] = [SimConductor(self, self.name("c"))]
-        self.workers: list[RankProcess] = []
+        self.questions = {one.request_id: one for one in asked(seed, self.plan)}
+        self.poisons = {one.request_id: one.poison for one in self.questions.values() if one.poison}
+        self.clients: list[Client] = []
+        self.services: list[Service] = []
+        self.conductors: list[Conductor] = []
+        self.gateways: list[Gateway] = []
+        self.workers: list[Worker] = []
+        for record in records or []:
+            self._remember(record)
+        for number, question in enumerate(self.questions.values()):
+            if number < self.plan.services:
+                self.services.append(Service(self, question))
+            else:
+                self.clients.append(Client(self, question))
+        for _ in range(self.plan.gateways):
+            self.gateways.append(Gateway(self, self.name("g")))
+        for _ in range(self.plan.conductors):
+            self.conductors.append(Conductor(self, self.name("c")))
         for rank in self.ranks:
-            self.spawn(rank)
+            self.spawn_worker(rank)
 
-    # ---- the model ---------------------------------------------------------------------------------
-    graph_of: Callable[[str], ModelGraph] = staticmethod(registry.graph)
+    def _remember(self, record: StoredRecord) -> None:
+        """Begin with a record of another history."""
+        self.now_ns = max(self.now_ns, record.time_ns)
+        self.log.append(record.subject, record.data)
 
-    def serve(self) -> Deployment:
-        """What is served, and where."""
-        return deployment()
+    # ---- what is asked -----------------------------------------------------------------------------
+    def kind_of(self, request_id: str) -> str:
+        """What a request asks for."""
+        return self.questions[request_id].kind
 
-    def asked(self, request_id: str) -> str:
-        """What a client writes."""
-        return request_id
-
-    def texts(self, request_id: str) -> dict[str, str]:
-        """What it is to read, by track."""
-        return {"": text_of(request_id)}
-
-    # ---- the log -----------------------------------------------------------------------------------
-    def store(self, subject: str, data: bytes) -> None:
-        seq = len(self.records) + 1
-        self.records.append(StoredRecord(seq, subject, data, time_ns=seq * 1000))
-        self.decoded.append(decode(data))
-
-    def events(self, kind: type[Event]) -> list[AnyEvent]:
-        return [event for event in self.decoded if isinstance(event, kind)]
-
-    def outputs(self, request_id: str) -> list[OutputChunk | OutputFence]:
-        fence, found = EpochFence(), []
-        for event in self.decoded:
-            counts = fence.admits(event)
-            if counts and isinstance(event, OutputChunk | OutputFence) and event.request_id == request_id:
-                found.append(event)
-        return found
+    def expected(self, request_id: str) -> dict[str, str]:
+        """What its client is to read, by track."""
+        return self.model.expected(request_id, self.kind_of(request_id))
 
     # ---- who there is ------------------------------------------------------------------------------
     def name(self, kind: str) -> str:
-        self.generation += 1
-        return f"{kind}{self.generation}.{len(self.records)}"
-
-    def conductor(self, name: str) -> SimConductor | None:
-        return next((c for c in self.conductors if c.name == name and not c.zombie), None)
+        """A name that nobody had before."""
+        self._made += 1
+        return f"{kind}{self._made}x{self.log.last_seq}"
 
     @property
     def processes(self) -> list[Process]:
-        return [p for p in (self.clients, *self.conductors, *self.workers) if p.alive]
+        return [*self.gateways, *self.services, *self.conductors, *self.workers]
+
+    @property
+    def leader(self) -> Conductor:
+        """Who leads, and knows it."""
+        return next(one for one in self.conductors if one.is_alive and one.is_leading)
+
+    def present(self, rank: int) -> Worker | None:
+        """The process that has a rank: of several, the newest."""
+        alive = [worker for worker in self.workers if worker.rank == rank and worker.is_alive]
+        return alive[-1] if alive else None
+
+    def living(self, rank: int, incarnation: int) -> Worker | None:
+        """The process whose life this is."""
+        found = (w for w in self.workers if w.rank == rank and w.is_alive and w.incarnation == incarnation)
+        return next(found, None)
+
+    def spawn_worker(self, rank: int) -> None:
+        self.workers.append(Worker(self, self.name(f"w{rank}-"), rank))
+
+    def replace(self, process: Process) -> None:
+        """Somebody looks after each role: who is gone is started again, after a while."""
+        pause_ms = self.random.choice([1, 50, 400, 2500])
+        match process:
+            case Worker():
+                self.workers = [one for one in self.workers if one.is_alive]
+                self.later(pause_ms, lambda: self._staff(process.rank))
+            case Conductor():
+                self.conductors = [one for one in self.conductors if one.is_alive]
+                self.later(pause_ms, lambda: self.conductors.append(Conductor(self, self.name("c"))))
+            case Gateway():
+                self.gateways = [one for one in self.gateways if one.is_alive]
+                self.later(pause_ms, lambda: self.gateways.append(Gateway(self, self.name("g"))))
+            case _:
+                raise AssertionError(process)
+
+    def _staff(self, rank: int) -> None:
+        if self.present(rank) is None:
+            self.spawn_worker(rank)
+
+    # ---- what is kept ------------------------------------------------------------------------------
+    def holds(self, handle: Handle, key: StepKey, reader: Worker) -> bool:
+        """Whether a tensor's owner still lives, and has it; that a living owner let it go is looked into."""
+        if handle.data is not None or handle.rank is None:
+            return True
+        owner = self.living(handle.rank, handle.incarnation or 0)
+        if owner is None:
+            return False
+        if key.request_id in owner.lost_tensors:
+            owner.lost_tensors.discard(key.request_id)
+            self.lost_tensors[key.request_id] += 1
+            self.saw("a tensor is gone for no reason")
+            return False
+        if owner.has(handle.key):
+            return True
+        knows = not (reader.line.is_stale or owner.line.is_stale or owner.has_said_goodbye)
+        assert not knows or not self.is_current(key), (
+            f"{key} needs {handle.key}, which {owner} let go of too early"
+        )
+        return False
+
+    def is_current(self, key: StepKey) -> bool:
+        """Whether, as the log stands, a step may still have to be done."""
+        for _, event in self.log.valid():
+            is_of = event.request_id == key.request_id
+            stops = isinstance(event, WalkStop) and event.attempt == key.attempt
+            if is_of and (event.attempt > key.attempt or stops or isinstance(event, ENDS)):
+                return False
+        return True
 
     # ---- time --------------------------------------------------------------------------------------
+    def clock_ns(self) -> int:
+        return self.now_ns
+
+    @property
+    def now_s(self) -> float:
+        return self.now_ns / 1_000_000_000
+
+    @property
+    def now_ms(self) -> int:
+        return self.now_ns // 1_000_000
+
+    def later(self, pause_ms: int, what: Callable[[], None]) -> None:
+        """Do something in a while."""
+        self._made += 1
+        heapq.heappush(self._timers, (self.now_ns + pause_ms * 1_000_000, self._made, what))
+
     def run(self) -> "Simulation":
-        """Faults first, then none, until nothing more happens."""
-        for _ in range(self.plan.faulty_steps):
+        """Accidents first, then none, until nothing more happens."""
+        for _ in range(self.plan.busy_steps):
             self.step()
-        self.faulty = False
-        for _ in range(self.plan.settle_steps):
-            if not self.step() and not self.heal():
+        self.is_faulty, self._quiet_beats = False, 0
+        for _ in range(self.plan.rest_steps):
+            if not self.step():
                 return self
-        raise AssertionError(f"seed {self.seed}: it never comes to rest")
+        raise RestlessError(f"it does not come to rest in {self.plan.rest_steps} steps")
 
     def step(self) -> bool:
         """One thing happens; whether anything could."""
         self.steps += 1
-        if self.faulty and self.random.random() < self.plan.p_crash:
-            self.crash()
-            return True
-        for process in self.random.sample(self.processes, len(self.processes)):
-            actions: list[Callable[[], object]] = []
-            if process.outbox:
-                actions.append(process.transmit)
-            if process.behind:
-                actions.append(process.read)
-            if actions and self.random.random() < 0.7:
-                self.random.choice(actions)()
+        self.now_ns += self.random.randrange(4_000_000)
+        self._ring()
+        if self.is_faulty:
+            self._have_accidents()
+        actors: list[Client | Process] = [*self.clients, *self.processes]
+        while actors:
+            actor = drawn(actors, self.random)
+            if actor.act():
+                self._quiet_beats = 0
                 return True
-            if process.work():
-                return True
-            if actions:
-                self.random.choice(actions)()
-                return True
-        return False
+        return self._wait()
 
-    def lose_gateway(self) -> None:
-        """The gateway dies with all it had not sent; clients ask again, under the same ids, at a new one."""
-        for request_id, tracks in self.clients.text.items():
-            told = self.released.setdefault(request_id, {})
-            for track, text in tracks.items():
-                before = told.get(track, "")
-                assert text.startswith(before) or before.startswith(text), (
-                    "a second gateway told another story"
-                )
-                told[track] = max(text, before, key=len)
-        stored = {str(event.request_id) for event in self.events(RequestSubmitted)}
-        self.clients = Clients(self, [f"r{n}" for n in range(self.plan.requests)], stored)
-        self.story.append(f"{self.steps}: gateway dies")
+    def _ring(self) -> None:
+        while self._timers and self._timers[0][0] <= self.now_ns:
+            heapq.heappop(self._timers)[2]()
+            self._quiet_beats = 0
+        while self._next_beat_ns <= self.now_ns:
+            self._next_beat_ns += BEAT_MS * 1_000_000
+            self._beat()
 
-    def crash(self) -> None:
-        """The gateway dies, or a conductor or rank does, or is only taken for dead; another takes over."""
-        kind = self.random.choice(["conductor", "worker", "gateway"])
-        if kind == "gateway":
-            self.lose_gateway()
-            return
-        if kind == "worker":
-            self.lose_rank(self.random.choice(self.ranks) if len(self.ranks) > 1 else self.ranks[0])
-            return
-        zombie = self.random.random() < self.plan.p_zombie
-        self.replaced(self.conductors, zombie)
-        self.conductors.append(SimConductor(self, self.name("c")))
-        self.story.append(f"{self.steps}: conductor {'taken for dead' if zombie else 'dies'}")
+    def _wait(self) -> bool:
+        """Nobody has anything to do, until something rings; whether anything ever will."""
+        self._quiet_beats += 1
+        if not self._timers and self._quiet_beats > QUIET_BEATS:
+            return False
+        rings = [self._next_beat_ns, *(at_ns for at_ns, _, _ in self._timers[:1])]
+        self.now_ns = max(self.now_ns, min(rings))
+        return True
 
-    def lose_rank(self, rank: int) -> None:
-        """A rank dies, or is only taken for dead, and another process takes its place at once."""
-        zombie = self.random.random() < self.plan.p_zombie
-        self.replaced([worker for worker in self.workers if worker.rank == rank], zombie)
-        self.spawn(rank)
-        self.story.append(f"{self.steps}: rank {rank} {'taken for dead' if zombie else 'dies'}")
+    def _beat(self) -> None:
+        """Everybody says that it is there, to those who listen; then they look at what they know."""
+        for process in self.processes:
+            if process.is_reachable and not process.line.is_stale:
+                process.line.reader.beat()
+        p_lost = self.plan.p_lost * self.is_faulty
+        heard = [conductor for conductor in self.conductors if conductor.is_reachable]
+        for process in (*self.conductors, *self.workers):
+            if process.is_reachable:
+                for conductor in heard:
+                    if self.random.random() >= p_lost:
+                        conductor.hear(process, process.signs())
+        for conductor in heard:
+            conductor.look()
 
-    @staticmethod
-    def replaced(group: Sequence[Process], zombie: bool) -> None:
-        for process in group:
-            if not process.zombie:
-                process.zombie = True
-                process.alive = process.alive and zombie
+    def _have_accidents(self) -> None:
+        for name, rate in self.plan.rates.items():
+            if self.random.random() < rate and (what := ACCIDENTS[name](self)) is not None:
+                self.saw(f"accident: {name}")
+                if what:
+                    self.tell(what)
 
-    def spawn(self, rank: int) -> None:
-        """A process of its own for a rank."""
-        self.workers.append(self.worker(self, self.name(f"w{rank}-"), rank))
+    def go_back(self, keep: int, *, is_new: bool) -> None:
+        """The log loses what is behind its first records."""
+        self.log.go_back(keep, is_new=is_new)
 
-    def present(self, rank: int) -> RankProcess | None:
-        """The process that runs a rank now, if one does."""
-        found = (w for w in self.workers if w.rank == rank and w.alive and not w.zombie)
-        return next(found, None)
+    @property
+    def command(self) -> str:
+        """How to see this history again."""
+        changed = self.plan.difference(Plan.of(self.seed))
+        changes = [f"--set '{name}={json.dumps(value)}'" for name, value in changed.items()]
+        return " ".join(["python -m tests.simulation", f"--seed {self.seed}", *changes])
 
-    def heal(self) -> bool:
-        """The supervisor starts workers again that left of themselves; whether any had."""
-        away = [rank for rank in self.ranks if self.present(rank) is None]
-        for rank in away:
-            self.spawn(rank)
-        return bool(away)
+    # ---- what is told ------------------------------------------------------------------------------
+    def saw(self, what: str) -> None:
+        """Count something that happened."""
+        self.seen[what] += 1
+
+    def tell(self, what: str) -> None:
+        """Write something down that is not in the log."""
+        self.story.append(Happening(self.steps, self.log.generation, self.log.last_seq, what))

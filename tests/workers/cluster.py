@@ -16,6 +16,7 @@ from shared.events import (
     OutputChunk,
     RequestCancelled,
     RequestFinished,
+    RequestResumed,
     Usage,
     WalkCall,
     WalkCompleted,
@@ -46,6 +47,7 @@ class Member:
     log: FakeLog
     store: ArenaStore
     model: Model
+    worker: Worker
     task: "asyncio.Task[None]"
     life: int = 0
 
@@ -76,7 +78,7 @@ class Cluster:
         model = self.make_model(rank, store)
         seen = len(self.server.records)
         worker = Worker(log, SUBJECTS, self.config, Rank(rank), model, store)
-        member = Member(rank, log, store, model, asyncio.create_task(worker.run()))
+        member = Member(rank, log, store, model, worker, asyncio.create_task(worker.run()))
         async with aclosing(self.log.read([SUBJECTS.worker(rank)], seen + 1)) as records:
             async for record in records:
                 if isinstance(decode(record.data), WorkerJoined):
@@ -146,9 +148,18 @@ class Cluster:
 
     def stop(self, orders: Sequence[NodeReady]) -> None:
         """Stop a step everywhere, and cancel its request."""
+        self.interrupt(orders)
+        request_id = str(orders[0].request_id)
+        cancelled = RequestCancelled(
+            id=f"{request_id}.end", writer="conductor", request_id=request_id, epoch=1, reason="", history=b""
+        )
+        self.put(SUBJECTS.walk(request_id), cancelled)
+
+    def interrupt(self, orders: Sequence[NodeReady]) -> None:
+        """Stop a step at its ranks; the request goes on, later and maybe elsewhere."""
         for order in orders:
             stop = WalkStop(
-                id=f"{order.request_id}.stop.{order.rank}",
+                id=f"{order.request_id}.stop.{order.attempt}.{order.index}.{order.rank}",
                 writer="conductor",
                 request_id=order.request_id,
                 attempt=order.attempt,
@@ -160,11 +171,19 @@ class Cluster:
                 history=b"",
             )
             self.put(SUBJECTS.ready(order.rank, str(order.request_id)), stop)
-        request_id = str(orders[0].request_id)
-        cancelled = RequestCancelled(
-            id=f"{request_id}.end", writer="conductor", request_id=request_id, epoch=1, reason="", history=b""
+
+    def resume(self, request_id: str, attempt: int) -> None:
+        """The request goes on in this attempt, wherever."""
+        resumed = RequestResumed(
+            id=f"{request_id}.resumed.{attempt}",
+            writer="conductor",
+            request_id=request_id,
+            attempt=attempt,
+            epoch=1,
+            placement={},
+            reason="",
         )
-        self.put(SUBJECTS.walk(request_id), cancelled)
+        self.put(SUBJECTS.walk(request_id), resumed)
 
     def finish(self, request_id: str) -> None:
         """The request is over."""
@@ -218,6 +237,19 @@ class Cluster:
         for request_id in request_ids:
             self.finish(request_id)
         await until(lambda: not any(m.store.stats().slots for m in self.members.values()))
+
+    @property
+    def held(self) -> dict[str, int]:
+        """What all ranks together hold now, whoever's it is; nothing, where nothing runs."""
+        found = {"slots": 0, "scopes": 0, "early": 0, "running": 0, "waiting": 0, "held": 0, "kv_used": 0}
+        for member in self.members.values():
+            store, engine = member.store.stats(), member.model.counters()
+            found["slots"] += store.slots
+            found["scopes"] += store.scopes
+            found["early"] += member.worker.vital_signs()["meters"].edges.early
+            for name in ("running", "waiting", "held", "kv_used") if engine is not None else ():
+                found[name] += getattr(engine, name)
+        return {name: count for name, count in found.items() if count}
 
 
 async def until(condition: Callable[[], bool], seconds: float = 20) -> None:

@@ -47,6 +47,7 @@ from workers.engine.sequence import (
 from workers.executor import Executor
 from workers.inbox import Start, StepKey, Stop
 from workers.nodes import Hosted
+from workers.pulse import Pulse
 from workers.rows import Rows
 from workers.writer import EventWriter
 
@@ -134,6 +135,7 @@ class ToyProcessing:
     """The toy's CPU face. `gate` holds the node `greet` back until it is set."""
 
     eos_ids = (EOS,)
+    tool_calls = ""
 
     def __init__(self) -> None:
         self.greets_as = "hello"
@@ -220,9 +222,11 @@ class FakeEngine:
 
     def hold(self, key: str) -> None:
         self.held.add(key)
+        self._changed.set()
 
     def resume(self, key: str) -> None:
         self.held.discard(key)
+        self._changed.set()
 
     def cancel(self, key: str) -> None:
         """As the engine's thread: one more step may be under way."""
@@ -429,6 +433,30 @@ async def rigged(server: FakeServer | None = None, *, max_posted: int = 1000) ->
             await log.close()
             assert store.stats().puts == 0, "steps of one rank do not touch the store"
             await store.close()
+
+
+@dataclass(slots=True)
+class FakeLine:
+    """Beats for whoever listens on a log in memory, from any thread."""
+
+    server: FakeServer
+    loop: asyncio.AbstractEventLoop
+
+    async def beat(self, subject: str, data: bytes) -> None:
+        self.loop.call_soon_threadsafe(self.server.tell, subject, data)
+
+    async def close(self) -> None:
+        pass
+
+
+def pulse(server: FakeServer, every_s: float = 0.01) -> Pulse:
+    """A rank's beats on a log in memory."""
+    loop = asyncio.get_running_loop()
+
+    async def open_line() -> FakeLine:
+        return FakeLine(server, loop)
+
+    return Pulse(SUBJECTS.beat("worker", str(RANK)), open_line, every_s=every_s)
 
 
 async def turns(count: int = 20) -> None:

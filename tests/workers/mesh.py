@@ -229,6 +229,7 @@ class MeshProcessing:
     """The CPU face."""
 
     eos_ids = ()
+    tool_calls = ""
 
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         assert node == "say"

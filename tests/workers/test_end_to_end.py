@@ -1,11 +1,14 @@
 """A worker with the real engine and a tiny checkpoint: orders in, events out, against `generate`."""
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+import jsonschema
 import msgspec
 import pytest
 from tokenizers import Tokenizer
@@ -159,21 +162,22 @@ PENALISED = {
 
 
 @pytest.mark.parametrize(
-    "sampling",
+    "asked",
     [
-        GREEDY,
-        {"temperature": 1.0, "top_p": 0.9, "top_k": 50},
-        GREEDY | PENALISED,
-        {"temperature": 1.0, "top_p": 0.95, "top_k": 0, "min_p": 0.02} | PENALISED,
+        {"sampling": GREEDY},
+        {"sampling": {"temperature": 1.0, "top_p": 0.9, "top_k": 50}},
+        {"sampling": {"temperature": 1.0, "top_p": 0.9, "top_k": 50}, "choice": 3},
+        {"sampling": GREEDY | PENALISED},
+        {"sampling": {"temperature": 1.0, "top_p": 0.95, "top_k": 0, "min_p": 0.02} | PENALISED},
     ],
 )
 async def test_a_second_attempt_goes_on_exactly_behind_what_was_released(
-    sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.output.COALESCE_S", 0.0)  # a chunk for every token
     [prompt] = prompts(1, seed=2)
     async with living() as life:
-        life.answer("whole", prompt, sampling=sampling)
+        life.answer("whole", prompt, **asked)
         whole = await life.event(WalkCompleted, "whole")
         released = life.chunks("whole")
         assert len(released) == TOKENS
@@ -184,13 +188,108 @@ async def test_a_second_attempt_goes_on_exactly_behind_what_was_released(
                 life.server.append(SUBJECTS.output("g-1", name, "w0"), encode(copy))
             fence = harness.fence(name, 2)
             life.server.append(SUBJECTS.output("g-1", name, "conductor"), encode(fence))
-            life.answer(name, prompt, attempt=2, sampling=sampling)
+            life.answer(name, prompt, attempt=2, **asked)
             done = await life.event(WalkCompleted, name, attempt=2)
 
             assert life.tokens(name) == life.tokens("whole")
             assert life.text(name) == life.text("whole")
             assert done.results[-1].facts == whole.results[-1].facts
             assert done.output == totals_of(life.chunks(name))
+
+
+SENTENCE: Final = {
+    "type": "object",
+    "properties": {"words": {"type": "array", "items": {"type": "string", "maxLength": 4}, "maxItems": 3}},
+    "required": ["words"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"guide": {"json_schema": SENTENCE}, "sampling": {"temperature": 1.0, "top_p": 0.9, "top_k": 50}},
+        {"guide": {"regex": "[a-z]{9}[0-9]{9}"}, "sampling": GREEDY},
+        {"guide": {"choice": ["a rather long one", "another"]}, "exhausts_guide": True},
+    ],
+)
+async def test_a_guided_answer_is_what_it_has_to_be_whoever_ends_it(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.output.COALESCE_S", 0.0)  # a chunk for every token
+    [prompt] = prompts(1, seed=2)
+    asked = {"ignore_eos": False, "max_tokens": 90, **asked}
+    async with living() as life:
+        life.answer("whole", prompt, **asked)
+        whole = await life.event(WalkCompleted, "whole")
+        released = life.chunks("whole")
+        assert whole.results[-1].facts["finish_reason"] == "stop"
+        assert_guided(life.text("whole"), asked["guide"])
+        for kept in (0, 1, 2, len(released) // 2, len(released) - 1, len(released)):
+            name = f"r{kept}"
+            for chunk in released[:kept]:
+                copy = msgspec.structs.replace(chunk, request_id=name, id=f"{name}.out.1.{chunk.index}")
+                life.server.append(SUBJECTS.output("g-1", name, "w0"), encode(copy))
+            life.server.append(SUBJECTS.output("g-1", name, "conductor"), encode(harness.fence(name, 2)))
+            life.answer(name, prompt, attempt=2, **asked)
+            done = await life.event(WalkCompleted, name, attempt=2)
+
+            assert life.tokens(name) == life.tokens("whole")
+            assert life.text(name) == life.text("whole")
+            assert done.results[-1].facts == whole.results[-1].facts
+
+
+def assert_guided(text: str, guide: dict[str, Any]) -> None:
+    match guide:
+        case {"json_schema": schema}:
+            jsonschema.validate(json.loads(text), schema)
+        case {"regex": regex}:
+            assert re.fullmatch(regex, text)
+        case {"choice": texts}:
+            assert text in texts
+        case _:
+            raise AssertionError(guide)
+
+
+async def test_a_guide_that_cannot_be_kept_fails_where_the_prompt_is_prepared() -> None:
+    async with living() as life:
+        for number, (guide, said) in enumerate(
+            [({"json_schema": {"not": {}}}, "not"), ({"regex": "("}, "unclosed group")]
+        ):
+            args = {"inputs": {"text": "hi", "chat": False}, "params": {"guide": guide}}
+            life.order(harness.ready(f"r{number}", WalkCall(name="prepare", args=args)))
+            failed = await life.event(WalkFailed, f"r{number}", step=0)
+
+            assert (failed.failure.code, failed.failure.status) == ("invalid_guide", 400)
+            assert said in failed.failure.message
+
+
+async def test_the_least_length_counts_the_tokens_of_earlier_attempts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A token that would end the answer does not, before there are so many, whoever made them."""
+    monkeypatch.setattr("workers.output.COALESCE_S", 0.0)  # a chunk for every token
+    least = 10
+    [prompt] = prompts(1, seed=2)
+    ends = [*{*generate("qwen3", prompt, TOKENS)[3:]}]
+    asked: dict[str, Any] = {"sampling": GREEDY | {"min_tokens": least}, "stop_token_ids": ends}
+    async with living() as life:
+        life.answer("whole", prompt, **asked)
+        whole = await life.event(WalkCompleted, "whole")
+        assert not {*life.tokens("whole")[:least]} & {*ends}
+        assert least < len(life.tokens("whole")) < TOKENS
+        assert whole.results[-1].facts["finish_reason"] == "stop"
+        for kept in (1, least - 1, least, len(life.tokens("whole"))):
+            name = f"r{kept}"
+            for chunk in life.chunks("whole")[:kept]:
+                copy = msgspec.structs.replace(chunk, request_id=name, id=f"{name}.out.1.{chunk.index}")
+                life.server.append(SUBJECTS.output("g-1", name, "w0"), encode(copy))
+            life.server.append(SUBJECTS.output("g-1", name, "conductor"), encode(harness.fence(name, 2)))
+            life.answer(name, prompt, attempt=2, **asked)
+            done = await life.event(WalkCompleted, name, attempt=2)
+
+            assert life.tokens(name) == life.tokens("whole")
+            assert done.results[-1].facts == whole.results[-1].facts
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2, 9])

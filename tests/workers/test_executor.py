@@ -1,7 +1,8 @@
 import asyncio
 import re
+from collections.abc import Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -10,24 +11,30 @@ from shared.errors import CapacityError, WorkerError
 from shared.events import (
     EpochOpened,
     Failure,
+    NodeReady,
     OutputChunk,
     OutputTotals,
     TokenLogprobs,
     WalkCall,
     WalkCompleted,
     WalkFailed,
+    WalkProgressed,
     WalkStopped,
     encode,
 )
 from shared.log.fake import FakeServer
-from shared.tensors import inline_ids, read_ids
+from shared.models.base import CpuResult, EngineKind, ModelGraph
+from shared.tensors import Handle, inline_ids, read_ids
 from shared.transcript import Transcript
+from shared.walks import CLIENT, Edge, Loop, Node, Parallel, Sequential, compile_walk
 from tests.workers import harness
+from tests.workers.cluster import until
 from tests.workers.harness import EOS, LIFE, SUBJECTS, chat, ready, rigged, told_of, turns
 from workers.chain import Chain
 from workers.echo import spell
 from workers.engine.sequence import Sampling
 from workers.inbox import Ended
+from workers.output import HELD_CHUNKS
 
 
 def bytes_of(words: str) -> list[int]:
@@ -809,6 +816,64 @@ async def test_what_was_released_and_comes_out_otherwise_is_a_divergence() -> No
         assert (await rig.event(WalkFailed, attempt=2)).failure.code == "divergence"
 
 
+IN_TURN: Final = ModelGraph(
+    family="toy",
+    nodes=dict.fromkeys(("say", "wait", "turn"), EngineKind.CPU),
+    walks={
+        "talk": compile_walk(
+            "talk",
+            Loop(
+                "again",
+                Sequential(
+                    Parallel(
+                        Node("say", inputs=("word",), outputs=(Edge("said", to=CLIENT("text")),)),
+                        Node("wait", inputs=("number",), outputs=(Edge("next", to="turn"),)),
+                    ),
+                    Node(
+                        "turn",
+                        inputs=("next",),
+                        outputs=(Edge("number", to="wait"), Edge("word", to="say")),
+                    ),
+                ),
+                max_iters="times",
+            ),
+        )
+    },
+    plan=harness.TOY.plan,
+)
+
+
+async def test_what_a_node_says_goes_out_in_the_order_of_its_firings_whatever_takes_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A word that takes longer to copy than the next: the order is a part of the answer."""
+
+    def run(_: object, node: str, key: str, inputs: Mapping[str, Handle], args: object) -> CpuResult:
+        if node == "say":
+            return CpuResult(outputs={"said": inputs["word"]})
+        if node == "wait":
+            return CpuResult(outputs={"next": inputs["number"]})
+        [number] = read_ids(inputs["next"])
+        word = harness.text(f"{number} ", f"{key}/word")
+        return CpuResult(outputs={"number": inline_ids(f"{key}/number", [number + 1]), "word": word})
+
+    async def copied_late(data: Any) -> bytes:
+        word = bytes(data)
+        for _ in range(40 if word == b"0 " else 0):
+            await asyncio.sleep(0.001)
+        return word
+
+    monkeypatch.setattr(harness, "TOY", IN_TURN)
+    monkeypatch.setattr(harness.ToyProcessing, "run", run)
+    monkeypatch.setattr("workers.chain.copied", copied_late)
+    async with rigged() as rig:
+        inputs = {"number": inline_ids("n", [1]), "word": harness.text("0 ")}
+        rig.start(ready("r", WalkCall(name="talk", inputs=inputs, args={"times": 3})))
+        await rig.event(WalkCompleted)
+
+        assert rig.released() == "0 1 2 "
+
+
 # ---- failures ------------------------------------------------------------------------------------
 
 
@@ -950,6 +1015,75 @@ async def test_a_full_backlog_holds_chunks_back_and_loses_none() -> None:
         assert [event.number for event in rig.all()] == [1, 2, 3]
 
 
+async def test_a_row_is_held_when_too_much_of_it_waits_for_the_log_and_goes_on_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("workers.output.MAX_CHUNK_TOKENS", 5)
+    async with rigged(max_posted=1) as rig:
+        rig.engine.says |= {"r": bytes_of("x" * 100), "q": bytes_of("y" * 100)}
+        rig.server.stop()
+        for name in "rq":
+            rig.start(ready(name, *chat()))
+        await rig.engine.has(2)
+        while len(rig.engine.held) < 2:
+            rig.engine.step()
+        held_at = rig.engine.steps
+        assert held_at <= 1 + HELD_CHUNKS * 5 + 1
+        assert rig.executor.running == 2
+        rig.server.start()
+        while rig.engine.specs:
+            await rig.engine.until(lambda engine: not engine.specs.keys() <= engine.held)
+            rig.engine.step()
+        for name, letter in (("r", "x"), ("q", "y")):
+            done = await rig.event(WalkCompleted, name)
+            assert done.results[-1].facts == {"completion_tokens": 100, "finish_reason": "length"}
+            assert rig.released(name) == letter * 100
+        assert not rig.engine.held
+
+
+async def test_an_echo_that_waits_for_the_log_holds_its_row_from_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("workers.output.HELD_BYTES", 10)
+    async with rigged(max_posted=1) as rig:
+        rig.engine.says |= {"r": [65, EOS], "q": [66, EOS]}
+        rig.server.stop()
+        rig.start(ready("q", *chat(echo="fills the backlog")))
+        rig.start(ready("r", *chat(echo="is too large to wait")))
+        await rig.engine.has(2)
+        assert rig.engine.held == {"r.1.0.llm"}
+        rig.engine.step()
+        await turns()
+        assert list(rig.engine.specs) == ["q.1.0.llm", "r.1.0.llm"]
+        rig.server.start()
+        await rig.event(OutputChunk)
+        await rig.engine.until(lambda engine: not engine.held)
+        rig.engine.run_out()
+        await rig.event(WalkCompleted)
+
+        assert rig.released() == "is too large to waitA"
+
+
+async def test_what_a_node_puts_out_waits_with_it_while_the_log_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("workers.output.HELD_BYTES", 1)
+    greet = WalkCall(name="greet", inputs={"name": harness.text("you")})
+    async with rigged(max_posted=1) as rig:
+        rig.server.stop()
+        rig.start(ready("q", greet))
+        await turns()
+        rig.start(ready("r", greet, greet, greet))
+        await until(lambda: len(rig.processing.calls) == 2)
+        for _ in range(50):  # it would go on at once, if it might
+            await asyncio.sleep(0.001)
+        assert [key.split("/")[0] for _, key in rig.processing.calls] == ["q", "r"]
+        rig.server.start()
+        await rig.event(WalkCompleted)
+
+        assert rig.released() == "hello you" * 3
+
+
 async def test_when_idle_it_is_finished_and_otherwise_not_in_time() -> None:
     async with rigged() as rig:
         assert await rig.executor.finish(0)
@@ -961,3 +1095,89 @@ async def test_when_idle_it_is_finished_and_otherwise_not_in_time() -> None:
         assert await rig.executor.finish(0)
         await turns()
         assert not rig.server.records
+
+
+# ---- probation -------------------------------------------------------------------------------------
+
+
+def suspected(*walks: WalkCall, attempt: int = 2, **kwargs: Any) -> NodeReady:
+    """An order under which a worker died."""
+    return msgspec.structs.replace(ready("r", *walks, attempt=attempt, **kwargs), on_probation=True)
+
+
+async def test_eight_tokens_behind_what_was_stored_are_progress_and_it_is_said_once() -> None:
+    async with rigged() as rig:
+        put_chunks(rig.server, ("abc", b"abc"))
+        rig.put_fence(harness.fence("r", 2))
+        rig.engine.says["r"] = bytes_of("abc" + "x" * 60)
+        rig.start(suspected(*chat(max_tokens=60), step=1))
+        await rig.engine.has()
+        for _ in range(7):
+            rig.engine.step()
+        async with aclosing(rig.log.read([SUBJECTS.outputs_of("r")], 1)) as records:
+            async for _ in records:  # what is computed goes out by itself
+                if len(rig.released()) == 3 + 7:
+                    break
+        await turns()
+        assert not rig.events(WalkProgressed)
+        rig.engine.step()
+        progressed = await rig.event(WalkProgressed, attempt=2)
+        assert (progressed.rank, progressed.index, progressed.incarnation) == (0, 1, LIFE)
+        assert progressed.tokens == 3 + 8
+        assert progressed.tokens <= sum(len(chunk.token_ids) for chunk in rig.events(OutputChunk))
+        rig.engine.run_out()
+        await rig.event(WalkCompleted, attempt=2)
+
+        assert len(rig.events(WalkProgressed)) == 1
+
+
+async def test_what_is_not_stored_is_no_progress() -> None:
+    async with rigged() as rig:
+        rig.put_fence(harness.fence("r", 2))
+        rig.engine.says["r"] = bytes_of("x" * 40)
+        rig.start(suspected(*chat(max_tokens=40)))
+        await rig.engine.has()
+        rig.server.stop()
+        rig.engine.run_out()
+        await turns()
+        assert not rig.events(WalkProgressed)
+        rig.server.start()
+        await rig.event(WalkCompleted, attempt=2)
+
+        assert len(rig.events(WalkProgressed)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("order", "says", "why"),
+    [
+        (suspected(*chat(max_tokens=7)), "x" * 7, "it is done before, which says more"),
+        (suspected(*chat(max_tokens=7, echo="the prompt " * 9)), "x" * 7, "an echo is not computed"),
+        (ready("r", *chat(max_tokens=40), attempt=2), "x" * 40, "nobody died under it"),
+        (suspected(WalkCall(name="secret", inputs={"token_ids": inline_ids("p", [1])})), "x", "no output"),
+    ],
+)
+async def test_nothing_is_said_of_progress_where_there_is_none_to_tell(
+    order: NodeReady, says: str, why: str
+) -> None:
+    async with rigged() as rig:
+        rig.put_fence(harness.fence("r", 2))
+        rig.engine.says["r"] = bytes_of(says)
+        rig.start(order)
+        await rig.engine.has()
+        rig.engine.run_out()
+        await rig.event(WalkCompleted, attempt=2)
+
+        assert not rig.events(WalkProgressed), why
+
+
+@pytest.mark.parametrize("released", [True, False])
+async def test_a_chunk_that_is_new_is_progress_and_one_that_was_released_is_none(released: bool) -> None:
+    async with rigged() as rig:
+        if released:
+            put_chunks(rig.server, ("hello you", b""))
+        rig.put_fence(harness.fence("r", 2))
+        rig.start(suspected(WalkCall(name="greet", inputs={"name": harness.text("you")})))
+        await rig.event(WalkCompleted, attempt=2)
+        await turns()
+
+        assert [event.tokens for event in rig.events(WalkProgressed)] == [0] * (not released)

@@ -8,7 +8,7 @@ from shared.config import ConfigError, DeploymentConfig, NodeGroup, resolve
 from shared.models.base import EngineKind
 from tests.tiny import tiny_checkpoint
 from tests.tiny.orpheus import tiny_orpheus
-from tests.workers.engine.oracle import run
+from tests.workers.engine.oracle import ids, run
 from tests.workers.engine.test_kv_transfer import EXPORT, Slots
 from workers import hosting, memory
 from workers.devices import choose_device
@@ -139,6 +139,28 @@ def test_the_pool_is_as_large_as_configured_or_as_rows_can_use(
 
     assert engine.stats().kv_total == tokens
     assert ("longer requests are refused" in caplog.text) == (tokens < config.max_seq_len)
+
+
+def test_who_guesses_is_as_the_settings_say_and_the_answer_is_the_same() -> None:
+    checkpoint = tiny_checkpoint("qwen3")
+    config = resolve(str(checkpoint))
+    spec = SequenceSpec(key="a", prompt_ids=[5, 6, 7, 5, 6, 7, 5, 6], max_tokens=20)
+
+    def told(settings: EngineSettings) -> tuple[list[int], int]:
+        engine = make_engine(config, settings, 0, no_progress)
+        answer = ids(run(engine, [spec])["a"])
+        return answer, engine.stats().cache.stood
+
+    answer, stood = told(EngineSettings())
+    assert stood == 0
+    assert told(EngineSettings(speculate=4, draft=str(checkpoint))) == (answer, 15)
+    assert told(EngineSettings(speculate=4))[0] == answer
+
+
+def test_a_draft_of_another_vocabulary_is_refused() -> None:
+    settings = EngineSettings(speculate=4, draft=str(tiny_orpheus()))
+    with pytest.raises(ConfigError, match="expected one with the same tokenizer"):
+        make_engine(resolve(str(tiny_checkpoint("qwen3"))), settings, 0, no_progress)
 
 
 def test_progress_is_told_while_weights_load() -> None:

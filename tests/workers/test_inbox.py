@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from shared.events import (
@@ -12,6 +13,7 @@ from shared.events import (
     RequestCancelled,
     RequestFinished,
     RequestRejected,
+    RequestResumed,
     RequestSubmitted,
     StreamSent,
     StreamTaken,
@@ -27,7 +29,19 @@ from shared.ids import Incarnation, Rank
 from shared.log.port import StoredRecord
 from shared.subjects import Subjects
 from workers.early import EarlyEdges, Heard
-from workers.inbox import Action, Ended, Inbox, Joined, Lost, Start, StepKey, Stop, Superseded, Unreadable
+from workers.inbox import (
+    Action,
+    Ended,
+    Inbox,
+    Joined,
+    Lost,
+    Over,
+    Start,
+    StepKey,
+    Stop,
+    Superseded,
+    Unreadable,
+)
 from workers.lives import Met, Parted
 
 SUBJECTS = Subjects()
@@ -43,7 +57,7 @@ def subject_of(event: Event) -> str:
             return SUBJECTS.worker(event.rank)
         case NodeFired() | StreamSent() | StreamTaken() | TensorsReleased():
             return SUBJECTS.edge(0, 1, str(event.request_id))
-        case RequestFinished() | RequestCancelled() | RequestRejected():
+        case RequestFinished() | RequestCancelled() | RequestRejected() | RequestResumed():
             return SUBJECTS.walk(str(event.request_id))
         case _:
             return SUBJECTS.epoch
@@ -163,6 +177,18 @@ def rejected(request_id: str = "r") -> RequestRejected:
     )
 
 
+def resumed(attempt: int, request_id: str = "r", *, epoch: int = 1) -> RequestResumed:
+    return RequestResumed(
+        id=f"{request_id}.resumed.{attempt}",
+        writer="conductor",
+        request_id=request_id,
+        attempt=attempt,
+        epoch=epoch,
+        placement={},
+        reason="",
+    )
+
+
 def started(request_id: str = "r", attempt: int = 1, index: int = 0) -> StepKey:
     return StepKey(request_id, attempt, index)
 
@@ -197,6 +223,8 @@ def _brief(action: Action) -> tuple[str, object]:
             return ("unreadable", None)
         case Heard():
             return ("heard", (type(action.event).__name__, action.rank))
+        case Over():
+            return ("over", (action.request_id, action.attempt))
         case Ended():
             return ("ended", action.request_id)
         case Met():
@@ -334,6 +362,35 @@ CASES: dict[str, tuple[list[Event], list[tuple[str, object]]]] = {
         [joined(), ready(), rejected(), ready(index=1)],
         [JOINED, ("start", started()), ("start", started(index=1))],
     ),
+    "a stop ends its attempt: what others tell of it counts for nothing any more": (
+        [joined(), ready(lives=LIVES), fired(1), stop(), fired(), sent(), ready(index=1, lives=LIVES)],
+        [JOINED, ("start", started()), ("stop", started()), ("start", started(index=1))],
+    ),
+    "what others tell of the attempt behind a stop waits for its order": (
+        [joined(), ready(lives=LIVES), stop(), fired(attempt=2), ready(attempt=2, lives=LIVES)],
+        [
+            JOINED,
+            ("start", started()),
+            ("stop", started()),
+            ("start", (started(attempt=2), "NodeFired")),
+        ],
+    ),
+    "a request that is resumed leaves its attempts before behind, also where it goes on no more": (
+        [joined(), ready(lives=LIVES), resumed(3), fired(), ready(attempt=2), fired(attempt=3)],
+        [JOINED, ("start", started()), ("over", ("r", 1))],
+    ),
+    "its first word here may be that it is resumed": (
+        [joined(), fired(attempt=1), resumed(2), ready(attempt=2, lives=LIVES)],
+        [JOINED, ("start", started(attempt=2))],
+    ),
+    "a copy of it, behind its orders, ends nothing": (
+        [joined(), resumed(2), ready(attempt=2), resumed(2), ready(attempt=2, index=1)],
+        [JOINED, ("start", started(attempt=2)), ("start", started(attempt=2, index=1))],
+    ),
+    "a deposed conductor resumes nothing": (
+        [joined(), ready(), opened(2), resumed(2)],
+        [JOINED, ("start", started())],
+    ),
     "a life that is over is parted from, once": (
         [joined(), joined("w1.joined.x", rank=1), lost(AT + 1, rank=1), lost(AT + 1, rank=1)],
         [JOINED, ("met", (1, AT + 1)), ("parted", (1, AT + 1))],
@@ -400,6 +457,30 @@ def test_early_edges_that_find_no_room_are_told_with_their_order() -> None:
     [start] = fold([ready(attempt=2, lives=LIVES)], inbox)
     assert isinstance(start, Start)
     assert not start.refused
+
+
+def test_an_attempt_that_is_over_leaves_no_early_edges() -> None:
+    early = EarlyEdges()
+    inbox = Inbox(SUBJECTS, Rank(0), OURS, early=early)
+    fold([joined(), ready(lives=LIVES), fired(1), fired(2), fired(1, attempt=2)], inbox)
+    assert early.count == 3
+    fold([stop(), fired(3)], inbox)
+    assert early.count == 1
+    fold([resumed(3)], inbox)
+
+    assert (early.count, early.nbytes) == (0, 0)
+
+
+def test_what_was_told_to_an_earlier_life_is_not_waited_for() -> None:
+    early = EarlyEdges()
+    inbox = Inbox(SUBJECTS, Rank(0), OURS, early=early)
+    to_us, to_no_longer = (msgspec.structs.replace(fired(), to_life=life) for life in (AT, AT - 7))
+    fold([joined(), to_no_longer], inbox)
+    assert early.count == 0
+    [start] = fold([to_us, ready(lives=LIVES)], inbox)
+
+    assert isinstance(start, Start)
+    assert [heard.event for heard in start.heard] == [to_us]
 
 
 def test_an_edge_for_another_rank_or_of_another_request_is_nothing_to_read() -> None:

@@ -1,11 +1,15 @@
 """The pure half of an output; the shell is tested with the executor."""
 
+from collections.abc import Callable
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.events import LikelyToken, OutputChunk, TokenLogprobs, encode
+from shared.log.port import PayloadTooLargeError
 from shared.transcript import Transcript
-from workers.output import COALESCE_S, MAX_CHUNK_TOKENS, Chunker, OutputState
+from workers.output import COALESCE_S, MAX_CHUNK_TOKENS, Chunker, OutputState, OutputStream
 
 
 def chunker(state: OutputState | None = None) -> Chunker:
@@ -143,3 +147,17 @@ def test_every_chunk_says_of_which_choice_it_is() -> None:
     chunks.add(1, "a", 0.0)
 
     assert [cut(chunks, 0.0).choice, cut(chunks, 0.0).choice] == [3, 3]
+
+
+async def test_a_piece_that_the_log_will_never_take_is_told_to_who_waits_for_it() -> None:
+    def post(chunk: OutputChunk, stored: Callable[[int], None]) -> None:
+        if chunk.data:
+            raise PayloadTooLargeError("an event of 9000000 bytes is too large for the log")
+        stored(1)
+
+    stream = OutputStream(chunker(), post)
+    stream.add(1, "a", last=True)
+    stream.add_content({"modality": "audio", "data": bytes(9)})
+    with pytest.raises(PayloadTooLargeError):
+        await stream.stored()
+    await stream.room()  # nobody is held for what goes nowhere

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,13 +12,14 @@ import msgspec
 import pytest
 
 from shared.config import ConfigError, DataPlaneSettings, DeploymentConfig, NodeGroup
-from shared.errors import CapacityError, WorkerError
+from shared.errors import CapacityError, ClientError, WorkerError
 from shared.events import (
     AnyEvent,
     EpochOpened,
     Event,
     NodeReady,
     OutputChunk,
+    WalkCall,
     WalkCompleted,
     WalkStopped,
     WorkerJoined,
@@ -29,12 +31,13 @@ from shared.events import (
 from shared.log.fake import FakeLog, FakeServer
 from shared.meters import WorkerMeters
 from shared.models import registry
+from shared.models.base import CpuResult
 from tests.workers import harness
 from tests.workers.harness import EOS, RANK, SUBJECTS, FakeEngine, ToyProcessing, chat
 from workers import process
 from workers.data_plane.store import open_store
 from workers.model import Loaded
-from workers.process import SupersededError, Worker
+from workers.process import StuckError, SupersededError, Worker
 from workers.rows import Rows
 
 E = TypeVar("E", bound=Event)
@@ -111,9 +114,9 @@ class Life:
                     return signs
         raise AssertionError
 
-    def order(self, request_id: str, *, incarnation: int) -> NodeReady:
+    def order(self, request_id: str, *walks: WalkCall, incarnation: int) -> NodeReady:
         ready = msgspec.structs.replace(
-            harness.ready(request_id, *chat()), incarnation=incarnation, epoch=self.epoch
+            harness.ready(request_id, *(walks or chat())), incarnation=incarnation, epoch=self.epoch
         )
         self.server.append(SUBJECTS.ready(RANK, request_id), encode(ready))
         return ready
@@ -137,7 +140,8 @@ async def living(server: FakeServer | None = None, *, loaded: bool = True) -> As
     log, model, store = FakeLog(server), FakeModel(), open_store(total_bytes=1 << 20)
     if loaded:
         model.may_load.set()
-    task = asyncio.create_task(Worker(log, SUBJECTS, CONFIG, RANK, model, store).run())
+    worker = Worker(log, SUBJECTS, CONFIG, RANK, model, store)
+    task = asyncio.create_task(process.live(worker, harness.pulse(server)))
     try:
         yield Life(server, log, model, task)
     finally:
@@ -150,7 +154,6 @@ async def living(server: FakeServer | None = None, *, loaded: bool = True) -> As
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "BEAT_S", 0.01)
     monkeypatch.setattr(process, "DRAIN_S", 0.0)
 
 
@@ -297,6 +300,79 @@ async def test_given_up_by_the_conductor_it_joins_again_with_the_model_it_has() 
         assert again > at
         assert life.engine.cancelled == ["r.1.0.llm"]
         assert not [event for event in life.events() if isinstance(event, WalkStopped)]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_it_joins_again_when_nothing_of_its_last_life_runs_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, *, ends: bool
+) -> None:
+    begun, done = threading.Event(), threading.Event()
+
+    def held(self: ToyProcessing, *_: object) -> CpuResult:
+        begun.set()
+        done.wait()
+        raise ClientError("nobody waits for this any more")
+
+    monkeypatch.setattr(ToyProcessing, "run", held)
+    monkeypatch.setattr(process, "ABANDON_S", 30.0 if ends else 0.05)
+    async with living() as life:
+        at = await life.incarnation()
+        greet = WalkCall(name="greet", inputs={"name": harness.text("you")})
+        life.order("r", greet, incarnation=at)
+        await asyncio.to_thread(begun.wait)
+        lost = WorkerLost(id="l", writer="conductor", epoch=1, rank=0, incarnation=at, reason="silent")
+        life.put(SUBJECTS.lost, lost)
+        try:
+            if ends:
+                for _ in range(200):
+                    await asyncio.sleep(0)
+                assert len([event for event in life.events() if isinstance(event, WorkerJoined)]) == 1
+                done.set()
+                assert await life.incarnation(2) > at
+            else:
+                await asyncio.wait([life.task])
+                [error] = leaves(life.task.exception())
+                assert isinstance(error, StuckError)
+        finally:
+            done.set()
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that never comes back from its step."""
+    monkeypatch.setattr(process, "ABANDON_S", 0.05)
+    monkeypatch.setattr(process, "LAST_WORDS_S", 0.05)
+    monkeypatch.setattr(FakeEngine, "cancel", lambda self, key: self.cancelled.append(key))
+
+
+async def test_given_up_with_an_engine_that_hangs_it_ends_for_only_a_new_process_can_begin_anew(
+    stuck: None,
+) -> None:
+    async with living() as life:
+        at = await life.incarnation()
+        for name in "rq":
+            life.order(name, incarnation=at)
+        await life.engine.has(2)
+        lost = WorkerLost(id="l", writer="conductor", epoch=1, rank=0, incarnation=at, reason="hangs")
+        life.put(SUBJECTS.lost, lost)
+        await asyncio.wait([life.task])
+
+        [error] = leaves(life.task.exception())
+        assert isinstance(error, StuckError)
+        assert "did not drop what it runs within 0.05 s" in error.message
+        assert len([event for event in life.events() if isinstance(event, WorkerJoined)]) == 1
+        assert life.model.is_closed
+
+
+async def test_told_to_stop_with_an_engine_that_hangs_it_still_says_that_it_leaves(stuck: None) -> None:
+    async with living() as life:
+        life.order("r", incarnation=await life.incarnation())
+        await life.engine.has()
+        life.task.cancel()
+        await asyncio.wait([life.task])
+
+        kinds = [type(event) for event in life.events() if event.writer == "w0"]
+        assert kinds == [WorkerJoined, WorkerLeaving]
 
 
 async def test_orders_of_a_conductor_deposed_before_it_joined_are_void() -> None:

@@ -33,6 +33,8 @@ CASES: dict[str, dict[str, Any]] = {
     "an echo": {"echo": "the prompt as text"},
     "an echo with log probabilities": {"echo": "the prompt as text", "logprobs": 2},
     "one token": {"max_tokens": 1},
+    "a guide": {"guide": {"regex": "[a-z]{5} [0-9]{4}"}, "sampling": WARM, "ignore_eos": False},
+    "a guided token": {"guide": {"choice": ["maybe"]}, "max_tokens": 1},
 }
 
 
@@ -47,7 +49,9 @@ def config() -> DeploymentConfig:
 def calls(prompt: list[int], **args: Any) -> tuple[WalkCall, WalkCall]:
     args = {"max_tokens": 16, "sampling": GREEDY, "stop": [], "ignore_eos": True} | args
     prefill = WalkCall(name="prefill", inputs={"token_ids": inline_ids("p", prompt)}, args=args)
-    told = {name: value for name, value in args.items() if name not in ("logprobs", "echo", "choice")}
+    told = {
+        name: value for name, value in args.items() if name not in ("logprobs", "echo", "choice", "guide")
+    }
     return prefill, WalkCall(name="decode", args=told)
 
 

@@ -39,6 +39,8 @@ def test_many_rows_raise_the_budget_of_a_step() -> None:
         ({"device": "tpu"}, "model_kwargs.device: expected a string that matches .*, found 'tpu'"),
         ({"max_rows": 0}, "model_kwargs.max_rows: expected an integer >= 1, found 0"),
         ({"block_size": "16"}, "model_kwargs.block_size: expected an integer, found '16'"),
+        ({"warm": ["a"], "prefix_cache": False}, "warm: expected none where prefix_cache is false"),
+        ({"warm": [""]}, r"model_kwargs.warm\[0\]"),
     ],
 )
 def test_a_wrong_setting_is_told_by_name(kwargs: dict[str, Any], message: str) -> None:

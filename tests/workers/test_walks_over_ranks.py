@@ -284,6 +284,9 @@ async def test_what_an_attempt_released_is_not_released_again_and_never_contradi
         if frames[1] != 7.0:
             [failed] = await cluster.until(WalkFailed, "r")
             assert failed.failure.code == "divergence"
+            assert "chunk 1 of node 'mix'" in failed.failure.message
+            # Nothing of it was put out: a client sees no frame that contradicts what it has.
+            assert {chunk.attempt for chunk in cluster.chunks("r")} == {1}
             return
         done = await cluster.done("r", 2, attempt=2)
 

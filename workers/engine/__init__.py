@@ -7,6 +7,7 @@ step.py        the step as fixed tensors
 attention.py   the one attention function of all models
 sampler.py     logits to tokens, by counted randomness
 logprobs.py    logits to log probabilities, for rows that ask
+pooling.py     hidden states to one vector, for prompts that are embedded
 node.py        what the engine asks of a model
 kv_transfer.py keys and values out of the pool, and in
 kv_engine.py   schedule, run, sample: the step itself

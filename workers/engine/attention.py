@@ -27,6 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from shared.errors import BugError
+from workers.engine.node import Node
 from workers.engine.step import Int32s, Spans, Step
 
 ATTENTION: Final = "dalsegno_paged"
@@ -52,6 +53,18 @@ class PagedPool:
         shape = (layers, slots, kv_heads, head_dim)
         self.keys: Final = _zeros(shape, device, dtype).unbind()
         self.values: Final = _zeros(shape, device, dtype).unbind()
+
+    @classmethod
+    def of(cls, node: Node, *, slots: int) -> "PagedPool":
+        """A pool as a node's layers need it."""
+        return cls(
+            layers=node.layout.layers,
+            kv_heads=node.layout.kv_heads,
+            head_dim=node.layout.head_dim,
+            slots=slots,
+            device=node.device,
+            dtype=node.dtype,
+        )
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:

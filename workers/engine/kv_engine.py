@@ -4,8 +4,9 @@ Synchronous, and owned by one thread. It knows sequences and tokens; not request
 """
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import isnan
 from typing import Final
@@ -21,12 +22,15 @@ from workers.engine.adjust import adjust
 from workers.engine.attention import ATTENTION, PagedPool, attending
 from workers.engine.blocks import BlockManager
 from workers.engine.cpu_threads import cores, threads_for, use_cpu_threads
+from workers.engine.guide import Guided, GuideThread, Masks
 from workers.engine.kv_transfer import Allocate, check_kv, export_kv, import_kv
 from workers.engine.logprobs import score
 from workers.engine.node import Node
 from workers.engine.outcomes import EngineStats, StepFailedError, Work
+from workers.engine.pace import Pace
+from workers.engine.pooling import Pool
 from workers.engine.sampler import NOT_A_TOKEN, node_key, sample
-from workers.engine.scheduler import Scheduler, Span
+from workers.engine.scheduler import STRETCH, Scheduler, Span
 from workers.engine.selfcheck import check_node
 from workers.engine.sequence import (
     FinishReason,
@@ -37,16 +41,21 @@ from workers.engine.sequence import (
     TokenOutput,
     TokenScore,
 )
+from workers.engine.speculate import Luck, Proposer
 from workers.engine.step import StepBuilder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ran:
-    """What a forward came to: sampled tokens, and the scores asked for; each in the order of the spans."""
+    """What a forward came to: sampled tokens, and the scores asked for; each in the order of the spans.
+
+    `failures`: sequences whose token is none, and why.
+    """
 
     tokens: list[int]
     scores: list[TokenScore]
     prompt_scores: list[TokenScore]
+    failures: dict[str, DalSegnoError] = field(default_factory=dict)
 
 
 class KVEngine:
@@ -60,6 +69,9 @@ class KVEngine:
         max_rows: how many sequences may run at once.
         export_to: where keys and values go that are handed on; none are without it.
         cpu_cores: how many of the machine's cores are for it, on a CPU; all when absent.
+        prefix_cache: whether keys and values are kept for others that begin with the same tokens.
+        stretch: how many times as long a step may take for prompts beside decodes; None is without limit.
+        proposer: who guesses tokens, at most `guesses` for each decode in a step; nobody when absent.
 
     Attributes:
         forwards: how many forwards were run: exactly one per step.
@@ -76,6 +88,10 @@ class KVEngine:
         max_rows: int,
         export_to: Allocate | None = None,
         cpu_cores: int | None = None,
+        prefix_cache: bool = True,
+        stretch: float | None = STRETCH,
+        proposer: Proposer | None = None,
+        guesses: int = 4,
     ) -> None:
         if node.device.type == "cpu":
             use_cpu_threads(threads_for(node.parameters, cpu_cores or cores()))
@@ -86,9 +102,18 @@ class KVEngine:
         self._export_to = export_to
         blocks = BlockManager(num_blocks, block_size)
         self._scheduler = Scheduler(
-            blocks, max_rows=max_rows, max_step_tokens=max_step_tokens, max_positions=node.max_positions
+            blocks,
+            max_rows=max_rows,
+            max_step_tokens=max_step_tokens,
+            max_positions=node.max_positions,
+            prefix_cache=prefix_cache,
+            pace=Pace(stretch=stretch, least=block_size) if stretch is not None else None,
         )
         self._sequences: dict[str, Sequence] = {}
+        self._pools: dict[str, Pool] = {}
+        self._proposer = proposer
+        self._guesses = guesses
+        self._max_step_tokens = max_step_tokens
         self._builder = StepBuilder(
             max_rows=max_rows,
             max_step_tokens=max_step_tokens,
@@ -96,14 +121,8 @@ class KVEngine:
             block_size=block_size,
             device=node.device,
         )
-        self._pool = PagedPool(
-            layers=node.layout.layers,
-            kv_heads=node.layout.kv_heads,
-            head_dim=node.layout.head_dim,
-            slots=blocks.capacity_tokens,
-            device=node.device,
-            dtype=node.dtype,
-        )
+        self._pool = PagedPool.of(node, slots=blocks.capacity_tokens)
+        self._guides = GuideThread(max_rows=max_rows, vocab_size=node.vocab_size, device=node.device)
         self._node_key = node_key(node.name)
         node.use_attention(ATTENTION)
         check_node(node)
@@ -120,7 +139,9 @@ class KVEngine:
             waiting=len(self._scheduler.waiting),
             held=sum(sequence.held for sequence in self._scheduler.running),
             kv_used=(blocks.num_blocks - blocks.free) * blocks.block_size,
+            kv_kept=blocks.kept * blocks.block_size,
             kv_total=blocks.capacity_tokens,
+            cache=self._scheduler.counts,
             work=self._work,
         )
 
@@ -139,11 +160,12 @@ class KVEngine:
             raise ClientError("the prompt is empty: expected at least one token", code="empty_prompt")
         if spec.scores_prompt and spec.logprobs is None:
             raise BugError(f"sequence {spec.key!r} is to score its prompt, but says not how many likeliest")
-        is_only_scored = spec.max_tokens == 0 and spec.scores_prompt and len(spec.prompt_ids) > 1
-        if spec.max_tokens < 1 and not is_only_scored:
+        if spec.max_tokens < 1 and not (spec.max_tokens == 0 and spec.has_use_without_answer):
             raise ClientError(
                 f"max_tokens must be at least 1, found {spec.max_tokens}", code="invalid_max_tokens"
             )
+        if spec.pooling is not None and spec.max_tokens:
+            raise BugError(f"sequence {spec.key!r} is to be pooled and answered: expected one of them")
         sequence = Sequence(spec)
         for what, ids in spec.named_ids.items():
             if ids and (min(ids) < 0 or max(ids) >= self.node.vocab_size):
@@ -157,6 +179,8 @@ class KVEngine:
                 "bad_words: with them and min_tokens there is no token left to choose", code="nothing_left"
             )
         self._check_transfer(sequence)
+        if spec.guide is not None:
+            sequence.guided = Guided(spec.guide, spec)
         self._scheduler.add(sequence)
         self._sequences[spec.key] = sequence
         self._work.sequences += 1
@@ -167,6 +191,9 @@ class KVEngine:
         if sequence is None:
             return False
         self._scheduler.remove(sequence)
+        self._pools.pop(key, None)
+        if self._proposer is not None:
+            self._proposer.forget(key)
         return True
 
     def hold(self, key: str) -> bool:
@@ -190,7 +217,9 @@ class KVEngine:
         self.step_keys = tuple(span.sequence.spec.key for span in spans)
         if not spans:
             return self._told([], [], failures, asked=0)
+        decodes = sum(span.count == 1 for span in spans)
         try:
+            self._guess(spans)
             ran = self._run(spans)
         except Exception as error:  # the batch fails, whatever it was: the engine must outlive it
             self._drop([*self.step_keys, *failures])
@@ -199,22 +228,78 @@ class KVEngine:
                 keys=self.step_keys,
                 others=failures,
             ) from error
+        took_s, computed = time.perf_counter() - begun_s, sum(span.count for span in spans)
+        if self._scheduler.pace is not None:
+            prompts = sum(span.count for span in spans if not span.is_decode)
+            self._scheduler.pace.observe(decodes=decodes, prefill_tokens=prompts, took_s=took_s)
+        tokens = self._settle(spans, ran.tokens)
         self._work.count_step(
-            rows=len(spans),
-            computed=sum(span.count for span in spans),
-            sampled=len(ran.tokens),
-            took_s=time.perf_counter() - begun_s,
+            rows=len(spans), computed=computed, sampled=sum(map(len, tokens)), took_s=took_s
         )
         self._scheduler.advance(spans)
-        return self._outputs(spans, ran, failures)
+        return self._outputs(spans, tokens, ran, failures)
+
+    def _guess(self, spans: list[Span]) -> None:
+        """Let those that decode run ahead, as far as there is room in the step and in the pool."""
+        if self._proposer is None:
+            return
+        ahead = [span for span in spans if span.count == 1 and span.samples and span.sequence.speculates]
+        budget = self._max_step_tokens - sum(span.count for span in spans)
+        if not ahead or budget < len(ahead):
+            return
+        most = [min(self._allowed(span.sequence), budget // len(ahead)) for span in ahead]
+        guesses = self._proposer.propose([span.sequence for span in ahead], most)
+        for span, guessed in zip(ahead, guesses, strict=True):
+            sequence = span.sequence
+            standing = guessed[: self._scheduler.room_for(sequence, len(guessed))]
+            sequence.ids += standing
+            span.count, span.guesses = 1 + len(standing), len(standing)
+
+    def _allowed(self, sequence: Sequence) -> int:
+        """How many guesses a sequence may have now; the last token it may have is never guessed."""
+        if sequence.luck is None:
+            sequence.luck = Luck(self._guesses)
+        left = sequence.spec.max_tokens - sequence.generated - 1
+        return max(0, min(sequence.luck.now, left, self.node.max_positions - len(sequence.ids)))
+
+    def _settle(self, spans: list[Span], sampled: list[int]) -> list[list[int]]:
+        """What each span came to: its new tokens, of the guesses those that stood; the others are cut off."""
+        left = iter(sampled)
+        found: list[list[int]] = []
+        for span in spans:
+            tokens = list(islice(left, 1 + span.guesses)) if span.samples else []
+            if span.guesses:
+                tokens = self._stood(span, tokens)
+            found.append(tokens)
+        return found
+
+    def _stood(self, span: Span, sampled: list[int]) -> list[int]:
+        sequence, counts = span.sequence, self._scheduler.counts
+        guessed = sequence.ids[-span.guesses :]
+        del sequence.ids[-span.guesses :]
+        tokens: list[int] = []
+        for token, guess in zip(sampled, [*guessed, None], strict=True):
+            tokens.append(token)
+            is_last = sequence.spec.finish_reason(token, sequence.generated + len(tokens)) is not None
+            if token != guess or is_last:
+                break
+        counts.guessed += len(guessed)
+        counts.stood += len(tokens) - 1
+        assert sequence.luck is not None
+        sequence.luck.told(guessed=len(guessed), stood=len(tokens) - 1)
+        sequence.ids += tokens[:-1]
+        span.count, span.guesses = len(tokens), 0
+        return tokens
 
     @torch.inference_mode()
     def _run(self, spans: list[Span]) -> _Ran:
         """One forward."""
         self.forwards += 1
         step = self._builder.build(spans)
+        masks = self._guides.begin(spans)
         with attending(self._pool, step):
             hidden = self.node.forward(self.node.embed(step.token_ids), step)
+        self._fold(spans, hidden)
         wanted, scores, prompt_scores = step.scored, list[TokenScore](), list[TokenScore]()
         sizes = {"top": wanted.top if wanted else 0, "vocab_size": self.node.vocab_size}
         if wanted and wanted.prompt_ids.numel():
@@ -224,36 +309,61 @@ class KVEngine:
         if not step.logit_indices.numel():
             return _Ran(tokens=[], scores=[], prompt_scores=prompt_scores)
         logits = self.node.head(hidden, step.logit_indices)
-        chosen_from = logits
+        is_changed = step.adjusted is not None or masks is not None
+        # What is scored are the logits as the model made them.
+        chosen_from = logits.clone() if is_changed and wanted else logits
         if step.adjusted is not None:
-            # What is scored are the logits as the model made them.
-            chosen_from = logits.clone() if wanted else logits
             adjust(chosen_from, step.adjusted)
+        failures = masks.apply(chosen_from) if masks is not None else {}
         tokens = sample(chosen_from, step.sampling, self._node_key)
         if wanted and wanted.sampled.numel():
             taken = tokens.index_select(0, wanted.sampled)
             scores = score(lambda at: logits.index_select(0, at), wanted.sampled, taken, **sizes)
-        return _Ran(tokens=tokens.tolist(), scores=scores, prompt_scores=prompt_scores)
+        ran = _Ran(tokens=tokens.tolist(), scores=scores, prompt_scores=prompt_scores)
+        if masks is not None:
+            ran.failures.update({key: _of_one(error) for key, error in failures.items()})
+            self._find_stuck(masks, ran, lambda row: self.node.head(hidden, step.logit_indices[row, None]))
+        return ran
 
-    def _outputs(self, spans: list[Span], ran: _Ran, failures: dict[str, DalSegnoError]) -> list[Output]:
+    @staticmethod
+    def _find_stuck(masks: Masks, ran: _Ran, logits_of: Callable[[int], torch.Tensor]) -> None:
+        """Tell those whom guide and bans leave nothing from those whose model makes no numbers."""
+        for row, key in zip(masks.rows, masks.keys, strict=True):
+            if ran.tokens[row] == NOT_A_TOKEN and logits_of(row).max().isfinite():
+                ran.failures[key] = ClientError(
+                    "bad_words: with them there is no token left to choose that the guide allows",
+                    code="nothing_left",
+                )
+
+    def _outputs(
+        self, spans: list[Span], tokens: list[list[int]], ran: _Ran, failures: dict[str, DalSegnoError]
+    ) -> list[Output]:
         outputs: list[Output] = []
         failed: list[str] = []
         asked = 0
-        tokens, scores, prompt_scores = iter(ran.tokens), iter(ran.scores), iter(ran.prompt_scores)
-        for span in spans:
+        failures |= ran.failures
+        scores, prompt_scores = iter(ran.scores), iter(ran.prompt_scores)
+        for span, new in zip(spans, tokens, strict=True):
             spec = span.sequence.spec
             of_prompt = (
-                [_cut(told, spec) for told in islice(prompt_scores, span.scored)] if ran.prompt_scores else []
+                [_cut(told, spec) for told in islice(prompt_scores, len(span.scored))]
+                if ran.prompt_scores
+                else []
             )
-            token = next(tokens) if span.samples else None
+            token = new[-1] if new else None
+            outputs += self._ahead(span.sequence, new[:-1])
             told = _cut(next(scores), spec) if token is not None and spec.logprobs is not None else None
+            if spec.key in ran.failures:
+                continue
             asked += bool(of_prompt) or token is not None
-            if token == NOT_A_TOKEN or any(isnan(told.logprob) for told in of_prompt):
+            is_last = span.reaches_end and spec.max_tokens == 0
+            vector = self._pools[spec.key].vector() if is_last and spec.pooling is not None else None
+            asked += vector is not None
+            if token == NOT_A_TOKEN or any(isnan(told.logprob) for told in of_prompt) or _is_broken(vector):
                 failed.append(spec.key)
                 continue
-            is_only_scored = span.reaches_end and spec.max_tokens == 0
-            if of_prompt or is_only_scored:
-                outputs.append(self._prompt_output(spec, of_prompt, is_last=is_only_scored))
+            if of_prompt or is_last:
+                outputs.append(self._prompt_output(span.sequence, of_prompt, vector, is_last=is_last))
             if token is None:
                 continue
             try:
@@ -272,16 +382,48 @@ class KVEngine:
         message = "; ".join(error.message for error in failures.values())
         if failed:
             message = (
-                f"the model's logits are not numbers for {len(failed)} of {asked} sequences; "
+                f"the model's logits or states are not numbers for {len(failed)} of {asked} sequences; "
                 "its weights are damaged, or its dtype is too narrow for it"
             )
         raise StepFailedError(message, keys=failed, outputs=outputs, others=failures)
 
-    def _prompt_output(self, spec: SequenceSpec, scores: list[TokenScore], *, is_last: bool) -> PromptOutput:
-        finish = FinishReason.LENGTH if is_last else None
+    def _fold(self, spans: list[Span], hidden: torch.Tensor) -> None:
+        """Take the states of prompts that are pooled, each once."""
+        offset = 0
+        for span in spans:
+            spec, untold = span.sequence.spec, span.untold
+            if spec.pooling is not None:
+                pool = self._pools.setdefault(spec.key, Pool(spec.pooling))
+                first = offset + untold.start - span.start
+                pool.add(hidden[first : offset + span.count], untold.start)
+            offset += span.count
+
+    def _prompt_output(
+        self, sequence: Sequence, scores: list[TokenScore], vector: Array | None, *, is_last: bool
+    ) -> PromptOutput:
+        spec, finish, cached_tokens = sequence.spec, None, 0
         if is_last:
+            finish = FinishReason.LENGTH
+            cached_tokens = self._scheduler.cached_tokens(sequence) if spec.keeps_prompt else 0
             self._drop([spec.key])
-        return PromptOutput(key=spec.key, scores=tuple(scores), finish=finish, step=self.forwards)
+        return PromptOutput(
+            key=spec.key,
+            scores=tuple(scores),
+            finish=finish,
+            step=self.forwards,
+            vector=vector,
+            cached_tokens=cached_tokens,
+        )
+
+    def _ahead(self, sequence: Sequence, stood: list[int]) -> list[Output]:
+        """The tokens before a step's last one, which the sequence has already."""
+        first = sequence.generated - len(stood)
+        return [
+            TokenOutput(
+                key=sequence.spec.key, token_id=token, index=first + place, finish=None, step=self.forwards
+            )
+            for place, token in enumerate(stood)
+        ]
 
     def _token_output(self, sequence: Sequence, token: int, told: TokenScore | None) -> TokenOutput:
         spec, index = sequence.spec, sequence.generated
@@ -364,6 +506,10 @@ def _of_one(error: Exception) -> DalSegnoError:
     if isinstance(error, DalSegnoError):
         return error
     return WorkerError(f"{type(error).__name__}: {error}", code=StepFailedError.code)
+
+
+def _is_broken(vector: Array | None) -> bool:
+    return vector is not None and not np.isfinite(vector.data.view("<f4")).all()
 
 
 def _cut(told: TokenScore, spec: SequenceSpec) -> TokenScore:

@@ -129,7 +129,7 @@ class _Page:
             sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
         )
         self._read = len(spec.prompt_ids)
-        self._is_held = sampling.min_tokens > 0
+        self._is_held = spec.holds_ends
         self._mark(spec.ends if self._is_held else (), HELD)
         # As in transformers, an end is no bad word by itself.
         self._mark(

@@ -30,11 +30,29 @@ class Work:
         self.step_s.observe(took_s)
 
 
+@dataclass(slots=True)
+class CacheCounts:
+    """What cache and guesses have saved, and what had to be given up, since the engine was made.
+
+    Attributes:
+        asked: tokens of sequences that were let in; `hit`, those that were cached.
+        preempted: how often a sequence had to give its blocks back.
+        guessed: tokens that were guessed; `stood`, those that were what the model said.
+    """
+
+    asked: int = 0
+    hit: int = 0
+    preempted: int = 0
+    guessed: int = 0
+    stood: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """The engine as it is now. `kv_used` and `kv_total` count tokens, reserved ones included.
+    """The engine as it is now. `kv_used`, `kv_kept` and `kv_total` count tokens, whole blocks of them.
 
-    `held` are of those that run. `work` is the living object, not a copy.
+    `kv_kept` are cached and in nobody's use: room for whoever needs it. `held` are of those that run. `work`
+    and `cache` are the living objects, not copies.
     """
 
     forwards: int = 0
@@ -42,7 +60,9 @@ class EngineStats:
     waiting: int = 0
     held: int = 0
     kv_used: int = 0
+    kv_kept: int = 0
     kv_total: int = 0
+    cache: CacheCounts = field(default_factory=CacheCounts)
     work: Work = field(default_factory=Work)
 
 

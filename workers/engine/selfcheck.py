@@ -61,14 +61,7 @@ def _paged_logits(node: Node, ids: list[int]) -> torch.Tensor:
     builder = StepBuilder(
         max_rows=2, max_step_tokens=32, max_blocks=3, block_size=_BLOCK_SIZE, device=node.device
     )
-    pool = PagedPool(
-        layers=node.layout.layers,
-        kv_heads=node.layout.kv_heads,
-        head_dim=node.layout.head_dim,
-        slots=_BLOCK_SIZE * (len(_TEXT_BLOCKS) + len(_STRANGER_BLOCKS)),
-        device=node.device,
-        dtype=node.dtype,
-    )
+    pool = PagedPool.of(node, slots=_BLOCK_SIZE * (len(_TEXT_BLOCKS) + len(_STRANGER_BLOCKS)))
     logits = []
     for start, end in pairwise(_CUTS):
         spans = [Span(text, start, end - start), Span(stranger, 0, len(stranger.ids))]

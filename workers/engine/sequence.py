@@ -6,14 +6,20 @@ count to `max_tokens`, and the draws of randomness go on behind them, so the ans
 nothing had happened.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from shared.tensors import Handle
 from workers.data_plane.port import Array
+
+if TYPE_CHECKING:
+    from shared.models.guides import CompiledGuide
+    from workers.engine.guide import Guided
+    from workers.engine.prefix_cache import Node
+    from workers.engine.speculate import Luck
 
 
 class FinishReason(StrEnum):
@@ -39,7 +45,8 @@ class Sampling:
             each time it was generated.
         logit_bias: token ids, and what is added to their logits.
         bad_words: sequences of token ids that are never completed.
-        min_tokens: no token ends the answer before it has so many.
+        min_tokens: no token ends the answer before it has so many; a guided one ends where nothing else may
+            follow, too.
     """
 
     temperature: float = 0.0
@@ -82,6 +89,35 @@ class Export:
     scope: str
 
 
+class PoolingMode(StrEnum):
+    """How the states of a prompt's tokens become one vector; in sentence-transformers' words."""
+
+    FIRST = "cls"
+    LAST = "lasttoken"
+    MEAN = "mean"
+    WEIGHTED_MEAN = "weightedmean"
+    """Each state counts as often as its position says, from 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pooling:
+    """How a prompt becomes an embedding.
+
+    Attributes:
+        normalize: the vector is brought to length 1.
+        dimensions: so many of its first numbers; None is all of them.
+    """
+
+    mode: PoolingMode
+    normalize: bool = False
+    dimensions: int | None = None
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether every token's state is needed, also of those whose keys and values are cached."""
+        return self.mode is not PoolingMode.LAST
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSpec:
     """A request to the engine.
@@ -93,14 +129,21 @@ class SequenceSpec:
         key: the caller's name for it; unique among the live ones.
         prefix_ids: tokens an earlier attempt generated already.
         max_tokens: at most so many generated tokens, those of the prefix included; 0 is for a prompt that
-            is scored and not answered.
+            is not answered, but scored, pooled or kept.
         eos_ids: tokens that end the answer.
         ignore_eos: take them as any other token.
         stop_token_ids: tokens that end it whatever the model thinks of them.
+        guide: what the answer has to be. `exhausts_guide`: it does not end as long as anything else may
+            follow.
         logprobs: score each generated token, and so many of the likeliest beside it; None is not.
         scores_prompt: score the prompt's tokens too, all but the first.
+        pooling: make one vector of its prompt's hidden states.
+        keeps_prompt: compute its prompt for others that begin alike.
         export: hand its keys and values on when it ends with a token of its own.
         kv: keys and values of its first tokens, computed elsewhere; they are not computed again.
+        priority: who has a higher one comes first; `deadline_ns`: of those who have the same, the earlier.
+        tenant: whose it is: of equals, whose are served least come first.
+        cache_root: keys and values are shared with those alone that have the same.
         on_kv_read: called in the engine's thread once `kv` was copied and is not looked at any more; what
             it raises, because the bytes were no longer the tensor's, fails the sequence alone.
     """
@@ -113,11 +156,25 @@ class SequenceSpec:
     ignore_eos: bool = False
     stop_token_ids: frozenset[int] = frozenset()
     sampling: Sampling = Sampling()
+    guide: "CompiledGuide | None" = None
+    exhausts_guide: bool = False
     logprobs: int | None = None
     scores_prompt: bool = False
+    pooling: Pooling | None = None
+    keeps_prompt: bool = False
     export: Export | None = None
     kv: Array | None = None
     on_kv_read: Callable[[], None] | None = None
+    priority: int = 0
+    deadline_ns: int | None = None
+    tenant: str = ""
+    cache_root: Hashable = None
+
+    @property
+    def has_use_without_answer(self) -> bool:
+        """Whether there is something to compute where no token is to be generated."""
+        is_scored = self.scores_prompt and len(self.prompt_ids) > 1
+        return is_scored or self.pooling is not None or self.keeps_prompt
 
     @property
     def ends(self) -> frozenset[int]:
@@ -134,8 +191,18 @@ class SequenceSpec:
             or sampling.frequency_penalty
             or sampling.logit_bias
             or sampling.bad_words
-            or (sampling.min_tokens and self.ends)
+            or self.holds_ends
         )
+
+    @property
+    def holds_ends(self) -> bool:
+        """Whether what ends it cannot be chosen at first. Of a guided one that is its guide's matter."""
+        return bool(self.sampling.min_tokens and self.ends and self.guide is None)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether tokens may be guessed: nothing is done to its logits that depends on the tokens before."""
+        return not self.adjusts and self.logprobs is None and self.guide is None
 
     @property
     def named_ids(self) -> dict[str, Items[int]]:
@@ -152,7 +219,7 @@ class SequenceSpec:
     @property
     def bannable(self) -> frozenset[int]:
         """The tokens that some step may not choose."""
-        held = self.ends if self.sampling.min_tokens else frozenset()
+        held = self.ends if self.holds_ends else frozenset()
         return held | {word[-1] for word in self.sampling.bad_words}
 
     @property
@@ -185,18 +252,22 @@ class TokenScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOutput:
-    """Tokens of a prompt, scored.
+    """What a prompt came to: its tokens scored, or all of it pooled or kept.
 
     Attributes:
         scores: they follow on those of earlier outputs; the prompt's second token comes first.
-        finish: the whole prompt is scored, and no answer was asked for; None while something follows.
+        finish: the whole prompt is computed, and no answer was asked for; None while something follows.
         step: the engine step that made them, from 1.
+        vector: with `finish`, its embedding where that was asked for: (dimensions,) float32.
+        cached_tokens: with `finish`, of so many of its first tokens keys and values are kept now.
     """
 
     key: str
     scores: tuple[TokenScore, ...]
     finish: FinishReason | None
     step: int
+    vector: Array | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,26 +302,52 @@ class Sequence:
     Attributes:
         ids: prompt, prefix, and what was generated since.
         computed: how many of `ids` have their keys and values in the pool, or bring them.
-        blocks: the pool's blocks that are its own, in order; all of them, from admission on.
-        row: its place in the step's tables while it runs.
-        adjusts: whether its spec does.
+        scored: how many of `ids` were computed at most: of a prompt that is scored or pooled, so far it is
+            told.
+        blocks: the pool's blocks it has, in order; `path`, those of them that the prefix cache has, too.
+        keeps: whether those that are full go into the prefix cache.
+        row: its place in the step's tables while it runs; `seats`, how often it was given one.
+        arrival: its number among all that came.
+        luck: how many guesses it may have; None before the first.
+        guided: what it may choose, where it has a guide.
+        adjusts: whether its spec does; `speculates`, whether it may.
         held: it keeps row and blocks, and takes part in no step.
     """
 
     spec: SequenceSpec
     ids: list[int] = field(init=False)
     adjusts: bool = field(init=False)
+    speculates: bool = field(init=False)
+    luck: "Luck | None" = None
+    guided: "Guided | None" = None
     computed: int = 0
+    scored: int = 0
     blocks: list[int] = field(default_factory=list)
+    path: "list[Node]" = field(default_factory=list)
+    keeps: bool = False
     row: int | None = None
+    seats: int = 0
+    arrival: int = 0
     held: bool = False
 
     def __post_init__(self) -> None:
         self.ids = [*self.spec.prompt_ids, *self.spec.prefix_ids]
         self.adjusts = self.spec.adjusts
-        if self.spec.kv is not None:
-            # The next token is sampled behind the last one, which is therefore always run.
-            self.computed = min(self.spec.kv.shape[2], len(self.ids) - 1)
+        self.speculates = self.spec.speculates
+        self.computed = self.brought
+
+    @property
+    def brought(self) -> int:
+        """How many tokens it brings keys and values of."""
+        # The next token is sampled behind the last one, which is therefore always run.
+        return min(self.spec.kv.shape[2], len(self.ids) - 1) if self.spec.kv is not None else 0
+
+    @property
+    def tells_of_prompt(self) -> bool:
+        """Whether there are tokens of its prompt that are to be scored or pooled yet."""
+        if self.spec.pooling is not None and self.spec.pooling.needs_all:
+            return True
+        return self.spec.scores_prompt and self.scored < len(self.spec.prompt_ids) - 1
 
     @property
     def pending(self) -> int:

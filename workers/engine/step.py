@@ -129,10 +129,12 @@ class StepBuilder:
         self, *, max_rows: int, max_step_tokens: int, max_blocks: int, block_size: int, device: torch.device
     ) -> None:
         self._block_size = block_size
-        self._owners: list[Sequence | None] = [None] * max_rows
+        self._owners: list[tuple[Sequence, int] | None] = [None] * max_rows
+        self._written = [0] * max_rows
         tokens = dict.fromkeys(("token_ids", "positions", "slots"), max_step_tokens)
-        spans = dict.fromkeys(("rows", "kv_lengths", "logit_indices", "sampled_rows", "draws"), max_rows)
-        self._step = _Twins(tokens | spans | {"query_offsets": max_rows + 1}, device)
+        spans = dict.fromkeys(("rows", "kv_lengths"), max_rows)
+        sampled = dict.fromkeys(("logit_indices", "sampled_rows", "draws"), max(max_rows, max_step_tokens))
+        self._step = _Twins(tokens | spans | sampled | {"query_offsets": max_rows + 1}, device)
         params = ("temperature", "top_p", "top_k", "min_p", "seed_low", "seed_high", "sample_index")
         self._table = _Twins({"blocks": max_rows * max_blocks} | dict.fromkeys(params, max_rows), device)
         self._blocks = self._table.host["blocks"].reshape(max_rows, max_blocks)
@@ -163,10 +165,14 @@ class StepBuilder:
         blocks = self._blocks[np.repeat(host["rows"][:batch], counts), positions // self._block_size]
         host["slots"][:total] = blocks * self._block_size + positions % self._block_size
 
-        sampled = [index for index, span in enumerate(spans) if span.samples]
-        host["logit_indices"][: len(sampled)] = offsets[1:][sampled] - 1
+        # Behind each guess a token is sampled, too: `sampled` has its span's index once for each.
+        sampled = [n for n, span in enumerate(spans) if span.samples for _ in range(1 + span.guesses)]
+        before_last = [back for span in spans if span.samples for back in range(span.guesses, -1, -1)]
+        host["logit_indices"][: len(sampled)] = offsets[1:][sampled] - 1 - np.array(before_last, np.int32)
         host["sampled_rows"][: len(sampled)] = host["rows"][:batch][sampled]
-        host["draws"][: len(sampled)] = [spans[index].sequence.generated for index in sampled]
+        host["draws"][: len(sampled)] = [
+            spans[n].sequence.generated - back for n, back in zip(sampled, before_last, strict=True)
+        ]
         self._step.upload()
         scored = self._scored(spans, offsets, sampled)
         adjusted = self._ledger.rows([spans[index].sequence for index in sampled])
@@ -179,12 +185,15 @@ class StepBuilder:
             sequence = span.sequence
             row = sequence.row
             assert row is not None
-            if self._owners[row] is sequence:
+            if self._owners[row] == (sequence, sequence.seats):
+                if self._written[row] != len(sequence.blocks):
+                    self._write_blocks(row, sequence.blocks, self._written[row])
+                    is_changed = True
                 continue
-            self._owners[row], is_changed = sequence, True
+            self._owners[row], is_changed = (sequence, sequence.seats), True
             sampling, host = sequence.spec.sampling, self._table.host
             self._blocks[row] = 0
-            self._blocks[row, : len(sequence.blocks)] = sequence.blocks
+            self._write_blocks(row, sequence.blocks, 0)
             self._temperature[row], self._top_p[row] = sampling.temperature, sampling.top_p
             self._min_p[row] = sampling.min_p
             host["top_k"][row] = max(sampling.top_k, 0)
@@ -195,6 +204,11 @@ class StepBuilder:
         if is_changed:
             self._table.upload()
 
+    def _write_blocks(self, row: int, blocks: list[int], start: int) -> None:
+        """Write a row's blocks from the `start`-th on."""
+        self._blocks[row, start : len(blocks)] = blocks[start:]
+        self._written[row] = len(blocks)
+
     def _scored(self, spans: Items[Span], offsets: Int32s, sampled: list[int]) -> ScoredRows | None:
         wanted = [span.sequence.spec.logprobs for span in spans]
         if all(count is None for count in wanted):
@@ -202,8 +216,9 @@ class StepBuilder:
         indices: list[int] = []
         ids: list[int] = []
         for offset, span in zip(offsets.tolist(), spans, strict=False):
-            indices += range(offset, offset + span.scored)
-            ids += span.sequence.ids[span.start + 1 : span.start + 1 + span.scored]
+            scored = span.scored
+            indices += range(offset + scored.start - span.start, offset + scored.stop - span.start)
+            ids += span.sequence.ids[scored.start + 1 : scored.stop + 1]
         rows = [row for row, index in enumerate(sampled) if wanted[index] is not None]
 
         def on_device(values: list[int]) -> torch.Tensor:

@@ -25,6 +25,8 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 INBOX_CAPACITY: Final = 4096
 OUTBOX_CAPACITY: Final = 64
+CLOSE_S: Final = 5.0
+"""How long a step may take that is waited for at the end; one that hangs ends with the process."""
 
 
 class Engine(Protocol):
@@ -127,7 +129,7 @@ class EngineThread:
         self._inbox.close()
         self._outbox.close()
         if self._ready.done() and self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, CLOSE_S)
 
     def submit(self, spec: SequenceSpec) -> None:
         """Hand a sequence to the engine.

@@ -28,6 +28,8 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 CAPACITY: Final = 1024
 """Firings under way at a time, those that run included."""
+CLOSE_S: Final = 5.0
+"""How long a batch may take that is waited for at the end; one that hangs ends with the process."""
 
 
 class Nodes(Protocol):
@@ -89,7 +91,7 @@ class StatelessThread:
         """
         self._inbox.close()
         if self._ready.done() and self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, CLOSE_S)
         self._give_up("is closed")
 
     async def fire(

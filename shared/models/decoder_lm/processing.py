@@ -2,12 +2,15 @@
 
 `prepare` turns a request as the client meant it (messages, text, or token ids) into token ids, and its
 parameters into effective ones: the request's over the checkpoint's `generation_config.json` over plain
-defaults. Bad words become the tokens that spell them. For an echo it says the prompt's text, too. It reads
-the checkpoint's tokenizer files with `tokenizers` and `jinja2` alone: no torch.
+defaults. Bad words become the tokens that spell them. For an echo it says the prompt's text, too, and for a
+chat with tools what its answer has to be. It reads the checkpoint's tokenizer files with `tokenizers` and
+`jinja2` alone: no torch.
 """
 
+import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,16 +18,22 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from shared.errors import BugError, ClientError
-from shared.events import Inputs, Params
+from shared.events import Guide, Inputs, Params
 from shared.misfit import misfit
-from shared.models.base import CpuResult, TextDecoder
-from shared.models.chat_template import ChatTemplate, find_template
+from shared.models import embedding
+from shared.models.base import EMBEDDING, CpuResult, TextDecoder
+from shared.models.chat_template import TOOL_USE, ChatTemplate, find_template
 from shared.models.checkpoint import CheckpointError, read_json
+from shared.models.embedding import Embedding
+from shared.models.guides import CompiledGuide, Guides, InvalidGuideError
 from shared.models.text_decoder import TextDecoders
+from shared.models.tool_calls import CallFormat, format_in, guide_for, offered
 from shared.tensors import Handle, inline_ids
 
 _LOGGER: Final = logging.getLogger(__name__)
 
+_NFC_JOINS: Final = 4
+"""How many characters at most become one where a text is composed (NFC)."""
 _SPECIAL_TOKENS: Final = (
     "bos_token",
     "eos_token",
@@ -65,15 +74,31 @@ def load(checkpoint: Path, *, max_seq_len: int) -> "DecoderLmProcessing":
     """
     config = _read_json_if_there(checkpoint / "tokenizer_config.json")
     tokenizer, names = load_tokenizer(checkpoint)
-    template = find_template(checkpoint, config)
+    found = find_template(checkpoint, config)
+    template = ChatTemplate(found[0], names, origin=found[1]) if found else None
+    found = find_template(checkpoint, config, TOOL_USE)
+    tool_template = ChatTemplate(found[0], names, origin=found[1]) if found else template
+    written = _calls_in(tool_template)
     return DecoderLmProcessing(
-        tokenizer=tokenizer,
-        template=ChatTemplate(template[0], names, origin=template[1]) if template else None,
+        tokenizer=tokenizer if written is None else _saying(tokenizer, written.opens),
+        template=template,
+        tool_template=tool_template,
         defaults=_generation_defaults(checkpoint),
         eos_ids=_eos_ids(checkpoint, tokenizer, names.get("eos_token")),
         vocab_size=vocab_size_of(checkpoint, tokenizer),
         max_seq_len=max_seq_len,
+        embedding=embedding.read(checkpoint),
+        is_guided=True,
     )
+
+
+class ToolsNotSupportedError(ClientError):
+    """The checkpoint has no way to be told of tools, or none whose answers can be read."""
+
+    code = "tools_not_supported"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"tools: {why}; ask without tools, or serve a checkpoint that was made for them")
 
 
 class DecoderLmProcessing:
@@ -81,6 +106,11 @@ class DecoderLmProcessing:
 
     Attributes:
         eos_ids: the tokens that end an answer.
+        tool_calls: how calls of tools are written; empty where the template of chats with tools, which is
+            `tool_template`, knows none, or asks for them in a way that is not known here.
+
+    Args:
+        is_guided: whether its answers can be guided, if the tokenizer allows it.
     """
 
     def __init__(
@@ -88,39 +118,74 @@ class DecoderLmProcessing:
         *,
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
+        tool_template: ChatTemplate | None = None,
         defaults: Params,
         eos_ids: tuple[int, ...],
         vocab_size: int,
         max_seq_len: int,
+        embedding: Embedding | None = None,
+        is_guided: bool = False,
     ) -> None:
         self.eos_ids = eos_ids
         self._tokenizer = tokenizer
         self._template = template
+        self._tool_template = tool_template
+        self._calls = _calls_in(tool_template)
+        self.tool_calls = self._calls.name if self._calls is not None else ""
         self._defaults = defaults
         self._vocab_size = vocab_size
         self._max_seq_len = max_seq_len
+        self._embedding = embedding or Embedding()
         self._decoders = TextDecoders(tokenizer)
+        self._longest_token = _longest_token(tokenizer)
+        # Now, and not when it is asked for: it keeps the interpreter for a second, and others' tokens wait.
+        self._guides = self._make_guides() if is_guided else None
 
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         if node != "prepare":
             raise BugError(f"decoder_lm has no CPU node {node!r}; it has 'prepare'")
         request, params = asked_of(args)
-        _check_modalities(request)
+        _check_modalities(request, params)
+        params = self._with_tools(request, params)
         text = self._text(request)
         is_rendered = request.messages is not None or request.chat
+        if text is not None:
+            self._check_size(text)
         ids = (
             request.token_ids or [] if text is None else self.encode(text, add_special_tokens=not is_rendered)
         )
-        return self.prepared(key, ids, params, text=text)
+        is_embedded = EMBEDDING in request.output_modalities
+        try:
+            result = self.prepared(key, ids, params, text=text, is_embedded=is_embedded)
+        except InvalidGuideError as error:
+            if offered(request) is None:
+                raise
+            raise InvalidGuideError(f"tools: {error.message.removeprefix('grammar: ')}") from error
+        more: dict[str, Any] = {}
+        if is_embedded:
+            more["pooling"] = self._embedding.asked(params.dimensions)
+        if request.tools:
+            more["guide"] = msgspec.to_builtins(params.guide)
+        return replace(result, facts={**result.facts, **more}) if more else result
 
-    def prepared(self, key: str, ids: list[int], params: Params, *, text: str | None = None) -> CpuResult:
+    def prepared(
+        self,
+        key: str,
+        ids: list[int],
+        params: Params,
+        *,
+        text: str | None = None,
+        is_embedded: bool = False,
+    ) -> CpuResult:
         """What `prepare` comes to for a prompt of these tokens; `text` is their text, where it is known.
 
         Raises:
             ClientError: there is no prompt, it is too long, or a token id is none.
         """
-        self._check(ids, new_tokens=0 if params.max_tokens == 0 else 1)
+        self._check(ids, new_tokens=0 if params.max_tokens == 0 or params.warm or is_embedded else 1)
         self._check_ids("stop_token_ids", params.stop_token_ids)
+        if params.guide is not None:
+            self._check_guide(params.guide, params.stop_token_ids)
         facts = {"prompt_tokens": len(ids), "sampling": self.effective_sampling(params)}
         if params.echo:
             facts["prompt_text"] = text if text is not None else self._decode(ids)
@@ -131,6 +196,12 @@ class DecoderLmProcessing:
 
     def text_decoder(self) -> TextDecoder:
         return self._decoders.new()
+
+    def compiled(self, guide: Guide) -> CompiledGuide:
+        """A guide that `prepare` let pass, ready to be followed."""
+        if self._guides is None:
+            raise BugError("a guide was let pass, but answers of this model cannot be guided")
+        return self._guides.compiled(guide)
 
     def encode(self, text: str, *, add_special_tokens: bool, what: str = "the prompt") -> list[int]:
         """The tokens of a text; `what` it is, for whoever is told that it is none.
@@ -177,6 +248,26 @@ class DecoderLmProcessing:
             **{name: value for name, (value, nothing) in wishes.items() if value != nothing},
         }
 
+    def _make_guides(self) -> Guides | None:
+        spelling = self._decoders.spelling(self._vocab_size)
+        if spelling is None:
+            return None
+        marks = sorted(id for id in self._decoders.marks if id < self._vocab_size)
+        return Guides(spelling.tokens, marks, drops_space=spelling.drops_space)
+
+    def _check_guide(self, guide: Guide, stop_token_ids: Sequence[int]) -> None:
+        if self._guides is None:
+            raise ClientError(
+                "guide: answers of this model cannot be guided: its texts are not its tokens' in a row",
+                code="not_supported",
+            )
+        if not self.eos_ids and not stop_token_ids:
+            raise ClientError(
+                "guide: this model has no token that ends an answer: name one in stop_token_ids",
+                code="not_supported",
+            )
+        self._guides.check(guide)
+
     def _spellings(self, words: Iterable[str | list[int]]) -> list[list[int]]:
         """The tokens of each word, as it is written and with a space before it."""
         spellings: list[list[int]] = []
@@ -194,17 +285,32 @@ class DecoderLmProcessing:
             spellings += [ids for ids in found if ids not in spellings]
         return spellings
 
+    def _with_tools(self, request: Inputs, params: Params) -> Params:
+        """The parameters, with a guide for the calls that are asked for."""
+        if offered(request) is None:
+            return params
+        if self._tool_template is None or not self._tool_template.knows_tools:
+            raise ToolsNotSupportedError("this model's chat template knows no tools")
+        if self._calls is None:
+            raise ToolsNotSupportedError(
+                "the way this model's chat template has it write calls is not known here"
+            )
+        return msgspec.structs.replace(params, guide=guide_for(self._calls, request, params.guide))
+
     def _text(self, request: Inputs) -> str | None:
         """The prompt's text; None where it is tokens already."""
         if request.token_ids is not None:
             return None
-        if request.messages is not None:
-            return self._render(request.messages)
-        text = request.text or ""
-        return self._render([{"role": "user", "content": text}]) if request.chat else text
+        if request.messages is None and not request.chat:
+            return request.text
+        messages = request.messages
+        if messages is None:
+            messages = [{"role": "user", "content": request.text or ""}]
+        return self._render(messages, offered(request))
 
-    def _render(self, messages: list[dict[str, Any]]) -> str:
-        if self._template is None:
+    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        template = self._template if tools is None else self._tool_template
+        if template is None:
             raise ClientError(
                 "this model has no chat template, so it cannot take messages: send a raw prompt instead "
                 "(POST /v1/completions, or /generate with chat=false), or serve it with a "
@@ -214,11 +320,26 @@ class DecoderLmProcessing:
             )
         if not messages:
             raise ClientError("messages is empty: expected at least one message")
-        return self._template.render([_plain_message(place, m) for place, m in enumerate(messages)])
+        plain = [_plain_message(place, message) for place, message in enumerate(messages)]
+        if any("tool_calls" in message for message in plain) and "tool_calls" not in template.source:
+            raise ToolsNotSupportedError("this model's chat template knows no tool_calls of messages")
+        return template.render(plain, tools)
 
     def _decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
+
+    def _check_size(self, text: str) -> None:
+        """Refuse what cannot fit before it is made tokens: of 8 MB that takes 15 s, and others wait."""
+        if self._longest_token is None:
+            return
+        least = -(-len(text) // self._longest_token)
+        if least > self._max_seq_len:
+            raise ClientError(
+                f"the model's context length is {self._max_seq_len} tokens, but the prompt alone has "
+                f"at least {least}; shorten it",
+                code="context_length_exceeded",
+            )
 
     def _check(self, ids: list[int], *, new_tokens: int) -> None:
         if not ids:
@@ -252,22 +373,35 @@ def asked_of(args: Mapping[str, Any]) -> tuple[Inputs, Params]:
         raise ClientError(f"the request is malformed: {error}") from error
 
 
-def _check_modalities(request: Inputs) -> None:
+def _check_modalities(request: Inputs, params: Params) -> None:
     if request.files or set(request.input_modalities) - {"text"}:
         found = [medium.modality for medium in request.files] or request.input_modalities
         raise ClientError(f"this model reads text only; found {found}", code="unsupported_modality")
-    if set(request.output_modalities) - {"text"}:
+    if set(request.output_modalities) not in ({"text"}, {EMBEDDING}, set()):
         raise ClientError(
-            f"this model writes text only; asked for {request.output_modalities}",
+            f"this model writes a text or makes an embedding; asked for {request.output_modalities}",
             code="unsupported_modality",
         )
+    if EMBEDDING not in request.output_modalities:
+        if params.dimensions is not None:
+            raise ClientError("dimensions: expected none where no embedding is asked for")
+    elif request.tools or params.warm or params.echo or params.logprobs is not None:
+        raise ClientError("an embedding is no answer: expected no tools, warm, echo or logprobs beside it")
 
 
 # ---- messages ------------------------------------------------------------------------------------
 
 
 def _plain_message(place: int, message: dict[str, Any]) -> dict[str, Any]:
-    """A message as templates expect it: `content` is one string."""
+    """A message as templates expect it: `content` is one string, and a call's arguments are no string."""
+    if message.get("tool_calls"):
+        calls = message["tool_calls"]
+        if not isinstance(calls, list):
+            raise ClientError(f"messages[{place}].tool_calls: expected a list, found {type(calls).__name__}")
+        where = f"messages[{place}].tool_calls"
+        message = {**message, "tool_calls": [_plain_call(f"{where}[{n}]", c) for n, c in enumerate(calls)]}
+    elif "tool_calls" in message:
+        message = {name: value for name, value in message.items() if name != "tool_calls"}
     if not isinstance(message.get("role"), str):
         raise ClientError(f"messages[{place}]: expected a string in 'role', found {message.get('role')!r}")
     content = message.get("content")
@@ -283,6 +417,29 @@ def _plain_message(place: int, message: dict[str, Any]) -> dict[str, Any]:
         _text_of_part(f"messages[{place}].content[{number}]", part) for number, part in enumerate(content)
     ]
     return {**message, "content": "".join(parts)}
+
+
+def _plain_call(where: str, call: object) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if (
+        not isinstance(call, dict)
+        or not isinstance(function, dict)
+        or not isinstance(function.get("name"), str)
+    ):
+        raise ClientError(
+            f"{where}: expected a call such as {{'function': {{'name': ..., 'arguments': ...}}}}"
+        )
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise ClientError(f"{where}.function.arguments: expected JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise ClientError(
+            f"{where}.function.arguments: expected a JSON object, found {type(arguments).__name__}"
+        )
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _text_of_part(where: str, part: object) -> str:
@@ -315,6 +472,43 @@ def load_tokenizer(checkpoint: Path) -> tuple[Tokenizer, dict[str, str]]:
         [AddedToken(text, special=True, normalized=False) for text in names.values()]
     )
     return tokenizer, names
+
+
+def _calls_in(template: ChatTemplate | None) -> CallFormat | None:
+    return format_in(template.source) if template is not None and template.knows_tools else None
+
+
+def _saying(tokenizer: Tokenizer, text: str) -> Tokenizer:
+    """The tokenizer, with a token that is part of what is said though it is a special one."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    if not any(token.special and token.content == text for token in added):
+        return tokenizer
+    state = json.loads(tokenizer.to_str())
+    for token in state["added_tokens"]:
+        token["special"] = token["special"] and token["content"] != text
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def _longest_token(tokenizer: Tokenizer) -> int | None:
+    """How many bytes, and so characters at most, one token stands for; None where there is no such bound.
+
+    There is one where each byte of a text is in a token as it came: in BPE over bytes, whose tokens are
+    written with a character for each byte, without a normalizer that drops some.
+    """
+    state = json.loads(tokenizer.to_str())
+    splits = state.get("pre_tokenizer") or {}
+    parts = splits.get("pretokenizers", [splits])
+    added = tokenizer.get_added_tokens_decoder().values()
+    if (
+        state["model"].get("type") != "BPE"
+        or (state.get("normalizer") or {"type": "NFC"})["type"] != "NFC"
+        or not any(part.get("type") == "ByteLevel" for part in parts)
+        or any(part.get("behavior") == "Removed" for part in parts)
+        or any(token.lstrip or token.rstrip for token in added)
+    ):
+        return None
+    longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
+    return longest if state.get("normalizer") is None else longest * _NFC_JOINS
 
 
 def _read_tokenizer(checkpoint: Path) -> Tokenizer:

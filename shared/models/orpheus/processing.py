@@ -75,6 +75,8 @@ class OrpheusProcessing:
         eos_ids: the token that ends an answer.
     """
 
+    tool_calls = ""
+
     def __init__(self, lm: DecoderLmProcessing) -> None:
         self.eos_ids = lm.eos_ids
         self._lm = lm
@@ -139,7 +141,12 @@ def _voice(asked: str | None) -> str:
 
 def _check_params(params: Params) -> None:
     """Refuse what is said of an answer's text."""
-    given = {"stop": params.stop, "logprobs": params.logprobs is not None, "echo": params.echo}
+    given = {
+        "stop": params.stop,
+        "logprobs": params.logprobs is not None,
+        "echo": params.echo,
+        "guide": params.guide is not None,
+    }
     for name, value in given.items():
         if value:
             raise ClientError(

@@ -5,6 +5,7 @@ from typing import get_args
 import msgspec
 import pytest
 
+from conductor.core import cluster
 from conductor.core.cluster import Cluster
 from conductor.core.lifecycle import Phase
 from shared.events import (
@@ -19,9 +20,9 @@ from shared.events import (
     RequestFailed,
     RequestFinished,
     RequestRejected,
+    RequestResumed,
     WalkStop,
     WorkerJoined,
-    WorkerLeaving,
     encode,
 )
 from tests.conductor.script import LIMITS, SUBJECTS, Script, completion, deployment
@@ -158,6 +159,18 @@ def test_the_same_id_twice_executes_once(script: Script) -> None:
     assert len(script.events(RequestRejected)) == 0
 
 
+def test_what_the_log_forgot_after_its_end_is_not_answered_anew_under_its_id(script: Script) -> None:
+    script.submit("r1")
+    script.run_to_the_end("r1")
+    ordinary = script.submit("r1")  # stored twice by its publisher: it has its answer
+    seq = script.submit("r1", is_first=True)  # stored where nothing was of it any more
+
+    [rejected] = script.events(RequestRejected)
+    assert (rejected.failure.code, rejected.failure.status) == ("request_expired", 410)
+    assert rejected.submission_seq == seq > ordinary
+    assert script.request("r1").phase is Phase.FINISHED
+
+
 @pytest.mark.parametrize("after_the_end", [False, True])
 def test_the_same_id_with_another_body_is_a_conflict_and_harms_nobody(
     script: Script, after_the_end: bool
@@ -235,7 +248,7 @@ def test_a_new_life_of_a_rank_starts_its_walks_again_behind_a_fence(script: Scri
     script.submit()
     script.complete(script.last(NodeReady))
     incarnation = script.join("w0-b")
-    assert script.kinds()[-2:] == ["OutputFence", "NodeReady"]
+    assert script.kinds()[-4:] == ["OutputFence", "RequestResumed", "NodeReady", "WalkBegun"]
     assert script.last(OutputFence).attempt == 2
     again = script.last(NodeReady)
     assert (again.attempt, again.index, again.incarnation) == (2, 1, incarnation)
@@ -263,30 +276,77 @@ def test_a_life_whose_beginning_the_log_forgot_is_known_by_what_it_says_again(sc
     assert later.last(NodeReady).incarnation == 2
 
 
-def test_a_request_that_outlives_too_many_lives_fails_alone() -> None:
-    script = Script(serve=deployment(limits=deployment().limits))
-    script.open_epoch()
-    script.join()
-    script.submit("victim")
-    for life in ("b", "c"):
-        script.join(f"w0-{life}")
-    script.submit("neighbour")
-    script.join("w0-d")
-    assert script.last(RequestFailed, "victim").failure.code == "worker_lost"
-    assert script.request("neighbour").phase is Phase.RUNNING
-
-
-def test_while_a_rank_is_away_its_requests_wait_for_it(script: Script) -> None:
+def test_when_a_rank_leaves_its_requests_are_held_until_it_joins_again(script: Script) -> None:
     script.submit()
-    script.say(SUBJECTS.worker(0), WorkerLeaving(id="bye", writer="w0", rank=0, incarnation=2))
-    script.complete(script.last(NodeReady))
-    assert [step.lives for step in script.request().running] == [{}]
-    orders = len(script.events(NodeReady))
+    script.leave(0)
+    script.complete(script.last(NodeReady))  # late: the attempt is over
+    request = script.request()
+    assert (request.phase, request.attempt, request.running) == (Phase.HELD, 2, ())
+    assert script.kinds()[-2:] == ["OutputFence", "WalkCompleted"]
     script.join("w0-b")
-    assert len(script.events(NodeReady)) == orders + 1
-    assert script.last(NodeReady).attempt == 1
+    assert script.kinds()[-2:] == ["RequestResumed", "NodeReady"]
+    assert script.last(NodeReady).attempt == 2
     script.run_to_the_end()
     assert script.request().phase is Phase.FINISHED
+
+
+def test_a_request_that_ends_while_it_is_held_is_not_resumed(script: Script) -> None:
+    script.submit()
+    script.leave(0)
+    script.cancel()
+    script.join("w0-b")
+    assert script.last(RequestResumed) is None
+    assert script.request().phase is Phase.CANCELLED
+
+
+def test_a_request_is_resumed_once_though_its_resumption_is_slow_to_be_stored(script: Script) -> None:
+    script.submit()
+    script.leave(0)
+    script.lead = False
+    script.join("w0-b")
+    decisions = script.cluster.schedule(script.deployment)
+    assert [type(decision) for decision in decisions] == [RequestResumed]
+    script.store("ds.walk.other", b"junk")
+    script.settle()
+    assert script.cluster.schedule(script.deployment) == []
+    script.lead = True
+    script.publish(decisions)
+    script.settle()
+    script.run_to_the_end()
+    assert script.request().phase is Phase.FINISHED
+
+
+def test_a_new_leader_resumes_what_the_deposed_one_was_about_to(script: Script) -> None:
+    script.submit()
+    script.leave(0)
+    script.lead = False
+    script.join("w0-b")
+    assert script.cluster.schedule(script.deployment)  # and dies with it
+    script.lead = True
+    script.open_epoch(2, "c2")
+    assert script.last(RequestResumed).epoch == 2
+    script.run_to_the_end()
+    assert script.request().phase is Phase.FINISHED
+
+
+def test_a_life_declared_over_counts_though_its_worker_still_speaks(script: Script) -> None:
+    script.submit()
+    ready = script.last(NodeReady)
+    script.lose(0)
+    assert script.request().phase is Phase.HELD
+    script.complete(ready)
+    assert script.request().phase is Phase.HELD
+    again = script.join("w0-b")
+    assert script.last(NodeReady).incarnation == again
+
+
+def test_the_end_of_a_life_that_is_over_already_changes_nothing(script: Script) -> None:
+    script.submit()
+    life = script.cluster.world.incarnation(0)
+    script.join("w0-b")
+    script.lose(0, life)
+    assert script.request().phase is Phase.RUNNING
+    assert script.request().attempt == 2
 
 
 # ---- conductors come and go ----------------------------------------------------------------------
@@ -341,6 +401,18 @@ def test_a_recorded_decision_that_is_not_ours_fails_the_request_with_a_divergenc
     script.publish([msgspec.structs.replace(wrong, seed=wrong.seed + 1)])
     script.settle()
     assert script.last(RequestFailed).failure.code == "divergence"
+
+
+def test_an_end_that_is_decided_and_not_stored_survives_a_divergence(script: Script) -> None:
+    script.submit()
+    while script.request().phase is Phase.RUNNING:
+        script.lead = len(script.request().results) < 1
+        script.complete(script.last(NodeReady))
+    (end,) = script.cluster.outstanding()
+    foreign = msgspec.structs.replace(script.last(NodeReady), id="r1.ready.9.9.0", index=9)
+    script.say(SUBJECTS.ready(0, "r1"), foreign)
+    assert script.folded[-1].divergence is not None
+    assert script.cluster.outstanding() == [end]
 
 
 # ---- what cannot be read -------------------------------------------------------------------------
@@ -442,3 +514,18 @@ def test_a_submission_under_an_odd_id_is_told_so(script: Script) -> None:
     rejected = script.last(RequestRejected, "a/b")
     assert rejected is not None
     assert (rejected.failure.code, rejected.submission_seq) == ("malformed_request", seq)
+
+
+def test_what_ended_longer_ago_than_the_log_goes_back_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "FORGET_AFTER_NS", 30_000_000)  # thirty records of the script
+    monkeypatch.setattr(cluster, "_FORGET_EVERY", 3)
+    script = Script()
+    script.open_epoch()
+    script.join()
+    for number in range(40):
+        script.submit(f"r{number}")
+        script.run_to_the_end(f"r{number}")
+    ended = script.cluster.digests
+    assert list(ended)[-1] == "r39"
+    assert 3 < len(ended) < 12
+    assert min(at_ns for at_ns, _ in ended.values()) > script.cluster.now_ns - 80_000_000

@@ -31,12 +31,19 @@ from tests.conductor.speech import deployment, handle_of, key_of, part
 GONE = Failure(code="tensor_gone", message="its owner is dead")
 
 
-def begun(kind: str = "duet", layout: str | tuple[PlacedGroup, ...] = "three", **changes: Any) -> Script:
-    """A request of this kind, submitted where all ranks are there."""
+def begun(
+    kind: str = "duet",
+    layout: str | tuple[PlacedGroup, ...] = "three",
+    *,
+    lead: bool = True,
+    **changes: Any,
+) -> Script:
+    """A request of this kind, submitted where all ranks are there; admitted, but for `lead=False`."""
     script = Script(serve=deployment(layout, **changes), graph_of=speech.graph_of)
     script.open_epoch()
     for rank in sorted({rank for group in script.deployment.groups for rank in group.ranks}):
         script.join(f"w{rank}-a", rank)
+    script.lead = lead
     script.submit(inputs=Inputs(text=kind))
     return script
 
@@ -236,18 +243,48 @@ def test_a_cancel_stops_every_rank_of_every_step_that_is_out() -> None:
 
 
 def test_no_step_is_sent_out_while_a_rank_of_the_request_is_away() -> None:
-    script = begun("solo")
+    script = begun("solo", lead=False)
+    admission = script.cluster.schedule(script.deployment)
+    script.lead = True
     script.leave(2)
-    done(script, "prepare")
-    assert at_hand(script) == {1: {}}
-    assert len(orders(script)) == 1
+    script.publish(admission)
+    script.settle()
+    assert (script.request().phase, orders(script)) == (Phase.HELD, [])
     script.join("w2-b", 2)
-    assert [order.rank for order in orders(script)] == [0, 0, 1]
+    assert [order.rank for order in orders(script)] == [0]
     assert script.request().attempt == 1
     assert script.last(OutputFence) is None
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_rank_that_was_not_at_work_is_awaited_all_the_same() -> None:
+    script = begun("solo")
+    script.leave(2)
+    assert script.request().phase is Phase.HELD
+    script.join("w2-b", 2)
+    assert [order.rank for order in orders(script)] == [0]
+    assert script.request().attempt == 2
+    assert script.request().suspicion.lives == {}
+
+
+def test_what_was_in_the_memory_of_a_life_is_made_again_at_once() -> None:
+    script = begun("solo")
+    done(script, "prepare")
+    life = script.join("w0-b", 0)
+    assert [(order.index, order.rank, order.lives[0]) for order in orders(script)] == [(0, 0, life)]
+    done(script, "prepare", "decode", "sign")
+    assert script.request().phase is Phase.FINISHED
+
+
+def test_a_tensor_that_is_gone_with_a_life_costs_no_try() -> None:
+    script = begun("solo", limits=msgspec.structs.replace(LIMITS, max_attempts=1))
+    done(script, "prepare", "decode")
+    sign = order_of(script, "sign")
+    script.fail(sign, GONE, gone=sign.walks[0].inputs["state"].key, gone_rank=1, gone_life=1)
+    assert script.last(RequestFailed) is None
+    assert script.request().attempt == 2
+
+
+@pytest.mark.parametrize("rank", [1, 2])
 def test_a_new_life_of_any_rank_starts_the_step_again_on_all_of_its_ranks(rank: int) -> None:
     script = begun("solo")
     done(script, "prepare")
@@ -258,7 +295,8 @@ def test_a_new_life_of_any_rank_starts_the_step_again_on_all_of_its_ranks(rank: 
         (1, 0, life),
         (1, 1, life),
     ]
-    assert f"rank {rank} began a new life ({life}) before step 1 was done" in script.last(OutputFence).reason
+    assert f"rank {rank} began a new life, " in script.last(OutputFence).reason
+    assert script.last(OutputFence).reason.endswith(", before step 1 was done")
     done(script, "decode", "sign")
     assert script.request().phase is Phase.FINISHED
 
@@ -284,19 +322,19 @@ def test_what_was_done_before_the_partitions_began_and_after_they_ended_is_kept(
     assert [(order.index, order.rank) for order in orders(script)] == [(5, 0)]
 
 
-def test_partitions_that_had_come_somewhere_do_not_go_on_with_a_new_life_as_if_nothing_was() -> None:
+def test_partitions_that_had_come_somewhere_begin_again_with_a_new_life() -> None:
     script = begun("duet")
     done(script, "prepare")
     script.leave(2)  # with all of the stream it had heard
-    done(script, "render")  # stored late, and it counts: the life was not over yet when it said so
-    done(script, "decode")
-    assert at_hand(script) == {3: {}, 4: {}}
+    for walk in ("render", "decode"):
+        done(script, walk)  # of an attempt that is over
+    assert script.request().phase is Phase.HELD
     script.join("w2-b", 2)
     assert script.request().attempt == 2
     assert sorted(at_hand(script)) == [1, 2]
 
 
-def test_who_has_no_order_in_the_new_attempt_is_told_that_the_old_is_over() -> None:
+def test_every_rank_is_told_that_the_old_attempt_is_over() -> None:
     script = begun("duet")
     done(script, "prepare")
     ids = key_of(orders(script)[0], "prepare", "prepare", "ids")
@@ -304,18 +342,17 @@ def test_who_has_no_order_in_the_new_attempt_is_told_that_the_old_is_over() -> N
     assert [(order.index, order.rank) for order in orders(script)] == [(0, 0)]
     assert [(stop.index, stop.rank, stop.attempt) for stop in script.events(WalkStop)] == [
         (1, 2, 1),
+        (2, 0, 1),
         (2, 1, 1),
     ]
 
 
-def test_a_rank_away_makes_the_new_attempt_wait_and_the_others_stop() -> None:
+def test_the_living_ranks_of_an_interrupted_step_are_told_at_once() -> None:
     script = begun("solo")
     done(script, "prepare")
-    script.leave(2)
-    script.join("w1-b", 1)
-    assert at_hand(script) == {1: {}}
+    script.leave(1)
     assert [(stop.rank, stop.attempt) for stop in script.events(WalkStop)] == [(0, 1)]
-    script.join("w2-b", 2)
+    script.join("w1-b", 1)
     assert script.request().attempt == 2
     done(script, "decode", "sign")
     assert script.request().phase is Phase.FINISHED
@@ -327,7 +364,7 @@ def test_a_request_is_not_tried_for_ever_on_many_ranks_either(rank: int) -> None
     done(script, "prepare")
     for life in "bcd":
         script.join(f"w{rank}-{life}", rank)
-    assert script.last(RequestFailed).failure.code == "worker_lost"
+    assert script.last(RequestFailed).failure.code == "poison_request"
     assert script.request().attempt == 3
 
 
@@ -381,7 +418,7 @@ def test_a_tensor_cannot_be_gone_for_ever() -> None:
         script.fail(decode, GONE, gone=key_of(decode, "prefill", "talker", "kv"))
     failure = script.last(RequestFailed).failure
     assert failure.code == "tensor_gone"
-    assert failure.message == "its owner is dead; this was attempt 2 of 2 (max_attempts)"
+    assert failure.message == "its owner is dead; this was try 2 of 2 without progress (max_attempts)"
 
 
 @pytest.mark.parametrize(

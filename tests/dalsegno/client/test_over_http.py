@@ -11,12 +11,14 @@ from dalsegno.client import (
     BrokenError,
     BusyError,
     ConflictError,
+    DeadlineExceededError,
     NotFoundError,
     RequestCancelledError,
+    RequestExpiredError,
     ServerError,
     UnreachableError,
 )
-from tests.dalsegno.client.gateway import Break, Hang, Line, end, error, line, talking, text
+from tests.dalsegno.client.gateway import Break, Hang, Line, answering, end, error, line, talking, text
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"pixels"
 
@@ -209,7 +211,7 @@ async def test_speech_without_a_sound_is_an_error() -> None:
         (429, BusyError),
         (500, ServerError),
         (503, BusyError),
-        (504, ServerError),
+        (504, DeadlineExceededError),
     ],
 )
 async def test_a_refusal_is_an_error_of_its_kind_and_is_not_asked_again(
@@ -306,6 +308,64 @@ async def test_a_gateway_that_begins_anew_repeats_nothing_to_the_reader() -> Non
         assert [chunk.text async for chunk in client.stream("hi")] == ["a", "b"]
 
 
+async def test_a_stream_that_breaks_goes_on_at_the_next_gateway() -> None:
+    async with (
+        answering([text(0, "a"), text(1, "b"), Break], [text(3, "d"), end()]) as first,
+        answering([text(2, "c"), Break]) as second,
+        AsyncClient([first.url, second.url]) as client,
+        client.stream("hi", seed=3) as stream,
+    ):
+        chunks = [chunk async for chunk in stream]
+        await client.cancel(stream.request_id)
+
+    assert [chunk.index for chunk in chunks] == [0, 1, 2, 3]
+    assert stream.resumed == 2
+    assert [asked.headers.get("last-event-id") for asked in (*first.asked, *second.asked)] == [None, "2", "1"]
+    assert all(asked.fields == first.asked[0].fields for asked in (*first.asked, *second.asked))
+    assert (first.cancelled, second.cancelled) == ([stream.request_id], [])  # where it was read last
+
+
+@pytest.mark.parametrize("refusal", ["nobody", "not now"])
+async def test_a_gateway_that_takes_nothing_is_passed_over_from_the_first(refusal: str) -> None:
+    async with (
+        answering(error(503, "shutting_down")) as first,
+        answering([text(0, "a"), end()], [end()]) as second,
+    ):
+        url = first.url if refusal == "not now" else "http://127.0.0.1:9"
+        async with AsyncClient(f"{url},{second.url}/v1") as client:
+            assert (await client.generate("hi")).text == "a"
+            await client.generate("hi")
+            assert (await client.health()).missing == ("no conductor leads",)
+
+    assert (len(first.asked), len(second.asked)) == (refusal == "not now", 2)
+
+
+async def test_where_all_gateways_refuse_the_last_says_why() -> None:
+    async with (
+        answering(error(503, "shutting_down")) as first,
+        answering(error(503, "log_full")) as second,
+        AsyncClient((first.url, second.url)) as client,
+    ):
+        with pytest.raises(BusyError) as refused:
+            await client.generate("hi")
+
+    assert refused.value.code == "log_full"
+    assert (len(first.asked), len(second.asked)) == (1, 1)
+
+
+@pytest.mark.parametrize("status", [400, 410, 429, 500])
+async def test_what_another_gateway_would_say_as_well_is_asked_of_one(status: int) -> None:
+    async with (
+        answering(error(status, "no")) as first,
+        answering([end()]) as second,
+        AsyncClient([first.url, second.url]) as client,
+    ):
+        with pytest.raises(DalSegnoError):
+            await client.generate("hi")
+
+    assert second.asked == []
+
+
 async def test_not_now_is_waited_out_where_the_request_was_taken_already() -> None:
     lost_log = line("error", b"", status=503, code="log_unavailable", message="ask again")
     scripts = ([text(0, "a"), lost_log], error(503, "not_ready"), error(429, "busy"), [text(1, "b"), end()])
@@ -399,6 +459,22 @@ async def test_a_cancel_that_comes_too_late_is_none_and_one_of_nobody_is_an_erro
     assert fake.cancelled == ["mine", "mine"]
 
 
+async def test_what_the_server_has_forgotten_is_an_error_of_its_own() -> None:
+    async with talking([text(0, "a"), Break], error(410, "request_expired")) as (_, client):
+        with pytest.raises(RequestExpiredError):
+            await client.generate("hi")
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), 86401])
+async def test_a_time_limit_that_is_none_is_refused_before_it_is_sent(wrong: float) -> None:
+    async with talking() as (fake, client):
+        with pytest.raises(ClientError, match="timeout_s") as refused:
+            await client.generate("hi", timeout_s=wrong)
+
+    assert refused.value.param == "timeout_s"
+    assert fake.asked == []
+
+
 async def test_half_a_character_is_refused_before_it_is_sent() -> None:
     async with talking() as (fake, client):
         with pytest.raises(ClientError) as refused:
@@ -408,8 +484,10 @@ async def test_half_a_character_is_refused_before_it_is_sent() -> None:
     assert fake.asked == []
 
 
-@pytest.mark.parametrize("address", ["ftp://x", "http://[::1", ""])
-def test_what_is_no_address_is_refused_at_once(address: str) -> None:
+@pytest.mark.parametrize(
+    "address", ["ftp://x", "http://[::1", "", ",", "http://a,nats://b", [], ["http://a", "ftp://b"]]
+)
+def test_what_is_no_address_is_refused_at_once(address: str | list[str]) -> None:
     with pytest.raises(ClientError, match="is no address of a deployment"):
         AsyncClient(address)
 

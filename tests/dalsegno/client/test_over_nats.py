@@ -7,7 +7,13 @@ import msgspec
 import pytest
 
 from dalsegno import AsyncClient, ClientError
-from dalsegno.client import ConflictError, NotFoundError, RequestCancelledError, UnreachableError
+from dalsegno.client import (
+    ConflictError,
+    NotFoundError,
+    RequestCancelledError,
+    RequestExpiredError,
+    UnreachableError,
+)
 from dalsegno.client.over_nats import NatsTransport
 from shared.events import (
     Failure,
@@ -127,6 +133,21 @@ async def test_the_tokens_of_an_echo_are_the_prompts() -> None:
     assert (answer.text, answer.token_ids, answer.prompt_token_ids) == ("hi a", [8], [7])
     assert answer.logprobs == [TokenLogprobs(id=8, token=b"a", logprob=-0.5)]
     assert answer.prompt_logprobs == [TokenLogprobs(id=7, token=b"h")]
+
+
+async def test_a_service_that_was_killed_reads_on_from_where_it_was_and_nothing_is_run_again() -> None:
+    async with stage() as (it, client):
+        await client.generate("one two three", request_id="mine", timeout_s=7)
+        async with AsyncClient("nats://log") as again:
+            again._transport = NatsTransport("nats://log", log=FakeLog(it.server))
+            rest = await again.resume("mine", "one two three", after=0).read()
+            assert rest.text == " two three"
+            it.server.forget(len(it.server.records))
+            with pytest.raises(RequestExpiredError):
+                await again.resume("mine", "one two three", after=0).read()
+
+    [event] = it.submitted
+    assert (event.timeout_s, event.is_first) == (7, True)
 
 
 async def test_the_death_of_a_worker_is_not_seen() -> None:

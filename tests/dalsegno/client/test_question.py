@@ -4,6 +4,7 @@ import pytest
 
 from dalsegno.client.question import question
 from shared.errors import ClientError
+from tests.hostile import NO_TOKENS
 
 
 def test_a_question_is_the_inputs_and_parameters_of_the_log() -> None:
@@ -20,6 +21,14 @@ def test_how_tokens_are_chosen_is_said_as_anywhere() -> None:
     assert question("hi", None, None, how).model_kwargs == {
         "min_p": 0.1, "logit_bias": {"3": -2, "5": 1}, "bad_words": ["no", [4, 5]], "stop_token_ids": [8],
     }  # fmt: skip
+
+
+def test_what_the_answer_has_to_be_is_said_as_anywhere() -> None:
+    guide = {"json_schema": {"type": "object", "properties": {"b": {}, "a": {}}}}
+
+    assert question("hi", None, None, {"guide": guide}).model_kwargs == {"guide": guide}
+    with pytest.raises(ClientError, match=r"guide: expected one of .*; found regex, choice"):
+        question("hi", None, None, {"guide": {"regex": "a", "choice": ["a"]}})
 
 
 def test_a_file_is_named_and_its_modality_comes_in() -> None:
@@ -57,9 +66,10 @@ def test_what_cannot_be_meant_is_refused_before_it_is_sent(
     assert caught.value.param == param
 
 
-def test_an_id_that_cannot_be_one_is_refused() -> None:
+@pytest.mark.parametrize("request_id", NO_TOKENS.values(), ids=NO_TOKENS)
+def test_an_id_that_cannot_be_one_is_refused(request_id: str) -> None:
     with pytest.raises(ClientError) as caught:
-        question("hi", None, "not an id", {})
+        question("hi", None, request_id, {})
 
     assert caught.value.code == "invalid_request_id"
 

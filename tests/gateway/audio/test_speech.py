@@ -1,6 +1,7 @@
 import asyncio
 import io
 import json
+import re
 import wave
 from base64 import b64decode
 from dataclasses import replace
@@ -105,11 +106,61 @@ async def test_sound_is_sent_before_the_answer_is_complete() -> None:
 async def test_events_hold_the_file_and_then_the_usage() -> None:
     response, _ = await asked({"response_format": "pcm", "stream_format": "sse"})
     assert response.headers["content-type"].startswith("text/event-stream")
-    events = [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line]
+    told = [line for line in response.text.splitlines() if line.startswith("data: ")]
+    events = [json.loads(line.removeprefix("data: ")) for line in told]
     heard = [b64decode(event["audio"]) for event in events if event["type"] == "speech.audio.delta"]
     assert heard == PIECES
     assert events[-1]["type"] == "speech.audio.done"
     assert events[-1]["usage"]["input_tokens"] == 7
+
+
+@pytest.mark.parametrize("name", ["pcm", "wav", "mp3", "opus", "aac", "flac"])
+async def test_a_file_goes_on_behind_the_bytes_its_client_has(name: str) -> None:
+    body = ASKED | {"response_format": name, "stream": True, "request_id": "mine"}
+    async with deployment(speak, served=SPEAKER) as world:
+        whole = (await world.client.post("/v1/audio/speech", json=body)).content
+        for had in (1, 43, len(whole) // 2, len(whole) - 1, len(whole)):
+            rest = await world.client.post(f"/v1/audio/speech?after={had}", json=body)
+            assert rest.status_code == 200
+            assert whole[:had] + rest.content == whole
+
+    assert len(world.performances) == 1
+
+
+@pytest.mark.parametrize("name", ["pcm", "mp3"])
+async def test_events_of_sound_go_on_to_the_byte_wherever_they_broke(name: str) -> None:
+    body = ASKED | {"response_format": name, "stream_format": "sse", "request_id": "mine"}
+    async with deployment(speak, served=SPEAKER) as world:
+        whole = (await world.client.post("/v1/audio/speech", json=body)).content
+        ends = [place + 2 for place in range(len(whole)) if whole.startswith(b"\n\n", place)]
+        for end in ends:
+            position = re.findall(rb"id: (.*)", whole[:end])[-1]
+            rest = await world.client.post(
+                "/v1/audio/speech", json=body, headers={b"last-event-id": position}
+            )
+            assert whole[:end] + rest.content == whole
+
+    assert len(ends) > 2
+
+
+@pytest.mark.parametrize(
+    ("change", "after", "message"),
+    [
+        ({}, "x", "after: expected a number of bytes, found 'x'"),
+        ({"response_format": "wav"}, "7", "after: expected none where the answer is no stream"),
+        ({"request_id": None}, "7", "after: expected the request_id of the stream to resume"),
+        ({"stream_format": "sse"}, "x", "after: expected the index of a chunk"),
+    ],
+)
+async def test_a_place_to_go_on_from_that_is_none_is_refused(
+    change: dict[str, Any], after: str, message: str
+) -> None:
+    async with deployment(speak, served=SPEAKER) as world:
+        body = ASKED | {"request_id": "mine"} | change
+        response = await world.client.post(f"/v1/audio/speech?after={after}", json=body)
+
+    assert response.status_code == 400
+    assert message in response.json()["error"]["message"]
 
 
 async def test_openais_own_client_hears_it() -> None:

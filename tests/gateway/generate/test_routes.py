@@ -10,6 +10,7 @@ import pytest
 
 from shared.events import Failure, LikelyToken, OutputChunk, RequestSubmitted, TokenLogprobs
 from tests.gateway.world import SERVED, Performance, deployment, echo
+from tests.hostile import NO_TOKENS
 
 SPEAKER = replace(
     SERVED, outputs=("text", "audio"), media={"audio": {"sample_rate": 24_000, "num_channels": 1}}
@@ -40,6 +41,7 @@ async def test_a_form_streams_ndjson_by_default() -> None:
     assert chunks[-1]["metadata"] == {
         "finish_reason": "stop",
         "usage": {"prompt_tokens": 7, "completion_tokens": 4, "total_tokens": 11},
+        "durability": "process",
     }
 
 
@@ -185,9 +187,8 @@ async def test_log_probabilities_stand_beside_their_tokens_and_an_echos_are_the_
     assert second["metadata"] == {"index": 1, "token_ids": [8], "logprobs": of_answer}
     [entry] = document.json()["outputs"]["text"]
     assert b64decode(entry["data"]) == b"hi a"
-    told = {
-        name: entry["metadata"][name] for name in entry["metadata"] if name not in ("usage", "finish_reason")
-    }
+    ends = ("usage", "finish_reason", "durability")
+    told = {name: entry["metadata"][name] for name in entry["metadata"] if name not in ends}
     assert told == {
         "prompt_token_ids": [7], "prompt_logprobs": of_prompt, "token_ids": [8], "logprobs": of_answer,
     }  # fmt: skip
@@ -260,7 +261,7 @@ async def test_how_tokens_are_chosen_is_said_in_model_kwargs() -> None:
         ({"model_kwargs": "[1]"}, "model_kwargs", "object"),
         ({"streaming": "perhaps"}, "streaming", "true or false, found 'perhaps'"),
         ({"chat": "perhaps"}, "chat", "true or false, found 'perhaps'"),
-        ({"output_modalities": "text,audio"}, "output_modalities", "knows text, found 'audio'"),
+        ({"output_modalities": "text,audio"}, "output_modalities", "knows text, embedding, found 'audio'"),
         ({"input_modalities": "image"}, "input_modalities", "image"),
         ({"temperature": "1"}, "temperature", "model_kwargs.temperature"),
         ({"txt": "1"}, "txt", "did you mean 'text'"),
@@ -413,7 +414,7 @@ async def test_a_rejection_of_a_stranger_under_our_id_does_not_end_our_answer() 
     assert text_of(lines(response)) == "a b"
 
 
-@pytest.mark.parametrize("request_id", ["a.b", "a b", "*", "x" * 65, "ü"])
+@pytest.mark.parametrize("request_id", [text for text in NO_TOKENS.values() if text])
 async def test_an_id_that_is_no_token_is_refused(request_id: str) -> None:
     async with deployment() as world:
         response = await world.client.post("/generate", json={"text": "a", "request_id": request_id})

@@ -7,9 +7,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.metrics.exposition import Snapshot
+from shared.events import RequestResumed, WorkerLost, encode
 from shared.histogram import ROWS, SECONDS, Histogram
 from shared.log.port import LogStats
-from shared.meters import ConductorMeters, EdgeMeters, TensorMeters, WorkerMeters
+from shared.meters import ConductorMeters, EdgeMeters, PrefixMeters, TensorMeters, WorkerMeters
+from shared.subjects import CONDUCTOR_WRITER
 from tests.gateway.world import CHAT, Performance, World, beat, deployment, echo
 
 CHAT_ROUTE = "/v1/chat/completions"
@@ -54,6 +56,7 @@ def worker_beat(world: World, *, sequences: int = 4, steps: int = 9, **facts: ob
             fetched_bytes=512,
         ),
         edges=EdgeMeters(told=6, heard=5, early=2, early_bytes=70, items=28, chunks=4),
+        prefix=PrefixMeters(asked=90, hit=64, kept=32, preempted=1, guessed=8, stood=6),
     )
     numbers = {"incarnation": 2, "progress": 1.0, "kv_used": 64, "kv_total": 512, "running": 3, "waiting": 1}
     beat(world, "worker", "0", "ready", steps=steps, meters=meters, **numbers, **facts)
@@ -74,6 +77,31 @@ async def test_an_answer_is_counted_and_timed() -> None:
         assert found[f"dalsegno_{name}_sum{{route={CHAT_ROUTE}}}"] > 0
     assert found[f"dalsegno_inter_token_seconds_count{{route={CHAT_ROUTE}}}"] == 3
     assert found[f"dalsegno_http_requests_total{{method=POST,route={CHAT_ROUTE},status=200}}"] == 1
+
+
+async def test_what_was_survived_is_counted() -> None:
+    body = CHAT | {"stream": True, "request_id": "mine"}
+    async with deployment() as world:
+        await world.client.post(CHAT_ROUTE, json=body)
+        before = await scraped(world.client)
+        await world.client.post(CHAT_ROUTE, json=body, headers={"last-event-id": "0"})
+        resumed = RequestResumed(
+            writer=CONDUCTOR_WRITER, epoch=1, request_id="other", placement={}, reason="w0 is back"
+        )
+        world.server.append(world.subjects.walk("other"), encode(resumed))
+        lost = WorkerLost(writer=CONDUCTOR_WRITER, epoch=1, rank=0, incarnation=1, reason="silent")
+        world.server.append(world.subjects.lost, encode(lost))
+        meter = world.gateway.meter
+        await world.until(lambda: bool(meter.workers_lost))
+        found = await scraped(world.client)
+
+    names = (
+        f"answers_resumed_total{{route={CHAT_ROUTE}}}",
+        "requests_resumed_total",
+        "workers_lost_total{rank=0}",
+    )
+    assert [before[f"dalsegno_{name}"] for name in names] == [0, 0, 0]
+    assert [found[f"dalsegno_{name}"] for name in names] == [1, 1, 1]
 
 
 async def test_failures_are_counted_by_their_code() -> None:
@@ -141,6 +169,12 @@ async def test_a_worker_is_shown_as_it_said_last() -> None:
         "sequences_total": 4,
     }  # fmt: skip
     assert found["dalsegno_worker_tokens_total{kind=computed,rank=0}"] == 40
+    assert found["dalsegno_worker_prefix_tokens_total{kind=asked,rank=0}"] == 90
+    assert found["dalsegno_worker_prefix_tokens_total{kind=hit,rank=0}"] == 64
+    assert found["dalsegno_worker_kv_kept_tokens{rank=0}"] == 32
+    assert found["dalsegno_worker_preemptions_total{rank=0}"] == 1
+    assert found["dalsegno_worker_guesses_total{kind=guessed,rank=0}"] == 8
+    assert found["dalsegno_worker_guesses_total{kind=stood,rank=0}"] == 6
     assert found["dalsegno_worker_tokens_total{kind=sampled,rank=0}"] == 24
     assert found["dalsegno_worker_batch_rows_sum{rank=0}"] == 27
     assert found["dalsegno_worker_batch_rows_bucket{le=2,rank=0}"] == 0
@@ -198,7 +232,7 @@ async def test_of_a_role_that_is_silent_only_that_is_shown() -> None:
         samples = [sample for family in later.collect() for sample in family.samples]
 
     said = {(sample.name, sample.value) for sample in samples if sample.labels.get("rank") == "0"}
-    assert said == {("dalsegno_worker_up", 0.0)}
+    assert said == {("dalsegno_worker_up", 0.0), ("dalsegno_workers_lost_total", 0)}  # which the log says
     assert not [sample for sample in samples if sample.labels.get("role") == "worker"]
 
 
@@ -242,7 +276,7 @@ async def test_the_json_has_the_engines_and_the_averages() -> None:
         found = (await world.client.get("/metrics.json")).json()
 
     assert empty == {
-        "scheduler": "fcfs",
+        "scheduler": "priority",
         "pool_size": 0,
         "inflight_total": 0,
         "inflight_per_engine": [],
@@ -251,5 +285,5 @@ async def test_the_json_has_the_engines_and_the_averages() -> None:
         "avg_throughput_tok_s": 0.0,
     }
     assert (found["pool_size"], found["inflight_total"], found["inflight_per_engine"]) == (1, 4, [4])
-    assert found["cache"]["prefill_misses"] == 4
+    assert found["cache"] == {"prefill_hits": 0, "prefill_misses": 26, "prefix_hits": 64, "prefix_misses": 26}
     assert found["avg_throughput_tok_s"] == pytest.approx(4 / found["avg_latency_s"])

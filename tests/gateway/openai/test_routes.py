@@ -137,8 +137,6 @@ class TestThroughOpenAIsOwnClient:
                 await client.chat.completions.create(model="demo", messages=HELLO, extra_body=mine, n=2)
             with pytest.raises(openai.NotFoundError, match="not served here"):
                 await client.responses.create(model="demo", input="hi")
-            with pytest.raises(openai.NotFoundError, match="not served here"):
-                await client.embeddings.create(model="demo", input="hi")
         async with deployment(full) as world, listening(world) as url, openai_client(url) as client:
             with pytest.raises(openai.NotFoundError, match="does not exist") as unknown:
                 await client.chat.completions.create(model="gpt-4", messages=HELLO)
@@ -177,7 +175,7 @@ async def test_the_role_comes_first_and_done_last() -> None:
     assert all("usage" not in event for event in found if isinstance(event, dict))
 
 
-async def test_the_ids_of_events_are_chunk_indices() -> None:
+async def test_the_ids_of_events_say_how_far_the_stream_is_behind_them() -> None:
     async def held_back(performance: Performance) -> None:
         performance.say("a")
         performance.say("")  # tokens without text: nothing to show
@@ -185,9 +183,11 @@ async def test_the_ids_of_events_are_chunk_indices() -> None:
         performance.finish()
 
     async with deployment(held_back) as world:
-        response = await world.client.post("/v1/chat/completions", json=CHAT | {"stream": True})
+        body = CHAT | {"stream": True, "stream_options": {"include_usage": True}}
+        response = await world.client.post("/v1/chat/completions", json=body)
 
-    assert [line for line in response.text.splitlines() if line.startswith("id:")] == ["id: 0", "id: 2"]
+    told = [line for line in response.text.splitlines() if line.startswith("id:")]
+    assert told == ["id: b", "id: 0", "id: 2", "id: e", "id: end"]
 
 
 async def test_an_answer_without_text_is_still_an_answer() -> None:
@@ -318,8 +318,7 @@ async def test_a_prompt_is_raw_text_or_token_ids(
         ({"timeout_s": 0}, "timeout_s", "invalid_value"),
         ({"timeout_s": 1e6}, "timeout_s", "invalid_value"),
         ({"timeout_s": "1"}, "timeout_s", "invalid_value"),
-        ({"tools": [{"type": "function"}]}, "tools", "not_supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not_supported"),
+        ({"functions": [{"name": "f"}]}, "functions", "not_supported"),
         ({"presence_penalty": 2.5}, "presence_penalty", "invalid_value"),
         ({"frequency_penalty": "much"}, "frequency_penalty", "invalid_value"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
@@ -390,8 +389,8 @@ async def test_a_wrong_chat_is_refused_by_name(change: dict[str, Any], param: st
         ({"min_p": 1.5}, "min_p: expected a number <= 1, found 1.5"),
         ({"logit_bias": {"5": "much"}},
          "logit_bias: expected numbers from -100 to 100, found 'much' for token 5"),
-        ({"tool_choice": "required"},
-         "tool_choice: 'required' is not supported yet; leave it out, or send \"none\" or \"auto\""),
+        ({"function_call": {"name": "f"}},
+         'function_call: an object is not supported yet; leave it out, or send "none" or "auto"'),
         ({"model": "gpt-4"}, "the model 'gpt-4' does not exist here; this deployment serves 'demo'"),
     ],
 )  # fmt: skip

@@ -14,6 +14,7 @@ import pytest
 from shared.errors import BugError
 from shared.log.port import (
     Log,
+    LogFullError,
     LogRegressedError,
     LogUnavailableError,
     OutboxFullError,
@@ -21,6 +22,7 @@ from shared.log.port import (
     StoredRecord,
     WrongLastSequenceError,
 )
+from shared.log.room import Room, room_in
 from shared.subjects import Subjects
 
 _Item = TypeVar("_Item")
@@ -478,6 +480,25 @@ class LogContract:
         await waiting
         records = await collect(log.history([deployment.subjects.walk("waits")]))
         assert datas(records) == [b"%d" % number for number in range(50)]
+
+    async def test_who_does_not_wait_for_room_is_told_at_once_that_there_is_none(
+        self, deployment: Deployment
+    ) -> None:
+        log = await deployment.open()
+        subject = deployment.subjects.request("new")
+        await deployment.fill()
+        assert room_in(await log.state(), refuses=log.is_full) is not Room.FREE
+        for expected in (0, None):
+            with pytest.raises(LogFullError, match="full"):
+                await log.publish(subject, b"1", expected_last_seq=expected, waits_for_room=False)
+        refused = [log.is_full]
+        log.post(deployment.subjects.walk("waits"), b"under way")
+        with pytest.raises(LogFullError, match="full"):  # nor does it wait behind those that do
+            await log.publish(subject, b"1", expected_last_seq=0, waits_for_room=False)
+        await deployment.make_room()
+        await log.drain()
+        assert await log.publish(subject, b"1", expected_last_seq=0, waits_for_room=False) > 0
+        assert [*refused, log.is_full] == [True, False]
 
     async def test_a_log_made_anew_is_noticed_by_readers_and_writers(self, deployment: Deployment) -> None:
         watch = Watch()

@@ -187,3 +187,41 @@ def test_what_is_delivered_beyond_the_wanted_is_dropped_and_counts_for_the_posit
     _deliver(cursor, 6, 3)
     assert cursor.fault is not None, "from here on a consumer of the wanted alone is to be made"
     assert (cursor.position, _taken(cursor)) == (6, [4, 6])
+
+
+# ---- a log that several servers keep ----------------------------------------------------------------
+def _of_a_replica(end_seq: int) -> Cursor:
+    cursor = Cursor(1, end_seq, lambda _: None, max_pending=9, max_pending_bytes=99, is_replicated=True)
+    cursor.attaching()
+    return cursor
+
+
+def test_a_server_that_has_nothing_left_may_only_be_behind() -> None:
+    cursor = _of_a_replica(end_seq=5)
+    cursor.attached(num_pending=0)
+    seemed = [(cursor.seems_finished, cursor.finished)]
+    _deliver(cursor, 2, 1, pending=1)
+    seemed.append((cursor.seems_finished, cursor.finished))
+    _deliver(cursor, 3, 2, pending=0)
+    seemed.append((cursor.seems_finished, cursor.finished))
+    assert seemed == [(True, False), (False, False), (True, False)]
+
+
+def test_what_a_server_that_is_behind_delivers_again_is_passed_over() -> None:
+    cursor, _ = _cursor()
+    for delivery, seq in enumerate((4, 5, 6), 1):
+        _deliver(cursor, seq, delivery)
+    cursor.fail("the connection is new")
+    cursor.attaching()
+    for delivery, seq in enumerate((5, 6, 7), 1):  # asked to begin at 7, it had 4 records
+        _deliver(cursor, seq, delivery)
+    assert (_taken(cursor), cursor.position, cursor.fault) == ([4, 5, 6, 7], 7, None)
+
+
+def test_what_came_from_the_end_or_behind_it_is_the_end_whoever_delivers() -> None:
+    at_end, behind, heard = (_of_a_replica(end_seq=5) for _ in range(3))
+    _deliver(at_end, 5, 1, pending=0)
+    _deliver(behind, 7, 1, pending=0)
+    _heartbeat(heard, 0, 6)
+    assert [one.finished for one in (at_end, behind, heard)] == [True, True, True]
+    assert _taken(behind) == []

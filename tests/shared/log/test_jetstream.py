@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.log.durability import Keeping
 from shared.log.jetstream import JetStreamLog, connect, provision
 from shared.log.server import NatsServer
 from shared.subjects import Subjects
@@ -22,13 +23,17 @@ class _JetStreamDeployment:
 
     async def open(self, on_change: Callable[[bool], None] | None = None) -> JetStreamLog:
         log = await connect(
-            self.server.url, token=self.server.token, subjects=self.subjects, name="test", on_change=on_change
+            self.server.url,
+            credentials=self.server.credentials,
+            subjects=self.subjects,
+            name="test",
+            on_change=on_change,
         )
         self.logs.append(log)
         return log
 
     async def provide(self, max_bytes: int | None = None) -> None:
-        await provision(self.server.url, self.server.token, self.subjects, max_bytes=max_bytes)
+        await provision(self.server.url, self.server.credentials, self.subjects, Keeping(max_bytes=max_bytes))
 
     async def stop(self) -> None:
         self.server.kill()
@@ -41,7 +46,7 @@ class _JetStreamDeployment:
         aside = NatsServer(self.server.log_file.parent)
         aside.start()
         await delete_stream(aside, self.subjects.stream)
-        await provision(aside.url, aside.token, self.subjects)
+        await provision(aside.url, aside.credentials, self.subjects)
         aside.stop()
         self.server.start()
 

@@ -35,12 +35,17 @@ def test_an_ack_is_a_sequence_or_a_reason() -> None:
 def test_a_stream_info_is_a_state() -> None:
     info = msgspec.json.decode(
         b'{"type":"io.nats.jetstream.api.v1.stream_info_response","config":{"name":"DS_LOG"},'
-        b'"created":"1970-01-01T00:00:02Z","state":{"messages":3,"bytes":90,"first_seq":5,"first_ts":"",'
+        b'"created":"1970-01-01T00:00:02Z","state":{"messages":3,"bytes":90,"first_seq":5,"first_ts":"1970-01-01T00:00:03Z",'
         b'"last_seq":7,"consumer_count":0},"ts":"2026-11-20T09:16:47Z"}',
         type=StreamInfo,
     )
     assert info.log_state() == LogState(
-        first_seq=5, last_seq=7, created_ns=2_000_000_000, messages=3, bytes=90
+        first_seq=5,
+        last_seq=7,
+        created_ns=2_000_000_000,
+        messages=3,
+        bytes=90,
+        first_ns=3_000_000_000,
     )
 
 

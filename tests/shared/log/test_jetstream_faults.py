@@ -1,6 +1,8 @@
 """The log on a real nats-server: one that dies, loses its stream, lacks something, or has slow readers."""
 
 import asyncio
+import os
+import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
@@ -10,12 +12,15 @@ import pytest
 from nats.aio.client import Client
 
 from shared.log.connection import Connection
+from shared.log.credentials import NOBODY, Credentials
+from shared.log.durability import Keeping
 from shared.log.jetstream import JetStreamLog, connect, provision
 from shared.log.port import LogRegressedError, LogUnavailableError, WrongLastSequenceError
 from shared.log.server import NatsServer
 from shared.subjects import Subjects
 from tests.shared.log.admin import consumers_of, delete_stream, say
 from tests.shared.log.contract import Watch, collect, datas, take
+from tests.shared.log.delay import Delay
 
 
 @pytest.fixture
@@ -23,13 +28,13 @@ async def server(tmp_path: Path, subjects: Subjects) -> AsyncIterator[NatsServer
     """A server of the test's own, to be killed, with the stream made."""
     server = NatsServer(tmp_path / "nats")
     server.start()
-    await provision(server.url, server.token, subjects)
+    await provision(server.url, server.credentials, subjects)
     yield server
     server.kill()
 
 
 async def _open(server: NatsServer, subjects: Subjects) -> JetStreamLog:
-    return await connect(server.url, token=server.token, subjects=subjects, name="test")
+    return await connect(server.url, credentials=server.credentials, subjects=subjects, name="test")
 
 
 # ---- a server that dies ---------------------------------------------------------------------------
@@ -216,6 +221,74 @@ async def test_a_condition_refused_for_a_publish_under_way_is_tried_again_when_t
     await log.close()
 
 
+async def test_a_server_that_hangs_for_some_seconds_costs_some_seconds_and_nothing_else(
+    server: NatsServer, subjects: Subjects
+) -> None:
+    log = await _open(server, subjects)
+    watch = Watch()
+    log.on_change = watch
+    assert server.pid is not None
+    async with aclosing(log.read([subjects.walk("*")], 1)) as records:
+        assert await log.publish(subjects.walk("r"), b"before") == 1
+        os.kill(server.pid, signal.SIGSTOP)
+        for number in range(100):
+            log.post(subjects.walk("r"), b"%d" % number)
+        await watch.until(connected=False)  # by its silence: the connection is open
+        os.kill(server.pid, signal.SIGCONT)
+        await log.drain()
+        assert await log.publish(subjects.walk("r"), b"after") > 100
+        read = [await anext(records)]
+        while read[-1].data != b"after":
+            read.append(await anext(records))
+    once = list(dict.fromkeys(datas(read)))  # what it had before it hung may be there twice
+    assert once == [b"before", *(b"%d" % number for number in range(100)), b"after"]
+    assert [record.seq for record in read] == list(range(1, len(read) + 1))
+    await log.close()
+
+
+async def test_a_slow_way_to_the_server_is_no_reason_to_leave_it(
+    server: NatsServer, subjects: Subjects
+) -> None:
+    async with Delay(server.url, seconds=0.2) as slow:
+        log = await connect(
+            slow.url, credentials=server.credentials, subjects=subjects, name="far", timeout_s=10
+        )
+        watch = Watch()
+        log.on_change = watch
+        async with aclosing(log.read([subjects.walk("*")], 1)) as records:
+            for number in range(1_000):
+                log.post(subjects.walk("r"), b"%d" % number)
+            read = await take(records, 1_000)
+        await log.drain()
+        assert datas(read) == [b"%d" % number for number in range(1_000)]
+        assert (await log.state()).last_seq == 1_000, "sent again, though nothing was lost"
+        assert watch.changes == []
+        await log.close()
+
+
+# ---- a log that is full -----------------------------------------------------------------------------
+
+
+async def test_a_full_log_takes_events_again_once_its_oldest_have_left_it(
+    server: NatsServer, subjects: Subjects
+) -> None:
+    bounded = Keeping(max_bytes=100_000, max_age_s=1)
+    await provision(server.url, server.credentials, subjects, bounded)
+    log = await _open(server, subjects)
+    for number in range(40):
+        log.post(subjects.walk("r"), b"%d " % number + bytes(5_000))
+    fullness = [log.is_full]
+    while not fullness[-1]:
+        await asyncio.sleep(0.01)
+        fullness.append(log.is_full)
+    held = (await log.state()).messages
+    await log.drain()
+    assert 0 < held < 40
+    assert (await log.state()).last_seq == 40
+    assert [*fullness[-1:], log.is_full] == [True, False]
+    await log.close()
+
+
 # ---- a log that is another --------------------------------------------------------------------------
 
 
@@ -227,8 +300,49 @@ async def test_a_stream_made_anew_under_a_living_connection_is_noticed(
     async with aclosing(log.read([subjects.walk("r")], 1)) as records:
         await take(records, 1)
         await delete_stream(server, subjects.stream)
-        await provision(server.url, server.token, subjects)
+        await provision(server.url, server.credentials, subjects)
         with pytest.raises(LogRegressedError, match="anew"):
+            await anext(records)
+    await log.close()
+
+
+async def test_a_restored_copy_is_noticed_by_who_only_wrote(
+    server: NatsServer, subjects: Subjects, tmp_path: Path
+) -> None:
+    log, watch = await _open(server, subjects), Watch()
+    log.on_change = watch
+    await log.publish(subjects.walk("r"), b"1")
+    server.stop()
+    _copy_tree(tmp_path / "nats" / "jetstream", tmp_path / "copy")
+    server.start()
+    await log.publish(subjects.walk("r"), b"2")
+    server.stop()
+    _copy_tree(tmp_path / "copy", tmp_path / "nats" / "jetstream")
+    await _write_aside(tmp_path / "nats", subjects, b"another 2", b"another 3")
+    server.start()
+    with pytest.raises(LogRegressedError, match="holds another event at 2 than it held"):
+        await log.publish(subjects.walk("r"), b"4")
+    await log.close()
+
+
+async def test_a_restored_copy_is_noticed_also_when_it_has_grown_as_far_again(
+    server: NatsServer, subjects: Subjects, tmp_path: Path
+) -> None:
+    log, watch = await _open(server, subjects), Watch()
+    log.on_change = watch
+    await log.publish(subjects.walk("r"), b"1")
+    server.stop()
+    copy = tmp_path / "copy"
+    _copy_tree(tmp_path / "nats" / "jetstream", copy)
+    server.start()
+    await log.publish(subjects.walk("r"), b"2")
+    async with aclosing(log.read([subjects.walk("r")], 1)) as records:
+        await take(records, 2)
+        server.stop()
+        _copy_tree(copy, tmp_path / "nats" / "jetstream")
+        await _write_aside(tmp_path / "nats", subjects, b"another 2", b"another 3")
+        server.start()
+        with pytest.raises(LogRegressedError, match="holds another event at 2 than it held"):
             await anext(records)
     await log.close()
 
@@ -253,6 +367,17 @@ async def test_a_log_that_lost_its_end_is_noticed(
     await log.close()
 
 
+async def _write_aside(folder: Path, subjects: Subjects, *datas: bytes) -> None:
+    """By another port, so that who knows the server sees nothing of it until it has grown."""
+    aside = NatsServer(folder)
+    aside.start()
+    log = await _open(aside, subjects)
+    for data in datas:
+        await log.publish(subjects.walk("r"), data)
+    await log.close()
+    aside.stop()
+
+
 def _copy_tree(source: Path, target: Path) -> None:
     if target.exists():
         for path in sorted(target.rglob("*"), reverse=True):
@@ -270,7 +395,9 @@ def _copy_tree(source: Path, target: Path) -> None:
 async def test_a_slow_reader_overflows_its_queue_and_loses_nothing(
     server: NatsServer, subjects: Subjects
 ) -> None:
-    log = await connect(server.url, token=server.token, subjects=subjects, name="slow", max_pending=10)
+    log = await connect(
+        server.url, credentials=server.credentials, subjects=subjects, name="slow", max_pending=10
+    )
     for number in range(1_000):
         log.post(subjects.walk("r"), b"%d" % number)
     await log.drain()
@@ -329,7 +456,7 @@ async def test_an_unreachable_server_is_one_clear_line(subjects: Subjects) -> No
         assert "\n" not in caught.value.message
         assert "secret" not in caught.value.message
     with pytest.raises(LogUnavailableError, match="cannot be reached"):
-        await provision(url, None, subjects)
+        await provision(url, NOBODY, subjects)
 
 
 async def test_a_server_that_comes_late_is_waited_for(tmp_path: Path, subjects: Subjects) -> None:
@@ -337,11 +464,11 @@ async def test_a_server_that_comes_late_is_waited_for(tmp_path: Path, subjects: 
     server.start()
     server.stop()
     waiting = asyncio.ensure_future(
-        connect(server.url, token=server.token, subjects=subjects, name="early", timeout_s=20)
+        connect(server.url, credentials=server.credentials, subjects=subjects, name="early", timeout_s=20)
     )
     await asyncio.sleep(0)
     server.start()
-    await provision(server.url, server.token, subjects)
+    await provision(server.url, server.credentials, subjects)
     log = await waiting
     assert log.connected
     await log.close()
@@ -364,7 +491,9 @@ async def test_who_is_told_to_end_while_connecting_ends_though_the_library_forge
 
     monkeypatch.setattr(Client, "_select_next_server", forgetful)
     url = server.url if is_there else f"nats://127.0.0.1:{_unused_port()}"
-    connecting = asyncio.ensure_future(connect(url, token=server.token, subjects=subjects, name="told"))
+    connecting = asyncio.ensure_future(
+        connect(url, credentials=server.credentials, subjects=subjects, name="told")
+    )
     await entered.wait()
     connecting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -374,9 +503,11 @@ async def test_who_is_told_to_end_while_connecting_ends_though_the_library_forge
 async def test_a_wrong_token_is_one_clear_line(server: NatsServer, subjects: Subjects) -> None:
     for token in ("wrong", None):
         with pytest.raises(LogUnavailableError, match=r"refused the token: .* DALSEGNO_NATS_TOKEN"):
-            await connect(server.url, token=token, subjects=subjects, name="test", timeout_s=20)
+            await connect(
+                server.url, credentials=Credentials(token=token), subjects=subjects, name="test", timeout_s=20
+            )
         with pytest.raises(LogUnavailableError, match=r"refused the token: .* DALSEGNO_NATS_TOKEN"):
-            await provision(server.url, token, subjects)
+            await provision(server.url, Credentials(token=token), subjects)
 
 
 async def test_a_wrong_token_is_never_taken_for_a_server_that_is_away(
@@ -385,23 +516,23 @@ async def test_a_wrong_token_is_never_taken_for_a_server_that_is_away(
     """The server closes right behind its word; a reset could overtake it, one time in sixty."""
     for _ in range(300):
         with pytest.raises(LogUnavailableError, match="refused the token"):
-            await connect(server.url, token="wrong", subjects=subjects, name="test")
+            await connect(server.url, credentials=Credentials(token="wrong"), subjects=subjects, name="test")
 
 
 async def test_a_server_without_jetstream_is_one_clear_line(tmp_path: Path, subjects: Subjects) -> None:
     server = NatsServer(tmp_path / "nats", jetstream=False)
     server.start()
     with pytest.raises(LogUnavailableError, match="no JetStream"):
-        await connect(server.url, token=server.token, subjects=subjects, name="test")
+        await connect(server.url, credentials=server.credentials, subjects=subjects, name="test")
     with pytest.raises(LogUnavailableError, match="no JetStream"):
-        await provision(server.url, server.token, subjects)
+        await provision(server.url, server.credentials, subjects)
     server.stop()
 
 
 async def test_a_missing_stream_says_how_to_make_it(nats_server: NatsServer, subjects: Subjects) -> None:
     told = f"dalsegno provision --nats {nats_server.url} --prefix {subjects.prefix}`"
     with pytest.raises(LogUnavailableError, match=told):
-        await connect(nats_server.url, token=nats_server.token, subjects=subjects, name="test")
+        await connect(nats_server.url, credentials=nats_server.credentials, subjects=subjects, name="test")
 
 
 async def test_a_server_that_is_none_is_one_clear_line(subjects: Subjects) -> None:
@@ -424,12 +555,15 @@ async def test_any_number_may_provision_at_once(nats_server: NatsServer, subject
         for number in range(8):
             group.create_task(
                 provision(
-                    nats_server.url, nats_server.token, subjects, max_bytes=1_000_000 * (1 + number % 2)
+                    nats_server.url,
+                    nats_server.credentials,
+                    subjects,
+                    Keeping(max_bytes=1_000_000 * (1 + number % 2)),
                 )
             )
     log = await _open(nats_server, subjects)
     assert await log.publish(subjects.walk("r"), b"1") == 1
-    await provision(nats_server.url, nats_server.token, subjects)
+    await provision(nats_server.url, nats_server.credentials, subjects)
     assert (await log.state()).last_seq == 1, "provisioning again keeps what is there"
     await log.close()
 
@@ -437,9 +571,9 @@ async def test_any_number_may_provision_at_once(nats_server: NatsServer, subject
 async def test_subjects_of_another_stream_are_refused_with_the_reason(
     nats_server: NatsServer, subjects: Subjects
 ) -> None:
-    await provision(nats_server.url, nats_server.token, subjects)
+    await provision(nats_server.url, nats_server.credentials, subjects)
     same_subjects = type("Other", (Subjects,), {"stream": f"{subjects.prefix.upper()}_OTHER"})(
         subjects.prefix
     )
     with pytest.raises(LogUnavailableError, match="overlap"):
-        await provision(nats_server.url, nats_server.token, same_subjects)
+        await provision(nats_server.url, nats_server.credentials, same_subjects)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from shared.log.outbox import RESEND_AFTER_S, Entry, Outbox, Refused
-from shared.log.port import LogUnavailableError, OutboxFullError
+from shared.log.port import LogFullError, LogUnavailableError, OutboxFullError
 
 _FULL = 10077
 
@@ -93,7 +93,7 @@ async def test_a_refusal_stops_the_flow_until_one_entry_gets_through(wire: _Wire
     await wire.pass_s(5)
     probes = wire.take()
     assert set(probes) == {first}
-    assert 2 < len(probes) < 10
+    assert 2 < len(probes) < 15
     outbox.acked(first, 1)
     assert wire.take() == [second, third, fourth]
 
@@ -154,6 +154,46 @@ async def test_the_bounds_are_in_events_and_in_bytes(outbox: Outbox) -> None:
         outbox.post("s", b"xx")
 
 
+async def test_those_who_drain_at_different_times_each_wait_for_what_was_posted_before(
+    outbox: Outbox,
+) -> None:
+    order: list[str] = []
+
+    async def drain(name: str) -> None:
+        await outbox.drain()
+        order.append(name)
+
+    numbers: list[int] = []
+    async with asyncio.TaskGroup() as tasks:
+        for name in "ab":
+            numbers += [outbox.post("s", b"x"), outbox.post("s", b"x")]
+            tasks.create_task(drain(name))
+            tasks.create_task(drain(f"{name} too"))
+            await asyncio.sleep(0)
+        last = outbox.post("s", b"x")
+        for number, expected in zip(
+            [numbers[3], numbers[1], numbers[0], last, numbers[2]],
+            ([], [], ["a", "a too"], ["a", "a too"], ["a", "a too", "b", "b too"]),
+            strict=True,
+        ):
+            outbox.acked(number, 1)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert order == expected
+    assert len(outbox._drains) == outbox._awaited == 0
+
+
+async def test_thousands_who_wait_behind_a_full_backlog_cost_one_list(outbox: Outbox) -> None:
+    numbers = [outbox.post("s", b"x") for _ in range(5)]
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(4096):
+            tasks.create_task(outbox.drain())
+        await asyncio.sleep(0)
+        assert len(outbox._drains) == 1
+        for number in numbers:
+            outbox.acked(number, 1)
+
+
 async def test_drain_waits_for_what_was_posted_before_it(outbox: Outbox) -> None:
     first, second = outbox.post("s", b"x"), outbox.post("s", b"x")
     draining = asyncio.ensure_future(outbox.drain())
@@ -179,3 +219,76 @@ async def test_a_failure_is_told_to_all_who_wait_and_to_all_who_come(outbox: Out
         await draining
     with pytest.raises(LogUnavailableError, match="gone"):
         outbox.post("s", b"x")
+
+
+# ---- what is known of the log meanwhile -------------------------------------------------------------
+async def test_a_log_that_acks_nothing_for_some_seconds_has_stalled(wire: _Wire, outbox: Outbox) -> None:
+    number = outbox.post("s", b"x")
+    stalled = [outbox.is_stalled]
+    await wire.pass_s(4)
+    stalled.append(outbox.is_stalled)
+    outbox.acked(number, 1)
+    stalled.append(outbox.is_stalled)
+    await wire.pass_s(10)  # and nobody posts
+    assert [*stalled, outbox.is_stalled] == [False, True, False, False]
+
+
+async def test_one_that_acks_others_has_not(wire: _Wire, outbox: Outbox) -> None:
+    outbox.post("s", b"lost on its way")
+    for _ in range(5):
+        await wire.pass_s(2)
+        outbox.acked(outbox.post("s", b"x"), 1)
+    assert not outbox.is_stalled
+
+
+async def test_one_that_is_away_or_refuses_has_not(wire: _Wire, outbox: Outbox) -> None:
+    number = outbox.post("s", b"x")
+    outbox.offline()
+    await wire.pass_s(10)
+    away = outbox.is_stalled
+    outbox.online()
+    outbox.refused(number, _FULL, "maximum bytes exceeded")
+    await wire.pass_s(10)
+    assert [away, outbox.is_stalled] == [False, False]
+
+
+async def test_who_gives_up_waiting_does_not_make_it_forgotten_at_once(wire: _Wire, outbox: Outbox) -> None:
+    number = outbox.post("s", b"x")
+    await wire.pass_s(4)
+    outbox.discard(number)
+    stalled = [outbox.is_stalled]
+    await wire.pass_s(3)
+    assert [*stalled, outbox.is_stalled] == [True, False]
+
+
+async def test_a_refusal_is_believed_while_somebody_waits_and_some_seconds_longer(
+    wire: _Wire, outbox: Outbox
+) -> None:
+    number = outbox.post("s", b"x")
+    outbox.refused(number, _FULL, "maximum bytes exceeded")
+    await wire.pass_s(60)
+    known = [outbox.refusal]
+    outbox.acked(number, 1)
+    known.append(outbox.refusal)
+    impatient = outbox.post("s", b"x", None, lambda _: None, waits=False)
+    outbox.refused(impatient, _FULL, "maximum bytes exceeded")
+    known.append(outbox.refusal)
+    await wire.pass_s(3)
+    assert [*known, outbox.refusal] == [_FULL, None, _FULL, None]
+
+
+async def test_who_does_not_wait_for_room_is_given_back_unless_a_copy_may_be_stored(
+    wire: _Wire, outbox: Outbox
+) -> None:
+    failures: list[Exception] = []
+    first = outbox.post("s", b"x", None, failures.append, waits=False)
+    outbox.refused(first, _FULL, "maximum bytes exceeded")
+    assert [type(one) for one in failures] == [Refused]
+    assert len(outbox) == 0
+    again = outbox.post("s", b"x", None, failures.append, waits=False)
+    outbox.online()  # it is sent a second time
+    outbox.refused(again, _FULL, "maximum bytes exceeded")
+    assert len(failures) == len(outbox) == 1
+    with pytest.raises(LogFullError):
+        outbox.post("s", b"x", None, failures.append, waits=False)
+    assert outbox.post("s", b"patient") > again

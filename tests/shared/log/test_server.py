@@ -51,11 +51,11 @@ def test_a_server_that_ended_comes_back_at_the_same_address_with_the_same_token(
     server: NatsServer, end: str
 ) -> None:
     server.start()
-    before = (server.url, server.token, server.pid)
+    before = (server.url, server.credentials, server.pid)
     getattr(server, end)()
     assert server.pid is None
     server.start()
-    assert (server.url, server.token) == before[:2]
+    assert (server.url, server.credentials) == before[:2]
     assert server.pid not in {None, before[2]}
 
 

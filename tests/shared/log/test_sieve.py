@@ -49,8 +49,8 @@ async def test_a_reader_far_behind_gets_its_records_each_once_and_then_what_come
     server = NatsServer(tmp_path / "nats")
     server.start()
     try:
-        await provision(server.url, server.token, SUBJECTS)
-        log = await connect(server.url, token=server.token, subjects=SUBJECTS, name="test")
+        await provision(server.url, server.credentials, SUBJECTS)
+        log = await connect(server.url, credentials=server.credentials, subjects=SUBJECTS, name="test")
         for number in range(30):
             kind = (SUBJECTS.walk, SUBJECTS.request, SUBJECTS.control)[number % 3]
             log.post(kind("r1"), b"%d" % number)

@@ -1,10 +1,12 @@
 """The CPU face of decoder_lm, against transformers' own tokenizer on the same files."""
 
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tokenizers import AddedToken, normalizers
 from transformers import AutoTokenizer
 
 from shared.errors import BugError, ClientError
@@ -238,6 +240,36 @@ def test_an_impossible_request_is_a_typed_client_error(chatml: Path, case: str) 
         prepare(load(chatml), Inputs(**inputs))
     status = 422 if code == "chat_template_error" else 400  # which is well formed, and not for this template
     assert (caught.value.failure_code, caught.value.failure_status) == (code, status)
+
+
+@pytest.mark.parametrize("kept", ["chatml", "llama"])
+def test_a_text_that_is_too_long_is_refused_with_how_much_it_has(
+    kept: str, request: pytest.FixtureRequest
+) -> None:
+    """Before it is made tokens, where a token's bytes have a bound: 8 MB took 15 s, and others waited."""
+    loaded = load(request.getfixturevalue(kept))
+    counted = {"chatml": "at least", "llama": r"alone has \d+;"}[kept]
+
+    with pytest.raises(ClientError, match=counted) as caught:
+        prepare(loaded, Inputs(text="x" * 100_000, chat=False))
+    assert (caught.value.failure_code, caught.value.failure_status) == ("context_length_exceeded", 400)
+
+
+@pytest.mark.parametrize("normalizer", [None, normalizers.NFC(), normalizers.NFKC()])
+def test_no_text_that_fits_is_refused_for_its_size(
+    tmp_path: Path, normalizer: normalizers.Normalizer | None
+) -> None:
+    tokenizer = checkpoints.byte_level()
+    longest = "<|a-very-long-token-of-this-vocabulary|>"
+    tokenizer.add_tokens([AddedToken(longest, normalized=False)])
+    composed = "\u1f82"  # of four characters in NFD: two tokens each at most, of three bytes
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    loaded = load(checkpoints.save(tmp_path, tokenizer), 1024)
+
+    assert len(prepare(loaded, Inputs(text=longest * 1023, chat=False))) == 1023
+    if normalizer is not None:
+        assert prepare(loaded, Inputs(text=unicodedata.normalize("NFD", composed) * 300, chat=False))
 
 
 def test_a_lone_surrogate_is_a_client_error(chatml: Path) -> None:

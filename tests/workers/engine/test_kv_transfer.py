@@ -212,7 +212,7 @@ def test_a_store_that_is_full_fails_the_sequence_that_was_to_be_handed_on(qwen3:
 
     with pytest.raises(StepFailedError) as caught:
         busy.step()
-    rest = [output for _ in range(11) for output in busy.step()]
+    rest = [output for _ in range(12) for output in busy.step()]
 
     assert [(key, type(error)) for key, error in caught.value.others.items()] == [("a", CapacityError)]
     assert ids([*caught.value.outputs, *rest]) == ids(

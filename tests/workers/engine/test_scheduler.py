@@ -1,20 +1,33 @@
 """Scheduling as tables: who is in a step, with how many tokens."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from shared.errors import ClientError
 from workers.engine.blocks import BlockManager
+from workers.engine.pace import Pace
 from workers.engine.scheduler import Scheduler, Span
 from workers.engine.sequence import Sequence, SequenceSpec
 
 
-def sequence(key: str, prompt: int, max_tokens: int = 4) -> Sequence:
-    return Sequence(SequenceSpec(key=key, prompt_ids=list(range(prompt)), max_tokens=max_tokens))
+def sequence(key: str, prompt: int, max_tokens: int = 4, **spec: Any) -> Sequence:
+    """One whose prompt is like no other's."""
+    ids = [int.from_bytes(key.encode()) % 100_003 * 1000 + place for place in range(prompt)]
+    return Sequence(SequenceSpec(key=key, prompt_ids=ids, max_tokens=max_tokens, **spec))
 
 
-def scheduler(*, blocks: int = 100, rows: int = 4, budget: int = 10, positions: int = 1000) -> Scheduler:
-    return Scheduler(BlockManager(blocks, 2), max_rows=rows, max_step_tokens=budget, max_positions=positions)
+def same(key: str, prompt: int, max_tokens: int = 4, **spec: Any) -> Sequence:
+    """One whose prompt begins as that of all others made so."""
+    return Sequence(SequenceSpec(key=key, prompt_ids=list(range(prompt)), max_tokens=max_tokens, **spec))
+
+
+def scheduler(
+    *, blocks: int = 100, rows: int = 4, budget: int = 10, positions: int = 1000, **changes: Any
+) -> Scheduler:
+    pool = BlockManager(blocks, 2)
+    return Scheduler(pool, max_rows=rows, max_step_tokens=budget, max_positions=positions, **changes)
 
 
 def shape(spans: list[Span]) -> list[tuple[str, int, int]]:
@@ -67,14 +80,14 @@ def test_a_chunk_samples_only_at_the_end_of_its_sequence() -> None:
     assert [span.samples for span in one.schedule()] == [True]
 
 
-def test_a_sequence_waits_until_prompt_and_answer_fit_in_free_blocks() -> None:
+def test_a_sequence_is_let_in_once_its_prompt_fits_beside_one_block_for_each_that_runs() -> None:
     small = scheduler(blocks=5)  # ten tokens
     small.add(sequence("a", 4, max_tokens=2))
-    small.add(sequence("b", 4, max_tokens=2))
+    small.add(sequence("b", 6, max_tokens=1))
 
     assert run_step(small) == [("a", 0, 4)]
     assert run_step(small) == [("a", 4, 1)]
-    assert run_step(small) == [("b", 0, 4)]
+    assert run_step(small) == [("b", 0, 6)]
 
 
 def test_nobody_overtakes_one_that_waits_for_blocks() -> None:
@@ -151,7 +164,7 @@ def test_one_that_is_held_takes_part_in_no_step_and_keeps_its_place() -> None:
     one.add(first)
     one.add(second)
     assert run_step(one) == [("a", 0, 3), ("b", 0, 7)]
-    seats = (first.row, list(first.blocks), second.row, list(second.blocks))
+    seats = (first.row, second.row)
 
     first.held = True
     assert run_step(one) == [("b", 7, 8)]
@@ -160,7 +173,7 @@ def test_one_that_is_held_takes_part_in_no_step_and_keeps_its_place() -> None:
     second.held = False
 
     assert run_step(one) == [("a", 4, 1), ("b", 15, 1)]
-    assert (first.row, first.blocks, second.row, second.blocks) == seats
+    assert (first.row, second.row) == seats
 
 
 def test_a_prompt_that_is_held_is_computed_no_further() -> None:
@@ -216,30 +229,239 @@ def test_one_that_is_held_before_it_is_admitted_gets_its_place_in_its_turn() -> 
     assert (early.row, one.has_work) == (0, False)
 
 
-@pytest.mark.parametrize("seed", range(20))
+# ---- who is first --------------------------------------------------------------------------------
+
+
+def test_who_has_the_higher_priority_comes_first_then_the_earlier_deadline() -> None:
+    one = scheduler(rows=1)
+    for key, spec in (
+        ("plain", {}),
+        ("later", {"deadline_ns": 20}),
+        ("soon", {"deadline_ns": 10}),
+        ("urgent", {"priority": 1}),
+    ):
+        one.add(sequence(key, 2, max_tokens=1, **spec))
+
+    assert [run_step(one)[0][0] for _ in range(4)] == ["urgent", "soon", "later", "plain"]
+
+
+def test_a_tenant_that_asks_for_much_does_not_keep_another_waiting() -> None:
+    one = scheduler(rows=1)
+    for number in range(4):
+        one.add(sequence(f"much-{number}", 8, max_tokens=1, tenant="much"))
+    run_step(one)
+    one.add(sequence("little", 2, max_tokens=1, tenant="little"))
+
+    assert [run_step(one)[0][0] for _ in range(3)] == ["much-1", "little", "much-2"]
+
+
+def test_nobody_saves_up_service_by_staying_away() -> None:
+    one = scheduler(rows=1, budget=10)
+    for number in range(3):
+        one.add(sequence(f"a-{number}", 8, max_tokens=1, tenant="a"))
+        run_step(one)
+    for number in range(3):
+        one.add(sequence(f"a-later-{number}", 8, max_tokens=1, tenant="a"))
+        one.add(sequence(f"b-{number}", 8, max_tokens=1, tenant="b"))
+
+    order = [run_step(one)[0][0][0] for _ in range(6)]
+
+    assert sorted(order[:2]) == sorted(order[2:4]) == sorted(order[4:]) == ["a", "b"]
+
+
+# ---- when blocks run out -------------------------------------------------------------------------
+
+
+def test_who_came_last_gives_way_and_goes_on_with_its_tokens() -> None:
+    small = scheduler(blocks=4, prefix_cache=False)  # eight tokens
+    first, second = sequence("a", 2, max_tokens=6), sequence("b", 2, max_tokens=4)
+    small.add(first)
+    small.add(second)
+
+    steps = [run_step(small) for _ in range(7)]
+
+    assert steps[0] == [("a", 0, 2), ("b", 0, 2)]
+    assert small.counts.preempted == 1
+    assert second.arrival == 2
+    assert steps[3] == [("a", 4, 1)]  # it takes the block that b gave back
+    assert ("b", 0, 5) in [span for step in steps for span in step]  # with the three tokens it had
+    assert not small.running
+    assert small.blocks.free == 4
+
+
+def test_who_has_the_higher_priority_is_not_preempted_for_one_that_has_not() -> None:
+    small = scheduler(blocks=4, prefix_cache=False)
+    small.add(sequence("a", 2, max_tokens=6))
+    small.add(sequence("b", 2, max_tokens=6, priority=1))
+    run_step(small)
+
+    for _ in range(3):
+        run_step(small)
+
+    assert [s.spec.key for s in small.running] == ["b"]
+    assert [s.spec.key for s in small.waiting] == ["a"]
+
+
+def test_a_prompt_that_was_scored_is_not_scored_again_after_a_preemption() -> None:
+    small = scheduler(blocks=4)
+    small.add(sequence("a", 2, max_tokens=6))
+    scored = sequence("b", 2, max_tokens=4, scores_prompt=True, logprobs=0)
+    small.add(scored)
+    told: list[tuple[str, int, int]] = []
+    while small.has_work:
+        spans = small.schedule()
+        told += [("b", span.start, len(span.scored)) for span in spans if span.sequence is scored]
+        small.advance(spans)
+        for span in spans:
+            span.sequence.ids.append(0)
+            if span.sequence.generated == span.sequence.spec.max_tokens:
+                small.remove(span.sequence)
+
+    assert small.counts.preempted == 1
+    assert sum(scored_now for *_, scored_now in told) == 1
+
+
+# ---- what is computed once -----------------------------------------------------------------------
+
+
+def test_what_another_computed_is_not_computed_again() -> None:
+    one = scheduler(budget=20)
+    one.add(same("a", 9, max_tokens=1))
+    assert run_step(one) == [("a", 0, 9)]
+    one.add(same("b", 7))
+
+    assert run_step(one) == [("b", 6, 1)]
+    assert (one.counts.asked, one.counts.hit) == (16, 6)
+
+
+def test_who_wants_what_another_is_computing_waits_for_it_and_lets_others_pass() -> None:
+    one = scheduler(budget=4)
+    one.add(same("a", 9))
+    one.add(same("b", 9))
+    one.add(sequence("c", 2, max_tokens=1))
+
+    assert run_step(one) == [("a", 0, 4)]
+    assert [s.spec.key for s in one.running] == ["a", "c"]
+    assert run_step(one) == [("a", 4, 4)]
+    assert run_step(one) == [("a", 8, 1), ("b", 8, 1), ("c", 0, 2)]
+    assert one.counts.hit == 8
+
+
+def test_who_waits_for_another_goes_on_alone_when_that_one_leaves_or_is_held() -> None:
+    for leaves in (True, False):
+        one = scheduler(budget=4)
+        first = same("a", 9)
+        one.add(first)
+        one.add(same("b", 9))
+        assert run_step(one) == [("a", 0, 4)]
+
+        if leaves:
+            one.remove(first)
+        else:
+            first.held = True
+
+        assert run_step(one) == [("b", 4, 4)]
+
+
+def test_a_prompt_that_is_to_be_scored_is_computed_whole() -> None:
+    one = scheduler(budget=20)
+    one.add(same("a", 9, max_tokens=1))
+    run_step(one)
+    one.add(same("b", 9, scores_prompt=True, logprobs=0))
+
+    assert run_step(one) == [("b", 0, 9)]
+
+
+def test_what_an_answer_came_to_is_found_by_a_prompt_that_holds_it() -> None:
+    one = scheduler(budget=20)
+    one.add(same("a", 4, max_tokens=5))
+    while one.has_work:
+        run_step(one)  # each token is a 0
+    follow_up = Sequence(SequenceSpec(key="b", prompt_ids=[0, 1, 2, 3, 0, 0, 0, 0, 9], max_tokens=1))
+    one.add(follow_up)
+
+    assert run_step(one) == [("b", 8, 1)]
+
+
+def test_without_a_cache_everything_is_computed() -> None:
+    one = scheduler(budget=20, prefix_cache=False)
+    for key in "ab":
+        one.add(same(key, 9, max_tokens=1))
+
+    assert run_step(one) == [("a", 0, 9), ("b", 0, 9)]
+
+
+def test_what_is_kept_gives_way_to_what_runs() -> None:
+    small = scheduler(blocks=5, budget=10)
+    small.add(same("a", 8, max_tokens=1))
+    run_step(small)
+    assert small.blocks.kept == 4
+    small.add(sequence("b", 8, max_tokens=1))
+
+    assert run_step(small) == [("b", 0, 8)]
+
+
+# ---- the pace ------------------------------------------------------------------------------------
+
+
+def test_beside_decodes_a_prompt_gets_what_the_pace_allows() -> None:
+    pace = Pace(stretch=2.0, least=2)
+    one = scheduler(budget=100, pace=pace)
+    one.add(sequence("a", 3, max_tokens=20))
+    assert run_step(one) == [("a", 0, 3)]
+    pace.observe(decodes=0, prefill_tokens=3, took_s=0.03)
+    one.add(sequence("b", 30))
+    assert run_step(one) == [("a", 3, 1), ("b", 0, 2)]
+    pace.observe(decodes=1, prefill_tokens=0, took_s=0.05)
+
+    assert run_step(one) == [("a", 4, 1), ("b", 2, 5)]
+
+
+@pytest.mark.parametrize("seed", range(40))
 def test_under_random_load_budget_and_blocks_hold_and_all_end(seed: int) -> None:
     random = np.random.default_rng(seed)
+    has_cache = bool(seed % 2)
     pool = BlockManager(int(random.integers(8, 40)), 2)
-    one = Scheduler(pool, max_rows=4, max_step_tokens=int(random.integers(4, 12)), max_positions=1000)
+    one = Scheduler(
+        pool,
+        max_rows=4,
+        max_step_tokens=int(random.integers(4, 12)),
+        max_positions=1000,
+        prefix_cache=has_cache,
+    )
     total = pool.capacity_tokens
     arrivals = [
-        sequence(str(i), int(random.integers(1, total - 4)), int(random.integers(1, 5))) for i in range(30)
+        (same if random.random() < 0.5 else sequence)(
+            str(i),
+            int(random.integers(1, total - 8)),
+            int(random.integers(1, 9)),
+            priority=int(random.integers(2)),
+            tenant="ab"[int(random.integers(2))],
+        )
+        for i in range(30)
     ]
     ended: list[str] = []
-    admitted: list[str] = []
+    computed: dict[str, int] = {}
 
     while arrivals or one.has_work:
         if arrivals and random.random() < 0.5:
             one.add(arrivals.pop(0))
         spans = one.schedule()
-        admitted += [s.spec.key for s in one.running if s.spec.key not in admitted]
         assert sum(span.count for span in spans) <= one.max_step_tokens
-        blocks = [block for s in one.running for block in s.blocks]
-        assert len(blocks) == len(set(blocks)) == pool.num_blocks - pool.free
+        assert len({block for s in one.running for block in s.blocks}) == pool.num_blocks - pool.free
+        for s in one.running:
+            assert len(set(s.blocks)) == len(s.blocks) >= pool.blocks_for(s.computed)
+            # What is written in this step nobody else has.
+            own = s.blocks[len(s.path) :]
+            assert not any(set(own) & set(other.blocks) for other in one.running if other is not s)
+        for span in spans:
+            assert len(span.sequence.blocks) * 2 >= span.start + span.count
+            assert span.start >= len(span.sequence.path) * 2
         assert len({s.row for s in one.running}) == len(one.running) <= 4
         assert not one.running or spans
         one.advance(spans)
         for span in spans:
+            computed[span.sequence.spec.key] = computed.get(span.sequence.spec.key, 0) + span.count
             if span.samples:
                 span.sequence.ids.append(0)
                 if span.sequence.generated == span.sequence.spec.max_tokens:
@@ -247,5 +469,5 @@ def test_under_random_load_budget_and_blocks_hold_and_all_end(seed: int) -> None
                     ended.append(span.sequence.spec.key)
 
     assert sorted(ended, key=int) == [str(i) for i in range(30)]
-    assert admitted == [str(i) for i in range(30)]
     assert pool.free == pool.num_blocks
+    assert (one.counts.hit > 0) == has_cache

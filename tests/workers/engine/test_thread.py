@@ -350,6 +350,19 @@ async def test_closing_ends_the_thread_in_order() -> None:
         assert not thread._thread.is_alive()
 
 
+async def test_closing_does_not_wait_for_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.engine.thread.CLOSE_S", 0.01)
+    engine = ScriptedEngine()
+    async with running(engine) as (thread, _):
+        thread.submit(spec("a"))
+        await begun(engine)
+        await thread.close()
+
+        assert thread._thread.is_alive()
+        engine.permits.release(1000)
+        await thread.wait()
+
+
 async def test_a_real_engine_answers_through_the_thread_as_without_it(qwen3: DecoderLM) -> None:
     def factory() -> KVEngine:
         return KVEngine(qwen3, num_blocks=32, block_size=8, max_step_tokens=16, max_rows=4)

@@ -70,7 +70,6 @@ class TcpServer:
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._lock = threading.Lock()
         self._refused: Counter[str] = Counter()
-        self._served_bytes = 0
         self._connections: dict[socket.socket, threading.Thread] = {}
         self._strangers: dict[socket.socket, None] = {}  # no token yet; the oldest first
         self._resting: dict[socket.socket, float] = {}  # since when no request; the longest first
@@ -84,10 +83,6 @@ class TcpServer:
         """How many requests were refused, by the reason they were told; stale ones are not among them."""
         with self._lock:
             return dict(self._refused)
-
-    @property
-    def served_bytes(self) -> int:
-        return self._served_bytes
 
     @property
     def connections(self) -> int:
@@ -235,7 +230,6 @@ class TcpServer:
             connection.sendall(frames.pack_reply(Status.STALE))
             return
         send_both(connection, frames.pack_reply(status, at.nbytes), copy)
-        self._count(at.nbytes)
 
     def _send_file(self, connection: socket.socket, at: Locator) -> None:
         descriptor = self._source.descriptor(at.segment)
@@ -248,11 +242,6 @@ class TcpServer:
                     f"the arena's file ended {at.nbytes - sent} bytes before the tensor did"
                 )
             sent += count
-        self._count(at.nbytes)
-
-    def _count(self, nbytes: int) -> None:
-        with self._lock:
-            self._served_bytes += nbytes
 
     # ---- what is refused -------------------------------------------------------------------------------
 

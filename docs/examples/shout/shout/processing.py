@@ -13,6 +13,7 @@ class Shouting:
     """Three nodes without a state of their own."""
 
     eos_ids = ()
+    tool_calls = ""
 
     def run(self, node, key, inputs, args):
         match node:

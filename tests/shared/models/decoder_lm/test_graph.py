@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shared.errors import ClientError
-from shared.events import Inputs, Limits, Params, Usage, WalkResult
+from shared.events import Guide, Inputs, Limits, Params, Usage, WalkResult
 from shared.models.decoder_lm.graph import GRAPH
 from shared.plans import AtHand, Finish, Journey, PlanRequest, StepResult, Walk
 from shared.tensors import inline_ids
@@ -51,6 +51,7 @@ def test_a_request_without_wishes_is_ordered_as_it_always_was() -> None:
         ({"stop_token_ids": [4, 5]}, {"stop_token_ids": [4, 5]}),
         ({"logprobs": 0}, {"logprobs": 0}),
         ({"logprobs": 5, "echo": True}, {"logprobs": 5, "echo": "hi"}),
+        ({"guide": Guide(regex="a+")}, {"guide": Guide(regex="a+")}),
     ],
 )
 def test_what_is_asked_for_is_told_once_to_the_walk_that_begins_the_row(
@@ -62,6 +63,15 @@ def test_what_is_asked_for_is_told_once_to_the_walk_that_begins_the_row(
 
     assert found["prefill"].args == {**plain["prefill"].args, **args}
     assert found["decode"] == plain["decode"]
+
+
+def test_a_guided_answer_that_ignores_its_end_goes_on_as_far_as_its_guide_does() -> None:
+    guide = Guide(regex="a+")
+    found = walks(journey(guide=guide, ignore_eos=True).advance([(0, prepared())]))["prefill"].args
+
+    assert {name: found[name] for name in ("guide", "ignore_eos", "exhausts_guide")} == {
+        "guide": guide, "ignore_eos": False, "exhausts_guide": True,
+    }  # fmt: skip
 
 
 def test_an_echo_alone_is_one_walk_and_uses_no_new_token() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from shared.models.base import KVLayout
 from shared.models.checkpoint import CheckpointError, UnsupportedArchitectureError
@@ -200,3 +201,20 @@ def test_a_node_takes_embeddings_in_the_place_of_ids() -> None:
 
     with torch.inference_mode():
         assert torch.equal(node.forward(embeddings, One()), node.forward(ids, One()))
+
+
+def test_a_folder_as_embedding_models_are_published_is_read(tmp_path: Path) -> None:
+    """Saved without its head: no name begins with `model.`, and the head is the embeddings."""
+    checkpoint = write_checkpoint(tmp_path, "qwen3")
+    [file] = checkpoint.glob("*.safetensors")
+    tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(file).items()}
+    del tensors["lm_head.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+
+    published, whole = load(checkpoint), load(tiny_checkpoint("qwen3"))
+
+    ids = torch.tensor([7], dtype=torch.int32)
+    with torch.inference_mode():
+        assert torch.equal(published.forward(ids, One()), whole.forward(ids, One()))

@@ -102,7 +102,9 @@ def test_what_it_cannot_say_is_refused(
         prepared(processing, **inputs)
 
 
-@pytest.mark.parametrize("params", [{"stop": ["x"]}, {"logprobs": 0}, {"echo": True}])
+@pytest.mark.parametrize(
+    "params", [{"stop": ["x"]}, {"logprobs": 0}, {"echo": True}, {"guide": {"regex": "a"}}]
+)
 def test_what_is_about_an_answers_text_is_refused(
     processing: OrpheusProcessing, params: dict[str, Any]
 ) -> None:

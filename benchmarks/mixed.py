@@ -1,0 +1,110 @@
+"""Answers under way while a prompt of 4096 tokens arrives: do their tokens stall, and what does it pay?
+
+With a pace (`stretch`), and without: prompts then take all that a step has room for. What is measured is the
+time between two tokens of each answer, from the first one to the last, the prompt in their midst.
+"""
+
+import time
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Final
+
+from benchmarks.random_model import engine, node, prompt, spec
+from benchmarks.report import RATIO, Figure, spread
+from workers.engine.kv_engine import KVEngine
+from workers.engine.sequence import TokenOutput
+
+ANSWERS: Final = 8
+LONG: Final = 4096
+BEFORE: Final = 40
+"""So many tokens each answer has before the prompt arrives, and after its first token."""
+ROUNDS: Final = 2
+
+
+@dataclass(slots=True)
+class _Round:
+    """What a round came to: the times between tokens before the prompt arrived, and while it was computed."""
+
+    alone_s: list[float]
+    beside_s: list[float]
+    first_s: float
+    tokens: list[list[int]]
+
+
+def measure() -> list[Figure]:
+    model = node(layers=4)
+    rounds: dict[str, list[_Round]] = {"with a pace": [], "without": []}
+    for number in range(ROUNDS):
+        for name, found in rounds.items():
+            served = engine(
+                model,
+                tokens=LONG + 64 * 1024,
+                prefix_cache=False,
+                **({} if name == "with a pace" else {"stretch": None}),
+            )
+            found.append(_round(served, number))
+    figures: list[Figure] = []
+    for name, found in rounds.items():
+        all_s = [one.alone_s + one.beside_s for one in found]
+        figures += [
+            spread(f"p99 between tokens, to p50, {name}", [_p99(one) / median(one) for one in all_s], RATIO),
+            spread(
+                f"p99 beside the prompt, to p50 without it, {name}",
+                [_p99(one.beside_s) / median(one.alone_s) for one in found],
+                RATIO,
+            ),
+            spread(f"p50 beside the prompt, {name}", [1e3 * median(one.beside_s) for one in found], "ms"),
+            spread(f"p99 beside the prompt, {name}", [1e3 * _p99(one.beside_s) for one in found], "ms"),
+            spread(f"first token of the prompt, {name}", [1e3 * one.first_s for one in found], "ms"),
+        ]
+    paced, free = rounds.values()
+    slower = [one.first_s / other.first_s for one, other in zip(paced, free, strict=True)]
+    stalls = [_p99(other.beside_s) / _p99(one.beside_s) for one, other in zip(paced, free, strict=True)]
+    others = sum(
+        mine[: len(plain)] != plain[: len(mine)]
+        for one, other in zip(paced, free, strict=True)
+        for mine, plain in zip(one.tokens, other.tokens, strict=True)
+    )
+    return [
+        spread("p99 beside the prompt without a pace, to with one", stalls, RATIO),
+        spread("first token of the prompt with a pace, to without", slower, RATIO),
+        *figures,
+        Figure("answers that differ", others, "", f"of {(ANSWERS + 1) * ROUNDS}"),
+    ]
+
+
+def _p99(values: list[float]) -> float:
+    return quantiles(values, n=100, method="inclusive")[98]
+
+
+def _round(served: KVEngine, number: int) -> _Round:
+    for each in range(ANSWERS):
+        served.add(spec(str(each), prompt(100 * number + each, 32), 4000))
+    last_s: dict[str, float] = {}
+    tokens: dict[str, list[int]] = {str(each): [] for each in range(ANSWERS)} | {"long": []}
+
+    def step(gaps_s: list[float]) -> None:
+        outputs = served.step()
+        now_s = time.perf_counter()
+        for output in outputs:
+            assert isinstance(output, TokenOutput)
+            tokens[output.key].append(output.token_id)
+            if output.key in last_s and output.key != "long":
+                gaps_s.append(now_s - last_s[output.key])
+            last_s[output.key] = now_s
+
+    warming: list[float] = []
+    for _ in range(BEFORE):
+        step(warming)
+    alone_s: list[float] = []
+    for _ in range(BEFORE):
+        step(alone_s)
+    begun_s = time.perf_counter()
+    served.add(spec("long", prompt(number, LONG), 2))
+    beside_s: list[float] = []
+    while not tokens["long"]:
+        step(beside_s)
+    first_s = last_s["long"] - begun_s
+    for _ in range(BEFORE):
+        step(alone_s)
+    return _Round(alone_s, beside_s, first_s, list(tokens.values()))

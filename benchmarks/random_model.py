@@ -1,0 +1,65 @@
+"""A Llama of random weights, large enough that computing it is what takes time, and an engine over it."""
+
+from typing import Any, Final
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from shared.models.base import KVLayout
+from shared.models.transformers_lm.node import DecoderLM
+from workers.engine.kv_engine import KVEngine
+from workers.engine.sequence import SequenceSpec
+
+VOCABULARY: Final = 16_000
+LAYERS: Final = 8
+_KV_HEADS: Final = 4
+_HEAD_DIM: Final = 64
+
+
+def node(*, layers: int = LAYERS, seed: int = 0, positions: int = 8192, quiet_from: int | None = None) -> Any:
+    """40 million weights at the usual 8 layers; those of one seed begin with the same layers.
+
+    What layers from `quiet_from` on say is much less than what those before them do: so a model of the first
+    layers alone guesses well what the whole one says.
+    """
+    config = LlamaConfig(
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=8,
+        num_key_value_heads=_KV_HEADS,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=positions,
+    )
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config).eval().requires_grad_(requires_grad=False)
+    if quiet_from is not None:
+        for layer in model.model.layers[quiet_from:]:
+            layer.self_attn.o_proj.weight *= 0.05
+            layer.mlp.down_proj.weight *= 0.05
+    model.model.layers = model.model.layers[:layers]
+    model.config.num_hidden_layers = layers
+    return DecoderLM(
+        model,
+        name="llm",
+        layout=KVLayout(layers=layers, kv_heads=_KV_HEADS, head_dim=_HEAD_DIM),
+        max_positions=positions,
+        weights_digest="",
+    )
+
+
+def engine(of: Any, *, tokens: int, max_rows: int = 32, **how: Any) -> KVEngine:
+    """An engine over `of`, with room for so many tokens."""
+    return KVEngine(of, num_blocks=tokens // 16, block_size=16, max_step_tokens=512, max_rows=max_rows, **how)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    """Tokens like no other prompt's."""
+    generator = torch.Generator().manual_seed(seed)
+    ids: list[int] = torch.randint(VOCABULARY, (length,), generator=generator).tolist()
+    return ids
+
+
+def spec(key: str, prompt_ids: list[int], max_tokens: int) -> SequenceSpec:
+    """A greedy answer of so many tokens."""
+    return SequenceSpec(key=key, prompt_ids=prompt_ids, max_tokens=max_tokens, ignore_eos=True)

@@ -1,0 +1,195 @@
+"""The snapshot file: what a conductor knew, for a start that need not read the whole log.
+
+    <data dir>/conductor/snapshot     magic, header, state (`conductor.core.snapshot`), a digest of all that
+
+A cache: the log is the truth, and the file may be deleted at any time. It is used only if it is whole, of
+this log, of what decides here (`fold_digest`), and the log still reaches back to it and holds the same
+record there; else it is passed over, in one line that says why. It holds prompts: only our user may read it.
+
+Several conductors share the file. Whoever leads writes it; each writes a draft and then puts it in the
+place of the other, so that a reader sees one or the other, and none that is half.
+"""
+
+import asyncio
+import hashlib
+import itertools
+import logging
+import os
+import struct
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from conductor.core import snapshot
+from conductor.core.cluster import Cluster
+from shared import faults
+from shared.log.port import Log, StoredRecord
+from shared.models.base import ModelGraph
+from shared.subjects import Subjects
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+FILE: Final = "snapshot"
+VERSION: Final = 1
+_MAGIC: Final = b"dalsegno snapshot\n"
+_LENGTH: Final = struct.Struct("<I")
+_DIGEST_BYTES: Final = 32
+
+
+class _Header(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose state it is.
+
+    Attributes:
+        created_ns: of the log, which that identifies; `seq` is the record folded last, `record` its digest.
+        fold: of all that a fold depends on beside the log.
+    """
+
+    version: int
+    created_ns: int
+    seq: int
+    record: bytes
+    fold: str
+
+
+class _UnusableError(ValueError):
+    """Why a snapshot cannot be used."""
+
+
+class Snapshots:
+    """The snapshot in one folder.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(self, folder: Path, *, fold_digest: str) -> None:
+        self.path = folder / FILE
+        self._fold = fold_digest
+        self._drafts = itertools.count(1)
+        self._has_failed = False
+
+    async def read(
+        self, log: Log, graph_of: Callable[[str], ModelGraph], subjects: Subjects
+    ) -> Cluster | None:
+        """The cluster as it was written down, if that can be used on `log`.
+
+        Raises:
+            LogUnavailableError: the log does not answer.
+        """
+        try:
+            data = await asyncio.to_thread(self._whole)
+            if data is None:
+                return None
+            header, state = _opened(data)
+            await self._check(header, log, subjects)
+            return snapshot.load(state, graph_of, subjects)
+        except (OSError, ValueError) as error:
+            _LOGGER.warning("the snapshot %s is not used, the log is read instead: %s", self.path, error)
+            return None
+
+    async def write(self, cluster: Cluster, last: StoredRecord, created_ns: int) -> None:
+        """Write down a cluster as it is now; `last` is the record it folded last, `created_ns` the log's.
+
+        The state is taken at once, and turned into bytes between other work. Failing costs a slower start
+        and nothing else: it is said once.
+        """
+        header = _Header(
+            version=VERSION,
+            created_ns=created_ns,
+            seq=cluster.seq,
+            record=_digest(last),
+            fold=self._fold,
+        )
+        parts = [_MAGIC, _packed(header)]
+        for piece in snapshot.pieces(cluster):
+            parts.append(piece)
+            await asyncio.sleep(0)
+        try:
+            await asyncio.to_thread(self._store, parts)
+        except OSError as error:
+            if not self._has_failed:
+                _LOGGER.warning(
+                    "cannot write the snapshot %s: %s; the next start takes longer", self.path, error
+                )
+            self._has_failed = True
+
+    # ---- the file ------------------------------------------------------------------------------------
+    def _whole(self) -> bytes | None:
+        """The file's content, once it is certain that it is as it was written; None if there is none."""
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+        if hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest() != digest:
+            raise _UnusableError("it is damaged: expected its digest at its end")
+        return content
+
+    def _store(self, parts: list[bytes]) -> None:
+        folder = self.path.parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for draft in folder.glob(f".{FILE}.*"):  # of somebody who was killed, or is deposed
+            draft.unlink(missing_ok=True)
+        draft = folder / f".{FILE}.{os.getpid()}.{next(self._drafts)}"
+        total = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        try:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                for part in parts:
+                    total.update(part)
+                    file.write(part)
+                file.write(total.digest())
+            faults.reach("conductor.snapshot.writing")
+            draft.replace(self.path)
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+    async def _check(self, header: _Header, log: Log, subjects: Subjects) -> None:
+        state = await log.state()
+        if header.version != VERSION:
+            raise _UnusableError(f"it is of format {header.version}, expected {VERSION}")
+        if header.created_ns != state.created_ns:
+            raise _UnusableError("it is of another log")
+        if header.fold != self._fold:
+            raise _UnusableError("it was written by another version, or for another model")
+        if header.seq > state.last_seq:
+            raise _UnusableError(f"it is of position {header.seq}, and the log ends at {state.last_seq}")
+        if header.seq < state.first_seq - 1:
+            raise _UnusableError(f"it is of position {header.seq}, and the log begins at {state.first_seq}")
+        if header.seq >= state.first_seq:
+            await self._check_record(header, log, subjects)
+
+    async def _check_record(self, header: _Header, log: Log, subjects: Subjects) -> None:
+        """A log that lost its end and has grown again is as long, and is another one."""
+        found = log.history(subjects.for_conductor(), header.seq, header.seq)
+        async with aclosing(found) as records:
+            async for record in records:
+                if _digest(record) == header.record:
+                    return
+        raise _UnusableError(
+            f"the log holds another record at {header.seq} than the one it was written behind"
+        )
+
+
+def _opened(content: bytes) -> tuple[_Header, memoryview]:
+    """What a whole file holds: header and state."""
+    begin = len(_MAGIC) + _LENGTH.size
+    if not content.startswith(_MAGIC) or len(content) < begin:
+        raise _UnusableError("it is no snapshot")
+    end = begin + _LENGTH.unpack_from(content, len(_MAGIC))[0]
+    header = msgspec.msgpack.decode(content[begin:end], type=_Header)
+    return header, memoryview(content)[end:]
+
+
+def _packed(header: _Header) -> bytes:
+    packed = msgspec.msgpack.encode(header)
+    return _LENGTH.pack(len(packed)) + packed
+
+
+def _digest(record: StoredRecord) -> bytes:
+    total = hashlib.blake2b(record.subject.encode(), digest_size=16)
+    total.update(b"\0" + record.data)
+    return total.digest()

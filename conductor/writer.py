@@ -1,0 +1,120 @@
+"""What a conductor writes: which subject each decision belongs on, its signature, and its way into the log.
+
+Decisions are the core's. What this adds is who stored them: the writer, the writer's own count, and the
+epoch, by which readers know the words of a conductor that is deposed.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import msgspec
+
+from conductor.core.cluster import Cluster
+from conductor.core.react import Deadline
+from conductor.core.request import Decision
+from conductor.pulses import Loss
+from shared import faults, tracing
+from shared.errors import CapacityError
+from shared.events import DeadlinePassed, Event, NodeReady, OutputFence, WalkStop, WorkerLost, encode
+from shared.log.port import Log
+from shared.subjects import CONDUCTOR_WRITER, Subjects
+
+
+class DecisionWriter:
+    """Writes in the name of the conductor, in the epoch that `cluster` has read last.
+
+    Attributes:
+        count: how many events it has written.
+    """
+
+    def __init__(self, log: Log, subjects: Subjects, cluster: Cluster) -> None:
+        self.count = 0
+        self._log = log
+        self._subjects = subjects
+        self._cluster = cluster
+
+    async def decide(self, decisions: Iterable[Decision], seq: int, read_ns: int) -> None:
+        """Put decisions into the log that follow from the record at `seq`, read at `read_ns`."""
+        for decision in decisions:
+            faults.reach("conductor.decision.made")
+            span = _span(decision, seq, read_ns) if tracing.is_on() else tracing.NOTHING
+            await self._post(self._subject(decision), decision, partial(_stored, span))
+            faults.reach("conductor.decision.posted")
+
+    async def lose(self, loss: Loss) -> None:
+        """Declare a worker's life over."""
+        event = WorkerLost(
+            id=f"worker.{loss.rank}.{loss.incarnation}.lost",
+            rank=loss.rank,
+            incarnation=loss.incarnation,
+            reason=loss.reason,
+            read_seq=loss.read_seq,
+        )
+        await self._post(self._subjects.lost, event)
+        faults.reach("conductor.lost.posted")
+
+    async def pass_deadline(self, deadline: Deadline, stored: Callable[[int], None]) -> None:
+        """Say that a time limit is over; `stored(seq)` is called once the log has it."""
+        request = self._cluster.request(deadline.request_id)
+        whose = "request" if deadline.step is None else str(deadline.step)
+        # One that the log stores too early is said again, and is another event.
+        said = f"{self._cluster.fence.epoch}.{self.count + 1}"
+        event = DeadlinePassed(
+            id=f"{deadline.request_id}.deadline.{deadline.attempt}.{whose}.{said}",
+            request_id=deadline.request_id,
+            attempt=deadline.attempt,
+            deadline_ns=deadline.at_ns,
+            step=deadline.step,
+            trace=request.submission.trace if request is not None else None,
+        )
+        await self._post(self._subjects.walk(deadline.request_id), event, stored)
+
+    async def _post(self, subject: str, event: Event, stored: Callable[[int], None] | None = None) -> None:
+        self.count += 1
+        data = encode(
+            msgspec.structs.replace(
+                event, writer=CONDUCTOR_WRITER, number=self.count, epoch=self._cluster.fence.epoch
+            )
+        )
+        while True:
+            try:
+                return self._log.post(subject, data, stored)
+            except CapacityError:
+                await self._log.drain()
+
+    def _subject(self, decision: Decision) -> str:
+        request_id = str(decision.request_id)
+        match decision:
+            case NodeReady() | WalkStop():
+                return self._subjects.ready(decision.rank, request_id)
+            case OutputFence():
+                return self._subjects.output(self._origin(request_id), request_id, CONDUCTOR_WRITER)
+            case _:
+                return self._subjects.walk(request_id)
+
+    def _origin(self, request_id: str) -> str:
+        request = self._cluster.request(request_id)
+        assert request is not None, "a fence is decided for a request that is known"
+        return request.submission.origin
+
+
+def _span(decision: Decision, seq: int, read_ns: int) -> tracing.Span:
+    """A decision, from the reading of the record it follows from to its ack."""
+    tag = str(decision.__struct_config__.tag).removesuffix(".v1")
+    return tracing.start(
+        f"decide {tag}",
+        decision.trace,
+        {
+            "dalsegno.request_id": str(decision.request_id),
+            "dalsegno.attempt": decision.attempt,
+            "dalsegno.step": decision.index,
+            "dalsegno.read_seq": seq,
+        },
+        since_ns=read_ns,
+    )
+
+
+def _stored(span: tracing.Span, seq: int) -> None:
+    faults.reach("conductor.decision.acked")
+    span.set({"dalsegno.log_seq": seq})
+    span.end()

@@ -1,0 +1,105 @@
+"""Certificates for a NATS server of one's own: an authority, and what it vouches for. No I/O.
+
+They last ten years: a certificate that runs out stops every role at once, and nobody here looks at a
+calendar. Whoever has an authority that renews its certificates takes those instead.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_VALID_FOR: Final = timedelta(days=3650)
+_CLOCKS_DIFFER: Final = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificates:
+    """What was made, in PEM."""
+
+    authority: bytes
+    server: bytes
+    server_key: bytes
+
+
+def make(hosts: Sequence[str]) -> Certificates:
+    """A new authority, and its certificate for a server that is reached by any of `hosts`.
+
+    The authority's own key is made, used once and forgotten: nobody can have it vouch for another server.
+    """
+    key, server_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    issuer = _name("Dal Segno's own authority")
+    its_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    authority = (
+        _begun(issuer, issuer, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(its_id, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    server = (
+        _begun(_name("nats-server"), issuer, server_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        # A server of a cluster calls the others as a client.
+        .add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+            critical=False,
+        )
+        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(its_id), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return Certificates(
+        authority=authority.public_bytes(serialization.Encoding.PEM),
+        server=server.public_bytes(serialization.Encoding.PEM),
+        server_key=server_key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+    )
+
+
+def _begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCKS_DIFFER)
+        .not_valid_after(now + _VALID_FOR)
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

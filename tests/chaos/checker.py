@@ -1,0 +1,452 @@
+"""The checker: what clients were told, held against the raw stream and against an undisturbed run.
+
+It is written from the rules on the log (docs/nats.md, ARCHITECTURE.md), not from the code that keeps them: it
+decodes MessagePack into plain dictionaries and folds those itself.
+
+    Each accepted request ends exactly once.
+    A chunk is valid unless a higher attempt was fenced before it, or its index was taken.
+    A conductor's event of a deposed epoch is void.
+    The copies of an event that have one id say the same.
+    Nothing valid stands behind the end of an answer that is complete.
+    Offsets follow on one another; usage is what was counted; the end says how many chunks there are.
+    A client was told exactly the valid chunks, in order, each once, as they are; then the end, once.
+    All of it is what an undisturbed run of the same question gives.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from tests.chaos.rawlog import Record
+from tests.chaos.seen import Piece, Seen
+
+Event = dict[str, Any]
+_ENDS: Final = {
+    "request.finished.v1": "finished",
+    "request.failed.v1": "failed",
+    "request.cancelled.v1": "cancelled",
+}
+_OF_A_COPY: Final = frozenset({"number", "epoch", "writer", "trace"})
+"""What copies of one event may differ in: a successor publishes what its predecessor had decided."""
+_CLOSE: Final = 1e-3
+"""Log probabilities that were computed in another batch differ by rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that must not be.
+
+    Attributes:
+        kind: a word for it.
+        tokens: how many tokens came twice or not at all, where it is about those.
+    """
+
+    kind: str
+    request_id: str
+    message: str
+    tokens: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.request_id}: {self.message}"
+
+
+@dataclass(slots=True)
+class Logged:
+    """One request, as the stream has it.
+
+    Attributes:
+        chunks: the valid ones, in the order in which they became so; their places are what clients count by.
+        held: those that came early, by track and index; each track counts its own.
+        ends: of each end that counts its kind and its event; more than one only where ids differ.
+        behind: valid chunks that stand behind the end.
+    """
+
+    request_id: str
+    submitted: list[int] = field(default_factory=list)
+    attempt: int = 0
+    attempts: int = 0
+    chunks: list[Event] = field(default_factory=list)
+    held: dict[tuple[str, int], Event] = field(default_factory=dict)
+    following: Counter[str] = field(default_factory=Counter)
+    ends: dict[str, tuple[str, Event]] = field(default_factory=dict)
+    behind: list[int] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for chunk in self.chunks for token in chunk.get("token_ids", [])]
+
+    @property
+    def text(self) -> str:
+        return "".join(chunk.get("text", "") for chunk in self.chunks)
+
+    @property
+    def end(self) -> tuple[str, Event] | None:
+        return next(iter(self.ends.values()), None)
+
+    def chunk(self, chunk: Event) -> None:
+        """Take a chunk, valid or void."""
+        track, index = chunk.get("track", ""), chunk.get("index", 0)
+        if chunk.get("attempt", 0) < self.attempt or index < self.following[track]:
+            return
+        self.held.setdefault((track, index), chunk)
+        while (found := self.held.pop((track, self.following[track]), None)) is not None:
+            if self.end is not None:
+                self.behind.append(len(self.chunks))
+            self.following[track] += 1
+            self.chunks.append(found)
+
+    def fence(self, attempt: int) -> None:
+        if attempt > self.attempt:
+            self.attempt = attempt
+            self.held.clear()
+
+
+class Stream:
+    """The stream, folded: every request by its id, and what contradicted itself on the way."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.requests: dict[str, Logged] = {}
+        self.findings: list[Finding] = []
+        self.types: Counter[str] = Counter()
+        self._epoch = 0
+        self._first: dict[str, Event] = {}
+        for record in records:
+            self._fold(record)
+
+    def _fold(self, record: Record) -> None:
+        _, kind, *rest = record.subject.split(".")
+        event = _decoded(record.data)
+        if event is None:
+            return
+        name = event.get("type", "request.submitted.v1" if kind == "request" else "")
+        self.types[name] += 1
+        if name == "epoch.opened.v1":
+            self._epoch = max(self._epoch, event.get("epoch", 0))
+            return
+        if event.get("writer") == "conductor" and event.get("epoch", 0) < self._epoch:
+            return
+        if kind in {"conductor", "worker"}:
+            return
+        self._compare(record, event)
+        request = self._request(rest[1] if kind in {"output", "ready", "done"} else rest[-1])
+        if kind == "request":
+            request.submitted.append(record.seq)
+        elif kind == "output" and name == "output.chunk.v1":
+            request.chunk(event)
+        elif kind == "output" and name == "output.fence.v1":
+            request.fence(event.get("attempt", 0))
+            request.attempts += 1
+        elif kind == "walk" and name in _ENDS:
+            request.ends.setdefault(event["id"], (_ENDS[name], event))
+        elif name == "request.rejected.v1" and event["submission_seq"] in request.submitted:
+            request.ends.setdefault(event["id"], ("rejected", event))
+
+    def _request(self, request_id: str) -> Logged:
+        return self.requests.setdefault(request_id, Logged(request_id))
+
+    def _compare(self, record: Record, event: Event) -> None:
+        """Hold a copy against the first one."""
+        if not event.get("id"):
+            return
+        said = {name: value for name, value in event.items() if name not in _OF_A_COPY}
+        first = self._first.setdefault(event["id"], said)
+        if first != said:
+            differs = sorted(name for name in first | said if first.get(name) != said.get(name))
+            self.findings.append(
+                Finding(
+                    kind="contradiction",
+                    request_id=str(event.get("request_id")),
+                    message=f"two events {event['id']} ({event.get('type')}, the second at {record.seq}) "
+                    f"differ in {', '.join(differs)}",
+                )
+            )
+
+
+def _decoded(data: bytes) -> Event | None:
+    try:
+        found = json.loads(data) if data[:1] == b"{" else msgspec.msgpack.decode(data)
+    except (ValueError, msgspec.DecodeError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What an undisturbed run of a question gave: by choice text or sound, tokens, its end; and the usage."""
+
+    texts: tuple[str, ...]
+    data: tuple[bytes, ...]
+    token_ids: tuple[tuple[int, ...], ...]
+    finish_reasons: tuple[str, ...]
+    usage: Mapping[str, int]
+    logprobs: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def of(cls, seen: Seen, stream: Stream) -> "Expected":
+        """As a client was told, and as the stream has it."""
+        parts = [stream.requests[one] for one in parts_of(seen)]
+        return cls(
+            texts=tuple(part.text for part in parts),
+            data=tuple(b"".join(chunk.get("data") or b"" for chunk in part.chunks) for part in parts),
+            token_ids=tuple(tuple(part.tokens) for part in parts),
+            finish_reasons=tuple(_reason(part) for part in parts),
+            usage=seen.usages[0],
+            logprobs=tuple(_logprobs_told(seen, choice) for choice in range(seen.question.choices)),
+        )
+
+
+def parts_of(seen: Seen) -> list[str]:
+    """The requests on the log that a question became, by choice."""
+    return [
+        seen.request_id if choice == 0 else f"{seen.request_id}-{choice}"
+        for choice in range(seen.question.choices)
+    ]
+
+
+def check(
+    records: Iterable[Record],
+    seen: Sequence[Seen],
+    expected: Mapping[str, Expected] | None = None,
+    *,
+    earlier: Container[str] = (),
+) -> list[Finding]:
+    """Everything that must not be.
+
+    `expected` is by the name of the question; `earlier` are requests that began before these records do.
+    """
+    stream = Stream(records)
+    findings = [*stream.findings]
+    for request in stream.requests.values():
+        if request.request_id not in earlier:
+            findings += _of_request(request)
+    for one in seen:
+        findings += _of_client(one, stream)
+        wanted = (expected or {}).get(one.question.name)
+        if wanted is not None and not one.left and not one.gave_up and not one.question.fails_with:
+            findings += _against(one, stream, wanted)
+    return findings
+
+
+def check_open(records: Iterable[Record]) -> list[str]:
+    """The accepted requests that have not ended."""
+    stream = Stream(records)
+    return [one.request_id for one in stream.requests.values() if one.submitted and not one.ends]
+
+
+# ---- one request, on the log ---------------------------------------------------------------------------
+
+
+def _of_request(request: Logged) -> list[Finding]:
+    def found(kind: str, message: str, tokens: int = 0) -> Finding:
+        return Finding(kind=kind, request_id=request.request_id, message=message, tokens=tokens)
+
+    findings: list[Finding] = []
+    if not request.submitted:
+        return [found("never-submitted", "the log has events of it and no submission")]
+    if len(request.submitted) > 1:
+        findings.append(found("submitted-twice", f"it was accepted at {request.submitted}"))
+    if not request.ends:
+        findings.append(found("no-end", f"accepted at {request.submitted[0]}, and has no end"))
+    if len(request.ends) > 1:
+        kinds = ", ".join(f"{name} ({kind})" for name, (kind, _) in request.ends.items())
+        findings.append(found("two-ends", f"it ended as {kinds}"))
+    findings += _offsets(request, found)
+    if request.end is not None and request.end[0] == "finished":
+        findings += _totals(request, request.end[1], found)
+    return findings
+
+
+def _offsets(request: Logged, found: Any) -> list[Finding]:
+    findings, tokens, chars = [], 0, 0
+    for chunk in request.chunks:
+        at = chunk.get("token_offset", 0), chunk.get("text_offset", 0)
+        if at != (tokens, chars):
+            told = f"chunk {chunk.get('index', 0)} says {at}, {(tokens, chars)} came before"
+            findings.append(found("offset", f"tokens and characters do not follow on: {told}"))
+            break
+        tokens += len(chunk.get("token_ids", []))
+        chars += len(chunk.get("text", ""))
+    return findings
+
+
+def _totals(request: Logged, end: Event, found: Any) -> list[Finding]:
+    findings = []
+    if request.behind:
+        findings.append(found("behind-the-end", f"chunks {request.behind} are valid behind its end"))
+    told = end.get("output", {}).get("chunks", 0)
+    if told != len(request.chunks):
+        findings.append(
+            found("chunk-count", f"its end says {told} chunks, the log has {len(request.chunks)}")
+        )
+    used = end.get("usage", {}).get("completion_tokens", 0)
+    speaks = any(chunk.get("data") for chunk in request.chunks)  # sound has no tokens of its own
+    if used != len(request.tokens) and not speaks:
+        findings.append(found("usage", f"its end says {used} tokens, its chunks have {len(request.tokens)}"))
+    return findings
+
+
+# ---- one client ----------------------------------------------------------------------------------------
+
+
+def _of_client(seen: Seen, stream: Stream) -> list[Finding]:
+    def found(kind: str, message: str, tokens: int = 0) -> Finding:
+        return Finding(kind=kind, request_id=seen.request_id, message=message, tokens=tokens)
+
+    if seen.question.fails_with:
+        return _failure(seen, stream.requests.get(seen.request_id, Logged(seen.request_id)), found)
+    if seen.gave_up:
+        return [found("lost", f"the client has no answer: {seen.gave_up}")]
+    findings: list[Finding] = []
+    for choice, part in enumerate(parts_of(seen)):
+        request = stream.requests.get(part)
+        if request is None or not request.submitted:
+            findings.append(found("not-on-the-log", f"it was answered, and the log has no request {part}"))
+            continue
+        mine = [piece for piece in seen.pieces if piece.choice == choice]
+        findings += _pieces(mine, request, seen, found)
+        if not seen.left:
+            findings += _ending(mine, request, found)
+    if not seen.left and seen.completions != 1:
+        findings.append(found("completed", f"it was said to be complete {seen.completions} times"))
+    if not seen.left and len(seen.usages) != 1:
+        findings.append(found("usage", f"it was told its usage {len(seen.usages)} times"))
+    return findings
+
+
+def _failure(seen: Seen, request: Logged, found: Any) -> list[Finding]:
+    """Whether a question that must fail did, alone and as it should."""
+    wanted = seen.question.fails_with
+    findings = _pieces(seen.pieces, request, seen, found)
+    if f" {wanted}: " not in f" {seen.gave_up}":
+        findings.append(found("told-otherwise", f"expected {wanted}, it was told {seen.gave_up!r}"))
+    if request.end is None or request.end[0] != "failed":
+        findings.append(found("ended-otherwise", f"expected it to fail, it ended as {request.end}"))
+    return findings
+
+
+def _pieces(mine: Sequence[Piece], request: Logged, seen: Seen, found: Any) -> list[Finding]:
+    """Whether the pieces are the valid chunks, in order, each once, as they are."""
+    findings: list[Finding] = []
+    told: set[int] = set()
+    following = 0
+    for piece in mine:
+        if piece.index is None:
+            if piece.finish_reason is None and piece.text:
+                findings.append(found("unnamed", f"a piece without an index says {piece.text!r}"))
+            continue
+        if piece.index >= len(request.chunks):
+            findings.append(found("invented", f"it was told chunk {piece.index}, which the log has not"))
+            continue
+        chunk = request.chunks[piece.index]
+        size = len(chunk.get("token_ids", []))
+        if piece.index in told:
+            findings.append(found("twice", f"it was told chunk {piece.index} twice", size))
+        elif piece.index < following:
+            findings.append(found("order", f"it was told chunk {piece.index} behind chunk {following - 1}"))
+        told.add(piece.index)
+        following = max(following, piece.index + 1)
+        findings += _altered(piece, chunk, found)
+    if seen.left:
+        return findings  # of what it did not wait for nothing is missing, but a hole is one
+    for index, chunk in enumerate(request.chunks):
+        if index not in told and not _is_silent(chunk, seen):
+            size = len(chunk.get("token_ids", []))
+            findings.append(found("missing", f"it was not told chunk {index}", size))
+    return findings
+
+
+def _is_silent(chunk: Event, seen: Seen) -> bool:
+    """Whether OpenAI's stream has nothing to say of a chunk: tokens that have no text yet."""
+    return seen.question.way.startswith("/v1/") and not chunk.get("text")
+
+
+def _altered(piece: Piece, chunk: Event, found: Any) -> list[Finding]:
+    told: list[tuple[str, Any, Any]] = [
+        ("sound", piece.data, chunk.get("data") or b""),
+        ("text", piece.text, chunk.get("text", "")),
+    ]
+    if piece.token_ids is not None:
+        told.append(("tokens", list(piece.token_ids), chunk.get("token_ids", [])))
+        if piece.logprobs is not None:
+            listed = [one["logprob"] for one in chunk.get("logprobs") or []]
+            told.append(("logprobs", list(piece.logprobs), listed))
+    return [
+        found("altered", f"chunk {piece.index}: the {what} it was told is {mine!r:.80}, not {theirs!r:.80}")
+        for what, mine, theirs in told
+        if mine != theirs
+    ]
+
+
+def _ending(mine: Sequence[Piece], request: Logged, found: Any) -> list[Finding]:
+    ends = [place for place, piece in enumerate(mine) if piece.finish_reason is not None]
+    if not ends:
+        return [found("end-missing", f"it was not told how {request.request_id} ended")]
+    findings = []
+    if len(ends) > 1:
+        findings.append(found("end-twice", f"it was told {len(ends)} times how {request.request_id} ended"))
+    if any(piece.index is not None for piece in mine[ends[0] :]):
+        findings.append(found("behind-the-end", "it was told chunks behind the end"))
+    reason = mine[ends[0]].finish_reason
+    if request.end is not None and request.end[0] == "finished" and reason != _reason(request):
+        findings.append(found("altered", f"it was told the end {reason!r}, the log has {_reason(request)!r}"))
+    return findings
+
+
+def _reason(request: Logged) -> str:
+    if request.end is None or request.end[0] != "finished":
+        return ""
+    return str((request.end[1].get("finish_reasons") or ["stop"])[0])
+
+
+# ---- an undisturbed run --------------------------------------------------------------------------------
+
+
+def _against(seen: Seen, stream: Stream, wanted: Expected) -> list[Finding]:
+    """Whether a catastrophe has left a mark."""
+
+    def found(kind: str, message: str) -> Finding:
+        return Finding(kind=kind, request_id=seen.request_id, message=message)
+
+    findings: list[Finding] = []
+    for choice, part in enumerate(parts_of(seen)):
+        request = stream.requests.get(part, Logged(part))
+        if tuple(request.tokens) != wanted.token_ids[choice]:
+            at = _first_difference(request.tokens, wanted.token_ids[choice])
+            findings.append(found("differs", f"from token {at} on, {part} is not what it is undisturbed"))
+        if seen.text_of(choice) != wanted.texts[choice]:
+            at = _first_difference(seen.text_of(choice), wanted.texts[choice])
+            findings.append(found("differs", f"its text is another from character {at} on ({part})"))
+        if seen.data_of(choice) != wanted.data[choice]:
+            at = _first_difference(seen.data_of(choice), wanted.data[choice])
+            findings.append(found("differs", f"its sound is another from byte {at} on ({part})"))
+        if _reason(request) != wanted.finish_reasons[choice]:
+            findings.append(found("differs", f"{part} ended with {_reason(request)!r}"))
+        findings += _against_logprobs(_logprobs_told(seen, choice), wanted.logprobs[choice], found)
+    if any(usage != wanted.usage for usage in seen.usages):
+        findings.append(found("usage", f"it was told {seen.usages}, undisturbed it is {dict(wanted.usage)}"))
+    return findings
+
+
+def _logprobs_told(seen: Seen, choice: int) -> tuple[float, ...]:
+    mine = (piece for piece in seen.pieces if piece.choice == choice)
+    return tuple(one for piece in mine for one in piece.logprobs or ())
+
+
+def _against_logprobs(mine: Sequence[float], theirs: Sequence[float], found: Any) -> list[Finding]:
+    if len(mine) != len(theirs):
+        return [found("logprobs", f"it was told {len(mine)} log probabilities, undisturbed {len(theirs)}")]
+    far = [
+        place for place, pair in enumerate(zip(mine, theirs, strict=True)) if abs(pair[0] - pair[1]) > _CLOSE
+    ]
+    return [found("logprobs", f"the log probability of token {far[0]} is another")] if far else []
+
+
+def _first_difference(mine: Sequence[object], theirs: Sequence[object]) -> int:
+    pairs = zip(mine, theirs, strict=False)
+    return next(
+        (place for place, (one, other) in enumerate(pairs) if one != other), min(len(mine), len(theirs))
+    )

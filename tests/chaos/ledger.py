@@ -1,0 +1,111 @@
+"""What the server promised: every event that was acked, noted on the wire, whoever it was acked to.
+
+Read from the NATS protocol as it passes a proxy: a `PUB` with a reply, and the `MSG` that answers it. So an
+ack counts from the moment the server gave it, also where the role it was for never heard of it.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from tests.chaos.checker import Finding
+from tests.chaos.rawlog import Record
+
+_SIZED: Final = {b"PUB": 1, b"HPUB": 2, b"MSG": 1, b"HMSG": 2}
+"""Verbs that a payload follows, and how many sizes end their line: of headers, and of all."""
+
+
+def digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+@dataclass(slots=True)
+class Wire:
+    """One direction of a connection, cut into messages."""
+
+    _rest: bytes = b""
+
+    def feed(self, data: bytes) -> Iterator[tuple[list[bytes], bytes]]:
+        """Messages that are complete now: the words of the line, and the payload without headers."""
+        self._rest += data
+        while (end := self._rest.find(b"\r\n")) >= 0:
+            words = self._rest[:end].split()
+            sizes = _SIZED.get(words[0].upper() if words else b"", 0)
+            if not sizes:
+                self._rest = self._rest[end + 2 :]
+                continue
+            size = int(words[-1])
+            if len(self._rest) < end + 2 + size + 2:
+                return
+            payload = self._rest[end + 2 : end + 2 + size]
+            self._rest = self._rest[end + 2 + size + 2 :]
+            yield words[:-sizes], payload[int(words[-2]) if sizes == 2 else 0 :]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """All acks of one deployment, by the sequence they name."""
+
+    prefix: str = "ds"
+    acked: dict[int, tuple[str, bytes]] = field(default_factory=dict)
+
+    def connection(self) -> "Account":
+        return Account(self)
+
+    def is_logged(self, subject: str) -> bool:
+        """Whether what is published there is stored: all of the deployment's but beats."""
+        return subject.startswith(f"{self.prefix}.") and not subject.startswith(f"{self.prefix}.beat.")
+
+    def check(self, records: Iterable[Record], from_seq: int, count: int | None = None) -> list[Finding]:
+        """What was acked from a position on, and is not there any more, or is something else.
+
+        `count`: of so many acks, as there were before the records were read.
+        """
+        found = {record.seq: digest(record.data) for record in records}
+        return [
+            Finding(
+                kind="acked-lost",
+                request_id=subject.rpartition(".")[2],
+                message=f"an event on {subject} was acked as {seq}, and the log has "
+                + ("another one there" if seq in found else "nothing there"),
+            )
+            for seq, (subject, promised) in sorted(islice(self.acked.items(), count))
+            if seq >= from_seq and found.get(seq) != promised
+        ]
+
+
+@dataclass(slots=True)
+class Account:
+    """One connection's part of it."""
+
+    ledger: Ledger
+    _up: Wire = field(default_factory=Wire)
+    _down: Wire = field(default_factory=Wire)
+    _sent: dict[bytes, tuple[str, bytes]] = field(default_factory=dict)
+
+    def up(self, data: bytes) -> int:
+        """Take what goes to the server; how many events are in it."""
+        events = 0
+        for words, payload in self._up.feed(data):
+            subject = words[1].decode(errors="replace")
+            if self.ledger.is_logged(subject):
+                events += 1
+                if len(words) > 2:
+                    self._sent[words[2]] = (subject, digest(payload))
+        return events
+
+    def down(self, data: bytes) -> int:
+        """Take what comes from the server; how many acks are in it."""
+        acks = 0
+        for words, payload in self._down.feed(data):
+            sent = self._sent.get(words[1])
+            if sent is None:
+                continue
+            ack = json.loads(payload) if payload[:1] == b"{" else {}
+            if "seq" in ack and "error" not in ack:
+                self.ledger.acked[ack["seq"]] = sent
+                acks += 1
+        return acks

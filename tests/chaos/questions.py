@@ -1,0 +1,145 @@
+"""What is asked: every kind of stream a client may have, each long enough to be hit in its middle.
+
+All are greedy or seeded, so that what came through a catastrophe can be held against what comes without one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, TypeAlias
+
+Way: TypeAlias = Literal["/generate", "/v1/chat/completions", "/v1/completions", "client", "nats"]
+MODEL: Final = "chaos"
+TOKENS: Final = 120
+_SEEDED: Final = {"temperature": 1.0, "seed": 7}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One question, to be asked any number of times under other ids.
+
+    Attributes:
+        way: the route; or with our own client, over HTTP or over NATS.
+        fields: the body's, or the client's arguments.
+        choices: so many answers does it want.
+        leaves_after: so many pieces does the client take before it leaves for good; None is all.
+        fails_with: the code of the error it is to end with.
+    """
+
+    name: str
+    way: Way
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    choices: int = 1
+    leaves_after: int | None = None
+    fails_with: str = ""
+
+
+def _chat(text: str) -> dict[str, Any]:
+    return {
+        "model": MODEL,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "messages": [{"role": "user", "content": text}],
+    }
+
+
+GREEDY: Final = Question(
+    name="greedy",
+    way="/generate",
+    fields={
+        "text": "Tell me of a wizard.",
+        "model_kwargs": {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True},
+    },
+)
+SEEDED: Final = Question(
+    name="seeded",
+    way="/generate",
+    fields={
+        "text": "Tell me of a king.",
+        "model_kwargs": {**_SEEDED, "max_tokens": TOKENS, "ignore_eos": True, "logprobs": 2},
+    },
+)
+TWO: Final = Question(
+    name="two",
+    way="/v1/chat/completions",
+    fields={
+        **_chat("Tell me of two sisters."),
+        **_SEEDED,
+        "n": 2,
+        "max_tokens": TOKENS,
+        "ignore_eos": True,
+        "frequency_penalty": 0.7,
+    },
+    choices=2,
+)
+STOPPED: Final = Question(
+    name="stopped",
+    way="/v1/chat/completions",
+    fields={
+        **_chat("Tell me of a ship."),
+        **_SEEDED,
+        "max_tokens": TOKENS,
+        "ignore_eos": True,
+        "repetition_penalty": 1.2,
+    },
+)
+"""Without its stop string, which is a piece of what is answered (`stopping_at`)."""
+LISTED: Final = Question(
+    name="listed",
+    way="/v1/completions",
+    fields={
+        "model": MODEL,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "prompt": "Once upon a time",
+        **_SEEDED,
+        "max_tokens": TOKENS,
+        "ignore_eos": True,
+        "logprobs": 1,
+    },
+)
+PLAIN: Final = Question(
+    name="plain",
+    way="nats",
+    fields={"text": "Tell me of the sea.", **_SEEDED, "max_tokens": TOKENS, "ignore_eos": True},
+)
+OURS: Final = Question(
+    name="ours",
+    way="client",
+    fields={"text": "Tell me of the moon.", **_SEEDED, "max_tokens": TOKENS, "ignore_eos": True},
+)
+LEAVER: Final = Question(
+    name="leaver",
+    way="/generate",
+    fields={
+        "text": "Tell me more than I can hear.",
+        "model_kwargs": {"temperature": 0, "max_tokens": 3 * TOKENS, "ignore_eos": True},
+    },
+    leaves_after=2,
+)
+SPOKEN: Final = tuple(
+    Question(
+        name=f"spoken-{number}",
+        way="/generate",
+        fields={
+            "text": text,
+            "model_kwargs": {"voice": "zoe", "seed": 7, "max_tokens": 400, "ignore_eos": True},
+        },
+    )
+    for number, text in enumerate(("what?", "one two three"))
+)
+"""What a model that speaks is asked."""
+LASTING: Final = (GREEDY, SEEDED, TWO, STOPPED, LISTED, OURS, PLAIN)
+"""What every round asks."""
+
+
+def stopping_at(text: str) -> Question:
+    """`STOPPED` with a stop string that ends `text`, its answer without one, behind its middle.
+
+    Raises:
+        ValueError: everything in the text comes early already.
+    """
+    for at in range(len(text) // 2, len(text) - 6):
+        stop = text[at : at + 6]
+        if text.find(stop) == at and stop.isprintable():
+            return replace(STOPPED, fields={**STOPPED.fields, "stop": [stop]})
+    raise ValueError(f"expected a text with something new in its second half, found {text!r}")

@@ -1,0 +1,53 @@
+"""Histories for the tests of export and replay: those of a script, as a log would give them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dalsegno import export
+from dalsegno.bundle import Header, Kept
+from dalsegno.collected import Collected
+from shared.events import Inputs, NodeReady, OutputChunk, RequestFinished
+from shared.log.port import LogState, StoredRecord
+from shared.transcript import Transcript
+from tests.conductor.script import SUBJECTS, Script
+
+
+def answered(text: str = "What?", *, data: bytes | None = None, **submission: Any) -> list[StoredRecord]:
+    """The log of one finished request with three chunks; the second has some `data`."""
+    script = Script()
+    script.open_epoch()
+    script.join()
+    script.submit("r1", inputs=Inputs(text=text), **submission)
+    script.complete(script.last(NodeReady))
+    ready, transcript = script.last(NodeReady), Transcript()
+    for index in range(3):
+        chunk = OutputChunk(
+            id=f"r1.chunk.{index}",
+            writer="w0",
+            request_id="r1",
+            attempt=ready.attempt,
+            index=index,
+            text=f"secret{index}",
+            text_offset=7 * index,
+            token_ids=[index],
+            token_offset=index,
+            data=data if index == 1 else None,
+        )
+        transcript.fold(chunk)
+        script.say(SUBJECTS.output("nats", "r1", "w0"), chunk)
+    script.complete(ready, output=transcript.totals)
+    assert script.last(RequestFinished) is not None
+    return script.records
+
+
+def collected(records: Sequence[StoredRecord], *requests: str) -> Collected:
+    """What `collect` would make of a log that has these records."""
+    ids = list(requests) or ["r1"]
+    state = LogState(first_seq=1, last_seq=records[-1].seq, created_ns=0, messages=len(records), bytes=0)
+    return Collected(request_id=ids[0], requests=ids, subjects=SUBJECTS, records=list(records), log=state)
+
+
+def bundled(records: Sequence[StoredRecord], *requests: str, **how: bool) -> tuple[Header, list[Kept]]:
+    """The bundle of a log."""
+    asked = {"payloads": False, "redact": False} | how
+    return export.bundled(collected(records, *requests), **asked)

@@ -1,0 +1,90 @@
+"""How much everybody keeps: every collection there is, and what bounds it.
+
+What is found is compared with a list of what may grow with what. So a collection that is new, and that
+nobody ever empties, is found by its being there.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sized
+from typing import TYPE_CHECKING, Any, Final
+
+from conductor.core.cluster import Cluster
+from conductor.core.request import Request
+
+if TYPE_CHECKING:
+    from tests.simulation.workers import Worker
+
+COLLECTIONS: Final = (dict, set, frozenset, list, tuple, deque)
+_ENDED: Final = frozenset({"ended", "digests"})
+"""Of requests that ended: the core bounds these by number, and by time."""
+_LIVES: Final = frozenset({"_lives"})
+"""Ids of lives: they grow with restarts, not with requests."""
+
+
+def collections_in(thing: object, path: str = "") -> Iterator[tuple[str, Sized]]:
+    """Every collection that an object of ours has, at any depth, and where."""
+    for name in _fields_of(thing):
+        value = getattr(thing, name, None)
+        if isinstance(value, COLLECTIONS):
+            yield f"{path}{name}", value
+        elif type(value).__module__.split(".")[0] in {"conductor", "workers"}:
+            yield from collections_in(value, f"{path}{name}.")
+
+
+def _fields_of(thing: object) -> list[str]:
+    slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
+    return [*slots, *getattr(thing, "__dict__", {})]
+
+
+def check_cluster(cluster: Cluster, where: str) -> None:
+    """A cluster keeps so much of each request that is open, and nothing of others."""
+    open_requests = len(cluster.open)
+    for name, kept in collections_in(cluster):
+        if name in _ENDED or name in _LIVES:
+            continue
+        most = _BOUNDS.get(name, open_requests)
+        assert len(kept) <= most, (
+            f"{where}: {name} has {len(kept)} entries, {open_requests} requests are open"
+        )
+    for request in cluster.ended.values():
+        _check_ended(request, where)
+
+
+_BOUNDS: Final[dict[str, int]] = {
+    "world.ranks": 16,
+    "refusals": 1_000,
+    "blamed": 16,  # lives that some open request may be a suspect of
+    "memory.affinity.had": 16,  # by rank, and each of these by number
+    "memory.served": 16,  # tenants, as of the last decision
+    "memory.turns": 16,  # by group
+}
+
+
+def _check_ended(request: Request, where: str) -> None:
+    """Of a request that ended nothing is kept that its client wrote, or that its walks put out."""
+    kept = [name for name in ("results", "tracks", "running") if getattr(request, name)]
+    assert not kept, f"{where}: of {request.id}, which ended, {kept} are kept"
+
+
+def check_worker(worker: "Worker") -> None:
+    """A worker that has nothing to do keeps nothing but what it bounds by number."""
+    inbox = worker.inbox
+    for name, kept in [*collections_in(inbox, "inbox."), *_own(worker)]:
+        if name in _KEPT_BY_WORKERS:
+            continue
+        assert not kept, f"{worker} has nothing to do, and keeps {name}: {kept!r:.200}"
+
+
+def _own(worker: "Worker") -> list[tuple[str, Any]]:
+    names = ("jobs", "attempts", "items")
+    return [(name, getattr(worker, name)) for name in names]
+
+
+_KEPT_BY_WORKERS: Final = frozenset(
+    {
+        "inbox._ended",  # ended requests: by number
+        "inbox._lives.known",  # ids of lives: they grow with restarts
+        "inbox._lives.present",
+        "inbox._lives._latest",
+    }
+)

@@ -1,0 +1,151 @@
+"""What a simulated worker puts out in one step: it goes on from what the log has, and says nothing twice.
+
+Real is the recall (`workers.recall`): which of the chunks in the log are this step's, and where its track
+stands. Tokens go on behind those that are there. A medium is made again from its beginning; what was released
+before has to come out the same.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from shared.events import NodeReady, OutputChunk, OutputTotals
+from shared.subjects import worker_writer
+from tests.conductor.script import SUBJECTS
+from tests.simulation.models import Part, token
+from workers.inbox import StepKey
+from workers.output import OutputState
+from workers.recall import Recall, Recalled
+
+if TYPE_CHECKING:
+    from tests.simulation.workers import Worker
+
+MOST_AT_ONCE: Final = 3
+"""So many tokens are in one chunk at most."""
+
+
+class DivergedError(Exception):
+    """A medium did not come out as it was released before."""
+
+
+class Speaker:
+    """One step's part of one track.
+
+    Attributes:
+        said: how many items this step has said, those of earlier attempts included; `new` how many of those
+            in this attempt.
+        chunks: of a medium, how many were made, those released before included.
+        released: of those, the ones that still have to come out again.
+    """
+
+    def __init__(
+        self, worker: "Worker", key: StepKey, order: NodeReady, seq: int, part: Part, first: int
+    ) -> None:
+        self.said = self.new = self.chunks = 0
+        self.released: list[OutputChunk] = []
+        self._worker = worker
+        self._sim = worker.sim
+        self._key = key
+        self._order = order
+        self._seq = seq  # where the order is stored
+        self._part = part
+        self._first = first  # the number of the step's first item
+        self._recall = Recall(SUBJECTS, key, seq)
+        self._recall.complete = key.attempt == 1 and key.step == 0
+        self._cursor = 0
+        self._state: OutputState | None = None
+
+    # ---- what is there already ---------------------------------------------------------------------
+    @property
+    def knows_where_it_stands(self) -> bool:
+        """Whether all is read that the log has of the output; reads it, if the log answers."""
+        if self._state is None and self._has_read():
+            self._begin(self._recall.result().get(self._part.track) or Recalled())
+        return self._state is not None
+
+    def _has_read(self) -> bool:
+        if not self._recall.complete and self._worker.is_reachable:
+            self._read()
+        return self._recall.complete
+
+    def _read(self) -> None:
+        """Fold what the log has of the request: of a first attempt up to its order, else up to its fence."""
+        log, is_first = self._sim.log, self._key.attempt == 1
+        end = self._seq if is_first else log.last_seq
+        while self._cursor < end and not self._recall.complete:
+            address = log.addresses[self._cursor]
+            self._cursor += 1
+            if address.request_id == self._key.request_id or address.name == "epoch":
+                self._recall.fold(log.records[self._cursor - 1])
+                self._worker.line.highest = max(self._worker.line.highest, self._cursor)
+        if is_first:  # it has no fence to wait for
+            self._recall.complete = True
+
+    def _begin(self, recalled: Recalled) -> None:
+        ids = recalled.prefix_ids
+        expected = tuple(token(self._key.request_id, self._first + place) for place in range(len(ids)))
+        assert ids == expected, f"{self._key}: recalled {ids} of what it said before, expected {expected}"
+        self._state, self.released, self.said = recalled.state, list(recalled.released), len(ids)
+
+    # ---- what is new -------------------------------------------------------------------------------
+    def say_tokens(self, most: int, post: Callable[[str, OutputChunk], None]) -> None:
+        """The next few items of a track that consists of tokens; up to `most` of this step's."""
+        assert self._state is not None
+        request_id = self._key.request_id
+        at_once = 1 if request_id in self._sim.poisons else MOST_AT_ONCE  # it dies of the very token
+        count = min(most - self.said, self._sim.random.randint(1, at_once))
+        start = self._first + self.said
+        self.said, self.new = self.said + count, self.new + count
+        self._put(
+            post,
+            text=self._sim.model.said(self._part.track, request_id, start, start + count),
+            text_offset=self._state.text_offset,
+            token_ids=[token(request_id, item) for item in range(start, start + count)],
+            token_offset=self._state.token_offset,
+        )
+
+    def say_medium(self, post: Callable[[str, OutputChunk], None]) -> None:
+        """The next chunk of a medium; nothing, where it was released before.
+
+        Raises:
+            DivergedError: it was released otherwise.
+        """
+        size = self._part.cut.count
+        start = self.chunks * size
+        data = self._sim.model.said(self._part.track, self._key.request_id, start, start + size).encode()
+        if self.released:
+            if self._sim.random.random() < self._sim.plan.p_other:
+                data += b"!"
+            if self.released[0].data != data:
+                raise DivergedError
+            self.released.pop(0)
+            self._sim.saw("a medium comes out again as it was")
+        else:
+            self.new += 1
+            self._put(post, modality="audio", data=data)
+        self.chunks += 1
+
+    def _put(self, post: Callable[[str, OutputChunk], None], **content: Any) -> None:
+        assert self._state is not None
+        order, track, index = self._order, self._part.track, self._state.track.next_index
+        request_id, writer = self._key.request_id, worker_writer(self._worker.rank)
+        chunk = OutputChunk(
+            id=f"{request_id}.out.{order.attempt}.{track}.{index}.{order.incarnation}",
+            writer=writer,
+            request_id=request_id,
+            attempt=order.attempt,
+            incarnation=order.incarnation,
+            index=index,
+            track=track,
+            **content,
+        )
+        assert self._state.track.fold(chunk) == [chunk]
+        self._state.fold(chunk)
+        post(SUBJECTS.output(order.origin, request_id, writer), chunk)
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        """What the track amounts to, as a report says it; nothing where this step never spoke."""
+        if self._state is None:
+            return {}
+        totals: OutputTotals = self._state.track.totals
+        return {"tracks": {self._part.track: totals}} if self._part.track else {"output": totals}

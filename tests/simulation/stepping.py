@@ -1,0 +1,81 @@
+"""Going through one history, forwards and backwards: its log, and what happened beside it.
+
+The commands are those of `dalsegno replay --step` (`help` lists them), and
+
+    accidents, a          what happened beside the log, from the last record to this; `a all` lists all
+
+Records that the log has lost since are not there. `--until STEP` shows the log as it was then.
+"""
+
+from operator import itemgetter
+from typing import Final
+
+from dalsegno import story
+from dalsegno.manifest import event_of
+from dalsegno.plain import plain
+from dalsegno.positions import Timeline
+from dalsegno.stepping import Answer, Stepper, line_of
+from shared.log.port import StoredRecord
+from tests.conductor.script import SUBJECTS
+from tests.simulation.simulator import Happening, Simulation
+
+ALL: Final = "all"
+
+
+class HistoryStepper(Stepper):
+    """A place in a simulated history."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.story = sim.story
+        self._log = sim.log
+        asked = list(sim.questions)
+        super().__init__(Timeline(sim.log.records, asked, graph_of=sim.model.graph_of, subjects=SUBJECTS))
+        self._verbs["accidents"] = self._accidents
+
+    def here(self) -> Answer:
+        """The record looked at, and what happened beside the log before it."""
+        told, data = super().here()
+        return [*map(told_of, self._since_last()), *told], data
+
+    def _accidents(self, arguments: list[str]) -> Answer:
+        found = self.story if arguments == [ALL] else self._since_last()
+        return list(map(told_of, found)) or ["nothing"], {"accidents": [one.what for one in found]}
+
+    def _since_last(self) -> list[Happening]:
+        """What happened between the record before this and this; with the last one, all that came after."""
+        last = self.place == len(self.timeline.positions) - 1
+        return [
+            one
+            for one in self.story
+            if (self.place == 0 or not self._is_before(one, self.place - 1))
+            and (last or self._is_before(one, self.place))
+        ]
+
+    def _is_before(self, happening: Happening, place: int) -> bool:
+        seq = self.timeline.positions[place].record.seq
+        return (happening.generation, happening.seq) < (self._log.written[place], seq)
+
+    def all(self) -> list[str]:
+        """All of the history, in order: records, those that are lost since, and what happened between."""
+        told: list[tuple[tuple[int, float], str]] = []
+        for place, position in enumerate(self.timeline.positions):
+            line = line_of(position, place, len(self.timeline.positions))
+            told.append(((self._log.written[place], position.record.seq), plain(line)))
+        for generation, record in self._log.lost:
+            told.append(((generation, record.seq), lost(record)))
+        told += [((one.generation, one.seq + 0.5), told_of(one)) for one in self.story]
+        return [line for _, line in sorted(told, key=itemgetter(0))]
+
+
+def lost(record: StoredRecord) -> str:
+    """A record that the log has no more, in a line."""
+    event = event_of(record, SUBJECTS)
+    if event is None:
+        return f"  (lost) {record.seq:>6}  {record.subject}: cannot be read"
+    what = f"{story.who(event):<14} {story.what(event):<18} {event.request_id or ''}  {story.why(event)}"
+    return plain(f"  (lost) {record.seq:>6}  {what}")
+
+
+def told_of(happening: Happening) -> str:
+    """Something beside the log, in a line."""
+    return f"    *** step {happening.step}, behind record {happening.seq}: {happening.what}"

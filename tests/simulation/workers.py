@@ -1,0 +1,235 @@
+"""Simulated workers: the lives of one rank, the orders it reads, and the tensors it holds.
+
+Real are the inbox (which orders are for this life, each once) and the scopes (which tensor goes when); what
+is done with an order is in `jobs`. One process may live several lives: one that was given up joins again. One
+that was superseded ends.
+"""
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from shared.events import (
+    EdgeEvent,
+    StreamSent,
+    WalkStop,
+    WalkStopped,
+    WorkerJoined,
+    WorkerLeaving,
+    WorkerLost,
+)
+from shared.ids import Rank
+from shared.log.port import StoredRecord
+from shared.subjects import Address, worker_writer
+from tests.conductor.script import SUBJECTS
+from tests.simulation.jobs import Items, Job, scope_of
+from tests.simulation.process import Process, drawn
+from tests.simulation.reading import Reader
+from workers.data_plane.scopes import Scopes
+from workers.early import Heard
+from workers.inbox import Ended, Inbox, Joined, Lost, Start, StepKey, Stop, Superseded
+from workers.lives import Lives
+
+if TYPE_CHECKING:
+    from tests.simulation.simulator import Simulation
+
+
+class Worker(Process):
+    """One process of one rank."""
+
+    def __init__(self, sim: "Simulation", name: str, rank: int) -> None:
+        self.rank = rank
+        self.lives = 0
+        self.steps = 0
+        super().__init__(sim, name, sim.log.last_seq)
+        self.live()
+
+    def live(self) -> None:
+        """Join: from here on nothing is left of an earlier life."""
+        log = self.sim.log
+        self.lives += 1
+        self.is_leaving = False
+        self.has_said_goodbye = False
+        if self.lives > 1:
+            self.line.reader = Reader(log, self.wants, log.last_seq)
+            self.line.highest = max(self.line.highest, log.last_seq)
+            self.line.outbox.clear()
+        self.jobs: dict[StepKey, Job] = {}
+        self.tensors: Scopes[str] = Scopes()
+        self.attempts: dict[str, int] = {}
+        self.items: defaultdict[tuple[str, int, str], Items] = defaultdict(Items)
+        self.lost_tensors: set[str] = set()
+        self.life = f"{self.name}.{self.lives}"
+        self.inbox = Inbox(
+            SUBJECTS, Rank(self.rank), self.life, lives=self._lives(), epoch=log.opened().epoch
+        )
+        self.post(
+            SUBJECTS.worker(self.rank),
+            WorkerJoined(
+                id=self.life,
+                writer=worker_writer(self.rank),
+                rank=self.rank,
+                model="demo",
+                nodes=list(self.sim.model.graph_of(self.sim.model.family).nodes),
+                device="cpu",
+                kv_tokens=128,
+            ),
+        )
+
+    def _lives(self) -> Lives:
+        lives = Lives()
+        for seq, event in self.sim.log.valid():
+            match event:
+                case WorkerJoined():
+                    lives.joined(event, seq)
+                case WorkerLeaving() | WorkerLost():
+                    lives.over(event)
+                case _:
+                    pass
+        return lives
+
+    @property
+    def incarnation(self) -> int | None:
+        return self.inbox.incarnation
+
+    def make(self, key: str, scope: str) -> None:
+        """Put a tensor into a scope."""
+        self.tensors.add(key, scope)
+        self.sim.saw("a tensor is made")
+
+    def has(self, key: str) -> bool:
+        """Whether it holds a tensor."""
+        return key in self.tensors._scope_of
+
+    @property
+    def tensor_names(self) -> list[str]:
+        return sorted(self.tensors._scope_of)
+
+    @property
+    def scopes(self) -> int:
+        """How many scopes hold tensors."""
+        return self.tensors.count
+
+    def signs(self) -> dict[str, Any]:
+        age_s = (self.sim.now_ms - self.hung_ms) / 1000 if self.hung_ms is not None else 0.0
+        state = "draining" if self.is_leaving else "loading" if self.incarnation is None else "ready"
+        running = {"steps": self.steps, "running": len(self.jobs), "loop_age_s": age_s}
+        return {"state": state, "rank": self.rank, "incarnation": self.incarnation, **running}
+
+    # ---- the log -----------------------------------------------------------------------------------
+    def wants(self, address: Address) -> bool:
+        if address.kind == "ready":
+            return address.rank == self.rank
+        if address.kind == "edge":
+            return address.to_rank == self.rank
+        return address.kind in {"walk", "worker", "conductor"}
+
+    def take(self, record: StoredRecord) -> None:
+        match self.inbox.fold(record):
+            case Start() as start:
+                if not self.is_leaving:
+                    self._start(start, record.seq)
+            case Stop(key, order):
+                if self.drop(key):
+                    self._report_stop(order)
+            case Heard(event, rank):
+                self.hear(event, rank)
+            case Ended(request_id):
+                self._forget(request_id)
+            case Superseded():
+                self.end("is superseded")
+            case Lost():
+                self.sim.saw("a life that was given up joins again")
+                self.live()
+            case Joined() | _:
+                pass
+
+    def _start(self, start: Start, seq: int) -> None:
+        assert not start.refused, start.refused
+        key = start.key
+        self.sim.started[self.sim.log.generation, key, self.rank, self.incarnation or 0] += 1
+        for other in [k for k in self.jobs if k.request_id == key.request_id and k.attempt < key.attempt]:
+            self.drop(other)
+        before = self.attempts.get(key.request_id)
+        if before is not None and before < key.attempt:
+            self.tensors.end(f"{key.request_id}/{before}")
+            for stream in [s for s in self.items if s[0] == key.request_id and s[1] < key.attempt]:
+                del self.items[stream]
+        self.attempts[key.request_id] = key.attempt
+        self.jobs[key] = Job(self, key, start.order, seq)
+        for heard in start.heard:
+            self.hear(heard.event, heard.rank)
+
+    def drop(self, key: StepKey) -> bool:
+        """Leave an order; whether it was under way."""
+        self.tensors.end(scope_of(key))
+        return self.jobs.pop(key, None) is not None
+
+    def _forget(self, request_id: str) -> None:
+        """The request has ended: nothing is kept for it."""
+        for key in [k for k in self.jobs if k.request_id == request_id]:
+            self.drop(key)
+        for stream in [s for s in self.items if s[0] == request_id]:
+            del self.items[stream]
+        if self.attempts.pop(request_id, None) is not None:
+            self.tensors.end(request_id)
+
+    def hear(self, event: EdgeEvent, rank: int) -> None:
+        """Take what another rank told."""
+        request_id = str(event.request_id)
+        if isinstance(event, StreamSent):
+            self.items[request_id, event.attempt, event.stream].take(event)
+        elif (job := self.jobs.get(StepKey(request_id, event.attempt, event.index))) is not None:
+            job.hear(event, rank)
+
+    # ---- leaving -----------------------------------------------------------------------------------
+    def leave(self) -> None:
+        """Take no more orders, finish what runs if there is time, and say good-bye."""
+        self.is_leaving = True
+        self.sim.later(self.sim.random.randint(1, 200), self._say_goodbye)
+
+    def _say_goodbye(self) -> None:
+        if not self.is_alive or not self.is_leaving or self.has_said_goodbye:
+            return
+        self.has_said_goodbye = True
+        for key in list(self.jobs):
+            self.drop(key)
+        if self.incarnation is None:
+            self.end("leaves before it had joined")
+            return
+        leaving = WorkerLeaving(
+            id=f"{self.name}.{self.lives}.leaving",
+            writer=worker_writer(self.rank),
+            rank=self.rank,
+            incarnation=self.incarnation,
+        )
+        self.post(SUBJECTS.worker(self.rank), leaving, lambda _: self.end("has left"))
+
+    # ---- a part of an order ------------------------------------------------------------------------
+    def work(self) -> bool:
+        if self.has_said_goodbye or self.line.is_full:
+            return False
+        keys = sorted(self.jobs)
+        while keys:
+            key = drawn(keys, self.sim.random)
+            if self.jobs[key].step():
+                self.steps += 1
+                return True
+        return False
+
+    def be_killed_by(self, request_id: str) -> None:
+        """This was too much: the process is dead."""
+        self.sim.killed[self.life] = (request_id, self.sim.log.last_seq)
+        self.end(f"is killed by {request_id}")
+
+    def _report_stop(self, order: WalkStop) -> None:
+        event = WalkStopped(
+            id=f"{order.request_id}.stopped.{order.attempt}.{order.index}.{self.rank}",
+            writer=worker_writer(self.rank),
+            request_id=order.request_id,
+            attempt=order.attempt,
+            incarnation=order.incarnation,
+            index=order.index,
+            rank=self.rank,
+            steps_after=0,
+        )
+        self.post(SUBJECTS.done(self.rank, str(order.request_id)), event)

@@ -1,0 +1,52 @@
+"""How much of a prompt is computed beside decodes, as learned from steps."""
+
+import pytest
+
+from workers.engine.pace import Pace
+
+
+def told(pace: Pace, *, decodes: int, prefill_tokens: int, alone_s: float, token_s: float) -> float:
+    """One step on a machine with these costs; what it took."""
+    took_s = (alone_s if decodes else 0.0) + prefill_tokens * token_s
+    pace.observe(decodes=decodes, prefill_tokens=prefill_tokens, took_s=took_s)
+    return took_s
+
+
+def test_before_anything_is_known_it_is_the_least() -> None:
+    assert Pace(stretch=1.8, least=16).allowance(4) == 16
+
+
+def test_a_step_takes_as_many_times_as_long_as_its_decodes_as_was_said() -> None:
+    pace = Pace(stretch=1.5, least=1)
+    told(pace, decodes=0, prefill_tokens=100, alone_s=0, token_s=0.001)
+    for _ in range(5):
+        told(pace, decodes=4, prefill_tokens=0, alone_s=0.040, token_s=0.001)
+
+    assert pace.allowance(4) == pytest.approx(20, abs=1)
+
+
+def test_it_learns_while_prompts_are_always_there() -> None:
+    pace = Pace(stretch=1.8, least=8)
+    told(pace, decodes=8, prefill_tokens=0, alone_s=0.1, token_s=0)
+    for _ in range(60):
+        took_s = told(pace, decodes=8, prefill_tokens=pace.allowance(8), alone_s=0.1, token_s=0.002)
+
+    assert took_s == pytest.approx(0.18, rel=0.05)
+
+
+def test_of_a_number_of_decodes_that_was_never_seen_it_takes_the_nearest() -> None:
+    pace = Pace(stretch=2.0, least=1)
+    told(pace, decodes=0, prefill_tokens=10, alone_s=0, token_s=0.001)
+    told(pace, decodes=1, prefill_tokens=0, alone_s=0.010, token_s=0)
+    told(pace, decodes=64, prefill_tokens=0, alone_s=0.100, token_s=0)
+
+    assert pace.allowance(2) == 10
+    assert pace.allowance(50) == 100
+
+
+def test_prompts_that_cost_nothing_beside_are_let_in_by_the_least() -> None:
+    pace = Pace(stretch=2.0, least=4)
+    pace.observe(decodes=1, prefill_tokens=0, took_s=0.01)
+    pace.observe(decodes=1, prefill_tokens=10, took_s=0.005)
+
+    assert pace.allowance(1) == 4

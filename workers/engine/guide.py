@@ -1,0 +1,176 @@
+"""Guided sequences: which tokens each of them may choose next, told while the forward runs.
+
+    step begins ── forward ─────────────────────── head, adjust ── the rest is minus infinity ── sample
+               └── a thread: follow the last token, fill in the mask ──┘
+
+What may come next is known as soon as the last token is, and nobody needs it before the logits are there. So
+one thread beside the engine's follows the guides of a step; the library lets go of the interpreter while it
+does. A step in which nobody is guided knows nothing of all this.
+
+Of the tokens that end an answer: they are chosen where the guide may end, and nowhere else; before
+`min_tokens`, or where the guide is to be exhausted, only where nothing else may follow.
+"""
+
+from collections.abc import Sequence as Items
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from workers.engine.sequence import Sequence, SequenceSpec
+
+if TYPE_CHECKING:
+    from shared.models.guides import CompiledGuide
+    from workers.engine.scheduler import Span
+
+Bits = npt.NDArray[np.uint8]
+_EVERYTHING: Final = 0xFF
+_PLACES: Final = tuple(1 << place for place in range(8))
+
+
+class Guided:
+    """What one sequence may choose: its guide, and which tokens end it.
+
+    It is a fold over the tokens the sequence has generated, whoever sampled them.
+    """
+
+    def __init__(self, guide: "CompiledGuide", spec: SequenceSpec) -> None:
+        self._matcher = guide.matcher()
+        self._begin = len(spec.prompt_ids)
+        self._ends = [token_id for token_id in sorted(spec.ends) if token_id < guide.vocab_size]
+        self._spelled_ends = [token_id for token_id in self._ends if token_id not in guide.marks]
+        self._min_tokens = spec.sampling.min_tokens
+        self._exhausts = spec.exhausts_guide
+
+    def allowed(self, ids: Items[int]) -> Bits:
+        """What may come behind these tokens, the prompt's and those that followed it; lowest bit first.
+
+        Raises:
+            InvalidGuideError: it is too much to follow.
+        """
+        bits, may_end = self._matcher.push(ids[self._begin + self._matcher.tokens :])
+        for token_id in self._spelled_ends:
+            bits[token_id >> 3] &= ~np.uint8(_PLACES[token_id & 7])
+        if may_end and (self._is_due(len(ids) - self._begin) or not bits.any()):
+            for token_id in self._ends:
+                bits[token_id >> 3] |= np.uint8(_PLACES[token_id & 7])
+        return bits
+
+    def _is_due(self, generated: int) -> bool:
+        """Whether the end may be chosen among other tokens."""
+        return generated >= self._min_tokens and not self._exhausts
+
+
+class Masks:
+    """The masks of one step, under way.
+
+    Attributes:
+        rows: which of the step's sampled rows are guided; `keys`, whose these are.
+    """
+
+    def __init__(self, rows: list[int], keys: list[str], forbidden: "Future[_Forbidden]") -> None:
+        self.rows: Final = rows
+        self.keys: Final = keys
+        self._forbidden = forbidden
+
+    def apply(self, logits: torch.Tensor) -> dict[str, Exception]:
+        """Take what is not allowed from the logits, (S, V) float32, in place; who failed of it, and why.
+
+        Waits until the masks are there.
+        """
+        told = self._forbidden.result()
+        forbidden = told.on(logits.device, logits.shape[-1])
+        if len(self.rows) == len(logits):
+            logits.masked_fill_(forbidden, -torch.inf)
+        else:
+            rows = torch.tensor(self.rows, device=logits.device)
+            logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(forbidden, -torch.inf))
+        return told.failures
+
+
+@dataclass(frozen=True, slots=True)
+class _Forbidden:
+    """What G guided rows may not choose, and who failed of being told.
+
+    Attributes:
+        bits: what they may, (G, bytes) uint8, lowest bit first; pinned for a GPU.
+        flags: what they may not, (G, vocabulary) bool; on a CPU alone.
+    """
+
+    bits: torch.Tensor
+    flags: torch.Tensor | None
+    failures: dict[str, Exception]
+
+    def on(self, device: torch.device, vocab_size: int) -> torch.Tensor:
+        """As flags on the device: (G, vocabulary) bool."""
+        if self.flags is not None:
+            return self.flags
+        return unpacked(self.bits.to(device, non_blocking=True), vocab_size)
+
+
+def unpacked(bits: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Which bits are not set: (G, bytes) uint8, lowest bit first, to (G, vocab_size) bool."""
+    places = torch.tensor(_PLACES, dtype=torch.uint8, device=bits.device)
+    return (bits[:, :, None] & places == 0).flatten(1)[:, :vocab_size]
+
+
+class GuideThread:
+    """Tells what the guided sequences of a step may choose, in a thread of its own.
+
+    The thread begins with the first guided sequence. One step's masks are in the buffer at a time: `apply`
+    them before the next step begins.
+    """
+
+    def __init__(self, *, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._shape = (max_rows, (vocab_size + 7) // 8)
+        self._is_cuda = device.type == "cuda"
+        self._buffer: torch.Tensor | None = None
+        self._thread: ThreadPoolExecutor | None = None
+
+    def begin(self, spans: "Items[Span]") -> Masks | None:
+        """Begin with the masks of a step; None where nobody in it is guided."""
+        if all(span.sequence.guided is None for span in spans):
+            return None
+        rows: list[int] = []
+        guided: list[tuple[Sequence, Guided]] = []
+        place = 0
+        for span in spans:
+            if not span.samples:
+                continue
+            sequence = span.sequence
+            if sequence.guided is not None:
+                assert not span.guesses, "what is guided is not guessed"
+                rows.append(place)
+                guided.append((sequence, sequence.guided))
+            place += 1 + span.guesses
+        if not rows:
+            return None
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="guide")
+            self._buffer = torch.zeros(self._shape, dtype=torch.uint8, pin_memory=self._is_cuda)
+        keys = [sequence.spec.key for sequence, _ in guided]
+        return Masks(rows, keys, self._thread.submit(self._fill, guided))
+
+    def _fill(self, guided: "list[tuple[Sequence, Guided]]") -> _Forbidden:
+        """Called in the thread."""
+        assert self._buffer is not None
+        bits, failures = self._buffer[: len(guided)], dict[str, Exception]()
+        host = bits.numpy()
+        for row, (sequence, follower) in zip(host, guided, strict=True):
+            row[:] = 0
+            try:
+                allowed = follower.allowed(sequence.ids)
+                known = min(len(row), len(allowed))
+                row[:known] = allowed[:known]
+            except Exception as error:  # noqa: BLE001 - whatever its guide is, it is one sequence's
+                failures[sequence.spec.key] = error
+                row[:] = _EVERYTHING
+        flags: torch.Tensor | None = None
+        if not self._is_cuda:
+            turned = np.unpackbits(~host, axis=-1, count=self._vocab_size, bitorder="little")
+            flags = torch.from_numpy(turned.view(np.bool_))
+        return _Forbidden(bits, flags, failures)

@@ -1,0 +1,57 @@
+"""How much of a prompt is computed beside sequences that decode, so that their tokens do not stall.
+
+A step costs what its decodes cost, and so much for each token of a prompt beside them. Both are learned from
+the steps that were run; a step may take `stretch` times what its decodes take alone. Pure: it is told times,
+and asks no clock.
+"""
+
+from typing import Final
+
+_WEIGHT: Final = 0.2
+"""Of the newest step in the averages: some ten steps are remembered."""
+
+
+class Pace:
+    """The allowance for prompts beside decodes.
+
+    Args:
+        stretch: how many times as long as its decodes alone a step may take.
+        least: tokens of prompts that are computed whatever they cost, so that each comes to its end.
+    """
+
+    def __init__(self, *, stretch: float, least: int) -> None:
+        if stretch < 1 or least < 1:
+            raise ValueError(f"expected stretch and least to be at least 1, found {stretch} and {least}")
+        self._stretch = stretch
+        self._least = least
+        self._decodes_s: dict[int, float] = {}
+        self._token_s: float | None = None
+
+    def allowance(self, decodes: int) -> int:
+        """How many tokens of prompts fit beside so many decodes."""
+        alone_s = self._alone_s(decodes)
+        if alone_s is None or not self._token_s:
+            return self._least
+        return max(self._least, int((self._stretch - 1) * alone_s / self._token_s))
+
+    def observe(self, *, decodes: int, prefill_tokens: int, took_s: float) -> None:
+        """A step has come to its end."""
+        if decodes and not prefill_tokens:
+            size = decodes.bit_length()
+            self._decodes_s[size] = _mixed(self._decodes_s.get(size), took_s)
+        elif prefill_tokens:
+            alone_s = self._alone_s(decodes) if decodes else 0.0
+            if alone_s is not None:
+                per_token_s = max(took_s - alone_s, 0.0) / prefill_tokens
+                self._token_s = _mixed(self._token_s, per_token_s)
+
+    def _alone_s(self, decodes: int) -> float | None:
+        """What so many decodes cost alone: as the nearest number of them that was seen."""
+        if not self._decodes_s:
+            return None
+        size = decodes.bit_length()
+        return self._decodes_s[min(self._decodes_s, key=lambda seen: abs(seen - size))]
+
+
+def _mixed(before: float | None, now: float) -> float:
+    return now if before is None else before + _WEIGHT * (now - before)
