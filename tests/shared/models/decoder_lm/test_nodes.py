@@ -217,4 +217,5 @@ def test_a_folder_as_embedding_models_are_published_is_read(tmp_path: Path) -> N
 
     ids = torch.tensor([7], dtype=torch.int32)
     with torch.inference_mode():
-        assert torch.equal(published.forward(ids, One()), whole.forward(ids, One()))
+        # Not to the bit: what a CPU adds up first depends on where in memory a weight begins.
+        torch.testing.assert_close(published.forward(ids, One()), whole.forward(ids, One()))
