@@ -110,7 +110,7 @@ def examine(config: DeploymentConfig) -> Report:
         links=links,
         places=layout.places(groups),
         devices=devices,
-        notes=[*_shared(devices), *_replicas(hosted)],
+        notes=[*_shared(devices), *_replicas(hosted), *_copies(config)],
         warnings=[*amiss, *_moving(config, links), *_looping(graph, config)],
         is_for_here=not amiss,
         tokenizer_fits=tokenizer_fits,
@@ -339,6 +339,17 @@ def _replicas(hosted: list[Hosted]) -> Iterator[str]:
                 f"{one.node} ({', '.join(one.walks)}) has {len(one.ranks)} replicas: "
                 f"each request gets one of {_ranks(one.ranks)}"
             )
+
+
+def _copies(config: DeploymentConfig) -> Iterator[str]:
+    """Whose ranks share a copy of a node."""
+    for group in config.groups:
+        for leader, following in zip(group.ranks, group.followers, strict=False):
+            nodes = (
+                f"{', '.join(group.shared)} ({', '.join(group.walks)})" if group.walks else group.shared[0]
+            )
+            others = ", ".join(map(str, (leader, *following[:-1])))
+            yield f"{nodes} is shared by ranks {others} and {following[-1]} (rank {leader} leads)"
 
 
 def _moving(config: DeploymentConfig, links: list[Link]) -> Iterator[str]:

@@ -350,6 +350,15 @@ class DeploymentConfig(
         return placement.ranks_of(self.groups)
 
     @property
+    def leaders(self) -> list[Rank]:
+        """Those of them that get orders; the others follow one of these."""
+        return placement.leaders_of(self.groups)
+
+    def copy_of(self, rank: int) -> tuple[Rank, ...]:
+        """Who shares a copy of a node with `rank`, the leader first; `rank` alone where nobody does."""
+        return placement.copy_of(self.groups, rank)
+
+    @property
     def digest(self) -> str:
         """Of what decisions depend on: the same whatever the processes' own settings are."""
         return digest_of(self.decisive)

@@ -37,7 +37,8 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
             has `prepare`, `LLM` and `snac_decoder`.
         ranks: they run on these; a rank is one GPU, or one CPU process. Of several, each request gets one.
         graph_walks: only in these walks; when absent, in all that no other group names for the node.
-        tp_size: ranks that share one copy of the nodes; 1 is all that is there yet.
+        tp_size: so many ranks share one copy of the node with a KV cache: the first so many, the next so
+            many. Of each copy the first leads, and has the group's other nodes.
     """
 
     node_names: Annotated[list[str], Meta(min_length=1)]
@@ -53,12 +54,16 @@ class PlacedGroup:
     Attributes:
         nodes: in the order of the file.
         walks: in these; None: in all in which no other group has the node.
-        ranks: replicas, in the order of the file.
+        ranks: replicas, in the order of the file; of copies that are shared, who leads them.
+        followers: of each replica, who shares it with its leader; empty where nothing is shared.
+        shared: the nodes of which followers have a part.
     """
 
     nodes: tuple[str, ...]
     walks: tuple[str, ...] | None
     ranks: tuple[Rank, ...]
+    followers: tuple[tuple[Rank, ...], ...] = ()
+    shared: tuple[str, ...] = ()
 
 
 def resolve(groups: Sequence[NodeGroup], graph: ModelGraph) -> tuple[PlacedGroup, ...]:
@@ -91,22 +96,58 @@ def resolve(groups: Sequence[NodeGroup], graph: ModelGraph) -> tuple[PlacedGroup
                 if node in graph.walks[walk].nodes:
                     homes[walk, node] = number
         if walks != ():
-            ranks = tuple(map(Rank, group.ranks))
-            placed.append(PlacedGroup(nodes=tuple(group.node_names), walks=walks, ranks=ranks))
+            placed.append(_placed(group, walks, graph))
     placed += _unnamed_cpu_nodes(graph, placed)
     _refuse_homeless(groups, graph, homes, {node for group in placed for node in group.nodes}, rest)
     _refuse_two_kv_nodes(graph, placed)
+    _refuse_torn_copies(placed)
     return tuple(placed)
 
 
-def ranks_of(groups: Iterable[PlacedGroup]) -> list[Rank]:
-    """Every rank, in order."""
+def _placed(group: NodeGroup, walks: tuple[str, ...] | None, graph: ModelGraph) -> PlacedGroup:
+    nodes, ranks, size = tuple(group.node_names), tuple(map(Rank, group.ranks)), group.tp_size
+    if size == 1:
+        return PlacedGroup(nodes=nodes, walks=walks, ranks=ranks)
+    copies = [ranks[begin : begin + size] for begin in range(0, len(ranks), size)]
+    return PlacedGroup(
+        nodes=nodes,
+        walks=walks,
+        ranks=tuple(copy[0] for copy in copies),
+        followers=tuple(copy[1:] for copy in copies),
+        shared=tuple(node for node in nodes if graph.nodes[node] is EngineKind.KV),
+    )
+
+
+def leaders_of(groups: Iterable[PlacedGroup]) -> list[Rank]:
+    """Every rank that gets orders, in order."""
     return sorted({rank for group in groups for rank in group.ranks})
 
 
+def ranks_of(groups: Iterable[PlacedGroup]) -> list[Rank]:
+    """Every rank, in order: those that get orders, and those that follow one."""
+    following = {rank for group in groups for copy in group.followers for rank in copy}
+    return sorted({*following, *leaders_of(groups)})
+
+
 def nodes_on(groups: Iterable[PlacedGroup], rank: int) -> list[str]:
-    """The nodes a rank hosts, each once, in the order of the groups."""
-    return list(dict.fromkeys(node for group in groups if rank in group.ranks for node in group.nodes))
+    """The nodes a rank hosts, or has a part of, each once, in the order of the groups."""
+    found: list[str] = []
+    for group in groups:
+        if rank in group.ranks:
+            found += group.nodes
+        elif any(rank in copy for copy in group.followers):
+            found += group.shared
+    return list(dict.fromkeys(found))
+
+
+def copy_of(groups: Iterable[PlacedGroup], rank: int) -> tuple[Rank, ...]:
+    """All members of the copy that a rank shares, its leader first; only itself where it shares none."""
+    copies = (
+        (leader, *following)
+        for group in groups
+        for leader, following in zip(group.ranks, group.followers, strict=False)
+    )
+    return next((copy for copy in copies if rank in copy), (Rank(rank),))
 
 
 def home_of(groups: Iterable[PlacedGroup], walk: str, node: str) -> PlacedGroup:
@@ -164,11 +205,12 @@ def _check(group: NodeGroup, graph: ModelGraph, where: str) -> None:
                 f"{where}: {len(group.ranks)} ranks do not divide by tp_size {group.tp_size}; "
                 "expected tp_size ranks for each copy of the nodes"
             )
-        raise PlacementError(
-            f"{where}: tp_size is {group.tp_size}, but tensor parallelism is not there yet: a node runs "
-            f"whole on one rank; leave tp_size away and name one of the ranks {group.ranks} "
-            "(several are replicas)"
-        )
+        if not any(graph.nodes[node] is EngineKind.KV for node in group.node_names):
+            sharable = [node for node, kind in graph.nodes.items() if kind is EngineKind.KV]
+            raise PlacementError(
+                f"{where}: tp_size is {group.tp_size}, but none of {group.node_names} can be shared: only a "
+                f"node with a KV cache is, of {graph.family} {sharable}; leave tp_size away"
+            )
 
 
 def _walks_of(group: NodeGroup, graph: ModelGraph, where: str) -> tuple[str, ...] | None:
@@ -207,7 +249,7 @@ def _unnamed_cpu_nodes(graph: ModelGraph, placed: Sequence[PlacedGroup]) -> list
     unnamed = tuple(n for n, kind in graph.nodes.items() if kind is EngineKind.CPU and n not in named)
     if not unnamed or not placed:
         return []
-    return [PlacedGroup(nodes=unnamed, walks=None, ranks=(ranks_of(placed)[0],))]
+    return [PlacedGroup(nodes=unnamed, walks=None, ranks=(leaders_of(placed)[0],))]
 
 
 def _refuse_homeless(
@@ -245,3 +287,22 @@ def _refuse_two_kv_nodes(graph: ModelGraph, placed: Sequence[PlacedGroup]) -> No
                 "expected one such node per rank: place the others on ranks of their own "
                 "(two ranks may share a device)"
             )
+
+
+def _refuse_torn_copies(placed: Sequence[PlacedGroup]) -> None:
+    """A follower follows one leader and does nothing else; a node that is shared has one group."""
+    for group in placed:
+        for follower in (rank for copy in group.followers for rank in copy):
+            if any(follower in other.ranks for other in placed) or (
+                sum(follower in copy for other in placed for copy in other.followers) > 1
+            ):
+                raise PlacementError(
+                    f"rank {follower} follows another in a group with tp_size, and is in a second group: "
+                    "expected a rank that does nothing else (the first rank of a copy may)"
+                )
+        for node in group.shared:
+            if sum(node in other.nodes for other in placed) > 1:
+                raise PlacementError(
+                    f"node {node!r} has tp_size in one group and is in another: its keys and values cannot "
+                    "be handed from one to the other; place it in one group, for all its walks"
+                )

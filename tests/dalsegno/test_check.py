@@ -66,21 +66,21 @@ def said(*args: str) -> Any:
     return json.loads(result.stdout)
 
 
-@pytest.mark.parametrize("groups", ["orpheus", "colocated", "pd"])
+@pytest.mark.parametrize("groups", ["orpheus", "colocated", "pd", "tp2"])
 def test_what_is_published_for_a_family_that_is_served_loads_unchanged(
     tmp_path: Path, weights: Path, groups: str
 ) -> None:
     found = said(written(tmp_path, groups), "--checkpoint", str(weights))
 
     assert {one["node"] for one in found["nodes"]} == {"prepare", "LLM", "snac_decoder"}
-    assert [one["rank"] for one in found["ranks"]] == ([0, 1] if groups == "pd" else [0])
+    assert [one["rank"] for one in found["ranks"]] == ([0, 1] if groups in {"pd", "tp2"} else [0])
 
 
-def test_tensor_parallelism_is_refused_with_a_word(tmp_path: Path, weights: Path) -> None:
+def test_ranks_that_share_a_copy_are_told(tmp_path: Path, weights: Path) -> None:
     result = check(written(tmp_path, "tp2"), "--checkpoint", str(weights))
 
-    assert result.exit_code == 78
-    assert "node_groups[0]: tp_size is 2, but tensor parallelism is not there yet" in result.stderr
+    assert result.exit_code == 0, result.output
+    assert "LLM (prefill, decode) is shared by ranks 0 and 1 (rank 0 leads)" in result.stdout
 
 
 def test_it_is_drawn(tmp_path: Path, weights: Path) -> None:

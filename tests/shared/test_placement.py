@@ -7,7 +7,9 @@ from shared.placement import (
     NodeGroup,
     PlacementError,
     assign,
+    copy_of,
     home_of,
+    leaders_of,
     nodes_on,
     rank_of,
     ranks_of,
@@ -112,6 +114,27 @@ def test_of_several_ranks_a_request_gets_the_one_that_is_chosen() -> None:
     assert nodes_on(groups, 2) == nodes_on(groups, 3) == ["LLM"]
 
 
+def test_ranks_that_share_a_copy_are_one_replica_and_the_first_of_them_gets_the_orders() -> None:
+    groups = resolved(
+        {"node_names": ["LLM", "prepare"], "ranks": [2, 3, 6, 4], "tp_size": 2},
+        OTHER,
+        VOCODER | {"ranks": [2]},
+    )
+
+    assert groups[0].ranks == (2, 6)
+    assert (leaders_of(groups), ranks_of(groups)) == ([1, 2, 6], [1, 2, 3, 4, 6])
+    assert nodes_on(groups, 2) == ["LLM", "prepare", "vocoder"]
+    assert nodes_on(groups, 3) == nodes_on(groups, 4) == ["LLM"], "a follower has its part and no more"
+    assert copy_of(groups, 4) == copy_of(groups, 6) == (6, 4)
+    assert copy_of(groups, 1) == (1,)
+
+
+def test_a_cpu_node_that_no_group_names_does_not_run_on_a_follower() -> None:
+    groups = resolved(LLM | {"ranks": [5, 0], "tp_size": 2}, OTHER | {"ranks": [3]}, VOCODER | {"ranks": [5]})
+
+    assert where(groups)["prepare", "prepare"] == 3
+
+
 def test_walks_that_are_no_more_place_nothing() -> None:
     groups = resolved(
         LLM | {"graph_walks": ["prefill", "decode", "decode_llm", "audio_gen"]},
@@ -151,7 +174,27 @@ def test_walks_that_are_no_more_place_nothing() -> None:
         ([LLM | {"ranks": [1, 1]}], r"\[0\]: ranks: expected each once, found \[1, 1\]"),
         ([LLM | {"node_names": ["LLM", "LLM"]}], r"\[0\]: node_names: expected each once"),
         ([LLM | {"tp_size": 2}], r"\[0\]: 1 ranks do not divide by tp_size 2"),
-        ([LLM | {"ranks": [0, 1], "tp_size": 2}], r"tp_size is 2, but tensor parallelism is not there yet"),
+        (
+            [LLM, OTHER, VOCODER | {"ranks": [3, 4], "tp_size": 2}],
+            r"\[2\]: tp_size is 2, but none of \['vocoder'\] can be shared: .* of speaker \['LLM', 'other'\]",
+        ),
+        (
+            [LLM | {"ranks": [0, 1], "tp_size": 2}, OTHER | {"ranks": [3]}, VOCODER | {"ranks": [1]}],
+            r"rank 1 follows another in a group with tp_size, and is in a second group",
+        ),
+        (
+            [LLM | {"ranks": [0, 2], "tp_size": 2}, OTHER | {"ranks": [1, 2], "tp_size": 2}, VOCODER],
+            r"rank 2 would run \['LLM', 'other'\]",
+        ),
+        (
+            [
+                LLM | {"ranks": [0, 1], "tp_size": 2, "graph_walks": ["prefill"]},
+                LLM | {"ranks": [2]},
+                OTHER | {"ranks": [3]},
+                VOCODER,
+            ],
+            r"node 'LLM' has tp_size in one group and is in another: its keys and values cannot be handed",
+        ),
         (
             [LLM, OTHER | {"ranks": [0]}, VOCODER],
             r"rank 0 would run \['LLM', 'other'\], each with keys and values of its own",
