@@ -119,6 +119,28 @@ class KVLayout:
     head_dim: int
 
 
+class Peers(Protocol):
+    """The members that share one copy of a node, as its modules meet them. All of them do the same at once.
+
+    Attributes:
+        index: which of them this one is, from 0.
+        size: how many there are.
+    """
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+    def add(self, tensor: "torch.Tensor") -> None:
+        """Put the sum of all members' tensors in the place of each."""
+        ...
+
+    def join(self, tensor: "torch.Tensor") -> "torch.Tensor":
+        """All members' tensors, one behind the other along the last dimension."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkOf:
     """Which chunk of a stream a firing takes.

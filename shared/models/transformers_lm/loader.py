@@ -5,9 +5,11 @@ are each one clear line before a weight is read.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from shared.models.base import Peers
 from shared.models.checkpoint import UnsupportedArchitectureError, read_json
 from shared.models.progress import Progress, silent
 from shared.models.transformers_lm.architecture import (
@@ -18,6 +20,7 @@ from shared.models.transformers_lm.architecture import (
 )
 from shared.models.transformers_lm.node import DecoderLM
 from shared.models.transformers_lm.probe import probe_layout
+from shared.models.transformers_lm.sharding import Unheard, sharded
 from shared.models.transformers_lm.tensors import load_weights
 from shared.models.weights import read_shards, weights_digest
 
@@ -29,6 +32,7 @@ def load_decoder(
     device: str | torch.device = "cpu",
     dtype: str = "auto",
     progress: Progress = silent,
+    peers: Peers | None = None,
 ) -> DecoderLM:
     """The decoder-only language model of a checkpoint folder in Hugging Face format.
 
@@ -39,10 +43,12 @@ def load_decoder(
         dtype: `bfloat16`, `float16`, `float32` or `auto`: on a GPU what the checkpoint is stored in; on
             a CPU float32 as long as that takes no more than `CPU_FLOAT32_BYTES`, beyond it bfloat16.
         progress: told about every tensor that is read.
+        peers: who shares the model; this member's part is loaded then.
 
     Raises:
         CheckpointError: something in the folder is missing, damaged or unsupported.
-        UnsupportedArchitectureError: the model has layers that cannot be served over a paged pool.
+        UnsupportedArchitectureError: the model has layers that cannot be served over a paged pool, or cannot
+            be shared by so many.
     """
     on = torch.device(device)
     raw = read_json(checkpoint / "config.json")
@@ -54,9 +60,9 @@ def load_decoder(
     config = config_of(model_class, raw, checkpoint)
     shards = read_shards(checkpoint)
     max_positions = max_positions_of(config, raw)
-    layout = probe_layout(model_class, config, max_positions)
+    layout = probe_layout(_part_of(model_class, peers, heard=False), config, max_positions)
     chosen = choose_dtype(dtype, on, shards)
-    model = load_weights(model_class, config, shards, on, chosen, progress)
+    model = load_weights(_part_of(model_class, peers, heard=True), config, shards, on, chosen, progress)
     return DecoderLM(
         model,
         name=name,
@@ -64,3 +70,10 @@ def load_decoder(
         max_positions=max_positions,
         weights_digest=weights_digest(shards),
     )
+
+
+def _part_of(model_class: Any, peers: Peers | None, *, heard: bool) -> Any:
+    """The class of this member's part, with sums over all of them where that is to be heard."""
+    if peers is None:
+        return model_class
+    return sharded(model_class, peers if heard else Unheard(peers.index, peers.size))

@@ -136,6 +136,8 @@ def probe_layout(model_class: Any, config: Any, max_positions: int) -> KVLayout:
     complaints, shapes = probe.complaints, probe.shapes
     try:
         _run_on_meta(model_class, config, probe)
+    except UnsupportedArchitectureError:  # of a class that is sharded: it says why
+        raise
     except Exception as error:  # noqa: BLE001 - whatever a foreign model stumbles over, it is refused
         complaints.append(f"it cannot be run over a packed batch ({type(error).__name__}: {error})")
     if complaints:

@@ -10,6 +10,7 @@ from transformers.utils import logging as transformers_logging
 
 from shared.models.checkpoint import CheckpointError
 from shared.models.progress import Progress
+from shared.models.transformers_lm.sharding import Cut, cuts_of
 from shared.models.weights import Shard
 
 _RECOMPUTED: Final = "rotary_emb.inv_freq"
@@ -33,15 +34,20 @@ class _Counter:
 
 @dataclass(frozen=True, slots=True)
 class _CountedSlice:
-    """A tensor in a file, read when transformers' loader asks for it."""
+    """A tensor in a file, read when transformers' loader asks for it: all of it, or this member's part."""
 
     name: str
     nbytes: int
     slice: Any
     counter: _Counter
+    cut: Cut | None = None
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        tensor: torch.Tensor = self.slice[index]
+        tensor: torch.Tensor
+        if self.cut is None:
+            tensor = self.slice[index]
+        else:
+            tensor = self.cut.of(self.slice, tuple(self.slice.get_shape()))
         self.counter.add(self.nbytes, self.name)
         return tensor
 
@@ -56,15 +62,19 @@ def load_weights(
 ) -> Any:
     """The model with its weights, through transformers' own renames, merges and ties.
 
-    It gets the tensors and not the folder, so that it opens no file by itself.
+    It gets the tensors and not the folder, so that it opens no file by itself. Of a class that is `sharded`
+    only the member's part of each is read.
     """
     transformers_logging.disable_progress_bar()
-    counter = _Counter(sum(t.nbytes for shard in shards for t in shard.tensors.values()), progress)
+    sizes = {name: tensor.nbytes for shard in shards for name, tensor in shard.tensors.items()}
+    cuts = cuts_of(model_class, config, sizes)
+    sizes |= {name: sizes[name] // cut.size for name, cut in cuts.items()}
+    counter = _Counter(sum(sizes.values()), progress)
     state: dict[str, _CountedSlice] = {}
     for shard in shards:
         file: Any = safe_open(shard.path, framework="pt", device="cpu")
-        for name, tensor in shard.tensors.items():
-            state[name] = _CountedSlice(name, tensor.nbytes, file.get_slice(name), counter)
+        for name in shard.tensors:
+            state[name] = _CountedSlice(name, sizes[name], file.get_slice(name), counter, cuts.get(name))
     try:
         model, info = model_class.from_pretrained(
             None,
