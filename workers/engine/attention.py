@@ -27,6 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from shared.errors import BugError
+from workers.engine.attention_kernel import kernel_for
 from workers.engine.node import Node
 from workers.engine.step import Int32s, Spans, Step
 
@@ -53,6 +54,7 @@ class PagedPool:
         shape = (layers, slots, kv_heads, head_dim)
         self.keys: Final = _zeros(shape, device, dtype).unbind()
         self.values: Final = _zeros(shape, device, dtype).unbind()
+        self.kernel: Final = kernel_for(device.type)
 
     @classmethod
     def of(cls, node: Node, *, slots: int) -> "PagedPool":
@@ -111,6 +113,7 @@ class _Context:
 
     def __init__(self, pool: PagedPool, step: Step) -> None:
         self.pool: Final = pool
+        self.step: Final = step
         self.slots: Final = step.slots.long()  # (T,)
         self._spans: Final = step.spans
         self._longest: Final = int(step.spans.kv_lengths.max())
@@ -160,6 +163,11 @@ def paged_attention(
     values.index_copy_(0, context.slots, value[0].transpose(0, 1))
 
     queries = query[0].transpose(0, 1)  # (T, H, D)
+    if context.pool.kernel is not None:
+        out = context.pool.kernel(
+            queries, keys, values, context.step, scaling=scaling, window=sliding_window, softcap=softcap
+        )
+        return out[None], None
     groups, scores = context.groups(sliding_window), Scores(scaling=scaling, softcap=softcap)
     if len(groups) == 1:  # its tokens are all of them, in order
         return _attend(queries, keys, values, groups[0], scores)[None], None

@@ -1,0 +1,130 @@
+"""What runs in Triton's interpreter, in a process of its own: `python -m tests.workers.engine.interpreted`.
+
+The interpreter has to be asked for before Triton is imported, and transformers imports it in every process
+of tests. What a process finds out it prints, as one line of JSON.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Spans of (queries, keys) over scattered blocks, and how they attend; 2 KV heads."""
+
+    shapes: tuple[tuple[int, int], ...]
+    block_size: int = 16
+    group: int = 4
+    dim: int = 64
+    window: int | None = None
+    softcap: float | None = None
+    parts: int | None = None
+    dtype: torch.dtype = torch.float32  # bfloat16 is beyond the interpreter: its products are of the bits
+
+
+DECODES: Final = ((1, 5), (1, 131), (1, 1), (1, 64))
+MIXED: Final = ((1, 70), (40, 90), (1, 3), (23, 23), (5, 130))
+CASES: Final[dict[str, Case]] = {
+    **{f"decodes, {group} heads share keys": Case(shapes=DECODES, group=group) for group in (1, 2, 3, 4, 7)},
+    **{f"prompts, {group} heads share keys": Case(shapes=MIXED, group=group) for group in (1, 2, 3, 7)},
+    **{f"decodes, blocks of {size}": Case(shapes=DECODES, block_size=size, parts=3) for size in (8, 64)},
+    **{f"prompts, blocks of {size}": Case(shapes=MIXED, block_size=size) for size in (8, 64)},
+    **{f"decodes, heads of {dim}": Case(shapes=DECODES, dim=dim, parts=2) for dim in (8, 80, 96, 128)},
+    **{f"prompts, heads of {dim}": Case(shapes=MIXED, dim=dim) for dim in (80, 128)},
+    **{f"decodes, window of {width}": Case(shapes=DECODES, window=width) for width in (1, 24, 1000)},
+    "decodes in parts, window": Case(shapes=DECODES, window=100, parts=5),
+    "prompts, window": Case(shapes=MIXED, window=30),
+    "decodes, softcap": Case(shapes=DECODES, softcap=3.0, parts=4),
+    "prompts, softcap": Case(shapes=MIXED, softcap=3.0, window=50),
+    "decodes in float16": Case(shapes=DECODES, dtype=torch.float16, parts=2),
+    "prompts in float16": Case(shapes=MIXED, dtype=torch.float16),
+    "decodes in as many parts as there are": Case(shapes=DECODES, parts=32),
+}
+SCALING: Final = 0.3
+
+
+def made(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A step of it, queries, and a pool's keys and values; cells that are nobody's hold no numbers."""
+    generator = torch.Generator().manual_seed(0)
+    spans, most = len(case.shapes), max(-(-keys // case.block_size) for _, keys in case.shapes)
+    counts = torch.tensor([queries for queries, _ in case.shapes])
+    step = SimpleNamespace(
+        rows=torch.randperm(spans, generator=generator).int(),
+        query_offsets=torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]).int(),
+        kv_lengths=torch.tensor([keys for _, keys in case.shapes]).int(),
+        block_table=torch.randperm(spans * most, generator=generator).int().view(spans, most),
+        spans=SimpleNamespace(block_size=case.block_size),
+    )
+    cells = (spans * most * case.block_size, 2, case.dim)
+    queries = torch.randn(2 * case.group, int(counts.sum()), case.dim, generator=generator).transpose(0, 1)
+    keys, values = (torch.randn(cells, generator=generator) for _ in range(2))
+    used = torch.cat([_cells(step, n) for n in range(spans)])
+    unused = torch.ones(cells[0], dtype=torch.bool).index_fill(0, used, value=False)
+    keys[unused] = values[unused] = torch.nan
+    return step, queries.to(case.dtype), keys.to(case.dtype), values.to(case.dtype)
+
+
+def _cells(step: Any, span: int) -> torch.Tensor:
+    places = torch.arange(int(step.kv_lengths[span]))
+    size = step.spans.block_size
+    blocks: torch.Tensor = step.block_table[step.rows[span].long()].long()
+    return blocks[places // size] * size + places % size
+
+
+def expected(
+    case: Case, step: Any, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """The definition, written out, span by span."""
+    out = []
+    for n, (count, length) in enumerate(case.shapes):
+        k, v = (of[_cells(step, n)].repeat_interleave(case.group, 1).float() for of in (keys, values))
+        asked = queries[step.query_offsets[n] : step.query_offsets[n + 1]].float()
+        scores = torch.einsum("qhd,khd->hqk", asked, k) * SCALING
+        if case.softcap is not None:
+            scores = torch.tanh(scores / case.softcap) * case.softcap
+        position, key = torch.arange(length - count, length)[:, None], torch.arange(length)
+        is_seen = (key <= position) & (key > position - (case.window or length))
+        weights = scores.masked_fill(~is_seen, -torch.inf).softmax(-1)
+        out.append(torch.einsum("hqk,khd->qhd", weights, v))
+    return torch.cat(out)
+
+
+def errors() -> dict[str, float]:
+    """How far the kernel is from the definition, at most, in each case."""
+    from workers.engine.triton_attention import attend  # noqa: PLC0415 - only where it is interpreted
+
+    found: dict[str, float] = {}
+    for name, case in CASES.items():
+        step, queries, keys, values = made(case)
+        how: dict[str, Any] = {"window": case.window, "softcap": case.softcap, "parts": case.parts}
+        out = attend(queries, keys, values, step, scaling=SCALING, **how)
+        found[name] = float((out - expected(case, step, queries, keys, values)).abs().max())
+    return found
+
+
+CHECKS: Final[dict[str, Callable[[], Any]]] = {"errors": errors}
+
+
+def found_by(check: str) -> Any:
+    """Run a check in a process where Triton is interpreted."""
+    told = subprocess.run(
+        (sys.executable, "-W", "error", "-m", "tests.workers.engine.interpreted", check),
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    return json.loads(told.stdout)
+
+
+if __name__ == "__main__":
+    print(json.dumps(CHECKS[sys.argv[1]]()))

@@ -1,0 +1,48 @@
+"""Which kernel attends on a device; without one, `workers.engine.attention` does it with torch alone."""
+
+import logging
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Final, Protocol
+
+import torch
+
+from workers.engine.step import Step
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+class Kernel(Protocol):
+    """Each token of a step attends to its span's history in the pool: (T, H, D) to (T, H, D)."""
+
+    def __call__(
+        self,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        step: Step,
+        *,
+        scaling: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor: ...
+
+
+@cache
+def kernel_for(device_type: str) -> Kernel | None:
+    """The kernel for a type of devices; the first time it is asked, it is said.
+
+    Triton comes with torch where there is CUDA; a torch that was built otherwise may be without it.
+    """
+    if device_type != "cuda":
+        return None
+    if find_spec("triton") is None:
+        _LOGGER.warning(
+            "attention on GPUs runs step by step in torch, and steps are not captured in CUDA graphs, for "
+            "Triton is not installed: expected the one that this torch names (pip install triton)"
+        )
+        return None
+    _LOGGER.info("attention on GPUs: Triton kernel over the paged pool")
+    kernel: Kernel = import_module("workers.engine.triton_attention").attend
+    return kernel
