@@ -583,7 +583,8 @@ class NodeReady(Event, frozen=True, kw_only=True, omit_defaults=True, tag="node.
         lives: the incarnation of every rank the request is placed on, where there are several.
         partition: the sub-plan whose step it is; empty for the plan itself.
         ends: streams that end with this step: no item follows behind it.
-        on_probation: a worker died under this step: to be told (`walk.progressed`) once it is further.
+        on_probation: a worker died under this request: to be told when it begins (`walk.begun`), and once it
+            is further (`walk.progressed`).
         priority, tenant, deadline_ns: who comes first in the rank's engine; the last by the log's time.
         history: the digest of all facts of the request folded so far; replay computes it again.
     """

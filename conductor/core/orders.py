@@ -44,7 +44,7 @@ def order(request: Request, step: AtHand, rank: int, lives: dict[int, int], why:
         lives=lives if len(lives) > 1 else {},
         partition=step.partition,
         ends=list(step.ends),
-        on_probation=passes_hurdle(request, step),
+        on_probation=is_on_probation(request),
         priority=request.submission.priority,
         tenant=request.tenant,
         deadline_ns=request.deadline_ns,
@@ -54,10 +54,12 @@ def order(request: Request, step: AtHand, rank: int, lives: dict[int, int], why:
     )
 
 
-def passes_hurdle(request: Request, step: AtHand) -> bool:
-    """Whether a step is one under which a worker died, or behind that."""
-    hurdle = request.suspicion.hurdles.get(step.partition)
-    return hurdle is not None and step.position >= hurdle
+def is_on_probation(request: Request) -> bool:
+    """Whether its ranks are to say what they begin: workers died under it, and it is not proven.
+
+    Also of a step before the one that was under way: who dies before it began did not die of it.
+    """
+    return bool(request.suspicion.hurdles)
 
 
 def too_large(ready: NodeReady, max_event_bytes: int) -> Failure | None:

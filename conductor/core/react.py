@@ -27,9 +27,9 @@ from conductor.core.orders import (
     fence,
     finished,
     grown,
+    is_on_probation,
     merged,
     order,
-    passes_hurdle,
     stop,
     too_large,
     with_step,
@@ -501,7 +501,7 @@ def _sent(request: Request, step: _Step, lives: dict[int, int]) -> Running:
         position=step.asked.position,
         walks=tuple(walk.name for walk in step.asked.walks),
         lives={rank: lives[rank] for rank in step.ranks},
-        on_probation=passes_hurdle(request, step.asked),
+        on_probation=is_on_probation(request),
     )
 
 

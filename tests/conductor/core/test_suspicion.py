@@ -231,6 +231,24 @@ def test_a_worker_that_dies_before_it_began_did_not_die_of_it() -> None:
     assert script.last(RequestFailed).failure.code == "poison_request"
 
 
+def test_who_dies_before_it_began_a_step_that_comes_before_the_suspect_one_did_not_die_of_it() -> None:
+    """A rank may be dead already, by another whose time ran out, when a suspect is to begin there alone."""
+    script = Script(serve=speech.deployment("one"), graph_of=speech.graph_of)
+    script.open_epoch()
+    script.join("w0-a")
+    script.submit(inputs=Inputs(text="solo"))
+    script.say(SUBJECTS.done(0, "r1"), speech.part(script.last(NodeReady)))
+    assert script.last(NodeReady).index == 1
+    script.begins = False
+    for attempt in range(2, 6):
+        die(script)
+        again = script.last(NodeReady)
+        assert (again.index, again.attempt, again.on_probation) == (0, attempt, True)  # its tensor is gone
+        assert script.last(RequestResumed).alone_on == [0]
+    assert script.request().phase is Phase.RUNNING
+    assert script.request().suspicion.tries == 2
+
+
 def test_who_dies_behind_its_own_part_did_not_die_of_the_rest() -> None:
     script = Script(serve=speech.deployment("three"), graph_of=speech.graph_of)
     script.open_epoch()
