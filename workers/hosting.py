@@ -1,6 +1,7 @@
 """What a rank hosts, loaded: nodes on their device, and the engines that run them.
 
 Imported in the engines' threads, for torch comes with it and takes seconds; the event loop stays awake.
+transformers comes with the KV engine only: a rank that has none starts without it.
 
 Which ranks are on which device is read from the configuration, as if they were all on this machine: so
 that two of them on one device leave each other room, in its memory and on its cores.
@@ -21,14 +22,14 @@ from shared.models.base import EngineKind
 from workers import memory
 from workers.devices import choose_device
 from workers.engine.cpu_threads import cores, stateless_threads
-from workers.engine.draft import DraftModel
-from workers.engine.kv_engine import KVEngine
 from workers.engine.speculate import PromptLookup, Proposer
+from workers.imports import import_transformers
 from workers.pool_size import pool_size
 from workers.settings import EngineSettings
 from workers.stateless.nodes import StatelessNodes
 
 if TYPE_CHECKING:
+    from workers.engine.kv_engine import KVEngine
     from workers.engine.kv_transfer import Allocate
     from workers.engine.node import Node
 
@@ -101,13 +102,16 @@ def make_engine(
     progress: Progress,
     *,
     export_to: "Allocate | None" = None,
-) -> KVEngine:
+) -> "KVEngine":
     """Load the KV node of `rank` and make its engine; `export_to` is where keys and values are handed on.
 
     Raises:
         CheckpointError: the checkpoint cannot be served.
         ConfigError: the configuration asks for what is not there.
     """
+    import_transformers()
+    from workers.engine.kv_engine import KVEngine  # noqa: PLC0415 - brings transformers
+
     at = seat(config, rank)
     device = at.device
     rows, step_tokens = settings.rows_on(device.type), settings.step_tokens_on(device.type)
@@ -194,6 +198,8 @@ def _proposer(
         return None
     if draft is None:
         return PromptLookup()
+    from workers.engine.draft import DraftModel  # noqa: PLC0415 - brings transformers
+
     return DraftModel(
         draft,
         served=served.name,
