@@ -13,7 +13,7 @@ Where transformers is imported already, nothing is done: it is faster, not diffe
 
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableSequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -59,7 +59,7 @@ def _unmarked(function: Any = None, *_: Any, **__: Any) -> Any:
 class _StandIn(ModuleType):
     """In the place of `torch._dynamo`, until somebody asks for more than its marks."""
 
-    __path__: Sequence[str] = ()  # a package: `_Submodules` finds what is in it
+    __path__: MutableSequence[str] = []  # noqa: RUF012 - a package; `_Submodules` finds what is in it
 
     disable = allow_in_graph = assume_constant_result = staticmethod(_unmarked)
 
