@@ -142,6 +142,14 @@ def attending(pool: PagedPool, step: Step) -> Iterator[None]:
         _thread.context = None
 
 
+def current() -> tuple[PagedPool, Step]:
+    """The pool and the step of this thread."""
+    context: _Context | None = getattr(_thread, "context", None)
+    if context is None:
+        raise BugError("attention was asked for outside of an engine step")
+    return context.pool, context.step
+
+
 def paged_attention(
     module: torch.nn.Module,
     query: torch.Tensor,  # (1, H, T, D)

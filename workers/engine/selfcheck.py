@@ -53,6 +53,7 @@ def check_node(node: Node) -> None:
             f"{error:.2g} standard deviations, expected at most {_TOLERANCE[node.dtype]:.2g} in "
             f"{node.dtype}; something in the model goes past attention and positions as the engine knows them"
         )
+    node.settle()
 
 
 def _paged_logits(node: Node, ids: list[int]) -> torch.Tensor:

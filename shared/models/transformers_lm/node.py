@@ -51,6 +51,11 @@ class DecoderLM:
         self._no_mask = torch.zeros(1, 1, 1, 1, device=self.device, dtype=self.dtype)
 
     @property
+    def model(self) -> Any:
+        """The model as transformers made it."""
+        return self._model
+
+    @property
     def vocab_size(self) -> int:
         return int(self._model.config.vocab_size)
 
@@ -96,6 +101,9 @@ class DecoderLM:
         finally:
             self._model.set_attn_implementation(served)
         return logits.float()
+
+    def settle(self) -> None:
+        """There is nothing to let go of: `forward` has the same weights as `reference`."""
 
 
 # ---- the head --------------------------------------------------------------------------------------

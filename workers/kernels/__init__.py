@@ -1,0 +1,12 @@
+"""The CPU kernels: the layers of Llama-like decoders in C++, with torch in their place where they are not.
+
+    numbers.h     vectors of floats, bfloat16, e to the x
+    team.h        threads that meet at barriers
+    tiles.h       packed matrices, and products with them;  amx.h  by Intel's tile unit
+    attention.h   attention over the paged pool
+    body.cpp      all layers in one call, and the C functions
+    build.py      compiles them;  library.py  loads them
+    decoder.py    a node of the engine that computes with them
+
+Why this and not torch's: `docs/adr/0018-one-call-per-step.md`.
+"""

@@ -1,0 +1,134 @@
+// Products of bfloat16 by the tile unit of Intel's Advanced Matrix Extensions.
+//
+// A tile is sixteen rows of 64 bytes. What `tiles.h` packs is what the unit wants for weights: a row has
+// two k of sixteen columns. With DALSEGNO_EMULATED_AMX the unit is written out in C++, so that the
+// arithmetic around it is tested on processors that have none.
+#pragma once
+
+#include "numbers.h"
+
+#if !defined(DALSEGNO_EMULATED_AMX)
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace dalsegno::amx {
+
+constexpr int TILE_ROWS = 16;
+constexpr int TILE_DEPTH = 32;  // k of one product
+
+struct alignas(64) Palette {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+#if defined(DALSEGNO_EMULATED_AMX)
+
+struct Tile {
+  uint32_t words[TILE_ROWS][16];
+};
+struct Unit {
+  Palette shape;
+  Tile tile[8] = {};
+};
+inline thread_local Unit unit;
+
+inline void shape(const Palette& palette) { unit.shape = palette; }
+template <int tile>
+inline void zero() {
+  unit.tile[tile] = {};
+}
+template <int tile>
+inline void load(const void* from, size_t stride) {
+  unit.tile[tile] = {};
+  for (int row = 0; row < unit.shape.rows[tile]; ++row)
+    std::memcpy(unit.tile[tile].words[row], static_cast<const char*>(from) + row * stride, unit.shape.row_bytes[tile]);
+}
+template <int tile>
+inline void store(void* to, size_t stride) {
+  for (int row = 0; row < unit.shape.rows[tile]; ++row)
+    std::memcpy(static_cast<char*>(to) + row * stride, unit.tile[tile].words[row], unit.shape.row_bytes[tile]);
+}
+template <int into, int x, int w>
+inline void multiply() {
+  for (int row = 0; row < unit.shape.rows[into]; ++row)
+    for (int pair = 0; pair < unit.shape.rows[w]; ++pair)
+      for (int column = 0; column < 16; ++column) {
+        const uint32_t a = unit.tile[x].words[row][pair], b = unit.tile[w].words[pair][column];
+        float sum = as<float>(unit.tile[into].words[row][column]);
+        sum += as<float>(a << 16) * as<float>(b << 16);
+        sum += as<float>(a & 0xFFFF0000) * as<float>(b & 0xFFFF0000);
+        unit.tile[into].words[row][column] = as<uint32_t>(sum);
+      }
+}
+inline bool allowed() { return true; }
+
+#else
+
+inline void shape(const Palette& palette) { _tile_loadconfig(&palette); }
+template <int tile>
+inline void zero() {
+  _tile_zero(tile);
+}
+template <int tile>
+inline void load(const void* from, size_t stride) {
+  _tile_loadd(tile, from, stride);
+}
+template <int tile>
+inline void store(void* to, size_t stride) {
+  _tile_stored(tile, to, stride);
+}
+template <int into, int x, int w>
+inline void multiply() {
+  _tile_dpbf16ps(into, x, w);
+}
+// The operating system keeps the unit's registers only for processes that have asked.
+inline bool allowed() {
+  constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
+  return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
+}
+
+#endif
+
+// Rows of x times two or four vectors of columns: tiles 0 to 3 are sums, 4 is x, 5 to 7 are weights.
+template <class Put>
+void multiply_span(const bfloat16* x, size_t stride, const bfloat16* w, int depth, int first, int end, int column,
+                   int width, const Put& put) {
+  constexpr size_t PANEL_ROW = 64 * 2 * sizeof(bfloat16);
+  alignas(64) float sums[TILE_ROWS][64];
+  Palette palette;
+  for (int tile = 0; tile < 8; ++tile) palette.row_bytes[tile] = 64, palette.rows[tile] = TILE_ROWS;
+  int shaped = 0;
+  for (int row = first; row < end; row += TILE_ROWS) {
+    const int rows = end - row < TILE_ROWS ? end - row : TILE_ROWS;
+    if (rows != shaped) {
+      for (int tile = 0; tile < 5; ++tile) palette.rows[tile] = static_cast<uint8_t>(rows);
+      shape(palette);
+      shaped = rows;
+    }
+    zero<0>(), zero<1>(), zero<2>(), zero<3>();
+    for (int k = 0; k < depth; k += TILE_DEPTH) {
+      const char* at = reinterpret_cast<const char*>(w) + k / 2 * PANEL_ROW;
+      load<4>(x + row * stride + k, stride * sizeof(bfloat16));
+      load<5>(at, PANEL_ROW), multiply<0, 4, 5>();
+      load<6>(at + 64, PANEL_ROW), multiply<1, 4, 6>();
+      if (width == 2) continue;
+      load<7>(at + 128, PANEL_ROW), multiply<2, 4, 7>();
+      load<5>(at + 192, PANEL_ROW), multiply<3, 4, 5>();
+    }
+    store<0>(&sums[0][0], sizeof sums[0]), store<1>(&sums[0][16], sizeof sums[0]);
+    if (width == 4) store<2>(&sums[0][32], sizeof sums[0]), store<3>(&sums[0][48], sizeof sums[0]);
+    for (int number = 0; number < rows; ++number) {
+      Floats y[4];
+      for (int v = 0; v < width; ++v) y[v] = dalsegno::load(&sums[number][v * LANES]);
+      if (width == 4)
+        put(row + number, column, reinterpret_cast<Floats(&)[4]>(y));
+      else
+        put(row + number, column, reinterpret_cast<Floats(&)[2]>(y));
+    }
+  }
+}
+
+}  // namespace dalsegno::amx

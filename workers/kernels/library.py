@@ -1,0 +1,127 @@
+"""The compiled kernels as Python sees them: a few C functions over plain structures.
+
+`load` finds the library for this machine's processor, or has it compiled; where that cannot be it says why, and
+torch computes instead. Nothing here knows a model.
+"""
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from workers.kernels import build
+from workers.kernels.build import BuildError, Variant
+
+_LOGGER: Final = logging.getLogger(__name__)
+_Fields: TypeAlias = list[tuple[str, Any]]
+
+BUILT: Final = build.SOURCES / "built"
+FLOAT32, BFLOAT16 = 0, 1
+
+
+class Matrix(Structure):
+    """A packed matrix: (n, k), n of them the columns of a product."""
+
+    _fields_: _Fields = [("data", c_void_p), ("n", c_int32), ("k", c_int32)]  # noqa: RUF012 - ctypes' own
+
+
+class Layer(Structure):
+    """A decoder layer's weights; norms and biases are float32, those that are not there null."""
+
+    _fields_: _Fields = [  # noqa: RUF012
+        *((name, Matrix) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, c_void_p) for name in ("norm_in", "norm_post", "q_norm", "k_norm", "qkv_bias", "o_bias")),
+        *(("window", c_int32), ("reserved", c_int32)),
+    ]
+
+
+class Model(Structure):
+    """What is the same in every step."""
+
+    _fields_: _Fields = [  # noqa: RUF012
+        *((name, c_int32) for name in ("dtype", "layers", "hidden", "heads", "kv_heads", "dim", "intermediate")),
+        *(("eps", c_float), ("scaling", c_float), ("layer", POINTER(Layer)), ("norm", c_void_p)),
+    ]
+
+
+class Step(Structure):
+    """One step, in the buffers of `workers.engine.step`."""
+
+    _fields_: _Fields = [  # noqa: RUF012
+        *((name, c_int32) for name in ("tokens", "spans", "block_size", "table_stride")),
+        *((name, c_void_p) for name in ("positions", "slots", "rows", "query_offsets", "kv_lengths")),
+        *((name, c_void_p) for name in ("block_table", "cos", "sin", "keys", "values", "hidden")),
+    ]
+
+
+class Library:
+    """A loaded library.
+
+    Attributes:
+        variant: for which kind of processor it was compiled.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._c: Final = ctypes.CDLL(str(path))
+        self.variant: Final[str] = self._told("variant", c_char_p)().decode()
+        self.is_allowed: Final = bool(self._told("allowed", c_int)())
+        pointer, integer = c_void_p, c_int32
+        self.open: Final = self._told("open", pointer, c_int)
+        self.close: Final = self._told("close", None, pointer)
+        self.packed_bytes: Final = self._told("packed_bytes", c_int64, c_int, integer, integer)
+        self.pack: Final = self._told(
+            "pack", None, pointer, c_int, pointer, pointer, integer, integer, c_int64, c_int, integer
+        )
+        self.linear: Final = self._told(
+            "linear", c_int, pointer, c_int, POINTER(Matrix), pointer, integer, pointer, c_int64
+        )
+        self.body: Final = self._told("body", c_int, pointer, POINTER(Model), POINTER(Step))
+
+    def _told(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+        function: Any = getattr(self._c, f"dalsegno_{name}")
+        function.restype, function.argtypes = result, arguments
+        found: Callable[..., Any] = function
+        return found
+
+
+@cache
+def load() -> Library | None:
+    """The library for this processor; None where there is none, which is said once."""
+    for variant in build.variants_for(build.processor()):
+        try:
+            library = Library(find_or_build(variant))
+        except (BuildError, OSError) as error:
+            _LOGGER.warning("the CPU kernels are not there, torch computes instead (slower): %s", error)
+            return None
+        if library.is_allowed:
+            return library
+        _LOGGER.info("CPU kernels for %s: the operating system does not allow them", variant.name)
+    _LOGGER.info("there are no CPU kernels for this processor: torch computes")
+    return None
+
+
+def find_or_build(variant: Variant) -> Path:
+    """The library of a variant, made at installation or now.
+
+    Raises:
+        BuildError: it cannot be compiled.
+        OSError: there is nowhere to put it.
+    """
+    folders = [BUILT, _cache_folder()]
+    for folder in folders:
+        if (path := folder / build.file_name(variant)).is_file():
+            return path
+    _LOGGER.info("compiling the CPU kernels for %s: some seconds, once", variant.name)
+    try:
+        return build.build(variant, folders[0])
+    except PermissionError:  # installed by somebody else
+        return build.build(variant, folders[1])
+
+
+def _cache_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "dalsegno" / "kernels"

@@ -1,0 +1,107 @@
+// Vectors of sixteen floats, bfloat16, and what is computed with them.
+//
+// Written with the compiler's own vector types, so that the same lines are AVX-512, two AVX2 registers or
+// NEON; intrinsics only where a processor multiplies bfloat16 by itself.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace dalsegno {
+
+constexpr int LANES = 16;
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+template <class To, class From>
+inline To as(From from) {
+  static_assert(sizeof(To) == sizeof(From), "the same bits");
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+template <class Vector>
+inline Vector load_raw(const void* at) {
+  Vector found;
+  std::memcpy(&found, at, sizeof found);
+  return found;
+}
+
+inline Floats splat(float value) { return value - Floats{}; }
+
+inline Floats load(const float* at) { return load_raw<Floats>(at); }
+inline Floats load(const bfloat16* at) {
+  return as<Floats>(__builtin_convertvector(load_raw<Halves>(at), Words) << 16);
+}
+
+inline float to_float(float value) { return value; }
+inline float to_float(bfloat16 value) { return as<float>(static_cast<uint32_t>(value.bits) << 16); }
+
+inline void store(float* at, Floats values) { std::memcpy(at, &values, sizeof values); }
+// To the nearest, to the even one of two as near.
+inline void store(bfloat16* at, Floats values) {
+  const Words bits = as<Words>(values);
+  const Words rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  const Words is_nan = (Words)((bits & 0x7FFFFFFF) > 0x7F800000);
+  const Halves halves = __builtin_convertvector((rounded & ~is_nan) | (0x7FC0 & is_nan), Halves);
+  std::memcpy(at, &halves, sizeof halves);
+}
+
+inline float sum(Floats values) {
+  // Always in the same tree.
+  float part[LANES];
+  store(part, values);
+  for (int width = LANES / 2; width; width /= 2)
+    for (int lane = 0; lane < width; ++lane) part[lane] += part[lane + width];
+  return part[0];
+}
+
+inline Floats larger(Floats a, Floats b) {
+  const Words which = (Words)(a > b);
+  return as<Floats>((as<Words>(a) & which) | (as<Words>(b) & ~which));
+}
+
+inline float largest(Floats values) {
+  float part[LANES];
+  store(part, values);
+  float found = part[0];
+  for (int lane = 1; lane < LANES; ++lane) found = part[lane] > found ? part[lane] : found;
+  return found;
+}
+
+// e to the power of each: 2^n times a polynomial of degree 6 on half an octave on either side (relative error
+// 2e-7). What is below the smallest normal number comes out near it; a NaN stays one.
+inline Floats exponential(Floats x) {
+  const Words is_low = (Words)(x < splat(-87.0f)), is_high = (Words)(x > splat(88.0f));
+  Floats bounded = as<Floats>((as<Words>(splat(-87.0f)) & is_low) | (as<Words>(x) & ~is_low));
+  bounded = as<Floats>((as<Words>(splat(88.0f)) & is_high) | (as<Words>(bounded) & ~is_high));
+  // Adding and taking away 1.5 * 2^23 rounds to a whole number, whose bits are the sum's lowest.
+  const Floats shift = splat(12582912.0f);
+  const Floats sum = bounded * 1.44269504088896341f + shift;
+  const Floats n = sum - shift;
+  const Floats r = (bounded - n * 0.693359375f) - n * -2.12194440e-4f;
+  Floats p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  return as<Floats>(as<Ints>(p) + (as<Ints>(sum) << 23));
+}
+
+}  // namespace dalsegno
