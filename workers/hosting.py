@@ -10,6 +10,7 @@ that two of them on one device leave each other room, in its memory and on its c
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,20 +19,22 @@ import torch
 
 from shared.config import ConfigError, DeploymentConfig
 from shared.models import registry
-from shared.models.base import EngineKind
+from shared.models.base import EngineKind, Peers
 from workers import memory
 from workers.devices import choose_device
 from workers.engine.cpu_threads import cores, stateless_threads
 from workers.engine.speculate import PromptLookup, Proposer
 from workers.imports import import_transformers
-from workers.pool_size import pool_size
+from workers.pool_size import PoolSize, pool_size
 from workers.settings import EngineSettings
 from workers.stateless.nodes import StatelessNodes
 
 if TYPE_CHECKING:
+    from workers.engine.follower import FollowingEngine
     from workers.engine.kv_engine import KVEngine
     from workers.engine.kv_transfer import Allocate
     from workers.engine.node import Node
+    from workers.group import Copy
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -102,61 +105,125 @@ def make_engine(
     progress: Progress,
     *,
     export_to: "Allocate | None" = None,
+    copy: "Copy | None" = None,
 ) -> "KVEngine":
     """Load the KV node of `rank` and make its engine; `export_to` is where keys and values are handed on.
 
+    Where the node is shared, `copy` is with whom: this rank leads then.
+
     Raises:
+        GroupLostError: one of them is gone.
         CheckpointError: the checkpoint cannot be served.
         ConfigError: the configuration asks for what is not there.
     """
     import_transformers()
     from workers.engine.kv_engine import KVEngine  # noqa: PLC0415 - brings transformers
+    from workers.engine.lockstep import Followers  # noqa: PLC0415 - the same
 
     at = seat(config, rank)
     device = at.device
     rows, step_tokens = settings.rows_on(device.type), settings.step_tokens_on(device.type)
     [name] = nodes_of(config, rank, EngineKind.KV)
-    node: Node = _load(config, name, settings, device, progress)
-    if config.max_seq_len > node.max_positions:
-        raise ConfigError(
-            f"max_seq_len is {config.max_seq_len}, but the model in {config.checkpoint} was made for "
-            f"{node.max_positions} tokens; set max_seq_len to at most that"
-        )
+    node = _kv_node(config, name, settings, device, progress, copy)
     draft = _draft(config, node, settings, device, progress)
-    on_gpu = device.type == "cuda"
-    size = pool_size(
-        configured_tokens=config.kv_tokens,
-        free_bytes=torch.cuda.mem_get_info(device)[0] if on_gpu else memory.available_bytes(),
-        bytes_per_token=_kv_bytes(node) + (_kv_bytes(draft) if draft is not None else 0),
-        block_size=settings.block_size,
-        max_rows=rows,
-        max_seq_len=config.max_seq_len,
-        on_gpu=on_gpu,
-        sharers=at.pools,
-    )
-    _LOGGER.info("%s: %s in %s on %s; KV pool: %s", config.name, name, node.dtype, at, size.reason)
-    if size.tokens < config.max_seq_len:
-        _LOGGER.warning(
-            "the KV pool holds %d tokens, fewer than max_seq_len %d: longer requests are refused",
-            size.tokens,
-            config.max_seq_len,
-        )
+    blocks = _pool_of(config, settings, node, draft, at).blocks
+    followers = Followers(copy.lines) if copy is not None else None
+    if followers is not None:
+        blocks = followers.agree(blocks)
     has_stateless = bool(nodes_of(config, rank, EngineKind.STATELESS))
     return KVEngine(
         node,
-        num_blocks=size.blocks,
+        num_blocks=blocks,
         block_size=settings.block_size,
         max_step_tokens=step_tokens,
         max_rows=rows,
         export_to=export_to,
         prefix_cache=settings.prefix_cache,
         stretch=settings.stretch,
-        proposer=_proposer(draft, node, settings, size.blocks, rows, step_tokens),
+        proposer=_proposer(draft, node, settings, blocks, rows, step_tokens),
         guesses=settings.speculate,
         cpu_cores=max(1, at.cores - stateless_threads(at.cores, beside_kv=True))
         if has_stateless
         else at.cores,
+        followers=followers,
     )
+
+
+def make_follower(
+    config: DeploymentConfig, settings: EngineSettings, rank: int, progress: Progress, copy: "Copy"
+) -> "FollowingEngine":
+    """Load this rank's part of the KV node it shares, and make the engine that follows the copy's leader.
+
+    Raises:
+        GroupLostError: a member is gone.
+        CheckpointError: the checkpoint cannot be served.
+        ConfigError: the configuration asks for what is not there.
+    """
+    import_transformers()
+    from workers.engine.follower import FollowingEngine  # noqa: PLC0415 - brings transformers
+    from workers.engine.lockstep import Leader  # noqa: PLC0415 - the same
+
+    at = seat(config, rank)
+    [name] = nodes_of(config, rank, EngineKind.KV)
+    node = _kv_node(config, name, settings, at.device, progress, copy)
+    [line] = copy.lines
+    leader = Leader(line)
+    return FollowingEngine(
+        node,
+        num_blocks=leader.agree(_pool_of(config, settings, node, None, at).blocks),
+        block_size=settings.block_size,
+        leader=leader,
+        cpu_cores=at.cores,
+    )
+
+
+def _kv_node(
+    config: DeploymentConfig,
+    name: str,
+    settings: EngineSettings,
+    device: torch.device,
+    progress: Progress,
+    copy: "Copy | None",
+) -> "Node":
+    """The node, or the part of it that is this rank's in `copy`."""
+    peers: Peers | None = None
+    if copy is not None:
+        from workers.engine.comm import TorchPeers  # noqa: PLC0415 - only here, and half a second
+
+        peers = TorchPeers(copy.meeting, device)
+    node: Node = _load(config, name, settings, device, progress, peers=peers)
+    if config.max_seq_len > node.max_positions:
+        raise ConfigError(
+            f"max_seq_len is {config.max_seq_len}, but the model in {config.checkpoint} was made for "
+            f"{node.max_positions} tokens; set max_seq_len to at most that"
+        )
+    return node
+
+
+def _pool_of(
+    config: DeploymentConfig, settings: EngineSettings, node: "Node", draft: "Node | None", at: Seat
+) -> PoolSize:
+    """How large the pool is that there is room for."""
+    device = at.device
+    on_gpu = device.type == "cuda"
+    size = pool_size(
+        configured_tokens=config.kv_tokens,
+        free_bytes=torch.cuda.mem_get_info(device)[0] if on_gpu else memory.available_bytes(),
+        bytes_per_token=_kv_bytes(node) + (_kv_bytes(draft) if draft is not None else 0),
+        block_size=settings.block_size,
+        max_rows=settings.rows_on(device.type),
+        max_seq_len=config.max_seq_len,
+        on_gpu=on_gpu,
+        sharers=at.pools,
+    )
+    _LOGGER.info("%s: %s in %s on %s; KV pool: %s", config.name, node.name, node.dtype, at, size.reason)
+    if size.tokens < config.max_seq_len:
+        _LOGGER.warning(
+            "the KV pool holds %d tokens, fewer than max_seq_len %d: longer requests are refused",
+            size.tokens,
+            config.max_seq_len,
+        )
+    return size
 
 
 def _kv_bytes(node: "Node") -> int:
@@ -232,14 +299,31 @@ def make_stateless(
 
 
 def _load(
-    config: DeploymentConfig, node: str, settings: EngineSettings, device: torch.device, progress: Progress
+    config: DeploymentConfig,
+    node: str,
+    settings: EngineSettings,
+    device: torch.device,
+    progress: Progress,
+    *,
+    peers: Peers | None = None,
 ) -> Any:
-    """One node of the graph, as its family loads it."""
-    return registry.face(config.model, "nodes").load(
+    """One node of the graph, as its family loads it; of a node that is shared, the part of a member.
+
+    Raises:
+        ConfigError: the family's nodes cannot be shared.
+    """
+    load = registry.face(config.model, "nodes").load
+    if peers is not None and "peers" not in signature(load).parameters:
+        raise ConfigError(
+            f"node_groups: {config.model} does not know how to share {node!r} among {peers.size} ranks; "
+            "leave tp_size away"
+        )
+    return load(
         Path(config.checkpoint),
         node,
         device=device,
         dtype=settings.dtype,
         progress=lambda done, total, name: progress(done, total, node),
         kwargs=config.model_kwargs,
+        **({"peers": peers} if peers is not None else {}),
     )

@@ -10,6 +10,7 @@ Stateless nodes are loaded first: the KV pool is measured by the memory that is 
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -19,6 +20,7 @@ from shared.models import registry
 from shared.models.base import EngineKind, ModelGraph, Processing
 from workers.engine.outcomes import EngineStats
 from workers.engine.thread import EngineThread
+from workers.group import Copy
 from workers.rows import EnginePort, Rows
 from workers.settings import EngineSettings
 from workers.stateless.thread import StatelessThread
@@ -79,13 +81,16 @@ class LocalModel:
 
     Attributes:
         export_to: where a sequence's keys and values go that are handed on (`TensorStore.allocate`).
+        gather: where the KV node is shared, finds those who share it.
     """
 
     config: DeploymentConfig
     settings: EngineSettings
     rank: int
     export_to: "Allocate | None" = None
+    gather: Callable[[], Awaitable[Copy]] | None = None
     progress: float = 0.0
+    _copy: Copy | None = field(default=None, init=False)
     _thread: EngineThread | None = field(default=None, init=False)
     _stateless: StatelessThread | None = field(default=None, init=False)
     _device: str = field(default="cpu", init=False)
@@ -112,6 +117,8 @@ class LocalModel:
             reading = tasks.create_task(asyncio.to_thread(self._load_processing), name="processing")
             if stateless:
                 await self._start_stateless()
+            if kv and self.gather is not None:
+                self._copy = await self.gather()
             if kv:
                 kv_tokens = await self._start_engine(rows)
         if kv and self.settings.warm:
@@ -133,12 +140,16 @@ class LocalModel:
             async with asyncio.TaskGroup() as tasks:
                 for thread in self._threads():
                     tasks.create_task(thread.wait())
+                if self._copy is not None:
+                    tasks.create_task(self._copy.watch())
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
 
     async def close(self) -> None:
         for thread in self._threads():
             await thread.close()
+        if self._copy is not None:
+            self._copy.close()
 
     def _threads(self) -> "list[EngineThread | StatelessThread]":
         return [thread for thread in (self._thread, self._stateless) if thread is not None]
@@ -168,7 +179,12 @@ class LocalModel:
         from workers.hosting import make_engine  # noqa: PLC0415 - torch: see `workers.hosting`
 
         engine = make_engine(
-            self.config, self.settings, self.rank, self._on_progress, export_to=self.export_to
+            self.config,
+            self.settings,
+            self.rank,
+            self._on_progress,
+            export_to=self.export_to,
+            copy=self._copy,
         )
         self._device = str(engine.node.device)
         return engine

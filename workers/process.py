@@ -21,9 +21,11 @@ import os
 import platform
 import secrets
 import socket
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Protocol
 
 from shared import faults
 from shared.config import ConfigError, DeploymentConfig
@@ -37,7 +39,7 @@ from shared.log.port import Log
 from shared.meters import EdgeMeters, PrefixMeters, TensorMeters, WorkerMeters
 from shared.said import quoting
 from shared.subjects import Subjects
-from workers import settings
+from workers import group, settings
 from workers.cpu_pool import CpuPool
 from workers.data_plane.port import TensorStore
 from workers.data_plane.store import open_store
@@ -45,12 +47,15 @@ from workers.data_plane.transports.choice import Network, chosen
 from workers.early import EarlyEdges, Heard
 from workers.engine.outcomes import EngineStats
 from workers.executor import Executor
+from workers.following import Follower, Following
+from workers.group import Copy
 from workers.inbox import Ended, Inbox, Joined, Lost, Over, Start, Stop, Superseded, Unreadable
 from workers.lives import Lives, Met, Parted
 from workers.model import Loaded, LocalModel, Model
 from workers.nodes import Hosted
 from workers.pulse import Pulse
 from workers.rows import Rows
+from workers.settings import EngineSettings
 from workers.streams import EdgeCounts
 from workers.writer import EventWriter
 
@@ -122,19 +127,52 @@ async def run(options: WorkerOptions) -> None:
         on_change=_say_connection,
     )
     try:
-        store = open_tensors(options.config, options.rank)
-        try:
-            model = LocalModel(options.config, engine_settings, options.rank, store.allocate)
-            worker = Worker(log, subjects, options.config, Rank(options.rank), model, store)
-            await live(worker, pulse)
-        finally:
-            await store.close()
+        if options.rank in options.config.leaders:
+            await _work(options, engine_settings, log, subjects, pulse)
+        else:
+            await live(_follower(options, engine_settings, log, subjects), pulse)
     finally:
         log.on_change = None
         await log.close()
 
 
-async def live(worker: "Worker", pulse: Pulse) -> None:
+async def _work(
+    options: WorkerOptions, engine_settings: EngineSettings, log: Log, subjects: Subjects, pulse: Pulse
+) -> None:
+    """Run what the rank is told to, with a store for its tensors."""
+    config, rank = options.config, Rank(options.rank)
+    store = open_tensors(config, rank)
+    try:
+        is_shared = len(config.copy_of(rank)) > 1
+        gather = partial(group.gather, log, subjects, config, rank) if is_shared else None
+        model = LocalModel(config, engine_settings, rank, store.allocate, gather)
+        await live(Worker(log, subjects, config, rank, model, store), pulse)
+    finally:
+        await store.close()
+
+
+def _follower(
+    options: WorkerOptions, engine_settings: EngineSettings, log: Log, subjects: Subjects
+) -> Follower:
+    def make(copy: Copy, on_progress: Callable[[float], None]) -> Following:
+        from workers.hosting import make_follower  # noqa: PLC0415 - torch: see `workers.hosting`
+
+        def tell(done: int, total: int, _: str) -> None:
+            on_progress(done / max(total, 1))
+
+        return make_follower(options.config, engine_settings, options.rank, tell, copy)
+
+    return Follower(log, subjects, options.config, Rank(options.rank), make)
+
+
+class _Living(Protocol):
+    """What has a rank's life: `Worker`, or `Follower`."""
+
+    async def run(self) -> None: ...
+    def vital_signs(self) -> Mapping[str, Any]: ...
+
+
+async def live(worker: _Living, pulse: Pulse) -> None:
     """Work until cancelled, and be heard as long."""
     async with asyncio.TaskGroup() as tasks:
         beating = tasks.create_task(pulse.run(worker.vital_signs), name="beats")
@@ -153,7 +191,7 @@ def open_tensors(config: DeploymentConfig, rank: int) -> TensorStore:
     """
     plane = config.data_plane
     network = Network.of_rank(rank, plane.address, plane.port)
-    names = plane.transports if len(config.ranks) > 1 else ["local"]
+    names = plane.transports if len(config.leaders) > 1 else ["local"]
     try:
         return open_store(
             total_bytes=plane.arena_bytes, transports=chosen(names, network), memory=plane.memory
@@ -254,7 +292,7 @@ class Worker:
             max_seq_len=self._config.max_seq_len,
             host=platform.node(),
             pid=os.getpid(),
-            cards=self._store.cards if len(self._config.ranks) > 1 else {},
+            cards=self._store.cards if len(self._config.leaders) > 1 else {},
             tool_calls=loaded.processing.tool_calls,
         )
         self._early = EarlyEdges()

@@ -6,6 +6,7 @@ Synchronous, and owned by one thread. It knows sequences and tokens; not request
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import isnan
@@ -24,6 +25,8 @@ from workers.engine.blocks import BlockManager
 from workers.engine.cpu_threads import cores, threads_for, use_cpu_threads
 from workers.engine.guide import Guided, GuideThread, Masks
 from workers.engine.kv_transfer import Allocate, check_kv, export_kv, import_kv
+from workers.engine.line import GroupLostError
+from workers.engine.lockstep import Followers
 from workers.engine.logprobs import score
 from workers.engine.node import Node
 from workers.engine.outcomes import EngineStats, StepFailedError, Work
@@ -72,6 +75,7 @@ class KVEngine:
         prefix_cache: whether keys and values are kept for others that begin with the same tokens.
         stretch: how many times as long a step may take for prompts beside decodes; None is without limit.
         proposer: who guesses tokens, at most `guesses` for each decode in a step; nobody when absent.
+        followers: who runs each forward too, where the node is a part of one; its sums wait for them.
 
     Attributes:
         forwards: how many forwards were run: exactly one per step.
@@ -92,6 +96,7 @@ class KVEngine:
         stretch: float | None = STRETCH,
         proposer: Proposer | None = None,
         guesses: int = 4,
+        followers: Followers | None = None,
     ) -> None:
         if node.device.type == "cpu":
             use_cpu_threads(threads_for(node.parameters, cpu_cores or cores()))
@@ -113,6 +118,7 @@ class KVEngine:
         self._pools: dict[str, Pool] = {}
         self._proposer = proposer
         self._guesses = guesses
+        self._followers = followers
         self._max_step_tokens = max_step_tokens
         self._builder = StepBuilder(
             max_rows=max_rows,
@@ -209,6 +215,7 @@ class KVEngine:
 
         Raises:
             StepFailedError: for some of the step's sequences, which are gone.
+            GroupLostError: who shares the node is gone; there will be no other step.
         """
         begun_s = time.perf_counter()
         scheduled = self._scheduler.schedule()
@@ -221,6 +228,8 @@ class KVEngine:
         try:
             self._guess(spans)
             ran = self._run(spans)
+        except GroupLostError:
+            raise
         except Exception as error:  # the batch fails, whatever it was: the engine must outlive it
             self._drop([*self.step_keys, *failures])
             raise StepFailedError(
@@ -297,7 +306,10 @@ class KVEngine:
         self.forwards += 1
         step = self._builder.build(spans)
         masks = self._guides.begin(spans)
-        with attending(self._pool, step):
+        with (
+            attending(self._pool, step),
+            self._followers.computing(step) if self._followers is not None else nullcontext(),
+        ):
             hidden = self.node.forward(self.node.embed(step.token_ids), step)
         self._fold(spans, hidden)
         wanted, scores, prompt_scores = step.scored, list[TokenScore](), list[TokenScore]()

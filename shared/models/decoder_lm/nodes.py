@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 
 from shared.errors import BugError
+from shared.models.base import Peers
 from shared.models.progress import Progress, silent
 from shared.models.transformers_lm.loader import load_decoder
 from shared.models.transformers_lm.node import DecoderLM, TokenStep
@@ -26,6 +27,7 @@ def load(
     dtype: str = "auto",
     progress: Progress = silent,
     kwargs: Mapping[str, Any] = MappingProxyType({}),
+    peers: Peers | None = None,
 ) -> DecoderLM:
     """The node of a checkpoint folder in Hugging Face format.
 
@@ -36,6 +38,7 @@ def load(
         dtype: `bfloat16`, `float16`, `float32` or `auto` (see `load_decoder`).
         progress: told about every tensor that is read.
         kwargs: the deployment's `model_kwargs`; this family has none of its own.
+        peers: who shares the node, where several do (see `load_decoder`).
 
     Raises:
         CheckpointError: something in the folder is missing, damaged or unsupported.
@@ -43,4 +46,4 @@ def load(
     """
     if node != NODE:
         raise BugError(f"decoder_lm has no node {node!r} with weights; it has {NODE!r}")
-    return load_decoder(checkpoint, node, device=device, dtype=dtype, progress=progress)
+    return load_decoder(checkpoint, node, device=device, dtype=dtype, progress=progress, peers=peers)

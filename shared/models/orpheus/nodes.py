@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shared.errors import BugError
-from shared.models.base import ChunkOf, Item, StatelessResult
+from shared.models.base import ChunkOf, Item, Peers, StatelessResult
 from shared.models.orpheus.frames import CODES, END_AUDIO, FIRST_AUDIO, FRAME_TOKENS, samples_of
 from shared.models.orpheus.snac import Snac, find_snac, load_snac
 from shared.models.progress import Progress, silent
@@ -43,6 +43,7 @@ def load(
     dtype: str = "auto",
     progress: Progress = silent,
     kwargs: Mapping[str, Any] = MappingProxyType({}),
+    peers: Peers | None = None,
 ) -> "DecoderLM | SnacDecoder":
     """One node of a checkpoint: a folder in Hugging Face format, with SNAC's in it or elsewhere.
 
@@ -53,6 +54,7 @@ def load(
         dtype: of the language model (see `load_decoder`). SNAC is small, and computes in float32.
         progress: told about every tensor of the language model that is read.
         kwargs: `snac`, the folder of the SNAC checkpoint (see `find_snac`).
+        peers: who shares the language model, where several do (see `load_decoder`).
 
     Raises:
         CheckpointError: something in a folder is missing, damaged or unsupported.
@@ -61,7 +63,7 @@ def load(
         # A rank that only makes sound is ready in half the time without transformers.
         from shared.models.transformers_lm.loader import load_decoder  # noqa: PLC0415
 
-        return load_decoder(checkpoint, LLM, device=device, dtype=dtype, progress=progress)
+        return load_decoder(checkpoint, LLM, device=device, dtype=dtype, progress=progress, peers=peers)
     if node != SNAC:
         raise BugError(f"orpheus has no node {node!r} with weights; it has {LLM!r} and {SNAC!r}")
     on = torch.device(device)

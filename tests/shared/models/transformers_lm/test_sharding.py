@@ -60,7 +60,7 @@ def test_each_member_reads_its_part_and_has_its_part_of_the_heads() -> None:
     [
         (
             3,
-            r"LlamaForCausalLM cannot be shared .*layers\.0\.q_proj is 64 wide, which does not divide",
+            r"LlamaForCausalLM cannot be shared .*q_proj is 64 wide, which does not divide by 3",
         ),
         (4, r"layers\.0\.self_attn\.k_proj has 2 heads, which do not divide by 4; choose another tp_size"),
     ],

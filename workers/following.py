@@ -1,0 +1,262 @@
+"""The process of a rank that follows: it has a part of a node, and computes what its leader says (ADR 17).
+
+    log ──worker.joined, worker.lost──> is this life still the rank's own?
+    leader ──greeting──> Door ──steps──> FollowingEngine, in a thread of its own
+
+It lives on the log as any worker does (joined, beats, leaving), and reads no orders there. When the leader is
+gone, or another member, it ends: its supervisor starts it again, and the copy is gathered anew.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import platform
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import aclosing
+from threading import Thread
+from typing import Any, Final, Protocol
+
+from shared.config import DeploymentConfig
+from shared.errors import WorkerError
+from shared.events import MalformedEventError, WorkerJoined, WorkerLeaving, decode
+from shared.fence import EpochFence
+from shared.ids import Rank
+from shared.log.port import Log
+from shared.meters import WorkerMeters
+from shared.subjects import Subjects
+from workers.engine.line import GroupLostError
+from workers.engine.outcomes import Work
+from workers.group import CARD, Copy, Door
+from workers.inbox import Inbox, Joined, Lost, Superseded
+from workers.writer import EventWriter
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+FAREWELL_S: Final = 8.0
+"""Told to stop, it computes on for so long: its leader is told at the same time, and finishes what runs."""
+LAST_WORDS_S: Final = 2.0
+SAY_AGAIN_S: Final = 24 * 3600.0
+"""The log keeps events for days; a follower may live longer, and its leader looks for it there."""
+
+
+class Following(Protocol):
+    """What computes (`workers.engine.follower.FollowingEngine`)."""
+
+    @property
+    def forwards(self) -> int: ...
+    def run(self) -> None: ...
+
+
+class Follower:
+    """One process of a rank that follows.
+
+    Args:
+        make: makes the engine of this rank's part; called in its thread, told a member's view of the copy
+            and whom to tell how much is loaded, from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        subjects: Subjects,
+        config: DeploymentConfig,
+        rank: Rank,
+        make: Callable[[Copy, Callable[[float], None]], Following],
+    ) -> None:
+        self._log = log
+        self._subjects = subjects
+        self._config = config
+        self._rank = rank
+        self._make = make
+        self._state = "loading"
+        self._progress = 0.0
+        self._incarnation: int | None = None
+        self._engine: Following | None = None
+
+    async def run(self) -> None:
+        """Follow until cancelled; then until the leader has ended, for a while, and leave.
+
+        Raises:
+            GroupLostError: a member is gone.
+            ConfigError, CheckpointError: what is to be served cannot be.
+            WorkerError: another process has taken this rank.
+        """
+        stopping = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            work = tasks.create_task(self._live(stopping), name="follow")
+            try:
+                await asyncio.wait([work])
+            except asyncio.CancelledError:
+                if not work.done():
+                    stopping.set()
+                    await asyncio.wait([work])
+                raise
+
+    def vital_signs(self) -> dict[str, Any]:
+        """How it is, as its beats tell; what is computed, its leader counts."""
+        work = Work()
+        return {
+            "state": self._state,
+            "progress": self._progress,
+            "rank": self._rank,
+            "incarnation": self._incarnation,
+            "model": self._config.name,
+            "pid": os.getpid(),
+            "steps": self._engine.forwards if self._engine is not None else 0,
+            "meters": WorkerMeters(
+                log=self._log.stats(),
+                sequences=work.sequences,
+                computed_tokens=work.computed_tokens,
+                sampled_tokens=work.sampled_tokens,
+                batch_rows=work.batch_rows,
+                step_s=work.step_s,
+            ),
+        }
+
+    # ---- one life ----------------------------------------------------------------------------------
+    async def _live(self, stopping: asyncio.Event) -> None:
+        door = Door(self._config, self._rank)
+        start_seq = (await self._log.state()).last_seq + 1
+        writer = EventWriter(self._log, self._rank)
+        joined = WorkerJoined(
+            id=f"{writer.name}.joined.{secrets.token_hex(8)}",
+            rank=self._rank,
+            model=self._config.name,
+            nodes=self._config.nodes_of(self._rank),
+            device=self._config.device_of(self._rank),
+            max_seq_len=self._config.max_seq_len,
+            host=platform.node(),
+            pid=os.getpid(),
+            cards={CARD: door.card},
+        )
+        inbox = Inbox(
+            self._subjects,
+            self._rank,
+            joined.id,
+            earlier_lives=await self._earlier(start_seq - 1),
+            epoch=EpochFence.behind(await self._log.last(self._subjects.epoch)).epoch,
+        )
+        await writer.post_when_possible(self._subjects.worker(self._rank), joined)
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(self._read(inbox, writer, start_seq), name="read")
+            staying = tasks.create_task(self._stay_known(writer, joined), name="stay known")
+            following = tasks.create_task(self._follow(door), name="follow")
+            stop = tasks.create_task(stopping.wait(), name="stopping")
+            await asyncio.wait([stop, following], return_when=asyncio.FIRST_COMPLETED)
+            if stop.done():
+                await self._leave(following, writer)
+            for task in (reading, staying, following, stop):
+                task.cancel()
+
+    async def _follow(self, door: Door) -> None:
+        """Compute what the leader says, until it is gone."""
+        try:
+            copy = await door.leader()
+        finally:
+            door.close()
+        thread = _EngineThread(self._make, copy, self._on_progress)
+        try:
+            self._engine = await thread.made()
+            self._progress, self._state = 1.0, "ready" if self._state == "loading" else self._state
+            _LOGGER.info("rank %d follows rank %d", self._rank, self._config.copy_of(self._rank)[0])
+            await thread.ended()
+        except GroupLostError as error:
+            if self._state != "draining":
+                raise
+            _LOGGER.info("%s", error)
+        finally:
+            copy.close()
+
+    def _on_progress(self, share: float) -> None:
+        self._progress = share
+
+    async def _read(self, inbox: Inbox, writer: EventWriter, start_seq: int) -> None:
+        """Learn of the own life, and of its end."""
+        filters = [self._subjects.worker_any(), self._subjects.conductor("*")]
+        async with aclosing(self._log.read(filters, start_seq)) as records:
+            async for record in records:
+                match inbox.fold(record):
+                    case Joined(incarnation):
+                        self._incarnation = writer.incarnation = incarnation
+                        _LOGGER.info("rank %d joined as incarnation %d", self._rank, incarnation)
+                    case Superseded(incarnation):
+                        raise WorkerError(
+                            f"rank {self._rank} has joined again as incarnation {incarnation}, in another "
+                            f"process; this one ({self._incarnation}) ends",
+                            code="superseded",
+                        )
+                    case Lost(reason):
+                        raise GroupLostError(f"this rank was given up by the conductor ({reason}): it ends")
+                    case _:
+                        pass
+
+    async def _stay_known(self, writer: EventWriter, joined: WorkerJoined) -> None:
+        """Say again who is here, before the log forgets it: a copy, which names the life it is of."""
+        while True:
+            await asyncio.sleep(SAY_AGAIN_S)
+            if self._incarnation is not None:
+                await writer.post_when_possible(self._subjects.worker(self._rank), joined)
+
+    async def _leave(self, following: "asyncio.Task[None]", writer: EventWriter) -> None:
+        """Follow to the leader's end, say good-bye, and see that it is stored."""
+        was_ready, self._state = self._state == "ready", "draining"
+        if was_ready:
+            await asyncio.wait([following], timeout=FAREWELL_S)
+        if self._incarnation is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                leaving = WorkerLeaving(id=f"{writer.name}.leaving.{self._incarnation}", rank=self._rank)
+                await writer.post_when_possible(self._subjects.worker(self._rank), leaving)
+                await self._log.drain()
+
+    async def _earlier(self, end_seq: int) -> list[str]:
+        """The ids of this rank's lives so far."""
+        found: list[str] = []
+        async with aclosing(self._log.history([self._subjects.worker(self._rank)], 1, end_seq)) as records:
+            async for record in records:
+                with contextlib.suppress(MalformedEventError):
+                    event = decode(record.data)
+                    if isinstance(event, WorkerJoined):
+                        found.append(event.id)
+        return found
+
+
+class _EngineThread:
+    """The thread in which a follower's engine is made and runs; it ends with its lines, or the process."""
+
+    def __init__(
+        self,
+        make: Callable[[Copy, Callable[[float], None]], Following],
+        copy: Copy,
+        on_progress: Callable[[float], None],
+    ) -> None:
+        self._make = make
+        self._copy = copy
+        self._on_progress = on_progress
+        self._made: Future[Following] = Future()
+        self._ended: Future[None] = Future()
+        Thread(target=self._run, name="engine", daemon=True).start()
+
+    async def made(self) -> Following:
+        """Wait for the engine; what making it raises is raised here."""
+        return await asyncio.shield(asyncio.wrap_future(self._made))
+
+    async def ended(self) -> None:
+        """Wait for its end, and raise what of."""
+        await asyncio.shield(asyncio.wrap_future(self._ended))
+
+    def _run(self) -> None:
+        try:
+            engine = self._make(self._copy, self._on_progress)
+        except BaseException as error:  # noqa: BLE001 - raised again by `made`
+            self._made.set_exception(error)
+            return
+        self._made.set_result(engine)
+        try:
+            engine.run()
+        except BaseException as error:  # noqa: BLE001 - raised again by `ended`
+            self._ended.set_exception(error)
