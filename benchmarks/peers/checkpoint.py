@@ -1,0 +1,195 @@
+"""The checkpoint that all peers load: the shape of Qwen3-0.6B with a smaller vocabulary, random weights.
+
+It is written as the hub has such models: `config.json`, bfloat16 in `model.safetensors`, and a byte-level
+tokenizer. Two things make what is measured countable, whatever a server sends:
+
+- Every token but the 256 bytes and the special ones is a space and letters, so a client that sees text
+  alone knows how many tokens it was: as many as there are spaces.
+- The embeddings of the others are zero. Embeddings are tied to the output, so their logits are zero too, and
+  the largest of 31,741 random ones is not: no greedy answer ends early, or has a part of a character.
+"""
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice, product
+from math import prod
+from pathlib import Path
+from random import Random
+from string import ascii_lowercase
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+_SPECIALS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_BYTES: Final = 256
+_SPACE: Final = "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"  # as byte-level vocabularies write it
+_TEMPLATE: Final = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_SCALE: Final = 0.02
+_BFLOAT16_BYTES: Final = 2
+_LETTERS: Final = 4
+"""Of the longest tokens: 26 + 26^2 + 26^3 + 26^4 of them are enough for any vocabulary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The sizes of a Qwen3; as published for 0.6B, but for the vocabulary."""
+
+    hidden: int = 1024
+    layers: int = 28
+    heads: int = 16
+    kv_heads: int = 8
+    head_dim: int = 128
+    intermediate: int = 3072
+    vocabulary: int = 32_000
+    positions: int = 4096
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and shapes as the file has them."""
+        yield "model.embed_tokens.weight", (self.vocabulary, self.hidden)
+        for layer in range(self.layers):
+            at = f"model.layers.{layer}"
+            yield f"{at}.input_layernorm.weight", (self.hidden,)
+            yield f"{at}.post_attention_layernorm.weight", (self.hidden,)
+            yield f"{at}.self_attn.q_proj.weight", (self.heads * self.head_dim, self.hidden)
+            yield f"{at}.self_attn.k_proj.weight", (self.kv_heads * self.head_dim, self.hidden)
+            yield f"{at}.self_attn.v_proj.weight", (self.kv_heads * self.head_dim, self.hidden)
+            yield f"{at}.self_attn.o_proj.weight", (self.hidden, self.heads * self.head_dim)
+            yield f"{at}.self_attn.q_norm.weight", (self.head_dim,)
+            yield f"{at}.self_attn.k_norm.weight", (self.head_dim,)
+            yield f"{at}.mlp.gate_proj.weight", (self.intermediate, self.hidden)
+            yield f"{at}.mlp.up_proj.weight", (self.intermediate, self.hidden)
+            yield f"{at}.mlp.down_proj.weight", (self.hidden, self.intermediate)
+        yield "model.norm.weight", (self.hidden,)
+
+    @property
+    def bytes_per_step(self) -> int:
+        """What a decode step reads of the weights: all, for the embeddings are the output layer too."""
+        return _BFLOAT16_BYTES * sum(prod(shape) for _, shape in self.tensors())
+
+
+QWEN3_0_6B: Final = Shape()
+
+
+def write(folder: Path, shape: Shape) -> Path:
+    """Write the checkpoint unless it is there; half a minute and a gigabyte for the usual shape.
+
+    It is there whole or not at all: it is written beside its place, and moved.
+    """
+    if (folder / "shape.json").exists() and json.loads((folder / "shape.json").read_text()) == asdict(shape):
+        return folder
+    beside = folder.with_name(f"{folder.name}.{os.getpid()}")
+    beside.mkdir(parents=True)
+    _write_weights(beside / "model.safetensors", shape)
+    _write_tokenizer(beside, shape)
+    _write_json(beside / "config.json", _config(shape))
+    ends = shape.vocabulary - 1
+    _write_json(beside / "generation_config.json", {"eos_token_id": ends, "pad_token_id": ends})
+    _write_json(beside / "shape.json", asdict(shape))
+    if folder.exists():
+        shutil.rmtree(folder)
+    return beside.rename(folder)
+
+
+def prompts(shape: Shape, count: int, length: int, *, seed: str) -> list[list[int]]:
+    """Prompts of random ids, each of a token that is text of its own; others for every seed."""
+    draw = Random(seed)
+    usual = range(_BYTES, shape.vocabulary - len(_SPECIALS))
+    return [[draw.choice(usual) for _ in range(length)] for _ in range(count)]
+
+
+def _config(shape: Shape) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "eos_token_id": shape.vocabulary - 1,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden,
+        "initializer_range": _SCALE,
+        "intermediate_size": shape.intermediate,
+        "max_position_embeddings": shape.positions,
+        "max_window_layers": shape.layers,
+        "model_type": "qwen3",
+        "num_attention_heads": shape.heads,
+        "num_hidden_layers": shape.layers,
+        "num_key_value_heads": shape.kv_heads,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": shape.vocabulary,
+    }
+
+
+def _write_weights(path: Path, shape: Shape) -> None:
+    """One tensor at a time, so that only the largest is in memory."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, sizes in shape.tensors():
+        start, end = end, end + _BFLOAT16_BYTES * prod(sizes)
+        header[name] = {"dtype": "BF16", "shape": list(sizes), "data_offsets": [start, end]}
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    random = np.random.default_rng(0)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head)
+        for _, sizes in shape.tensors():
+            values = (
+                np.ones(sizes, np.float32)
+                if len(sizes) == 1
+                else random.standard_normal(sizes, np.float32) * np.float32(_SCALE)
+            )
+            if sizes == (shape.vocabulary, shape.hidden):
+                values[:_BYTES] = values[-len(_SPECIALS) :] = 0
+            file.write(_bfloat16(values))
+
+
+def _bfloat16(values: NDArray[np.float32]) -> bytes:
+    """The upper half of each float32."""
+    return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
+def _write_tokenizer(folder: Path, shape: Shape) -> None:
+    """Byte-level BPE that nobody trained: a space, and every word of one letter, of two, and so on."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = (
+        "".join(word)
+        for letters in range(1, _LETTERS + 1)
+        for word in product(ascii_lowercase, repeat=letters)
+    )
+    merged = [
+        (_SPACE + word[:-1], word[-1]) for word in islice(words, shape.vocabulary - _BYTES - len(_SPECIALS))
+    ]
+    tokens = [*alphabet, *(first + second for first, second in merged)]
+    tokenizer = Tokenizer(models.BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=merged))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in _SPECIALS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "bos_token": None,
+        "chat_template": _TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": _SPECIALS[-1],
+        "model_max_length": shape.positions,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    _write_json(folder / "tokenizer_config.json", settings)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")

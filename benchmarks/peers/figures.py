@@ -1,0 +1,164 @@
+"""From the times of all tokens to what the report says: ratios first, then each peer's own figures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+from statistics import median
+from typing import Final
+
+from benchmarks.report import RATIO, Figure, spread
+
+OURS: Final = "ours"
+ALONE: Final = "engine alone"
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """Requests that were sent at the same time, and seconds from then to each token of each."""
+
+    arrivals: list[list[float]]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens over all the time it took, that of the prompts included."""
+        return sum(map(len, self.arrivals)) / max(times[-1] for times in self.arrivals)
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """What the median time between two tokens comes to, with all requests under way."""
+        return len(self.arrivals) / self.gap_s
+
+    @property
+    def first_s(self) -> float:
+        return median(times[0] for times in self.arrivals)
+
+    @property
+    def gap_s(self) -> float:
+        return median(self._gaps)
+
+    @property
+    def long_gap_s(self) -> float:
+        """The 99th percentile of the times between two tokens of a request."""
+        gaps = sorted(self._gaps)
+        return gaps[ceil(0.99 * len(gaps)) - 1]
+
+    @property
+    def _gaps(self) -> list[float]:
+        return [after - before for times in self.arrivals for before, after in pairwise(times)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What was found out about one peer: a wave a round, by how many requests it had.
+
+    Attributes:
+        ready_s: from its start until it could be asked.
+        is_server: it has an HTTP server, and was asked through it.
+    """
+
+    ready_s: float
+    is_server: bool
+    waves: Mapping[int, list[Wave]]
+
+
+def report(
+    found: Mapping[str, Measured], bytes_per_s: Sequence[float], bytes_per_step: int
+) -> dict[str, list[Figure]]:
+    """All figures, by whom they are of; `bytes_per_s` is what memory was read with in each round."""
+    rivals = {name: one for name, one in found.items() if name not in {OURS, ALONE}}
+    figures = {"memory": _memory(bytes_per_s, bytes_per_step)}
+    if OURS in found:
+        figures["compared"] = _compared(found[OURS], rivals, found.get(ALONE))
+    limits = [speed / bytes_per_step for speed in bytes_per_s]
+    return figures | {name: _own(name, one, limits) for name, one in found.items()}
+
+
+def _compared(ours: Measured, rivals: Mapping[str, Measured], alone: Measured | None) -> list[Figure]:
+    figures: list[Figure] = []
+    for clients, waves in ours.waves.items():
+        at = f"{clients} at a time"
+        beside = {name: one.waves[clients] for name, one in rivals.items()}
+        if beside:
+            figures += [
+                _most(f"{at}: output tokens/s, ours / the best", waves, beside, "tokens_per_s"),
+                _most(f"{at}: decode tokens/s, ours / the best", waves, beside, "decode_tokens_per_s"),
+                _soonest(f"{at}: first token, ours / the soonest", waves, beside),
+            ]
+        if alone is not None:
+            pairs = zip(waves, alone.waves[clients], strict=True)
+            figures.append(
+                spread(
+                    f"{at}: output tokens/s, served / engine alone",
+                    [served.tokens_per_s / called.tokens_per_s for served, called in pairs],
+                    RATIO,
+                    "target: at least 0.97 at 8 and 32",
+                )
+            )
+        figures.append(
+            spread(
+                f"{at}: between tokens, p99 / p50, ours",
+                [wave.long_gap_s / wave.gap_s for wave in waves],
+                RATIO,
+                "target: below 2",
+            )
+        )
+    servers = {name: one.ready_s for name, one in rivals.items() if one.is_server}
+    if servers:
+        name = min(servers, key=servers.__getitem__)
+        note = f"{ours.ready_s:.1f} s; {name}: {servers[name]:.1f} s"
+        figures.append(
+            Figure("ready to serve, ours / the soonest server", ours.ready_s / servers[name], RATIO, note)
+        )
+    return figures
+
+
+def _most(name: str, ours: list[Wave], beside: Mapping[str, list[Wave]], what: str) -> Figure:
+    rates = {rival: [getattr(wave, what) for wave in waves] for rival, waves in beside.items()}
+    best = max(rates, key=lambda rival: median(rates[rival]))
+    mine = [getattr(wave, what) for wave in ours]
+    ratios = [one / other for one, other in zip(mine, rates[best], strict=True)]
+    return spread(name, ratios, RATIO, f"{median(mine):.1f}; {best}: {median(rates[best]):.1f}")
+
+
+def _soonest(name: str, ours: list[Wave], beside: Mapping[str, list[Wave]]) -> Figure:
+    firsts = {rival: [wave.first_s for wave in waves] for rival, waves in beside.items()}
+    best = min(firsts, key=lambda rival: median(firsts[rival]))
+    mine = [wave.first_s for wave in ours]
+    ratios = [one / other for one, other in zip(mine, firsts[best], strict=True)]
+    note = f"{1e3 * median(mine):.0f} ms; {best}: {1e3 * median(firsts[best]):.0f} ms; target: at most 1"
+    return spread(name, ratios, RATIO, note)
+
+
+def _own(name: str, one: Measured, limits: Sequence[float]) -> list[Figure]:
+    figures = [Figure("from start to ready", one.ready_s, "s", "target: below 10" if name == OURS else "")]
+    for clients, waves in one.waves.items():
+        at = f"{clients} at a time"
+        figures += [
+            spread(f"{at}: output tokens/s", [wave.tokens_per_s for wave in waves], "/s"),
+            spread(f"{at}: decode tokens/s", [wave.decode_tokens_per_s for wave in waves], "/s"),
+            spread(f"{at}: first token, p50", [1e3 * wave.first_s for wave in waves], "ms"),
+            spread(f"{at}: between tokens, p50", [1e3 * wave.gap_s for wave in waves], "ms"),
+            spread(f"{at}: between tokens, p99", [1e3 * wave.long_gap_s for wave in waves], "ms"),
+        ]
+        if name != OURS:
+            ratios = [wave.long_gap_s / wave.gap_s for wave in waves]
+            figures.append(spread(f"{at}: between tokens, p99 / p50", ratios, ""))
+        if clients == 1:
+            shares = [
+                100 * wave.decode_tokens_per_s / limit for wave, limit in zip(waves, limits, strict=True)
+            ]
+            figures.append(spread(f"{at}: decode, of what memory allows", shares, "%"))
+    return figures
+
+
+def _memory(bytes_per_s: Sequence[float], bytes_per_step: int) -> list[Figure]:
+    return [
+        spread("read by all cores", [speed / 1e9 for speed in bytes_per_s], "GB/s"),
+        spread(
+            "so many tokens/s at most, 1 at a time",
+            [speed / bytes_per_step for speed in bytes_per_s],
+            "/s",
+            f"each reads {bytes_per_step / 1e6:.1f} MB of weights",
+        ),
+    ]

@@ -1,0 +1,43 @@
+"""transformers' `generate`: all prompts as one batch, which is as long as its longest answer."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, StoppingCriteriaList
+
+from benchmarks.peers.protocol import Ready, drive
+
+
+@contextmanager
+def _loaded(checkpoint: Path) -> Iterator[Ready]:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
+    model.generation_config.eos_token_id = None
+
+    def answers(prompts: list[list[int]], max_tokens: int) -> list[list[float]]:
+        """A streamer is told of batches of one only; a stopping criterion is asked after every step."""
+        steps: list[float] = []
+        begun_s = time.perf_counter()
+
+        def seen(ids: Any, scores: Any, **kwargs: Any) -> torch.Tensor:
+            steps.append(time.perf_counter() - begun_s)
+            return torch.zeros(len(prompts), dtype=torch.bool)
+
+        ids = torch.tensor(prompts)
+        model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            stopping_criteria=StoppingCriteriaList([seen]),
+        )
+        return [steps] * len(prompts)
+
+    yield Ready(answers, "model.generate(ids, do_sample=False)", ("transformers", "torch"))
+
+
+if __name__ == "__main__":
+    drive(_loaded)

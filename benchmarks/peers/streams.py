@@ -1,0 +1,85 @@
+"""Completions over HTTP, streamed, all at the same time: what a served peer is asked with.
+
+On asyncio's streams, for a general client takes a third of a millisecond of the measured machine for each
+chunk. It knows server-sent events in a chunked body, with one JSON object an event, and no more.
+
+The checkpoint's tokens begin with a space and have no other, so a text's tokens are its spaces; the usage
+that the server states has to agree.
+"""
+
+import asyncio
+import json
+import time
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+_DATA = b"data: "
+
+
+def complete(url: str, model: str, prompts: list[list[int]], max_tokens: int) -> list[list[float]]:
+    """Ask all prompts at once; seconds from then to each token of each.
+
+    Raises:
+        RuntimeError: the server did not stream an answer, or not so many tokens as it says.
+    """
+
+    async def ask() -> list[list[float]]:
+        begun_s = time.perf_counter()
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(_ask(url, model, ids, max_tokens, begun_s)) for ids in prompts]
+        return [task.result() for task in asked]
+
+    return asyncio.run(ask())
+
+
+async def _ask(url: str, model: str, ids: list[int], max_tokens: int, begun_s: float) -> list[float]:
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    try:
+        writer.write(_question(model, ids, max_tokens))
+        return await _arrivals(reader, begun_s)
+    finally:
+        writer.close()
+        with suppress(OSError):  # the server may have hung up first
+            await writer.wait_closed()
+
+
+def _question(model: str, ids: list[int], max_tokens: int) -> bytes:
+    question = {
+        "model": model,
+        "prompt": ids,
+        "max_tokens": max_tokens,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    body = json.dumps(question).encode()
+    return (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    )
+
+
+async def _arrivals(reader: asyncio.StreamReader, begun_s: float) -> list[float]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 200") or b"transfer-encoding: chunked" not in head.lower():
+        raise RuntimeError(
+            f"expected a streamed 200, found {head.decode()}{(await reader.read(4096)).decode()}"
+        )
+    arrivals: list[float] = []
+    usage: dict[str, Any] = {}
+    left = b""
+    while size := int(await reader.readline(), 16):
+        *events, left = (left + (await reader.readexactly(size + 2))[:-2]).split(b"\n")
+        now_s = time.perf_counter() - begun_s
+        for event in events:
+            if event.startswith(_DATA) and not event.startswith(b"data: [DONE]"):
+                found = json.loads(event[len(_DATA) :])
+                usage = found.get("usage") or usage
+                for choice in found.get("choices", []):
+                    arrivals += [now_s] * choice["text"].count(" ")
+    if usage.get("completion_tokens") != len(arrivals):
+        raise RuntimeError(f"expected as many tokens as the usage says, {usage}, found {len(arrivals)}")
+    return arrivals

