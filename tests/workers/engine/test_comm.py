@@ -1,0 +1,65 @@
+import socket
+from functools import partial
+
+import pytest
+import torch
+
+from tests.peers import together
+from workers.engine import comm
+from workers.engine.comm import TorchPeers
+from workers.engine.line import GroupLostError
+from workers.engine.meeting import Meeting
+
+CPU = torch.device("cpu")
+
+
+def meetings(size: int) -> list[Meeting]:
+    """What the members of a copy on this machine are told."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    address, port = listener.getsockname()
+    return [
+        Meeting(
+            index=index,
+            size=size,
+            address=address,
+            port=port,
+            own_address="127.0.0.1",
+            key="k",
+            listener=listener if index == 0 else None,
+        )
+        for index in range(size)
+    ]
+
+
+def members(size: int) -> list[TorchPeers]:
+    return together([partial(TorchPeers, meeting, CPU) for meeting in meetings(size)])
+
+
+def test_members_add_and_join_what_they_have() -> None:
+    def work(member: TorchPeers) -> tuple[list[float], list[list[int]]]:
+        mine = torch.tensor([1.0, 10.0]) * (member.index + 1)
+        member.add(mine)
+        part = torch.full((2, 4), member.index)[:, ::2]  # not in one piece
+        return mine.tolist(), member.join(part).tolist()
+
+    found = together([partial(work, member) for member in members(3)])
+
+    assert found == [([6.0, 60.0], [[0, 0, 1, 1, 2, 2]] * 2)] * 3
+
+
+def test_a_member_that_is_gone_is_told_of_at_once() -> None:
+    both = members(2)
+    one = both.pop()
+    both.clear()
+
+    with pytest.raises(
+        GroupLostError, match=r"a sum over all members failed \(.+\): all members of the copy"
+    ):
+        one.add(torch.ones(3))
+
+
+def test_members_that_do_not_come_are_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comm, "PATIENCE_S", 0.2)
+
+    with pytest.raises(GroupLostError, match="the members cannot be connected"):
+        TorchPeers(meetings(2)[0], CPU)

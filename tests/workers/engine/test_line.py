@@ -1,0 +1,60 @@
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.workers.engine.shared_node import lines
+from workers.engine.line import MOST_BYTES, GroupLostError, Line
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Line, Line]]:
+    with lines() as both:
+        yield both
+
+
+def test_messages_arrive_whole_and_in_order(ends: tuple[Line, Line]) -> None:
+    one, other = ends
+    large = bytes(range(256)) * 40_000
+    with ThreadPoolExecutor(1) as pool:
+        sending = [pool.submit(one.send, data) for data in (b"a", b"", large)]
+
+        assert [bytes(other.receive()) for _ in range(3)] == [b"a", b"", large]
+        for one_by_one in sending:
+            one_by_one.result()
+    assert not other.has_ended()
+
+
+@pytest.mark.parametrize("closed", [0, 1])
+def test_who_waits_is_told_when_either_end_is_closed(ends: tuple[Line, Line], closed: int) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ends[1].receive)
+        ends[closed].close()
+
+        with pytest.raises(GroupLostError, match=r"the leader is gone \("):
+            waiting.result()
+
+
+def test_that_the_other_end_is_gone_is_seen_without_waiting(ends: tuple[Line, Line]) -> None:
+    one, other = ends
+    one.close()
+
+    assert other.has_ended()
+    other.close()
+    with pytest.raises(GroupLostError, match="the leader is gone"):
+        other.send(b"x")
+
+
+def test_who_announces_too_much_is_no_member() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()[:2]) as stranger,
+    ):
+        connection, _ = server.accept()
+        stranger.sendall((MOST_BYTES + 1).to_bytes(4, "little"))
+        line = Line(connection, "a stranger")
+
+        with pytest.raises(GroupLostError, match=f"announces {MOST_BYTES + 1} bytes: expected at most"):
+            line.receive()
+        line.close()
