@@ -52,10 +52,14 @@ class Vocabulary:
 def limits() -> LLParserLimits:
     """What a grammar may cost, here and in the worker; what is not said is llguidance's own choice.
 
-    All answers of a step wait for its masks. A mask's fuel is 15 ms at most, and so many items 30; usual
-    grammars have some hundred. A lexer's state is some 500 bytes, and a worker keeps many grammars.
+    All answers of a step wait for its masks. A mask's fuel is 15 ms at most. Each item of a row is compared
+    with the others of it, for each way to read what came before: it is the row that counts, and grammars of
+    many meanings take 20 ms for one of 1,000 items. Usual ones have some hundred, schemas four for each
+    optional property. A lexer's state is some 500 bytes, and a worker keeps many grammars.
     """
-    return LLParserLimits(max_lexer_states=50_000, step_max_items=10_000, verbose_errors=False)
+    return LLParserLimits(
+        max_lexer_states=50_000, max_items_in_row=1_000, step_max_items=4_000, verbose_errors=False
+    )
 
 
 def fault_of(grammar: str, marks: Sequence[str]) -> str:

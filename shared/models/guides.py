@@ -29,6 +29,7 @@ from llguidance import LLMatcher
 from shared.errors import BugError, ClientError, WorkerError
 from shared.events import Guide
 from shared.models import guide_trial
+from shared.models.guide_refusals import in_our_words
 
 _KEPT: Final = 32
 """So many guides stay compiled; one takes 25 MB at most, most take some KB."""
@@ -49,15 +50,22 @@ _MAPS: Final = frozenset({"properties", "patternProperties", "$defs", "definitio
 """Keys of a schema whose values are schemas by name."""
 _LITERAL: Final = frozenset({"const", "enum", "default", "examples"})
 """Those whose values are no schemas, whatever they look like."""
-_SNIPPET: Final = re.compile(r"\n\s*\d+ \| .*|\n<.*", re.DOTALL)
-"""Where an error's quotation of the grammar, and of the state, begins."""
-_SHOWN_CHARS: Final = 400
+_PLACE: Final = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
+"""Where in a grammar an error is: line and column."""
 
 
 class InvalidGuideError(ClientError):
-    """A guide that is no valid one, asks for what cannot be kept, or is too much to follow."""
+    """A guide that is no valid one, asks for what cannot be kept, or is too much to follow.
+
+    Attributes:
+        what: what is wrong, wherever the guide came from.
+    """
 
     code = "invalid_guide"
+
+    def __init__(self, what: str, *, kind: str = "", where: str = "") -> None:
+        super().__init__(": ".join(part for part in (kind, where, what) if part))
+        self.what: Final = what
 
 
 class Allowed(NamedTuple):
@@ -95,11 +103,14 @@ class Guides:
         """See that a guide that comes from outside can be followed; from here on it is compiled.
 
         Raises:
-            InvalidGuideError: it cannot.
+            InvalidGuideError: it cannot, or was found to take for ever.
         """
-        if self._find(guide) is None:
+        found = self._find(guide)
+        if found is None:
             self._try(guide)
             self.compiled(guide)
+        elif found.condemned:
+            raise InvalidGuideError(found.condemned)
 
     def compiled(self, guide: Guide) -> "CompiledGuide":
         """A guide, ready to be followed. Not for guides that nobody has checked, here or on another worker.
@@ -175,6 +186,7 @@ class CompiledGuide:
     Attributes:
         marks: tokens that are no text.
         vocab_size: how many tokens there are.
+        condemned: nobody is to follow it any more, and why; empty of those that can be followed.
     """
 
     def __init__(
@@ -188,6 +200,7 @@ class CompiledGuide:
     ) -> None:
         self.marks: Final = marks
         self.vocab_size: Final = vocab_size
+        self.condemned = ""
         self._grammar = grammar
         self._compile = compile_
         self._kind = kind
@@ -221,6 +234,14 @@ class CompiledGuide:
         with self._lock:
             self._first = None
 
+    def condemn(self) -> None:
+        """A matcher of it is taking for ever: whoever shares with that one would wait for it."""
+        self.condemned = InvalidGuideError(
+            "expected a guide whose next token is known in no time, found one that takes for ever to say; "
+            "give it fewer ways to read one text",
+            kind=self._kind,
+        ).message
+
     def invalid(self, matcher: LLMatcher) -> InvalidGuideError:
         """What is to be said of a matcher that failed."""
         return _invalid(self._kind, matcher.get_error())
@@ -245,6 +266,10 @@ class Matcher:
     def tokens(self) -> int:
         return len(self._ids)
 
+    def condemn(self) -> None:
+        """It is taking for ever: its guide is followed by nobody from here on."""
+        self._compiled.condemn()
+
     def push(self, token_ids: Sequence[int]) -> Allowed:
         """Follow these tokens, and say what may come behind them.
 
@@ -252,6 +277,8 @@ class Matcher:
             InvalidGuideError: it is too much to follow; or nothing may follow.
             BugError: a token is not allowed.
         """
+        if self._compiled.condemned:
+            raise InvalidGuideError(self._compiled.condemned)
         self._ids += token_ids
         if self._inner is None:
             self._inner = self._compiled.begin()
@@ -309,7 +336,11 @@ def _check_schema(schema: dict[str, Any]) -> None:
             least, required = part.get("minProperties"), part.get("required")
             known = len(set(map(str, required))) if isinstance(required, list) else 0
             if isinstance(least, int) and least > known + 1:
-                raise _invalid("json_schema", f"minProperties {least}: name the properties in required")
+                raise InvalidGuideError(
+                    f"expected minProperties of at most {known + 1}, which is one more than what is "
+                    f"required, found {least}; name the properties in required",
+                    kind="json_schema",
+                )
             for key, value in part.items():
                 if key in _MAPS and isinstance(value, dict):
                     inside += value.values()
@@ -328,7 +359,9 @@ def _digest(guide: Guide) -> bytes:
 
 
 def _invalid(kind: str, said: str) -> InvalidGuideError:
-    if said.startswith("NoExtension"):
-        said = "no text can be what it asks for"
-    shown = " ".join(_SNIPPET.sub("", said).split())
-    return InvalidGuideError(f"{kind}: this cannot be kept: {shown[:_SHOWN_CHARS]}")
+    """What the library, or the trial, said of a guide."""
+    place = _PLACE.match(said)
+    plain = said if place is None else said[place.end() :]
+    # Of the others the grammar is ours: where it is wrong in that says nothing.
+    where = f"line {place[1]}, column {place[2]}" if place is not None and kind == "grammar" else ""
+    return InvalidGuideError(in_our_words(plain), kind=kind, where=where)

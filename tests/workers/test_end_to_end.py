@@ -264,6 +264,27 @@ async def test_a_guide_that_cannot_be_kept_fails_where_the_prompt_is_prepared() 
             assert said in failed.failure.message
 
 
+async def test_a_guide_that_becomes_too_much_to_follow_fails_its_request_alone() -> None:
+    """Behind twenty letters 144 ways to read the next one: more than is kept in mind."""
+    names = [f"s{number}" for number in range(12)]
+    pairs = " | ".join(f"{one} {other}" for one in names for other in names)
+    rules = "\n".join(f'{name}: {pairs} | "a"' for name in names)
+    too_much = {"grammar": f'start: "ab"{{10}} s0\n{rules}'}
+    [prompt] = prompts(1, seed=2)
+    async with living() as life:
+        life.answer("stuck", prompt, guide=too_much, max_tokens=90, ignore_eos=False)
+        life.answer("guided", prompt, guide={"regex": "(ab){60}"}, max_tokens=90, ignore_eos=False)
+        life.answer("free", prompt, max_tokens=90)
+        failed = await life.event(WalkFailed, "stuck")
+
+        assert (failed.failure.code, failed.failure.status) == ("invalid_guide", 400)
+        assert re.search(r"grammar: expected .*, found .* things .*; give it fewer", failed.failure.message)
+        for name in ("guided", "free"):
+            await life.event(WalkCompleted, name)
+        assert re.fullmatch("(ab)+a?", life.text("guided"))
+        assert life.tokens("free") == generate("qwen3", prompt, 90)
+
+
 async def test_the_least_length_counts_the_tokens_of_earlier_attempts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

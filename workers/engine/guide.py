@@ -7,10 +7,18 @@ What may come next is known as soon as the last token is, and nobody needs it be
 one thread beside the engine's follows the guides of a step; the library lets go of the interpreter while it
 does. A step in which nobody is guided knows nothing of all this.
 
+How much a guide may take is counted, and counts do not bound everything: a grammar may have a place at which
+thousands of rules are tried at once. A thread that has spent `MASK_S` of its own time on one token is left to
+itself. The guide it follows is condemned, so the requests that follow it fail; another thread goes on with
+the rest.
+
 Of the tokens that end an answer: they are chosen where the guide may end, and nowhere else; before
 `min_tokens`, or where the guide is to be exhausted, only where nothing else may follow.
 """
 
+import threading
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +35,9 @@ if TYPE_CHECKING:
     from workers.engine.scheduler import Span
 
 Bits = npt.NDArray[np.uint8]
+MASK_S: Final = 0.5
+"""How long a thread may compute for one token of one answer: a hundred times what a mask mostly takes."""
+_NS_PER_S: Final = 1_000_000_000
 _EVERYTHING: Final = 0xFF
 _PLACES: Final = tuple(1 << place for place in range(8))
 
@@ -59,6 +70,15 @@ class Guided:
                 bits[token_id >> 3] |= np.uint8(_PLACES[token_id & 7])
         return bits
 
+    def budget_ns(self, ids: Items[int]) -> int:
+        """How long `allowed` may compute: it follows one token mostly, and all where an answer was moved."""
+        behind = len(ids) - self._begin - self._matcher.tokens
+        return round(max(1, behind) * MASK_S * _NS_PER_S)
+
+    def condemn(self) -> None:
+        """It is taking for ever."""
+        self._matcher.condemn()
+
     def _is_due(self, generated: int) -> bool:
         """Whether the end may be chosen among other tokens."""
         return generated >= self._min_tokens and not self._exhausts
@@ -71,7 +91,7 @@ class Masks:
         rows: which of the step's sampled rows are guided; `keys`, whose these are.
     """
 
-    def __init__(self, rows: list[int], keys: list[str], forbidden: "Future[_Forbidden]") -> None:
+    def __init__(self, rows: list[int], keys: list[str], forbidden: "Callable[[], _Forbidden]") -> None:
         self.rows: Final = rows
         self.keys: Final = keys
         self._forbidden = forbidden
@@ -81,7 +101,7 @@ class Masks:
 
         Waits until the masks are there.
         """
-        told = self._forbidden.result()
+        told = self._forbidden()
         forbidden = told.on(logits.device, logits.shape[-1])
         if len(self.rows) == len(logits):
             logits.masked_fill_(forbidden, -torch.inf)
@@ -117,6 +137,35 @@ def unpacked(bits: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return (bits[:, :, None] & places == 0).flatten(1)[:, :vocab_size]
 
 
+class _Turn:
+    """Whose mask a thread is making, and until when of the time that it computes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_left = False
+        self._now: tuple[Guided, int, int] | None = None
+
+    def begin(self, guided: Guided, ids: Items[int]) -> bool:
+        """Called in the thread; False where nobody waits for it any more."""
+        until_ns = time.thread_time_ns() + guided.budget_ns(ids)
+        with self._lock:
+            self._now = (guided, threading.get_ident(), until_ns)
+            return not self._is_left
+
+    def leave(self) -> Guided | None:
+        """Leave the thread to itself if it has used up its time, and say whom it follows; None where not.
+
+        Called beside the thread, which is computing. It begins with nobody else then: a matcher is for one
+        thread at a time.
+        """
+        with self._lock:
+            if self._now is None:
+                return None
+            guided, thread, until_ns = self._now
+            self._is_left = time.clock_gettime_ns(time.pthread_getcpuclockid(thread)) > until_ns
+            return guided if self._is_left else None
+
+
 class GuideThread:
     """Tells what the guided sequences of a step may choose, in a thread of its own.
 
@@ -149,19 +198,41 @@ class GuideThread:
             place += 1 + span.guesses
         if not rows:
             return None
-        if self._thread is None:
+        keys = [sequence.spec.key for sequence, _ in guided]
+        begun = self._submit(guided)
+        return Masks(rows, keys, lambda: self._wait(guided, *begun))
+
+    def _submit(self, guided: "list[tuple[Sequence, Guided]]") -> "tuple[Future[_Forbidden], _Turn]":
+        if self._thread is None or self._buffer is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="guide")
             self._buffer = torch.zeros(self._shape, dtype=torch.uint8, pin_memory=self._is_cuda)
-        keys = [sequence.spec.key for sequence, _ in guided]
-        return Masks(rows, keys, self._thread.submit(self._fill, guided))
+        turn = _Turn()
+        return self._thread.submit(self._fill, guided, self._buffer, turn), turn
 
-    def _fill(self, guided: "list[tuple[Sequence, Guided]]") -> _Forbidden:
+    def _wait(
+        self, guided: "list[tuple[Sequence, Guided]]", future: "Future[_Forbidden]", turn: _Turn
+    ) -> _Forbidden:
+        while True:
+            try:
+                return future.result(MASK_S)
+            except TimeoutError:
+                stuck = turn.leave()
+            if stuck is None:
+                continue  # it was not given the processor, or its rows take so long together
+            stuck.condemn()
+            assert self._thread is not None
+            self._thread.shutdown(wait=False)
+            self._thread = self._buffer = None
+            future, turn = self._submit(guided)
+
+    def _fill(self, guided: "list[tuple[Sequence, Guided]]", buffer: torch.Tensor, turn: _Turn) -> _Forbidden:
         """Called in the thread."""
-        assert self._buffer is not None
-        bits, failures = self._buffer[: len(guided)], dict[str, Exception]()
+        bits, failures = buffer[: len(guided)], dict[str, Exception]()
         host = bits.numpy()
         for row, (sequence, follower) in zip(host, guided, strict=True):
             row[:] = 0
+            if not turn.begin(follower, sequence.ids):
+                break
             try:
                 allowed = follower.allowed(sequence.ids)
                 known = min(len(row), len(allowed))

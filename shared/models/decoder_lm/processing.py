@@ -160,7 +160,7 @@ class DecoderLmProcessing:
         except InvalidGuideError as error:
             if offered(request) is None:
                 raise
-            raise InvalidGuideError(f"tools: {error.message.removeprefix('grammar: ')}") from error
+            raise InvalidGuideError(error.what, kind="tools") from error
         more: dict[str, Any] = {}
         if is_embedded:
             more["pooling"] = self._embedding.asked(params.dimensions)

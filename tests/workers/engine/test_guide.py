@@ -24,7 +24,7 @@ from tests.schemas import random_schema
 from tests.tiny import Family, tiny_checkpoint
 from tests.workers.engine.oracle import ids, log_softmax, run, run_all, scores
 from workers.data_plane.port import Array
-from workers.engine.guide import GuideThread, unpacked
+from workers.engine.guide import GuideThread, _Turn, unpacked
 from workers.engine.kv_engine import KVEngine
 from workers.engine.outcomes import StepFailedError
 from workers.engine.sequence import Export, FinishReason, Output, Sampling, SequenceSpec
@@ -462,6 +462,91 @@ def test_a_guide_that_is_too_much_to_follow_fails_its_request_alone(qwen3: Decod
     assert {key: str(error) for key, error in failed.others.items()} == {"stuck": "too much"}
     assert text_of(ids(o for o in outputs if o.key == "other")) == "fine"
     assert len(ids(o for o in outputs if o.key == "free")) == 8
+
+
+class Spinning:
+    """A guide that computes for its second token until it is condemned, and longer: until it is let go."""
+
+    marks = frozenset[int]()
+    vocab_size = 512
+    tokens = 0
+
+    def __init__(self) -> None:
+        self.condemned = False
+        self.let_go, self.ended = Event(), Event()
+
+    def matcher(self) -> "Spinning":
+        return self
+
+    def condemn(self) -> None:
+        self.condemned = True
+
+    def push(self, token_ids: Items[int]) -> Allowed:
+        if self.condemned:
+            raise InvalidGuideError("condemned")
+        self.tokens += len(token_ids)
+        while self.tokens == 2 and not self.let_go.is_set():
+            pass
+        if self.tokens == 2:
+            self.ended.set()
+        return Allowed(np.full(64, 255, np.uint8), may_end=False)
+
+
+def test_a_guide_that_takes_for_ever_fails_who_follow_it_and_the_rest_go_on(
+    qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.engine.guide.MASK_S", 0.05)
+    spinning = Spinning()
+    guide: Any = spinning
+    before, behind = compiled(choice=["before"]), compiled(choice=["behind"])
+    specs = [
+        spec("first", guide=before),
+        spec("stuck", guide=guide, sampling=Sampling(logit_bias=[(70, 100.0)])),
+        spec("too", prompt_ids=[9], guide=guide, sampling=Sampling(logit_bias=[(70, 100.0)])),
+        spec("last", guide=behind),
+        spec("free", max_tokens=12, ignore_eos=True),
+    ]
+
+    outputs, failures = drained(engine_of(qwen3), specs)
+
+    assert not spinning.ended.is_set()
+    told = {key: str(error) for failed in failures for key, error in failed.others.items()}
+    assert told == {"stuck": "condemned", "too": "condemned"}
+    assert text_of(ids(o for o in outputs if o.key == "first")) == "before"
+    assert text_of(ids(o for o in outputs if o.key == "last")) == "behind"
+    assert len(ids(o for o in outputs if o.key == "free")) == 12
+    spinning.let_go.set()
+    assert spinning.ended.wait(20)
+
+
+def test_a_thread_that_waits_for_the_processor_has_used_up_nothing(
+    qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What counts is what the thread computes: a busy machine condemns nobody."""
+    monkeypatch.setattr("workers.engine.guide.MASK_S", 0.001)
+    asked: list[None] = []
+    enough = Event()
+
+    class Waiting(Spinning):
+        def push(self, token_ids: Items[int]) -> Allowed:
+            self.tokens += len(token_ids)
+            assert enough.wait(20)
+            return Allowed(np.full(64, 255, np.uint8), may_end=False)
+
+    def leave(turn: Any) -> Any:
+        asked.append(None)
+        if len(asked) == 3:
+            enough.set()
+        return really_leave(turn)
+
+    really_leave = _Turn.leave
+    monkeypatch.setattr(_Turn, "leave", leave)
+    guide: Any = Waiting()
+
+    found = run(engine_of(qwen3), [spec(guide=guide, max_tokens=3)])
+
+    assert len(ids(found["a"])) == 3
+    assert len(asked) >= 3
 
 
 # ---- what it costs -------------------------------------------------------------------------------
