@@ -23,6 +23,7 @@ from workers.engine.adjust import adjust
 from workers.engine.attention import ATTENTION, PagedPool, attending
 from workers.engine.blocks import BlockManager
 from workers.engine.cpu_threads import cores, threads_for, use_cpu_threads
+from workers.engine.graphs import Capture, Graphs
 from workers.engine.guide import Guided, GuideThread, Masks
 from workers.engine.kv_transfer import Allocate, check_kv, export_kv, import_kv
 from workers.engine.line import GroupLostError
@@ -76,6 +77,7 @@ class KVEngine:
         stretch: how many times as long a step may take for prompts beside decodes; None is without limit.
         proposer: who guesses tokens, at most `guesses` for each decode in a step; nobody when absent.
         followers: who runs each forward too, where the node is a part of one; its sums wait for them.
+        capture: who records the steps of decodes, which are replayed then; not where there are followers.
 
     Attributes:
         forwards: how many forwards were run: exactly one per step.
@@ -97,6 +99,7 @@ class KVEngine:
         proposer: Proposer | None = None,
         guesses: int = 4,
         followers: Followers | None = None,
+        capture: Capture | None = None,
     ) -> None:
         if node.device.type == "cpu":
             use_cpu_threads(threads_for(node.parameters, cpu_cores or cores()))
@@ -126,12 +129,18 @@ class KVEngine:
             max_blocks=min(num_blocks, blocks.blocks_for(node.max_positions)),
             block_size=block_size,
             device=node.device,
+            padding_block=num_blocks,
         )
-        self._pool = PagedPool.of(node, slots=blocks.capacity_tokens)
+        self._pool = PagedPool.of(node, slots=blocks.capacity_tokens + 1)  # of which the last is for padding
         self._guides = GuideThread(max_rows=max_rows, vocab_size=node.vocab_size, device=node.device)
         self._node_key = node_key(node.name)
         node.use_attention(ATTENTION)
         check_node(node)
+        self._graphs: Graphs | None = None
+        if capture is not None and followers is None:
+            self._graphs = Graphs(
+                node, self._pool, self._builder, capture, max_rows=max_rows, key=self._node_key
+            )
 
     @property
     def has_work(self) -> bool:
@@ -304,13 +313,17 @@ class KVEngine:
     def _run(self, spans: list[Span]) -> _Ran:
         """One forward."""
         self.forwards += 1
-        step = self._builder.build(spans)
+        recorded = self._graphs.recorded(spans) if self._graphs is not None else None
+        step = self._builder.build(spans, rows=recorded.rows if recorded is not None else 0)
         masks = self._guides.begin(spans)
-        with (
-            attending(self._pool, step),
-            self._followers.computing(step) if self._followers is not None else nullcontext(),
-        ):
-            hidden = self.node.forward(self.node.embed(step.token_ids), step)
+        if recorded is not None:
+            hidden, logits = recorded.forward(len(spans))
+        else:
+            with (
+                attending(self._pool, step),
+                self._followers.computing(step) if self._followers is not None else nullcontext(),
+            ):
+                hidden = self.node.forward(self.node.embed(step.token_ids), step)
         self._fold(spans, hidden)
         wanted, scores, prompt_scores = step.scored, list[TokenScore](), list[TokenScore]()
         sizes = {"top": wanted.top if wanted else 0, "vocab_size": self.node.vocab_size}
@@ -319,18 +332,26 @@ class KVEngine:
                 lambda at: self.node.head(hidden, at), wanted.prompt_indices, wanted.prompt_ids, **sizes
             )
         if not step.logit_indices.numel():
+            if (
+                hidden.is_cuda
+            ):  # nothing is read back, and what a step takes is learned from: wait for its end
+                torch.cuda.current_stream(hidden.device).synchronize()
             return _Ran(tokens=[], scores=[], prompt_scores=prompt_scores)
-        logits = self.node.head(hidden, step.logit_indices)
+        if recorded is None:
+            logits = self.node.head(hidden, step.logit_indices)
         is_changed = step.adjusted is not None or masks is not None
         # What is scored are the logits as the model made them.
-        chosen_from = logits.clone() if is_changed and wanted else logits
+        made = logits.clone() if is_changed and wanted else logits
         if step.adjusted is not None:
-            adjust(chosen_from, step.adjusted)
-        failures = masks.apply(chosen_from) if masks is not None else {}
-        tokens = sample(chosen_from, step.sampling, self._node_key)
+            adjust(logits, step.adjusted)
+        failures = masks.apply(logits) if masks is not None else {}
+        if recorded is not None:
+            tokens = recorded.sample(step.sampling)
+        else:
+            tokens = sample(logits, step.sampling, self._node_key)
         if wanted and wanted.sampled.numel():
             taken = tokens.index_select(0, wanted.sampled)
-            scores = score(lambda at: logits.index_select(0, at), wanted.sampled, taken, **sizes)
+            scores = score(lambda at: made.index_select(0, at), wanted.sampled, taken, **sizes)
         ran = _Ran(tokens=tokens.tolist(), scores=scores, prompt_scores=prompt_scores)
         if masks is not None:
             ran.failures.update({key: _of_one(error) for key, error in failures.items()})

@@ -1,10 +1,13 @@
 """The step as fixed tensors: what the spans of one step mean, in int32 buffers that never move.
 
 Two blocks of memory, each one flat int32 buffer on the host (pinned for a GPU) with a twin on the
-device. Per step: token ids, positions, slots, spans, what to sample. Per row, rewritten only when
-another sequence takes the row: block table and sampling parameters. On the CPU a twin is the buffer
-itself. Addresses and strides stay the same from step to step, so a step can be captured; a layer
-reads these tensors and runs no Python per request.
+device. Per step: token ids, positions, slots, spans, what to sample and how. Per row, rewritten only
+when another sequence takes the row: the block table. On the CPU a twin is the buffer itself. Addresses
+and strides stay the same from step to step, so a step can be captured; a layer reads these tensors and
+runs no Python per request.
+
+A captured step computes as many rows as it was captured for. Those that a step has too few are padding:
+spans of one token each in one cell of the pool that is nobody's.
 
 KV length, position and slot are three different things: how many keys a span sees, where a token
 stands in its text, and which cell of the pool is its own.
@@ -115,36 +118,69 @@ class _Twins:
         self.host: Final[dict[str, Int32s]] = {n: self._host.numpy()[at] for n, at in regions.items()}
         self.device: Final = {name: self._device[at] for name, at in regions.items()}
 
+        self._copied: Final = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
+
     def upload(self) -> None:
-        # The engine reads every step's tokens back before it builds the next, so the pinned buffer is
-        # never overwritten while a copy of it is under way.
-        if self._device is not self._host:
+        """Begin to copy the host's side to the device; `wait` before it is written again."""
+        if self._copied is not None:
             self._device.copy_(self._host, non_blocking=True)
+            self._copied.record()
+
+    def wait(self) -> None:
+        """Until the last copy is done: a step that samples nothing is not waited for by anybody else."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+
+_PARAMS: Final = ("temperature", "top_p", "top_k", "min_p", "seed_low", "seed_high", "sample_index")
+"""How a row is sampled: kept on the host by row, and copied for those that a step samples."""
 
 
 class StepBuilder:
-    """Turns spans into a `Step`, in buffers allocated once."""
+    """Turns spans into a `Step`, in buffers allocated once.
+
+    Args:
+        padding_block: of the pool; its first cell is for padding, and nobody else's. None is without padding.
+    """
 
     def __init__(
-        self, *, max_rows: int, max_step_tokens: int, max_blocks: int, block_size: int, device: torch.device
+        self,
+        *,
+        max_rows: int,
+        max_step_tokens: int,
+        max_blocks: int,
+        block_size: int,
+        device: torch.device,
+        padding_block: int | None = None,
     ) -> None:
         self._block_size = block_size
+        self._padding_block = padding_block
         self._owners: list[tuple[Sequence, int] | None] = [None] * max_rows
         self._written = [0] * max_rows
         tokens = dict.fromkeys(("token_ids", "positions", "slots"), max_step_tokens)
         spans = dict.fromkeys(("rows", "kv_lengths"), max_rows)
-        sampled = dict.fromkeys(("logit_indices", "sampled_rows", "draws"), max(max_rows, max_step_tokens))
+        sampled = dict.fromkeys(("logit_indices", "draws", *_PARAMS), max(max_rows, max_step_tokens))
         self._step = _Twins(tokens | spans | sampled | {"query_offsets": max_rows + 1}, device)
-        params = ("temperature", "top_p", "top_k", "min_p", "seed_low", "seed_high", "sample_index")
-        self._table = _Twins({"blocks": max_rows * max_blocks} | dict.fromkeys(params, max_rows), device)
-        self._blocks = self._table.host["blocks"].reshape(max_rows, max_blocks)
-        self._temperature = self._table.host["temperature"].view(np.float32)
-        self._top_p = self._table.host["top_p"].view(np.float32)
-        self._min_p = self._table.host["min_p"].view(np.float32)
+        # The last row is padding's.
+        self._table = _Twins({"blocks": (max_rows + 1) * max_blocks}, device)
+        self._blocks = self._table.host["blocks"].reshape(max_rows + 1, max_blocks)
+        self._params: Final = {name: np.zeros(max_rows, np.int32) for name in _PARAMS}
+        self._temperature = self._params["temperature"].view(np.float32)
+        self._top_p = self._params["top_p"].view(np.float32)
+        self._min_p = self._params["min_p"].view(np.float32)
+        if padding_block is not None:
+            self._blocks[max_rows, 0] = padding_block
+            self._table.upload()
         self._ledger = Ledger(max_rows, device)
 
-    def build(self, spans: Items[Span]) -> Step:
-        """The step that computes `spans`; valid until the next call."""
+    def build(self, spans: Items[Span], *, rows: int = 0) -> Step:
+        """The step that computes `spans`; valid until the next call.
+
+        Where `rows` is given, the buffers hold a step of so many spans of one token each, as `captured` has
+        it: those of `spans`, and padding. Every one of `spans` is of one token and sampled then.
+        """
+        self._step.wait()
+        self._table.wait()
         self._seat(spans)
         starts = np.fromiter((span.start for span in spans), np.int32, len(spans))
         counts = np.fromiter((span.count for span in spans), np.int32, len(spans))
@@ -169,14 +205,48 @@ class StepBuilder:
         sampled = [n for n, span in enumerate(spans) if span.samples for _ in range(1 + span.guesses)]
         before_last = [back for span in spans if span.samples for back in range(span.guesses, -1, -1)]
         host["logit_indices"][: len(sampled)] = offsets[1:][sampled] - 1 - np.array(before_last, np.int32)
-        host["sampled_rows"][: len(sampled)] = host["rows"][:batch][sampled]
+        seats = host["rows"][:batch][sampled]
+        for name in _PARAMS:
+            host[name][: len(sampled)] = self._params[name][seats]
         host["draws"][: len(sampled)] = [
             spans[n].sequence.generated - back for n, back in zip(sampled, before_last, strict=True)
         ]
+        if rows > batch:
+            self._pad(batch, rows)
         self._step.upload()
         scored = self._scored(spans, offsets, sampled)
         adjusted = self._ledger.rows([spans[index].sequence for index in sampled])
-        return self._views(batch, total, len(sampled), scored, adjusted)
+        return self._views(batch, total, self._sampling_rows(seats), scored, adjusted)
+
+    def captured(self, rows: int, *, is_random: bool = False, is_filtered: bool = False) -> Step:
+        """A step of so many spans of one token, all sampled: what `build` fills in, at the same addresses.
+
+        Args:
+            rows: how many.
+            is_random: whether they are sampled as rows of which some are not greedy.
+            is_filtered: as rows of which some have any filter.
+        """
+        sampling = self._sampling_views(
+            rows,
+            is_random=is_random,
+            has_top_k=is_filtered,
+            has_top_p=is_filtered,
+            has_min_p=is_filtered,
+            candidates=None,
+        )
+        return self._views(rows, rows, sampling, None, None)
+
+    def _pad(self, batch: int, rows: int) -> None:
+        """Fill up with padding. How it is sampled is left as it was: nobody reads what comes of it."""
+        assert self._padding_block is not None, "padding has no block"
+        host = self._step.host
+        host["token_ids"][batch:rows] = 0
+        host["positions"][batch:rows] = 0
+        host["slots"][batch:rows] = self._padding_block * self._block_size
+        host["rows"][batch:rows] = len(self._owners)
+        host["kv_lengths"][batch:rows] = 1
+        host["query_offsets"][batch + 1 : rows + 1] = np.arange(batch + 1, rows + 1)
+        host["logit_indices"][batch:rows] = np.arange(batch, rows)
 
     def _seat(self, spans: Items[Span]) -> None:
         """Write the table's row of every sequence that is new in its row."""
@@ -191,16 +261,16 @@ class StepBuilder:
                     is_changed = True
                 continue
             self._owners[row], is_changed = (sequence, sequence.seats), True
-            sampling, host = sequence.spec.sampling, self._table.host
+            sampling, params = sequence.spec.sampling, self._params
             self._blocks[row] = 0
             self._write_blocks(row, sequence.blocks, 0)
             self._temperature[row], self._top_p[row] = sampling.temperature, sampling.top_p
             self._min_p[row] = sampling.min_p
-            host["top_k"][row] = max(sampling.top_k, 0)
+            params["top_k"][row] = max(sampling.top_k, 0)
             seed = np.array(sampling.seed, np.int64).view(np.uint64)
-            host["seed_low"][row] = (seed & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
-            host["seed_high"][row] = (seed >> np.uint64(32)).astype(np.uint32).view(np.int32)
-            host["sample_index"][row] = sampling.sample_index
+            params["seed_low"][row] = (seed & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
+            params["seed_high"][row] = (seed >> np.uint64(32)).astype(np.uint32).view(np.int32)
+            params["sample_index"][row] = sampling.sample_index
         if is_changed:
             self._table.upload()
 
@@ -235,7 +305,7 @@ class StepBuilder:
         self,
         batch: int,
         total: int,
-        sampled: int,
+        sampling: SamplingRows,
         scored: ScoredRows | None,
         adjusted: AdjustedRows | None,
     ) -> Step:
@@ -248,8 +318,8 @@ class StepBuilder:
             query_offsets=device["query_offsets"][: batch + 1],
             kv_lengths=device["kv_lengths"][:batch],
             block_table=self._table.device["blocks"].view(self._blocks.shape),
-            logit_indices=device["logit_indices"][:sampled],
-            sampling=self._sampling_rows(sampled),
+            logit_indices=device["logit_indices"][: len(sampling.draw_index)],
+            sampling=sampling,
             spans=Spans(
                 query_offsets=host["query_offsets"][: batch + 1],
                 kv_lengths=host["kv_lengths"][:batch],
@@ -260,32 +330,44 @@ class StepBuilder:
             adjusted=adjusted,
         )
 
-    def _sampling_rows(self, sampled: int) -> SamplingRows:
-        rows = self._step.host["sampled_rows"][:sampled]
-        is_random = self._temperature[rows] > 0
-        top_k = self._table.host["top_k"][rows]
-        has_top_k, has_top_p = is_random & (top_k > 0), is_random & (self._top_p[rows] < 1)
+    def _sampling_rows(self, seats: Int32s) -> SamplingRows:
+        """The rows that are sampled, by where their sequences sit."""
+        is_random, top_k = self._temperature[seats] > 0, self._params["top_k"][seats]
+        has_top_k, has_top_p = is_random & (top_k > 0), is_random & (self._top_p[seats] < 1)
         # A top-p without a top-k beside it may reach far down.
         is_narrow = bool(has_top_k.any()) and not bool((has_top_p & ~has_top_k).any())
-
-        on_device = self._step.device["sampled_rows"][:sampled]
-        table = {
-            name: part.index_select(0, on_device)
-            for name, part in self._table.device.items()
-            if name != "blocks"
-        }
-        return SamplingRows(
-            temperature=table["temperature"].view(torch.float32),
-            top_p=table["top_p"].view(torch.float32),
-            top_k=table["top_k"],
-            min_p=table["min_p"].view(torch.float32),
-            seed_low=table["seed_low"],
-            seed_high=table["seed_high"],
-            sample_index=table["sample_index"],
-            draw_index=self._step.device["draws"][:sampled],
+        return self._sampling_views(
+            len(seats),
             is_random=bool(is_random.any()),
             has_top_k=bool(has_top_k.any()),
             has_top_p=bool(has_top_p.any()),
-            has_min_p=bool((is_random & (self._min_p[rows] > 0)).any()),
+            has_min_p=bool((is_random & (self._min_p[seats] > 0)).any()),
             candidates=int(top_k[has_top_k].max()) if is_narrow else None,
+        )
+
+    def _sampling_views(
+        self,
+        sampled: int,
+        *,
+        is_random: bool,
+        has_top_k: bool,
+        has_top_p: bool,
+        has_min_p: bool,
+        candidates: int | None,
+    ) -> SamplingRows:
+        device = {name: self._step.device[name][:sampled] for name in (*_PARAMS, "draws")}
+        return SamplingRows(
+            temperature=device["temperature"].view(torch.float32),
+            top_p=device["top_p"].view(torch.float32),
+            top_k=device["top_k"],
+            min_p=device["min_p"].view(torch.float32),
+            seed_low=device["seed_low"],
+            seed_high=device["seed_high"],
+            sample_index=device["sample_index"],
+            draw_index=device["draws"],
+            is_random=is_random,
+            has_top_k=has_top_k,
+            has_top_p=has_top_p,
+            has_min_p=has_min_p,
+            candidates=candidates,
         )

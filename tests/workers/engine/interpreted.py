@@ -74,7 +74,7 @@ def made(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def _cells(step: Any, span: int) -> torch.Tensor:
     places = torch.arange(int(step.kv_lengths[span]))
-    size = step.spans.block_size
+    size = int(step.spans.block_size)
     blocks: torch.Tensor = step.block_table[step.rows[span].long()].long()
     return blocks[places // size] * size + places % size
 
@@ -110,7 +110,35 @@ def errors() -> dict[str, float]:
     return found
 
 
-CHECKS: Final[dict[str, Callable[[], Any]]] = {"errors": errors}
+def replays() -> dict[str, Any]:
+    """What an engine answers whose decodes are held against their recording, and one over torch alone."""
+    from shared.models.decoder_lm.nodes import load  # noqa: PLC0415 - takes seconds
+    from tests.tiny import tiny_checkpoint  # noqa: PLC0415
+    from tests.workers.engine.oracle import ids, run  # noqa: PLC0415
+    from tests.workers.engine.recorder import SameLaunches  # noqa: PLC0415
+    from workers.engine import attention  # noqa: PLC0415
+    from workers.engine.kv_engine import KVEngine  # noqa: PLC0415
+    from workers.engine.sequence import Sampling, SequenceSpec  # noqa: PLC0415
+    from workers.engine.triton_attention import attend  # noqa: PLC0415 - only where it is interpreted
+
+    torch.set_num_threads(1)
+    node, recorder = load(tiny_checkpoint("qwen3")), SameLaunches()
+    samplings = (Sampling(), Sampling(temperature=1, top_p=0.9, seed=2), Sampling(temperature=1, seed=1))
+    specs = [
+        SequenceSpec(key=str(n), prompt_ids=list(range(n, 3 * n + 2)), max_tokens=6 + n, sampling=sampling)
+        for n, sampling in enumerate(samplings)
+    ]
+
+    def answers(capture: SameLaunches | None) -> dict[str, list[int]]:
+        engine = KVEngine(node, num_blocks=32, block_size=4, max_step_tokens=16, max_rows=2, capture=capture)
+        return {key: ids(outputs) for key, outputs in run(engine, specs, every=2).items()}
+
+    expected = answers(None)
+    attention.__dict__["kernel_for"] = lambda _: recorder.watched(attend)  # as on a GPU
+    return {"answers": answers(recorder), "expected": expected, "replays": recorder.replays}
+
+
+CHECKS: Final[dict[str, Callable[[], Any]]] = {"errors": errors, "replays": replays}
 
 
 def found_by(check: str) -> Any:

@@ -49,6 +49,41 @@ def test_the_buffers_stay_where_they_are() -> None:
     assert addresses(5) == addresses(2)
 
 
+def test_padding_fills_a_captured_step_with_spans_in_a_cell_that_is_nobodys() -> None:
+    sizes = {"max_rows": 4, "max_step_tokens": 32, "max_blocks": 5, "block_size": 4}
+    fixed = StepBuilder(**sizes, device=CPU, padding_block=20)
+    captured = fixed.captured(4)
+    decode = seated("b", [40, 41, 42], [9, 1], row=2, sampling=Sampling(temperature=1, top_k=7))
+
+    fixed.build([Span(seated("a", list(range(9)), [3, 4, 5], row=0), 0, 9)])
+    step = fixed.build([Span(decode, 2, 1)], rows=4)
+
+    assert captured.token_ids.tolist() == [42, 0, 0, 0]
+    assert captured.positions.tolist() == [2, 0, 0, 0]
+    assert captured.slots.tolist() == [9 * 4 + 2, 80, 80, 80]
+    assert captured.rows.tolist() == [2, 4, 4, 4]
+    assert captured.kv_lengths.tolist() == [3, 1, 1, 1]
+    assert captured.query_offsets.tolist() == [0, 1, 2, 3, 4]
+    assert captured.logit_indices.tolist() == [0, 1, 2, 3]
+    assert captured.block_table[4, 0] == 20
+    assert captured.sampling.top_k[0] == 7
+    assert step.logit_indices.tolist() == [0]
+    assert len(step.sampling.top_k) == 1
+
+
+def test_a_captured_step_is_sampled_as_it_is_said() -> None:
+    plain = builder().captured(2, is_random=True).sampling
+    filtered = builder().captured(2, is_random=True, is_filtered=True).sampling
+
+    assert (plain.is_random, plain.is_filtered) == (True, False)
+    assert (filtered.has_top_k, filtered.has_top_p, filtered.has_min_p, filtered.candidates) == (
+        True,
+        True,
+        True,
+        None,
+    )
+
+
 def test_a_row_is_rewritten_when_another_sequence_takes_it() -> None:
     fixed = builder()
     fixed.build([Span(seated("a", [1], [4, 3, 2], row=1, sampling=Sampling(temperature=1, seed=5)), 0, 1)])
