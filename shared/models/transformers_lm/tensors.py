@@ -1,11 +1,21 @@
-"""A model's weights, read from safetensors through transformers' own renames, merges and ties. No pickle."""
+"""A model's weights, read from safetensors through transformers' own renames, merges and ties. No pickle.
 
+A file is mapped, and each tensor copied at most once. On a CPU in the dtype it is stored in it is not copied
+at all: the weights are the file's pages, which all processes on the machine share. Where one is converted or
+goes to a GPU, it does so by itself; no second model stands beside the one that is made.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Final
 
 import torch
 from safetensors import safe_open
+from transformers import core_model_loading as transformers_loading
+from transformers.integrations import accelerate as transformers_accelerate
 from transformers.utils import logging as transformers_logging
 
 from shared.models.checkpoint import CheckpointError
@@ -15,6 +25,8 @@ from shared.models.weights import Shard
 
 _RECOMPUTED: Final = "rotary_emb.inv_freq"
 """Stored by old checkpoints although it follows from `config.json`."""
+_MERGED: Final = re.compile(r"\.experts\.\d+\.")
+"""In the names of matrices that are stored expert by expert, and become one of all experts."""
 
 
 class _Counter:
@@ -76,15 +88,17 @@ def load_weights(
         for name in shard.tensors:
             state[name] = _CountedSlice(name, sizes[name], file.get_slice(name), counter, cuts.get(name))
     try:
-        model, info = model_class.from_pretrained(
-            None,
-            config=config,
-            state_dict=state,
-            dtype=dtype,
-            local_files_only=True,
-            ignore_mismatched_sizes=True,  # refused below, by name: transformers' own error names none
-            output_loading_info=True,
-        )
+        with _placing(in_turn=any(_MERGED.search(name) for name in sizes)):
+            model, info = model_class.from_pretrained(
+                None,
+                config=config,
+                state_dict=state,
+                dtype=dtype,
+                device_map={"": device},
+                local_files_only=True,
+                ignore_mismatched_sizes=True,  # refused below, by name: transformers' own error names none
+                output_loading_info=True,
+            )
     except RuntimeError as error:
         raise CheckpointError(
             f"the weights in {shards[0].path.parent} do not fit {model_class.__name__}: {error}"
@@ -104,5 +118,24 @@ def load_weights(
                 f"the weights in {shards[0].path.parent} {what} {model_class.__name__}: "
                 f"{len(names)} tensors, {listed}; are config.json and the weights of one checkpoint?"
             )
-    # To the device afterwards: transformers places tensors by itself only with `accelerate` installed.
-    return model.to(device).requires_grad_(requires_grad=False)
+    return model.requires_grad_(requires_grad=False)
+
+
+@contextmanager
+def _placing(*, in_turn: bool) -> Iterator[None]:
+    """Have transformers put tensors on a device by itself.
+
+    It can, but as soon as it is told of a device it asks for `accelerate`, which it needs for several.
+
+    Args:
+        in_turn: read no tensor before the one before it is in the model. Its threads read ahead, which is
+            faster, but what is read before it is merged is there twice.
+    """
+    placing, loading = transformers_accelerate, transformers_loading
+    has_accelerate, says = placing.is_accelerate_available, loading.is_env_variable_true
+    placing.is_accelerate_available = lambda *_: True
+    loading.is_env_variable_true = lambda name: name == "HF_DEACTIVATE_ASYNC_LOAD" and in_turn
+    try:
+        yield
+    finally:
+        placing.is_accelerate_available, loading.is_env_variable_true = has_accelerate, says
