@@ -31,6 +31,7 @@ from workers.stateless.nodes import StatelessNodes
 
 if TYPE_CHECKING:
     from workers.engine.follower import FollowingEngine
+    from workers.engine.graphs import Capture
     from workers.engine.kv_engine import KVEngine
     from workers.engine.kv_transfer import Allocate
     from workers.engine.node import Node
@@ -146,7 +147,18 @@ def make_engine(
         if has_stateless
         else at.cores,
         followers=followers,
+        capture=_capture(settings, device),
     )
+
+
+def _capture(settings: EngineSettings, device: torch.device) -> "Capture | None":
+    """Who records steps of decodes: on a GPU, where a kernel attends that asks the host nothing."""
+    if device.type != "cuda" or not settings.cuda_graphs:
+        return None
+    from workers.engine.attention_kernel import kernel_for  # noqa: PLC0415 - where there is CUDA
+    from workers.engine.graphs import CudaCapture  # noqa: PLC0415 - the same
+
+    return CudaCapture(device) if kernel_for(device.type) is not None else None
 
 
 def make_follower(

@@ -34,6 +34,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         speculate: so many tokens at most are guessed ahead for each answer in a step; 0 is none.
         draft: a folder with a smaller checkpoint that guesses; without one, what followed the same tokens
             before is guessed.
+        cuda_graphs: whether, on a GPU, steps of decodes are recorded at start and replayed.
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -46,6 +47,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stretch: Annotated[float, Meta(ge=1, le=1000)] | None = 1.8
     speculate: Annotated[int, Meta(ge=0, le=32)] = 0
     draft: str | None = None
+    cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
         if self.warm and not self.prefix_cache:

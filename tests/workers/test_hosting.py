@@ -12,6 +12,7 @@ from tests.workers.engine.oracle import ids, run
 from tests.workers.engine.test_kv_transfer import EXPORT, Slots
 from workers import hosting, memory
 from workers.devices import choose_device
+from workers.engine import attention_kernel, graphs
 from workers.engine.cpu_threads import cores
 from workers.engine.sequence import SequenceSpec
 from workers.hosting import make_engine, make_stateless, nodes_of, seat
@@ -161,6 +162,30 @@ def test_a_draft_of_another_vocabulary_is_refused() -> None:
     settings = EngineSettings(speculate=4, draft=str(tiny_orpheus()))
     with pytest.raises(ConfigError, match="expected one with the same tokenizer"):
         make_engine(resolve(str(tiny_checkpoint("qwen3"))), settings, 0, no_progress)
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "has_kernel", "is_recorded"),
+    [
+        ("cuda:0", EngineSettings(), True, True),
+        ("cuda:0", EngineSettings(cuda_graphs=False), True, False),
+        ("cuda:0", EngineSettings(), False, False),
+        ("cpu", EngineSettings(), True, False),
+    ],
+)
+def test_steps_are_recorded_on_a_gpu_over_a_kernel_that_asks_the_host_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    settings: EngineSettings,
+    has_kernel: bool,
+    is_recorded: bool,
+) -> None:
+    monkeypatch.setattr(attention_kernel, "kernel_for", lambda _: torch.add if has_kernel else None)
+    monkeypatch.setattr(graphs, "CudaCapture", lambda on: ("recorded on", on))
+
+    capture = hosting._capture(settings, torch.device(device))
+
+    assert capture == (("recorded on", torch.device(device)) if is_recorded else None)
 
 
 def test_progress_is_told_while_weights_load() -> None:

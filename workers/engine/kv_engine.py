@@ -332,9 +332,8 @@ class KVEngine:
                 lambda at: self.node.head(hidden, at), wanted.prompt_indices, wanted.prompt_ids, **sizes
             )
         if not step.logit_indices.numel():
-            if (
-                hidden.is_cuda
-            ):  # nothing is read back, and what a step takes is learned from: wait for its end
+            if hidden.is_cuda:
+                # Nothing is read back, and what a step takes is learned from: wait for its end.
                 torch.cuda.current_stream(hidden.device).synchronize()
             return _Ran(tokens=[], scores=[], prompt_scores=prompt_scores)
         if recorded is None:

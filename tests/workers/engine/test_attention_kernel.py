@@ -1,0 +1,39 @@
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from workers.engine import attention_kernel
+from workers.engine.attention_kernel import kernel_for
+
+
+@pytest.fixture(autouse=True)
+def _asked_for_the_first_time() -> Iterator[None]:
+    kernel_for.cache_clear()
+    yield
+    kernel_for.cache_clear()
+
+
+def test_on_a_cpu_torch_alone_attends() -> None:
+    assert kernel_for("cpu") is None
+
+
+def test_on_a_gpu_it_is_the_triton_kernel_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    module = pytest.importorskip("workers.engine.triton_attention", reason="Triton is made for Linux only")
+
+    with caplog.at_level(logging.INFO):
+        assert [kernel_for("cuda") for _ in range(3)] == [module.attend] * 3
+
+    assert [record.message for record in caplog.records] == [
+        "attention on GPUs: Triton kernel over the paged pool"
+    ]
+
+
+def test_without_triton_torch_attends_and_the_log_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(attention_kernel, "find_spec", lambda _: None)
+
+    assert kernel_for("cuda") is None
+
+    assert "pip install triton" in caplog.text
