@@ -38,6 +38,8 @@ GREETING_S: Final = 5.0
 AGAIN_S: Final = 1.0
 """A follower that does not answer is tried again after this time, and at once when it joins again."""
 _SAY_AFTER_S: Final = 5.0
+_WELCOME: Final = b"welcome"
+_ALL_CAME: Final = b"all came"
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,40 +138,48 @@ class Door:
 
         Raises:
             ConfigError: the leader has another configuration.
+            GroupLostError: the leader came, and went before all other followers had come.
         """
-        loop = asyncio.get_running_loop()
         while True:
-            connection, peer = await loop.sock_accept(self._listener)
+            connection, peer = await asyncio.get_running_loop().sock_accept(self._listener)
             try:
                 async with asyncio.timeout(GREETING_S):
                     greeting = msgspec.msgpack.decode(await _hear(connection), type=Greeting)
-                if not hmac.compare_digest(greeting.secret, self._secret):
-                    raise ValueError("it does not know the secret")
+                if hmac.compare_digest(greeting.secret, self._secret):
+                    self.close()
+                    return await self._follow(connection, greeting)
+                why = "it does not know the secret"
             except (OSError, TimeoutError, ValueError, msgspec.MsgspecError) as error:
-                _LOGGER.warning(
-                    "rank %d sent %s away, which is not its leader: %s", self.rank, peer[0], error
-                )
+                why = str(error)
+            except BaseException:
                 connection.close()
-                continue
-            self.close()
-            copy = self.config.copy_of(self.rank)
-            if (greeting.digest, greeting.index) != (_digest(self.config), copy.index(self.rank)):
-                raise ConfigError(
-                    f"rank {self.rank} and its leader, rank {copy[0]}, have different configurations: "
-                    "expected the same model, node_groups and model_kwargs on all members of a copy"
-                )
-            await _say(connection, b"welcome")
-            return Copy(
-                Meeting(
-                    index=greeting.index,
-                    size=greeting.size,
-                    address=greeting.address,
-                    port=greeting.port,
-                    own_address=self.config.data_plane.address,
-                    key=greeting.key,
-                ),
-                [Line(connection, f"rank {copy[0]}, which leads,")],
+                raise
+            connection.close()
+            _LOGGER.warning("rank %d sent %s away, which is not its leader: %s", self.rank, peer[0], why)
+
+    async def _follow(self, connection: socket.socket, greeting: Greeting) -> Copy:
+        """The copy, once all have come to it."""
+        copy = self.config.copy_of(self.rank)
+        leader = f"rank {copy[0]}, which leads,"
+        if (greeting.digest, greeting.index) != (_digest(self.config), copy.index(self.rank)):
+            raise ConfigError(
+                f"rank {self.rank} and {leader} have different configurations: expected the same model, "
+                "node_groups and model_kwargs on all members of a copy"
             )
+        try:
+            await _say(connection, _WELCOME)
+            await _hear(connection)  # that all have come, however long that takes
+        except (OSError, ValueError) as error:
+            raise GroupLostError(f"{leader} is gone before all others had come") from error
+        meeting = Meeting(
+            index=greeting.index,
+            size=greeting.size,
+            address=greeting.address,
+            port=greeting.port,
+            own_address=self.config.data_plane.address,
+            key=greeting.key,
+        )
+        return Copy(meeting, [Line(connection, leader)])
 
     def close(self) -> None:
         self._listener.close()
@@ -183,13 +193,14 @@ async def gather(log: Log, subjects: Subjects, config: DeploymentConfig, rank: R
 
     Raises:
         ConfigError: the address is not this machine's.
+        GroupLostError: one that had come has gone, before all others had come.
     """
     leader, *following = config.copy_of(rank)
     listener = _listening(config, leader)
     address, port = listener.getsockname()[:2]
     key = secrets.token_hex(16)
     cards = _Cards()
-    lines: list[Line] = []
+    connections: list[socket.socket] = []
 
     def greeting(card: Card, index: int) -> Greeting:
         return Greeting(
@@ -206,12 +217,15 @@ async def gather(log: Log, subjects: Subjects, config: DeploymentConfig, rank: R
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(cards.read(log, subjects), name="cards")
             for index, follower in enumerate(following, start=1):
-                lines.append(await _connect(cards, follower, index, greeting))
+                connections.append(await _connect(cards, follower, index, greeting))
             reading.cancel()
-    except BaseException:
-        listener.close()
-        for line in lines:
-            line.close()
+        for connection in connections:  # not before: who waits for the others' sums waits not for long
+            await _say(connection, _ALL_CAME)
+    except BaseException as error:
+        for one in (listener, *connections):
+            one.close()
+        if isinstance(error, OSError):
+            raise GroupLostError("a follower came, and went before all others had come") from error
         raise
     meeting = Meeting(
         index=0,
@@ -222,7 +236,8 @@ async def gather(log: Log, subjects: Subjects, config: DeploymentConfig, rank: R
         key=key,
         listener=listener,
     )
-    return Copy(meeting, lines)
+    named = zip(connections, following, strict=True)
+    return Copy(meeting, [Line(one, f"rank {follower}, which follows,") for one, follower in named])
 
 
 class _Cards:
@@ -247,8 +262,8 @@ class _Cards:
 
 async def _connect(
     cards: _Cards, follower: Rank, index: int, greeting: Callable[[Card, int], Greeting]
-) -> Line:
-    """The line to one follower, once there is one that answers."""
+) -> socket.socket:
+    """A connection to one follower, once there is one that answers."""
     waited_s, said = 0.0, False
     while True:
         cards.news.clear()
@@ -256,7 +271,7 @@ async def _connect(
         connection = await _greet(card, greeting(card, index)) if card is not None else None
         if connection is not None:
             _LOGGER.info("rank %d follows", follower)
-            return Line(connection, f"rank {follower}, which follows,")
+            return connection
         if waited_s >= _SAY_AFTER_S and not said:
             said = True
             _LOGGER.info("waiting for rank %d, which shares this rank's node", follower)
@@ -275,7 +290,7 @@ async def _greet(card: Card, greeting: Greeting) -> socket.socket | None:
         async with asyncio.timeout(GREETING_S):
             await asyncio.get_running_loop().sock_connect(connection, (card.address, card.port))
             await _say(connection, msgspec.msgpack.encode(greeting))
-            if await _hear(connection) == b"welcome":
+            if await _hear(connection) == _WELCOME:
                 return connection
     except (OSError, TimeoutError, ValueError):
         pass  # of a life that is over, or not reached now
