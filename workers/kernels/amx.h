@@ -92,42 +92,37 @@ inline bool allowed() {
 
 #endif
 
-// Rows of x times two or four vectors of columns: tiles 0 to 3 are sums, 4 is x, 5 to 7 are weights.
-template <class Put>
-void multiply_span(const bfloat16* x, size_t stride, const bfloat16* w, int depth, int first, int end, int column,
-                   int width, const Put& put) {
-  constexpr size_t PANEL_ROW = 64 * 2 * sizeof(bfloat16);
-  alignas(64) float sums[TILE_ROWS][64];
+// Rows of x times a unit of four panels: tiles 0 to 3 are sums, 4 is x, 5 to 7 are weights.
+inline void multiply_unit(const bfloat16* x, size_t stride, int rows, const bfloat16* w, int depth,
+                          const bfloat16* next, Floats* y) {
+  constexpr int UNIT = 4;
+  constexpr size_t TILE_ROW = 64, Y_ROW = UNIT * sizeof(Floats);
+  const size_t panel = size_t(LANES) * depth;
+  const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, lines = (TILE_ROWS * UNIT + tiles - 1) / tiles;
+  const char *ahead = reinterpret_cast<const char*>(next), *end = ahead + UNIT * panel * sizeof(bfloat16);
   Palette palette;
   for (int tile = 0; tile < 8; ++tile) palette.row_bytes[tile] = 64, palette.rows[tile] = TILE_ROWS;
   int shaped = 0;
-  for (int row = first; row < end; row += TILE_ROWS) {
-    const int rows = end - row < TILE_ROWS ? end - row : TILE_ROWS;
-    if (rows != shaped) {
-      for (int tile = 0; tile < 5; ++tile) palette.rows[tile] = static_cast<uint8_t>(rows);
+  for (int first = 0; first < rows; first += TILE_ROWS) {
+    const int count = rows - first < TILE_ROWS ? rows - first : TILE_ROWS;
+    if (count != shaped) {
+      for (int tile = 0; tile < 5; ++tile) palette.rows[tile] = static_cast<uint8_t>(count);
       shape(palette);
-      shaped = rows;
+      shaped = count;
     }
     zero<0>(), zero<1>(), zero<2>(), zero<3>();
     for (int k = 0; k < depth; k += TILE_DEPTH) {
-      const char* at = reinterpret_cast<const char*>(w) + k / 2 * PANEL_ROW;
-      load<4>(x + row * stride + k, stride * sizeof(bfloat16));
-      load<5>(at, PANEL_ROW), multiply<0, 4, 5>();
-      load<6>(at + 64, PANEL_ROW), multiply<1, 4, 6>();
-      if (width == 2) continue;
-      load<7>(at + 128, PANEL_ROW), multiply<2, 4, 7>();
-      load<5>(at + 192, PANEL_ROW), multiply<3, 4, 5>();
+      if (next && tiles > 1)
+        for (int line = 0; line < lines && ahead < end; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+      const bfloat16* at = w + size_t(k) * LANES;
+      load<4>(x + first * stride + k, stride * sizeof(bfloat16));
+      load<5>(at, TILE_ROW), multiply<0, 4, 5>();
+      load<6>(at + panel, TILE_ROW), multiply<1, 4, 6>();
+      load<7>(at + 2 * panel, TILE_ROW), multiply<2, 4, 7>();
+      load<5>(at + 3 * panel, TILE_ROW), multiply<3, 4, 5>();
     }
-    store<0>(&sums[0][0], sizeof sums[0]), store<1>(&sums[0][16], sizeof sums[0]);
-    if (width == 4) store<2>(&sums[0][32], sizeof sums[0]), store<3>(&sums[0][48], sizeof sums[0]);
-    for (int number = 0; number < rows; ++number) {
-      Floats y[4];
-      for (int v = 0; v < width; ++v) y[v] = dalsegno::load(&sums[number][v * LANES]);
-      if (width == 4)
-        put(row + number, column, reinterpret_cast<Floats(&)[4]>(y));
-      else
-        put(row + number, column, reinterpret_cast<Floats(&)[2]>(y));
-    }
+    Floats* to = y + first * UNIT;
+    store<0>(to, Y_ROW), store<1>(to + 1, Y_ROW), store<2>(to + 2, Y_ROW), store<3>(to + 3, Y_ROW);
   }
 }
 

@@ -119,9 +119,8 @@ inline void rotate(float* x, const float* cos, const float* sin, int dim) {
 
 inline Floats silu(Floats x) { return x / (exponential(-x) + 1.0f); }
 
-template <size_t width>
-inline void put_floats(float* to, const Floats (&values)[width]) {
-  for (size_t v = 0; v < width; ++v) store(to + v * LANES, values[v]);
+inline void put_floats(float* to, const Floats* unit) {
+  for (int v = 0; v < UNIT; ++v) store(to + v * LANES, unit[v]);
 }
 
 // What the members of a team share of one step.
@@ -150,7 +149,7 @@ struct Body {
       T *keys = static_cast<T*>(step.keys[number]), *values = static_cast<T*>(step.values[number]);
       normalise(team, phase++, layer.norm_in);
       product(team, phase++, narrow, narrow_width, tokens, packed<T>(layer.qkv),
-              [&](int row, int column, auto& y) { put_floats(qkv + row * size_t(qkv_width) + column, y); });
+              [&](int row, int column, const Floats* y) { put_floats(qkv + row * size_t(qkv_width) + column, y); });
       team.meet();
       each(team, phase++, [&](int token) { turn_and_keep(layer, token, keys, values); });
       attention(team, phase++, layer, keys, values);
@@ -158,10 +157,9 @@ struct Body {
       team.meet();
       normalise(team, phase++, layer.norm_post);
       product(team, phase++, narrow, narrow_width, tokens, packed<T>(layer.gate_up),
-              [&](int row, int column, auto& y) {
+              [&](int row, int column, const Floats* y) {
                 T* to = wide + row * size_t(wide_width) + column / 2;
-                constexpr int pairs = sizeof(y) / sizeof(Floats) / 2;
-                for (int pair = 0; pair < pairs; ++pair)
+                for (int pair = 0; pair < UNIT / 2; ++pair)
                   store(to + pair * LANES, silu(y[2 * pair]) * y[2 * pair + 1]);
               });
       team.meet();
@@ -191,10 +189,9 @@ struct Body {
 
   // Add a product to the residual stream.
   auto adding(const float* bias, int biased) const {
-    return [this, bias, biased](int row, int column, auto& y) {
+    return [this, bias, biased](int row, int column, const Floats* y) {
       float* to = state + row * size_t(state_width) + column;
-      constexpr int width = sizeof(y) / sizeof(Floats);
-      for (int v = 0; v < width; ++v) {
+      for (int v = 0; v < UNIT; ++v) {
         Floats sum = load(to + v * LANES) + y[v];
         if (bias && column + v * LANES < biased) sum += load(bias + column + v * LANES);
         store(to + v * LANES, sum);
@@ -246,11 +243,12 @@ std::vector<QueryTile>& tiles_of(std::vector<QueryTile>& tiles, const Model& mod
 
 template <class T>
 void run_body(Context& context, const Model& model, const Step& step) {
-  const int heads = model.heads * model.dim, panel = PANEL;
-  const int qkv_width = round_up(heads + 2 * model.kv_heads * model.dim, panel);
-  const int narrow_width = round_up(std::max(model.hidden, heads), panel);
-  const int wide_width = round_up(model.intermediate, panel);
-  const int state_width = round_up(model.hidden, panel);
+  // Rows are as wide as the units that are written to them.
+  const int heads = model.heads * model.dim, unit = UNIT * LANES;
+  const int qkv_width = round_up(heads + 2 * model.kv_heads * model.dim, unit);
+  const int narrow_width = row_stride<T>(round_up(std::max(model.hidden, heads), unit));
+  const int wide_width = row_stride<T>(round_up(model.intermediate, unit));
+  const int state_width = round_up(model.hidden, unit);
   const size_t tokens = step.tokens;
   char* room = context.scratch.room(tokens * (sizeof(float) * (qkv_width + state_width) +
                                               sizeof(T) * (narrow_width + wide_width)));
@@ -265,11 +263,11 @@ void run_body(Context& context, const Model& model, const Step& step) {
 
 template <class T>
 void run_linear(Context& context, const Packed<T>& w, const float* x, int rows, float* y, size_t stride) {
-  const int depth = w.depth();
-  T* narrow = reinterpret_cast<T*>(context.scratch.room(rows * sizeof(T) * depth));
+  const int depth = w.depth(), width = row_stride<T>(depth);
+  T* narrow = reinterpret_cast<T*>(context.scratch.room(rows * sizeof(T) * width));
   context.team.run(2, [&](Team& team) {
     for (int row; (row = team.take(0)) < rows;) {
-      T* to = narrow + row * size_t(depth);
+      T* to = narrow + row * size_t(width);
       const float* from = x + row * size_t(w.k);
       int at = 0;
       for (; at + LANES <= w.k; at += LANES) store(to + at, load(from + at));
@@ -283,11 +281,10 @@ void run_linear(Context& context, const Packed<T>& w, const float* x, int rows, 
       std::memset(to + w.k, 0, (depth - w.k) * sizeof(T));
     }
     team.meet();
-    product(team, 1, narrow, depth, rows, w, [&](int row, int column, auto& values) {
+    product(team, 1, narrow, width, rows, w, [&](int row, int column, const Floats* values) {
       float* to = y + row * stride + column;
-      constexpr int width = sizeof(values) / LANES / sizeof(float);
-      if (column + width * LANES <= w.n) return put_floats(to, values);
-      float all[width * LANES];
+      if (column + UNIT * LANES <= w.n) return put_floats(to, values);
+      float all[UNIT * LANES];
       put_floats(all, values);
       if (column < w.n) std::memcpy(to, all, (w.n - column) * sizeof(float));
     });
@@ -328,8 +325,8 @@ void dalsegno_close(void* context) { delete static_cast<Context*>(context); }
 
 // Bytes of a packed matrix (n, k).
 int64_t dalsegno_packed_bytes(int dtype, int32_t n, int32_t k) {
-  const int64_t panels = (n + PANEL - 1) / PANEL * int64_t{PANEL};
-  return dtype ? panels * round_up(k, Format<bfloat16>::GRAIN) * 2 : panels * round_up(k, Format<float>::GRAIN) * 4;
+  const int64_t columns = round_up(n, UNIT * LANES);
+  return dtype ? columns * round_up(k, Format<bfloat16>::GRAIN) * 2 : columns * round_up(k, Format<float>::GRAIN) * 4;
 }
 
 void dalsegno_pack(void* context, int dtype, void* into, const void* w, int32_t n, int32_t k, int64_t stride,

@@ -1,12 +1,17 @@
-// Matrices packed into panels of 64 columns, and products with them.
+// Matrices packed into panels of sixteen columns, and products with them.
 //
-// y = x W^T for weights W (n, k) as checkpoints have them. A panel holds 64 of the n rows side by side, k after
-// k (of bfloat16: two k at a time, as the instructions want them), so that a product reads memory from
-// front to back, once. Each number of y is summed up over k from the first to the last, in one accumulator,
+// y = x W^T for weights W (n, k) as checkpoints have them. A panel holds sixteen of the n rows side by side, k
+// after k (of bfloat16: two k at a time, as the instructions want them), so that a product reads memory from
+// front to back. Each number of y is summed up over k from the first to the last, in one accumulator,
 // however many rows x has: so what a row comes to does not depend on who is computed beside it.
+//
+// Weights come from memory at the pace of a few rows' arithmetic. The first rows of a step wait for them, the
+// others find them in the cache; while these are computed, what comes next is brought from memory already.
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "numbers.h"
 #include "team.h"
@@ -18,11 +23,20 @@
 
 namespace dalsegno {
 
-constexpr int PANEL = 64;
-constexpr int PANEL_VECTORS = PANEL / LANES;
+constexpr int UNIT = 4;              // panels that are computed together
+constexpr int UNITS_IN_A_ROW = 4;
 constexpr size_t BLOCK_BYTES = 384 << 10;  // of x, that stay in a core's cache beside a panel
+constexpr int MOST_ROWS_OF_BLOCK = 192;
 
 inline constexpr int round_up(int number, int multiple) { return (number + multiple - 1) / multiple * multiple; }
+
+// How far apart rows of so many numbers stand: an odd number of cache lines. Rows 2 KiB apart would all want the
+// same few places of the first cache.
+template <class T>
+constexpr int row_stride(int numbers) {
+  constexpr int LINE = 64 / sizeof(T);
+  return ((numbers + LINE - 1) / LINE | 1) * LINE;
+}
 
 template <class T>
 struct Format;
@@ -37,23 +51,12 @@ struct Format<bfloat16> {
   static constexpr int GRAIN = 32;
 };
 
-// How many rows of x and vectors of columns are computed at once: as many as there are registers for.
+// How many rows of x are computed at once: what registers allow.
 #if defined(__AVX512F__)
-constexpr int WIDTH = 4;
-#if defined(__AVX512BF16__)
-constexpr int BFLOAT_ROWS = 6;
+constexpr int ROWS = 6;
 #else
-constexpr int BFLOAT_ROWS = 4;
+constexpr int ROWS = 1;
 #endif
-constexpr int FLOAT_ROWS = 6;
-#else
-constexpr int WIDTH = 2;
-constexpr int BFLOAT_ROWS = 2;
-constexpr int FLOAT_ROWS = 2;
-#endif
-
-template <class T>
-constexpr int ROWS = sizeof(T) == 2 ? BFLOAT_ROWS : FLOAT_ROWS;
 
 template <class T>
 struct Packed {
@@ -61,8 +64,8 @@ struct Packed {
   int n;
   int k;
   int depth() const { return round_up(k, Format<T>::GRAIN); }  // what x's rows must be filled up to, with zeros
-  int panels() const { return (n + PANEL - 1) / PANEL; }
-  const T* panel(int number) const { return data + static_cast<size_t>(number) * PANEL * depth(); }
+  int units() const { return (n + UNIT * LANES - 1) / (UNIT * LANES); }
+  const T* panel(int number) const { return data + size_t(number) * LANES * depth(); }
 };
 
 inline void multiply(Floats& into, const float* x, Floats w) { into += w * *x; }
@@ -79,85 +82,76 @@ inline void multiply(Floats& into, const bfloat16* x, Words w) {
 inline Floats weights_at(const float* at) { return load(at); }
 inline Words weights_at(const bfloat16* at) { return load_raw<Words>(at); }
 
-// `rows` rows of x times `width` vectors of columns.
-template <class T, int rows, int width>
-inline __attribute__((always_inline)) void multiply_tile(const T* x, size_t stride, const T* w, int depth,
-                                                         Floats (&y)[rows][width]) {
+// Memory to bring into the cache meanwhile: so many lines at each step, from there on.
+struct Ahead {
+  const char* from;
+  int lines;
+};
+
+// `rows` rows of x times a unit: y (rows, UNIT).
+template <class T, int rows>
+void multiply_rows(const T* x, size_t stride, const T* w, int depth, Ahead ahead, Floats* y) {
   constexpr int STEP = Format<T>::DEPTH;
-  for (auto& row : y)
-    for (auto& vector : row) vector = Floats{};
-  for (int k = 0; k < depth; k += STEP, w += PANEL * STEP) {
-    if (width == PANEL_VECTORS && rows <= 2)
-      for (int line = 0; line < PANEL_VECTORS; ++line)
-        __builtin_prefetch(reinterpret_cast<const char*>(w) + 4096 + 64 * line);
-    decltype(weights_at(w)) now[width];
-    for (int v = 0; v < width; ++v) now[v] = weights_at(w + v * LANES * STEP);
+  Floats sums[rows][UNIT] = {};
+  for (const T* end = w + size_t(LANES) * depth; w != end; w += LANES * STEP, x += STEP) {
+    for (int line = 0; line < ahead.lines; ++line, ahead.from += 64) __builtin_prefetch(ahead.from, 0, 2);
+    decltype(weights_at(w)) now[UNIT];
+    for (int panel = 0; panel < UNIT; ++panel) now[panel] = weights_at(w + size_t(panel) * LANES * depth);
     for (int row = 0; row < rows; ++row)
-      for (int v = 0; v < width; ++v) multiply(y[row][v], x + row * stride + k, now[v]);
+      for (int panel = 0; panel < UNIT; ++panel) multiply(sums[row][panel], x + row * stride, now[panel]);
   }
+  for (int row = 0; row < rows; ++row)
+    for (int panel = 0; panel < UNIT; ++panel) y[row * UNIT + panel] = sums[row][panel];
 }
 
-template <class T, int rows, int width, class Put>
-inline void multiply_rows(const T* x, size_t stride, const T* w, int depth, int first, int column, const Put& put) {
-  Floats y[rows][width];
-  multiply_tile<T, rows, width>(x + first * stride, stride, w, depth, y);
-  for (int row = 0; row < rows; ++row) put(first + row, column, y[row]);
+template <class T, int... rows>
+constexpr auto multiplies(std::integer_sequence<int, rows...>) {
+  return std::array{multiply_rows<T, rows + 1>...};
 }
 
-template <class T, int width, class Put>
-inline void multiply_span(const T* x, size_t stride, const T* w, int depth, int first, int end, int column,
-                          const Put& put) {
-  const int tiles = (end - first + ROWS<T> - 1) / ROWS<T>;
+// All rows of a block times one unit: y (rows, UNIT). `next` is the unit that follows, or null.
+template <class T>
+void multiply_unit(const T* x, size_t stride, int rows, const T* w, int depth, const T* next, Floats* y) {
+#if defined(DALSEGNO_AMX)
+  if constexpr (sizeof(T) == 2) return amx::multiply_unit(x, stride, rows, w, depth, next, y);
+#endif
+  static constexpr auto by_rows = multiplies<T>(std::make_integer_sequence<int, ROWS>());
+  const int tiles = (rows + ROWS - 1) / ROWS, lines = (UNIT + tiles - 1) / tiles;
+  const size_t bytes = size_t(UNIT) * LANES * depth * sizeof(T), each = bytes / UNIT * lines;
   for (int tile = 0; tile < tiles; ++tile) {
     // As even as can be: eight rows are four and four, not six and two.
-    const int from = first + (end - first) * tile / tiles, count = first + (end - first) * (tile + 1) / tiles - from;
-    switch (count) {
-      case 1: multiply_rows<T, 1, width>(x, stride, w, depth, from, column, put); break;
-      case 2: multiply_rows<T, 2, width>(x, stride, w, depth, from, column, put); break;
-#if defined(__AVX512F__)
-      case 3: multiply_rows<T, 3, width>(x, stride, w, depth, from, column, put); break;
-      case 4: multiply_rows<T, 4, width>(x, stride, w, depth, from, column, put); break;
-      case 5: multiply_rows<T, 5, width>(x, stride, w, depth, from, column, put); break;
-      case 6: multiply_rows<T, 6, width>(x, stride, w, depth, from, column, put); break;
-#endif
-    }
+    const int first = rows * tile / tiles, count = rows * (tile + 1) / tiles - first;
+    const Ahead ahead{reinterpret_cast<const char*>(next) + tile * each,
+                      next && tiles > 1 && tile * each < bytes ? lines : 0};
+    by_rows[count - 1](x + first * stride, stride, w, depth, ahead, y + first * UNIT);
   }
 }
 
-// All members: y = x W^T, for x (rows, depth). `put(row, column, vectors)` is told `WIDTH` vectors of a row,
-// or two where the columns are shared out more finely; columns beyond n are among them.
+// All members: y = x W^T, for x (rows, depth). `put(row, column, vectors)` is told of each row of a unit; columns
+// beyond n are among them.
 template <class T, class Put>
 void product(Team& team, int phase, const T* x, size_t stride, int rows, const Packed<T>& w, const Put& put) {
-  const int depth = w.depth(), panels = w.panels();
-  const int block = std::max<int>(ROWS<T>, BLOCK_BYTES / (sizeof(T) * depth) / ROWS<T> * ROWS<T>);
-  const int blocks = (rows + block - 1) / block;
-  const int cuts = WIDTH == 2 || panels * blocks < 4 * team.size() ? 2 : 1;
-  for (int piece; (piece = team.take(phase)) < blocks * panels * cuts;) {
-    // All panels of one block before the next: x comes from the cache, the weights once for each block.
-    const int at = piece / (panels * cuts), panel = piece / cuts % panels, cut = piece % cuts;
-    const int first = at * block, end = std::min(rows, first + block), column = panel * PANEL + cut * PANEL / 2;
-    const T* from = w.panel(panel) + cut * (PANEL / 2) * Format<T>::DEPTH;
-#if defined(DALSEGNO_AMX)
-    if constexpr (sizeof(T) == 2) {
-      amx::multiply_span(x, stride, from, depth, first, end, column, cuts == 1 ? 4 : 2, put);
-      continue;
+  const int depth = w.depth(), units = w.units();
+  const int block = std::clamp<int>(BLOCK_BYTES / (sizeof(T) * depth) / ROWS * ROWS, ROWS, MOST_ROWS_OF_BLOCK);
+  const int run = std::clamp(units / (8 * team.size()), 1, UNITS_IN_A_ROW), runs = (units + run - 1) / run;
+  Floats y[MOST_ROWS_OF_BLOCK * UNIT];
+  for (int piece; (piece = team.take(phase)) < (rows + block - 1) / block * runs;) {
+    // All of a matrix for one block before the next: x comes from the cache, the weights once for each block.
+    const int first = piece / runs * block, count = std::min(block, rows - first);
+    const int end = std::min(units, (piece % runs + 1) * run);
+    for (int unit = piece % runs * run; unit < end; ++unit) {
+      const T* next = unit + 1 < end ? w.panel((unit + 1) * UNIT) : nullptr;
+      multiply_unit(x + first * stride, stride, count, w.panel(unit * UNIT), depth, next, y);
+      for (int row = 0; row < count; ++row) put(first + row, unit * UNIT * LANES, y + row * UNIT);
     }
-#endif
-    if constexpr (WIDTH == 4) {
-      if (cuts == 1) {
-        multiply_span<T, 4>(x, stride, from, depth, first, end, column, put);
-        continue;
-      }
-    }
-    multiply_span<T, 2>(x, stride, from, depth, first, end, column, put);
   }
 }
 
-// Where the columns of a matrix go among those of the packed one.
+// Where the rows of a matrix go among the columns of the packed one.
 enum class Columns : int {
   PLAIN = 0,  // behind one another, from an offset on
   GATE = 1,   // sixteen of these,
-  UP = 2,     // and sixteen of those beside them, so that one product has both
+  UP = 2,     // and sixteen of those beside them, so that a unit has both
 };
 
 inline int packed_column(Columns columns, int number, int offset) {
@@ -168,16 +162,17 @@ inline int packed_column(Columns columns, int number, int offset) {
 // All members: put the rows of `w` (n, k) where they belong. What is not put anywhere has to be zero already.
 template <class T>
 void pack(Team& team, int phase, T* into, const T* w, int n, int k, size_t stride, Columns columns, int offset) {
-  constexpr int STEP = Format<T>::DEPTH;
-  const int depth = round_up(k, Format<T>::GRAIN), groups = (n + LANES - 1) / LANES;
+  constexpr int STEP = Format<T>::DEPTH, AT_ONCE = 32;
+  const size_t depth = round_up(k, Format<T>::GRAIN);
+  const int groups = (n + LANES - 1) / LANES;
   for (int group; (group = team.take(phase)) < groups;) {
     const int end = std::min(n, (group + 1) * LANES);
-    for (int from = 0; from < k; from += 32)
+    for (int from = 0; from < k; from += AT_ONCE)
       for (int number = group * LANES; number < end; ++number) {
         const int column = packed_column(columns, number, offset);
-        T* to = into + static_cast<size_t>(column / PANEL) * PANEL * depth + column % PANEL * STEP;
-        for (int at = from; at < std::min(k, from + 32); ++at)
-          to[static_cast<size_t>(at / STEP) * PANEL * STEP + at % STEP] = w[number * stride + at];
+        T* to = into + column / LANES * LANES * depth + column % LANES * STEP;
+        for (int at = from; at < std::min(k, from + AT_ONCE); ++at)
+          to[size_t(at / STEP) * LANES * STEP + at % STEP] = w[number * stride + at];
       }
   }
 }
