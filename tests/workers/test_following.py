@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from threading import Event as ThreadEvent
 from typing import TypeVar
 
+import msgspec
 import pytest
 
 from shared.errors import ClientError, WorkerError
@@ -210,17 +211,13 @@ async def test_given_up_by_the_conductor_it_ends() -> None:
 async def test_another_process_that_takes_its_rank_ends_it() -> None:
     async with at_work() as world:
         joined, _ = await world.first(WorkerJoined)
-        copy = WorkerJoined(id=joined.id, writer="w1", rank=1, model="toy-1", nodes=["llm"], device="cpu")
-        for id_ in (joined.id, "w1.joined.newer"):
-            await world.say(SUBJECTS.worker(1), WorkerJoined(**(_fields(copy) | {"id": id_})))
+        newer = msgspec.structs.replace(joined, id="w1.joined.newer")
+        for event in (joined, newer):  # a second copy of its own is none
+            await world.say(SUBJECTS.worker(1), event)
 
         error = await ended(world)
     assert isinstance(error, WorkerError)
     assert error.code == "superseded"
-
-
-def _fields(event: WorkerJoined) -> dict[str, object]:
-    return {name: getattr(event, name) for name in event.__struct_fields__}
 
 
 async def test_it_says_again_where_it_waits_before_the_log_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
