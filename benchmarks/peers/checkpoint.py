@@ -106,6 +106,14 @@ def prompts(shape: Shape, count: int, length: int, *, seed: str) -> list[list[in
     return [[draw.choice(usual) for _ in range(length)] for _ in range(count)]
 
 
+def words(folder: Path) -> list[str]:
+    """What each token says, by its id; but for the bytes, which nobody says."""
+    written = json.loads((folder / "tokenizer.json").read_text())
+    specials = {token["content"]: token["id"] for token in written["added_tokens"]}
+    vocabulary = written["model"]["vocab"] | specials
+    return [token.replace(_SPACE, " ") for token in sorted(vocabulary, key=vocabulary.__getitem__)]
+
+
 def _config(shape: Shape) -> dict[str, Any]:
     return {
         "architectures": ["Qwen3ForCausalLM"],

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig
 
-from benchmarks.peers.protocol import Ready, drive
+from benchmarks.peers.protocol import Answer, Ready, drive
 
 _BLOCKS = 64
 _BLOCK_TOKENS = 256
@@ -27,25 +27,26 @@ def _loaded(checkpoint: Path) -> Iterator[Ready]:
     keys = count()
     with model.continuous_batching_context_manager(continuous_batching_config=config, timeout=5) as manager:
 
-        def answers(prompts: list[list[int]], max_tokens: int) -> list[list[float]]:
+        def ask(prompts: list[list[int]], max_tokens: int) -> list[Answer]:
             begun_s = time.perf_counter()
-            arrivals: dict[str, list[float]] = {str(next(keys)): [] for _ in prompts}
-            for key, ids in zip(arrivals, prompts, strict=True):
+            answers = {str(next(keys)): Answer() for _ in prompts}
+            for key, ids in zip(answers, prompts, strict=True):
                 manager.add_request(ids, request_id=key, max_new_tokens=max_tokens, streaming=True)
-            while any(len(times) < max_tokens for times in arrivals.values()):
+            while any(len(answer.ids) < max_tokens for answer in answers.values()):
                 output = manager.get_result(timeout=_SILENCE_S)
                 if output is None or output.error is not None:
                     raise RuntimeError(f"expected a token, found {output!r}")
-                times = arrivals[output.request_id]
-                new = len(output.generated_tokens) - len(times)
-                times += [time.perf_counter() - begun_s] * new
-            return list(arrivals.values())
+                answer = answers[output.request_id]
+                new = output.generated_tokens[len(answer.ids) :]
+                answer.arrivals += [time.perf_counter() - begun_s] * len(new)
+                answer.ids += new
+            return list(answers.values())
 
         command = (
             f"model.continuous_batching_context_manager(page_size={_BLOCK_TOKENS}, num_blocks={_BLOCKS}, "
             f"max_batch_tokens={_STEP_TOKENS})"
         )
-        yield Ready(answers, command, ("transformers", "torch"))
+        yield Ready(ask, command, ("transformers", "torch"))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,15 @@ ALONE: Final = "engine alone"
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """Requests that were sent at the same time, and seconds from then to each token of each."""
+    """Requests that were sent at the same time.
+
+    Attributes:
+        arrivals: seconds from then to each token of each.
+        texts: what they were answered, a space before each token.
+    """
 
     arrivals: list[list[float]]
+    texts: list[str]
 
     @property
     def tokens_per_s(self) -> float:
@@ -43,6 +49,12 @@ class Wave:
         gaps = sorted(self._gaps)
         return gaps[ceil(0.99 * len(gaps)) - 1]
 
+    def agreeing(self, other: "Wave") -> float:
+        """The share of its tokens that are as the other has them, before the first that is not."""
+        pairs = zip(self.texts, other.texts, strict=True)
+        same = [_agreeing(mine.split(), others.split()) for mine, others in pairs]
+        return sum(same) / sum(map(len, self.arrivals))
+
     @property
     def _gaps(self) -> list[float]:
         return [after - before for times in self.arrivals for before, after in pairwise(times)]
@@ -65,13 +77,13 @@ class Measured:
 def report(
     found: Mapping[str, Measured], bytes_per_s: Sequence[float], bytes_per_step: int
 ) -> dict[str, list[Figure]]:
-    """All figures, by whom they are of; `bytes_per_s` is what memory was read with in each round."""
+    """All figures, by whom they are of; `bytes_per_s` is what memory was read with before each turn."""
     rivals = {name: one for name, one in found.items() if name not in {OURS, ALONE}}
     figures = {"memory": _memory(bytes_per_s, bytes_per_step)}
     if OURS in found:
         figures["compared"] = _compared(found[OURS], rivals, found.get(ALONE))
-    limits = [speed / bytes_per_step for speed in bytes_per_s]
-    return figures | {name: _own(name, one, limits) for name, one in found.items()}
+    limit = max(bytes_per_s) / bytes_per_step
+    return figures | {name: _own(name, one, limit, found.get(OURS)) for name, one in found.items()}
 
 
 def _compared(ours: Measured, rivals: Mapping[str, Measured], alone: Measured | None) -> list[Figure]:
@@ -130,7 +142,7 @@ def _soonest(name: str, ours: list[Wave], beside: Mapping[str, list[Wave]]) -> F
     return spread(name, ratios, RATIO, note)
 
 
-def _own(name: str, one: Measured, limits: Sequence[float]) -> list[Figure]:
+def _own(name: str, one: Measured, limit: float, ours: Measured | None) -> list[Figure]:
     figures = [Figure("from start to ready", one.ready_s, "s", "target: below 10" if name == OURS else "")]
     for clients, waves in one.waves.items():
         at = f"{clients} at a time"
@@ -145,20 +157,23 @@ def _own(name: str, one: Measured, limits: Sequence[float]) -> list[Figure]:
             ratios = [wave.long_gap_s / wave.gap_s for wave in waves]
             figures.append(spread(f"{at}: between tokens, p99 / p50", ratios, ""))
         if clients == 1:
-            shares = [
-                100 * wave.decode_tokens_per_s / limit for wave, limit in zip(waves, limits, strict=True)
-            ]
+            shares = [100 * wave.decode_tokens_per_s / limit for wave in waves]
             figures.append(spread(f"{at}: decode, of what memory allows", shares, "%"))
+        if ours is not None and one is not ours:
+            pairs = zip(waves, ours.waves[clients], strict=True)
+            same = [100 * wave.agreeing(beside) for wave, beside in pairs]
+            figures.append(spread(f"{at}: tokens as ours, until one is another", same, "%"))
     return figures
 
 
 def _memory(bytes_per_s: Sequence[float], bytes_per_step: int) -> list[Figure]:
+    note = f"the fastest read; a token reads {bytes_per_step / 1e6:.1f} MB of weights"
     return [
-        spread("read by all cores", [speed / 1e9 for speed in bytes_per_s], "GB/s"),
-        spread(
-            "so many tokens/s at most, 1 at a time",
-            [speed / bytes_per_step for speed in bytes_per_s],
-            "/s",
-            f"each reads {bytes_per_step / 1e6:.1f} MB of weights",
-        ),
+        spread("read by all cores, before each turn", [speed / 1e9 for speed in bytes_per_s], "GB/s"),
+        Figure("so many tokens/s at most, 1 at a time", max(bytes_per_s) / bytes_per_step, "/s", note),
     ]
+
+
+def _agreeing(mine: Sequence[str], others: Sequence[str]) -> int:
+    pairs = enumerate(zip(mine, others, strict=True))
+    return next((at for at, (one, other) in pairs if one != other), len(mine))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, StoppingCriteriaList
 
-from benchmarks.peers.protocol import Ready, drive
+from benchmarks.peers.protocol import Answer, Ready, drive
 
 
 @contextmanager
@@ -17,7 +17,7 @@ def _loaded(checkpoint: Path) -> Iterator[Ready]:
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
     model.generation_config.eos_token_id = None
 
-    def answers(prompts: list[list[int]], max_tokens: int) -> list[list[float]]:
+    def ask(prompts: list[list[int]], max_tokens: int) -> list[Answer]:
         """A streamer is told of batches of one only; a stopping criterion is asked after every step."""
         steps: list[float] = []
         begun_s = time.perf_counter()
@@ -27,16 +27,16 @@ def _loaded(checkpoint: Path) -> Iterator[Ready]:
             return torch.zeros(len(prompts), dtype=torch.bool)
 
         ids = torch.tensor(prompts)
-        model.generate(
+        found = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
             max_new_tokens=max_tokens,
             stopping_criteria=StoppingCriteriaList([seen]),
         )
-        return [steps] * len(prompts)
+        return [Answer(arrivals=steps, ids=row) for row in found[:, ids.shape[1] :].tolist()]
 
-    yield Ready(answers, "model.generate(ids, do_sample=False)", ("transformers", "torch"))
+    yield Ready(ask, "model.generate(ids, do_sample=False)", ("transformers", "torch"))
 
 
 if __name__ == "__main__":

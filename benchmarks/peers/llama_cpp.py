@@ -15,7 +15,7 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 
-from benchmarks.peers.protocol import Ready, drive
+from benchmarks.peers.protocol import Answer, Ready, drive
 from benchmarks.peers.to_gguf import path_of
 
 _ROWS = 32
@@ -31,8 +31,7 @@ class _Row:
     number: int
     prompt: list[int]
     position: int = 0
-    last: int | None = None
-    arrivals: list[float] = field(default_factory=list)
+    answer: Answer = field(default_factory=Answer)
 
 
 class _Model:
@@ -55,11 +54,11 @@ class _Model:
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._batch = llama_cpp.llama_batch_init(_BATCH, 0, 1)
 
-    def answers(self, prompts: list[list[int]], max_tokens: int) -> list[list[float]]:
+    def ask(self, prompts: list[list[int]], max_tokens: int) -> list[Answer]:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         begun_s = time.perf_counter()
         rows = [_Row(number, ids) for number, ids in enumerate(prompts)]
-        while left := [row for row in rows if len(row.arrivals) < max_tokens]:
+        while left := [row for row in rows if len(row.answer.ids) < max_tokens]:
             sampled = self._fill(left)
             if status := llama_cpp.llama_decode(self._context, self._batch):
                 raise RuntimeError(f"expected llama_decode to return 0, found {status}")
@@ -68,19 +67,18 @@ class _Model:
                 scores = np.ctypeslib.as_array(
                     ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (self._vocabulary,)
                 )
-                row.last = int(scores.argmax())
+                row.answer.ids.append(int(scores.argmax()))
             now_s = time.perf_counter() - begun_s
             for _, row in sampled:
-                row.arrivals.append(now_s)
-        return [row.arrivals for row in rows]
+                row.answer.arrivals.append(now_s)
+        return [row.answer for row in rows]
 
     def _fill(self, rows: list[_Row]) -> list[tuple[int, _Row]]:
         """Make the next batch; the places in it whose logits are sampled, and for whom."""
         self._batch.n_tokens = 0
-        sampled = [(self._add(row.last, row, sampled=True), row) for row in rows if row.last is not None]
-        for row in rows:
-            if row.last is not None:
-                continue
+        decoding = [row for row in rows if row.answer.ids]
+        sampled = [(self._add(row.answer.ids[-1], row, sampled=True), row) for row in decoding]
+        for row in (row for row in rows if not row.answer.ids):
             room = _BATCH - self._batch.n_tokens
             for token in row.prompt[row.position : row.position + room]:
                 at = self._add(token, row, sampled=row.position + 1 == len(row.prompt))
@@ -106,7 +104,7 @@ def _loaded(checkpoint: Path) -> Iterator[Ready]:
     model = _Model(path)
     said = llama_cpp.llama_print_system_info().decode()
     command = f"llama_decode of {path.name}, n_batch {_BATCH}, n_ubatch {_MICRO_BATCH}; {said}"
-    yield Ready(model.answers, command, ("llama-cpp-python",))
+    yield Ready(model.ask, command, ("llama-cpp-python",))
 
 
 if __name__ == "__main__":

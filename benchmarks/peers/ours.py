@@ -6,21 +6,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from benchmarks.peers.protocol import Ready, drive
 from benchmarks.peers.streams import complete
 from tests.e2e.deploy import serve
+
+_HOW: Final = ("--set", "model_kwargs.dtype=bfloat16")  # as it is stored; the default on a CPU is float32
 
 
 @contextmanager
 def _served(checkpoint: Path) -> Iterator[Ready]:
     with (
         tempfile.TemporaryDirectory(prefix="dalsegno-bench-") as folder,
-        serve(Path(folder), model=str(checkpoint)) as running,
+        serve(Path(folder), *_HOW, model=str(checkpoint)) as running,
     ):
         yield Ready(
             partial(complete, running.url, checkpoint.name),
-            f"dalsegno serve {checkpoint}",
+            f"dalsegno serve {checkpoint} {' '.join(_HOW)}",
             ("dalsegno", "torch", "transformers"),
         )
         print(running.log(), file=sys.stderr)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
+from benchmarks.peers.protocol import Answer
+
 ROOT: Final = Path(__file__).parents[2]
 _START_S: Final = 900.0
 _ANSWER_S: Final = 900.0
@@ -66,8 +68,8 @@ class Peer:
         self.ready_s = time.perf_counter() - begun_s
         self.how, self.versions = ready["command"], ready["versions"]
 
-    def ask(self, prompts: list[list[int]], max_tokens: int) -> list[list[float]]:
-        """Have all prompts answered at the same time; seconds until each token of each answer.
+    def ask(self, prompts: list[list[int]], max_tokens: int) -> list[Answer]:
+        """Have all prompts answered at the same time.
 
         Raises:
             PeerFailedError: it ended, failed, or took a quarter of an hour.
@@ -77,8 +79,7 @@ class Peer:
             _pipe(self._running.stdin).write(line.encode())
         except BrokenPipeError:
             raise self._failed("it ended while nobody asked") from None
-        arrivals: list[list[float]] = self._reply("arrivals", _ANSWER_S)
-        return arrivals
+        return [Answer(**answer) for answer in self._reply("answers", _ANSWER_S)]
 
     def sleep(self) -> None:
         """Stop every process of it, until it is woken; those it is starting meanwhile, too."""

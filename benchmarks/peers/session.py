@@ -30,6 +30,7 @@ from benchmarks.peers.environments import (
 )
 from benchmarks.peers.figures import ALONE, OURS, Measured, Wave, report
 from benchmarks.peers.peer import ROOT, Peer, PeerFailedError
+from benchmarks.peers.protocol import Answer
 from benchmarks.report import show
 
 PROMPT: Final = 128
@@ -111,30 +112,35 @@ def _started(session: Session, warm: Sequence[int]) -> Iterator[None]:
 
 
 def measure(
-    session: Session, *, rounds: int, clients: Sequence[int], tokens: int
+    session: Session, words: Sequence[str], *, rounds: int, clients: Sequence[int], tokens: int
 ) -> tuple[dict[str, dict[int, list[Wave]]], list[float]]:
-    """All waves of those that did not fail, and what memory was read with before each round."""
+    """All waves of those that did not fail, and what memory was read with before each turn."""
     waves: dict[str, dict[int, list[Wave]]] = {
         name: {count: [] for count in clients} for name in session.peers
     }
     speeds: list[float] = []
     memory = Memory()
     for number in range(rounds):
-        speeds.append(memory.bytes_per_s())
 
         def turn(name: str, peer: Peer, number: int = number) -> None:
             begun_s = time.perf_counter()
+            speeds.append(memory.bytes_per_s())
             peer.wake()
             peer.ask(_prompts(1, _WARM_PROMPT, f"woken {number}"), _WARM_TOKENS)
             for count in clients:
                 asked = _prompts(count, PROMPT, f"round {number}, {count} at a time")
-                waves[name][count].append(Wave(peer.ask(asked, tokens)))
+                waves[name][count].append(_wave(peer.ask(asked, tokens), words))
             peer.sleep()
             print(f"round {number + 1}: {name}, {time.perf_counter() - begun_s:.0f} s", flush=True)
 
         session.each(turn)
         session.peers = dict([*list(session.peers.items())[1:], *list(session.peers.items())[:1]])
     return {name: waves[name] for name in waves if name in session.peers}, speeds
+
+
+def _wave(answers: Sequence[Answer], words: Sequence[str]) -> Wave:
+    texts = [answer.text or "".join(words[token] for token in answer.ids) for answer in answers]
+    return Wave([answer.arrivals for answer in answers], texts)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -160,7 +166,13 @@ def main(arguments: Sequence[str]) -> None:
     session = _installed(names, given.cache, folder)
     with _started(session, sorted({1, max(given.clients)})):
         ready = dict(session.peers)
-        waves, speeds = measure(session, rounds=given.rounds, clients=given.clients, tokens=given.tokens)
+        waves, speeds = measure(
+            session,
+            checkpoint.words(folder),
+            rounds=given.rounds,
+            clients=given.clients,
+            tokens=given.tokens,
+        )
     found = {
         name: Measured(ready_s=ready[name].ready_s, is_server=ENTRANTS[name].is_server, waves=waves[name])
         for name in names

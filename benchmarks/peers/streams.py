@@ -14,17 +14,19 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from benchmarks.peers.protocol import Answer
+
 _DATA = b"data: "
 
 
-def complete(url: str, model: str, prompts: list[list[int]], max_tokens: int) -> list[list[float]]:
-    """Ask all prompts at once; seconds from then to each token of each.
+def complete(url: str, model: str, prompts: list[list[int]], max_tokens: int) -> list[Answer]:
+    """Ask all prompts at once.
 
     Raises:
         RuntimeError: the server did not stream an answer, or not so many tokens as it says.
     """
 
-    async def ask() -> list[list[float]]:
+    async def ask() -> list[Answer]:
         begun_s = time.perf_counter()
         async with asyncio.TaskGroup() as tasks:
             asked = [tasks.create_task(_ask(url, model, ids, max_tokens, begun_s)) for ids in prompts]
@@ -33,12 +35,12 @@ def complete(url: str, model: str, prompts: list[list[int]], max_tokens: int) ->
     return asyncio.run(ask())
 
 
-async def _ask(url: str, model: str, ids: list[int], max_tokens: int, begun_s: float) -> list[float]:
+async def _ask(url: str, model: str, ids: list[int], max_tokens: int, begun_s: float) -> Answer:
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     try:
         writer.write(_question(model, ids, max_tokens))
-        return await _arrivals(reader, begun_s)
+        return await _answer(reader, begun_s)
     finally:
         writer.close()
         with suppress(OSError):  # the server may have hung up first
@@ -62,13 +64,13 @@ def _question(model: str, ids: list[int], max_tokens: int) -> bytes:
     )
 
 
-async def _arrivals(reader: asyncio.StreamReader, begun_s: float) -> list[float]:
+async def _answer(reader: asyncio.StreamReader, begun_s: float) -> Answer:
     head = await reader.readuntil(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 200") or b"transfer-encoding: chunked" not in head.lower():
         raise RuntimeError(
             f"expected a streamed 200, found {head.decode()}{(await reader.read(4096)).decode()}"
         )
-    arrivals: list[float] = []
+    answer = Answer()
     usage: dict[str, Any] = {}
     left = b""
     while size := int(await reader.readline(), 16):
@@ -79,7 +81,8 @@ async def _arrivals(reader: asyncio.StreamReader, begun_s: float) -> list[float]
                 found = json.loads(event[len(_DATA) :])
                 usage = found.get("usage") or usage
                 for choice in found.get("choices", []):
-                    arrivals += [now_s] * choice["text"].count(" ")
-    if usage.get("completion_tokens") != len(arrivals):
-        raise RuntimeError(f"expected as many tokens as the usage says, {usage}, found {len(arrivals)}")
-    return arrivals
+                    answer.text += choice["text"]
+                    answer.arrivals += [now_s] * choice["text"].count(" ")
+    if usage.get("completion_tokens") != len(answer.arrivals):
+        raise RuntimeError(f"expected as many tokens as the usage says, {usage}, found {answer.text!r}")
+    return answer

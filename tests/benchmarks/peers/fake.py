@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.peers.protocol import Ready, drive
+from benchmarks.peers.protocol import Answer, Ready, drive
 
 
 @contextmanager
@@ -20,13 +20,14 @@ def _loaded(checkpoint: Path) -> Iterator[Ready]:
         raise MemoryError("no room for the weights")
     print("a library has something to say", flush=True)
 
-    def answers(prompts: list[list[int]], max_tokens: int) -> list[list[float]]:
+    def answers(prompts: list[list[int]], max_tokens: int) -> list[Answer]:
         if behaviour == "no answer":
             raise ValueError("this prompt is too much")
         if behaviour == "sudden end":
             sys.exit(9)
         count = max_tokens - 1 if behaviour == "short answer" else max_tokens
-        return [[0.001 * (number + 1) for number in range(count)] for _ in prompts]
+        times = [0.001 * (number + 1) for number in range(count)]
+        return [Answer(times, ids=[300] * count) for _ in prompts]
 
     with subprocess.Popen(("sleep", "1000")) as below:
         try:

@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from benchmarks.peers.checkpoint import QWEN3_0_6B, Shape, prompts, write
+from benchmarks.peers.checkpoint import QWEN3_0_6B, Shape, prompts, words, write
 
 SMALL = Shape(
     hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate=96, vocabulary=1000, positions=256
@@ -35,8 +35,11 @@ def test_a_greedy_answer_is_of_tokens_that_are_one_space_each(folder: Path) -> N
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     assert answers.shape == (4, 24)  # nothing ended early
+    said = words(folder)
     for answer in answers.tolist():
-        assert tokenizer.decode(answer, skip_special_tokens=False).count(" ") == 24
+        text = tokenizer.decode(answer, skip_special_tokens=False)
+        assert text == "".join(said[token] for token in answer)
+        assert text.count(" ") == 24
 
 
 def test_it_is_written_once(folder: Path) -> None:
@@ -64,3 +67,11 @@ def test_prompts_are_the_same_for_a_seed_and_of_tokens_that_are_text() -> None:
 
 def test_a_step_of_the_usual_shape_reads_946_megabytes() -> None:
     assert round(QWEN3_0_6B.bytes_per_step / 1e6, 1) == 946.5
+
+
+def test_every_token_has_its_word(folder: Path) -> None:
+    said = words(folder)
+
+    assert len(said) == SMALL.vocabulary
+    assert said[256:259] == [" a", " b", " c"]
+    assert said[-1] == "<|im_end|>"

@@ -5,7 +5,12 @@ import pytest
 from benchmarks.peers.figures import ALONE, OURS, Measured, Wave, report
 from benchmarks.report import Figure
 
-STEADY = Wave([[0.5, 0.6, 0.7], [0.7, 0.8, 1.0]])
+
+def _wave(*arrivals: list[float], texts: tuple[str, ...] | None = None) -> Wave:
+    return Wave(list(arrivals), list(texts or [" any" * len(times) for times in arrivals]))
+
+
+STEADY = _wave([0.5, 0.6, 0.7], [0.7, 0.8, 1.0])
 """Gaps of 100, 100, 100 and 200 ms, and 6 tokens in a second."""
 
 
@@ -29,11 +34,11 @@ def test_gaps_are_between_the_tokens_of_a_request_and_never_of_two() -> None:
 
 
 def test_ours_is_compared_with_the_best_of_the_others_round_by_round() -> None:
-    slow, fast = Wave([[1.0, 2.0]]), Wave([[0.25, 0.5]])
+    slow, fast = _wave([1.0, 2.0]), _wave([0.25, 0.5])
     found = {
         OURS: _measured(fast, slow, clients=1),
         "good": _measured(slow, slow, clients=1, ready_s=50.0),
-        "bad": _measured(Wave([[8.0, 9.0]]), Wave([[8.0, 9.0]]), clients=1, is_server=False, ready_s=1.0),
+        "bad": _measured(_wave([8.0, 9.0]), _wave([8.0, 9.0]), clients=1, is_server=False, ready_s=1.0),
     }
     compared = _named(report(found, [1e9, 1e9], 10**8)["compared"])
 
@@ -46,7 +51,7 @@ def test_ours_is_compared_with_the_best_of_the_others_round_by_round() -> None:
 
 
 def test_what_serving_costs_is_held_against_the_engine_alone_which_is_nobody_to_beat() -> None:
-    found = {OURS: _measured(Wave([[1.0, 2.0]]), clients=1), ALONE: _measured(Wave([[0.5, 1.0]]), clients=1)}
+    found = {OURS: _measured(_wave([1.0, 2.0]), clients=1), ALONE: _measured(_wave([0.5, 1.0]), clients=1)}
     compared = _named(report(found, [1e9], 10**8)["compared"])
 
     assert compared["1 at a time: output tokens/s, served / engine alone"].value == pytest.approx(0.5)
@@ -54,9 +59,17 @@ def test_what_serving_costs_is_held_against_the_engine_alone_which_is_nobody_to_
 
 
 def test_a_single_requests_decode_is_told_as_a_share_of_what_memory_allows() -> None:
-    found = {"peer": _measured(Wave([[1.0, 1.2, 1.4]]), clients=1)}
-    figures = report(found, [2e9], 10**8)
+    found = {"peer": _measured(_wave([1.0, 1.2, 1.4]), clients=1)}
+    figures = report(found, [1e9, 2e9], 10**8)
 
     assert _named(figures["memory"])["so many tokens/s at most, 1 at a time"].value == pytest.approx(20)
     assert _named(figures["peer"])["1 at a time: decode, of what memory allows"].value == pytest.approx(25)
     assert "compared" not in figures
+
+
+def test_answers_agree_up_to_the_first_token_that_is_another_one() -> None:
+    one = _wave([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], texts=(" a b c", " a b c"))
+    other = _wave([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], texts=(" a b c", " a x c"))
+    figures = _named(report({OURS: _measured(one), "peer": _measured(other)}, [1e9], 10**8)["peer"])
+
+    assert figures["2 at a time: tokens as ours, until one is another"].value == pytest.approx(100 * 4 / 6)

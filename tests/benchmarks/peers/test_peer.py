@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers.peer import Peer, PeerFailedError, _state, _tree
+from benchmarks.peers.protocol import Answer
 
 Make = Callable[[str], Peer]
 
@@ -34,7 +35,7 @@ def test_a_peer_tells_how_it_was_started_and_when_each_token_came(make: Make) ->
     assert peer.ready_s > 0
     assert peer.how.startswith("fake ")
     assert peer.versions == {"msgspec": version("msgspec")}
-    assert peer.ask([[1, 2], [3]], 2) == [[0.001, 0.002], [0.001, 0.002]]
+    assert peer.ask([[1, 2], [3]], 2) == [Answer([0.001, 0.002], [300, 300])] * 2
 
 
 def test_what_a_library_prints_is_kept_and_is_not_taken_for_an_answer(make: Make) -> None:
@@ -42,7 +43,7 @@ def test_what_a_library_prints_is_kept_and_is_not_taken_for_an_answer(make: Make
     peer.start()
 
     assert peer.said.read_text() == "a library has something to say\n"
-    assert peer.ask([[1]], 1) == [[0.001]]
+    assert peer.ask([[1]], 1) == [Answer([0.001], [300])]
 
 
 def test_every_process_of_a_peer_is_stopped_while_it_sleeps_and_answers_once_it_is_woken(make: Make) -> None:
@@ -55,7 +56,7 @@ def test_every_process_of_a_peer_is_stopped_while_it_sleeps_and_answers_once_it_
     assert {_state(pid) for pid in pids} == {"T"}
 
     peer.wake()
-    assert peer.ask([[1]], 1) == [[0.001]]
+    assert peer.ask([[1]], 1) == [Answer([0.001], [300])]
 
 
 def test_a_peer_that_sleeps_can_be_stopped_and_leaves_nothing_behind(make: Make) -> None:
@@ -72,7 +73,7 @@ def test_a_peer_that_sleeps_can_be_stopped_and_leaves_nothing_behind(make: Make)
     ("behaviour", "said"),
     [
         ("no answer", "ValueError: this prompt is too much"),
-        ("short answer", r"expected 1 answers of 2 tokens, found 1, and among them these lengths: \[1\]"),
+        ("short answer", r"expected 1 answers of 2 tokens, found these lengths: \[1\]"),
         ("sudden end", "it ended with 9"),
     ],
 )

@@ -12,6 +12,7 @@ from benchmarks.peers.session import Entrant, Session
 from tests.benchmarks.peers.test_checkpoint import SMALL
 
 FAKE = "tests.benchmarks.peers.fake"
+WORDS = [" any"] * 1000
 
 
 class _Nowhere(Environment):
@@ -61,13 +62,13 @@ def test_who_fails_at_its_turn_or_does_not_start_is_out_and_the_others_go_on(tmp
     now = Session({name: _peer(tmp_path / name, name) for name in names}, {})
     with session._started(now, []):
         assert list(now.failures) == ["no start"]
-        waves, speeds = session.measure(now, rounds=2, clients=[1, 2], tokens=3)
+        waves, speeds = session.measure(now, WORDS, rounds=2, clients=[1, 2], tokens=3)
 
     assert sorted(now.failures) == ["no answer", "no start"]
     assert "this prompt is too much" in now.failures["no answer"]
     assert {count: len(rounds) for count, rounds in waves.pop("well").items()} == {1: 2, 2: 2}
     assert not waves
-    assert len(speeds) == 2
+    assert len(speeds) == 3  # two turns in the first round
 
 
 def test_who_has_the_first_turn_is_another_one_each_round(
@@ -76,7 +77,7 @@ def test_who_has_the_first_turn_is_another_one_each_round(
     now = Session({name: _peer(tmp_path / name, "well") for name in ("one", "two")}, {})
     with session._started(now, [1]):
         capsys.readouterr()
-        session.measure(now, rounds=2, clients=[1], tokens=2)
+        session.measure(now, WORDS, rounds=2, clients=[1], tokens=2)
 
     turns = [line.split(",")[0] for line in capsys.readouterr().out.splitlines()]
     assert turns == ["round 1: one", "round 1: two", "round 2: two", "round 2: one"]

@@ -42,16 +42,17 @@ def _server(head: bytes, *pieces: bytes) -> Iterator[str]:
 
 def test_tokens_of_one_chunk_came_at_the_same_time_and_later_ones_later() -> None:
     with _server(HEAD, _event(" ab"), _event(" cd ef"), _usage(3), DONE) as url:
-        [times] = complete(url, "any", [[1, 2]], 3)
+        [answer] = complete(url, "any", [[1, 2]], 3)
 
-    assert len(times) == 3
-    assert 0 < times[0] <= times[1] == times[2]
+    assert answer.text == " ab cd ef"
+    first, second, third = answer.arrivals
+    assert 0 < first <= second == third
 
 
 def test_an_event_may_be_cut_by_the_chunks() -> None:
     event = _event(" ab")
     with _server(HEAD, event[:9], event[9:] + _usage(1), DONE) as url:
-        assert len(complete(url, "any", [[1]], 1)[0]) == 1
+        assert complete(url, "any", [[1]], 1)[0].text == " ab"
 
 
 def test_a_count_that_is_not_the_servers_is_an_error() -> None:
