@@ -12,8 +12,8 @@ row goes on from them as if it had begun there.
 What a row is told beside the walk's inputs comes with the arguments of the walk that begins it: `sampling`,
 `choice`, `stop`, `stop_token_ids`, `ignore_eos`, `guide` and `exhausts_guide`, `logprobs`, and `echo`, the
 text of the prompt. A row that is not to be answered may be told `pooling`, how its prompt becomes an
-embedding, or `warm`: its prompt is computed for others. An embedding that was released is not computed
-again: the last bits of it may depend on what is computed beside it.
+embedding, or that its states are wanted as they are, or `warm`: its prompt is computed for others. What was
+released of an embedding, or of states, stands: the last bits may depend on what is computed beside them.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ import msgspec
 import numpy as np
 
 from shared.errors import BugError, Divergence
-from shared.events import Guide, NodeReady, OutputChunk, RowState, TokenLogprobs, WalkCall
-from shared.models.base import EMBEDDING, Guiding, Processing
+from shared.events import Guide, NodeReady, RowState, TokenLogprobs, WalkCall
+from shared.models.base import Guiding, Processing
 from shared.tensors import Handle, inline_ids, read_ids
 from shared.walks import Firing
 from workers.answer import STOP, Answer
@@ -39,6 +39,7 @@ from workers.output import OutputStream
 from workers.placed import PROMPT, Placed
 from workers.recall import Recalled
 from workers.rows import MovingRow, Row, Rows
+from workers.states import chunks_of, put_out_before
 from workers.tensors import StepTensors, check, put
 from workers.tracks import Tracks
 
@@ -192,8 +193,8 @@ class Sequences:
             recalled.replay(answer)
             row.resume(recalled.prefix_ids[-1])
             self._stream_again(recalled.prefix_ids, answer, on_item)
-        elif "pooling" in call.args and recalled.released:
-            row.vector = _vector_in(recalled.released[0])
+        elif "pooling" in call.args and (known := put_out_before(recalled.released, len(prompt_ids))):
+            row.vector = known
             row.end()
         elif max_tokens == 0 and echo is None and not {"pooling", "warm"} & call.args.keys():
             row.end()
@@ -313,14 +314,10 @@ class Sequences:
         return None if echo.complete else echo
 
     def _put_out_vector(self, node: str, row: Row) -> None:
-        """Put out an embedding, unless an earlier attempt did."""
+        """Put out an embedding, or states, as far as no earlier attempt did."""
         assert row.vector is not None, "a row that was pooled has its vector"
-        content = {
-            "modality": EMBEDDING,
-            "data": row.vector.data.tobytes(),
-            "metadata": {"dtype": row.vector.dtype, "shape": list(row.vector.shape)},
-        }
-        self._tracks.release(node, content)
+        for content in chunks_of(row.vector, self._recalled_of(node).released):
+            self._tracks.release(node, content)
 
     # ---- from rank to rank -------------------------------------------------------------------------
     async def _state_of(self, row: MovingRow, key: str) -> RowState | None:
@@ -398,11 +395,6 @@ _NOTHING: Final = Recalled()
 def _pooling(args: Mapping[str, Any]) -> Pooling | None:
     asked = args.get("pooling")
     return None if asked is None else Pooling(**{**asked, "mode": PoolingMode(asked["mode"])})
-
-
-def _vector_in(chunk: OutputChunk) -> Array:
-    data, metadata = np.frombuffer(chunk.data or b"", np.uint8), chunk.metadata
-    return Array(dtype=metadata["dtype"], shape=tuple(metadata["shape"]), data=data)
 
 
 def scores_array(scores: Sequence[TokenScore]) -> Array:

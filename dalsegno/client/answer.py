@@ -91,6 +91,15 @@ class Answer:
         data = b"".join(one.data for one in pieces)
         return list(struct.unpack(f"<{len(data) // 4}f", data))
 
+    @property
+    def hidden_states(self) -> list[list[float]] | None:
+        """A vector for each token of the prompt, where they were asked for."""
+        pieces = self.media.get("hidden_states", [])
+        if not pieces:
+            return None
+        size = pieces[0].metadata["shape"][1]
+        return [[*row] for one in pieces for row in struct.iter_unpack(f"<{size}f", one.data)]
+
     def take(self, chunk: Chunk) -> None:
         """Add the next chunk."""
         if chunk.is_echo:

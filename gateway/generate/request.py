@@ -25,7 +25,7 @@ from gateway.service import Served
 from shared.errors import ClientError
 from shared.events import Inputs, Params, Priority
 from shared.misfit import described, misfit
-from shared.models.base import EMBEDDING
+from shared.models.base import OF_PROMPTS
 
 QUESTIONS: Final = ("text", "messages", "token_ids")
 """One of them is what is asked."""
@@ -100,7 +100,7 @@ def parse(fields: Mapping[str, Any], served: Served) -> GenerateRequest:
     outputs = _modalities(fields, "output_modalities", served, served.outputs[:1], served.outputs)
     return GenerateRequest(
         inputs=msgspec.structs.replace(
-            _question(fields, served, is_chat=outputs != [EMBEDDING]),
+            _question(fields, served, is_chat=OF_PROMPTS.isdisjoint(outputs)),
             input_modalities=_modalities(fields, "input_modalities", served, ("text",), served.modalities),
             output_modalities=outputs,
         ),

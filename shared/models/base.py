@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 EMBEDDING: Final = "embedding"
 """The modality of a vector that stands for a text: float32, little-endian."""
+HIDDEN_STATES: Final = "hidden_states"
+"""The modality of a prompt's last hidden states, (tokens, hidden): float32, little-endian, in pieces."""
+OF_PROMPTS: Final = frozenset({EMBEDDING, HIDDEN_STATES})
+"""Modalities for which a prompt is computed and not answered."""
 
 
 class EngineKind(StrEnum):
@@ -53,7 +57,8 @@ class ModelGraph:
         voices: who can speak, the first by default; none where nobody speaks.
         kwargs: keys of `model_kwargs` that are the family's own, beside the engine's; `nodes.load` gets them.
         paths: those of `kwargs` that are paths; in a file they are relative to it, and arrive absolute.
-        embeds: a KV node makes an embedding of its prompt where its walk is told how (`pooling`).
+        embeds: a KV node makes an embedding of its prompt, or puts out its hidden states, where its walk is
+            told how (`pooling`).
         streams: what is between its walks, by the stream's name and the node that takes it; found in them.
 
     Raises:
@@ -79,10 +84,10 @@ class ModelGraph:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The modalities its walks put out to the client, sorted; then embeddings, where it makes them."""
+        """The modalities its walks put out to the client, sorted; then those of its prompts."""
         routes = (route for walk in self.walks.values() for node in walk.node_table for route in node.routes)
         put_out = sorted({route.to.modality for route in routes if isinstance(route.to, Client)})
-        return (*put_out, *[EMBEDDING] * self.embeds)
+        return (*put_out, *(sorted(OF_PROMPTS) if self.embeds else ()))
 
     @property
     def tracks(self) -> dict[str, str]:

@@ -103,6 +103,40 @@ async def test_the_native_route_and_both_transports_of_our_client(random_deploym
     assert kept[0] % 16 == 0
 
 
+def states_of(text: str) -> npt.NDArray[np.float32]:
+    """Transformers' own last hidden states of a text: (tokens, hidden)."""
+    model: Any = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
+    ids = torch.tensor([Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json")).encode(text).ids])
+    with torch.inference_mode():
+        found: npt.NDArray[np.float32] = model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0]
+    return np.asarray(found)
+
+
+async def test_hidden_states_are_those_of_transformers_token_by_token(random_deployment: Running) -> None:
+    running, text = random_deployment, TEXTS[4]
+    body = {"text": text, "output_modalities": "hidden_states", "streaming": False}
+    async with clients.http(running) as http:
+        document = (await http.post("/generate", json=body)).json()
+        long = await http.post("/generate", json=body | {"text": "long " * 5000})
+        both = await http.post("/generate", json=body | {"output_modalities": "embedding,hidden_states"})
+    async with dalsegno.AsyncClient(
+        running.nats_url, credentials=running.client, prefix=running.prefix
+    ) as over_nats:
+        answer = await over_nats.generate(text, chat=False, output_modalities=("hidden_states",))
+
+    expected = states_of(text)
+    [entry] = document["outputs"]["hidden_states"]
+    assert (
+        entry["metadata"] | {"shape": [*expected.shape], "dtype": "float32", "first": 0} == entry["metadata"]
+    )
+    found = np.frombuffer(b64decode(entry["data"]), "<f4").reshape(expected.shape)
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert np.array(answer.hidden_states) == pytest.approx(expected, abs=1e-5)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(expected)
+    assert (long.status_code, both.json()["error"]["code"]) == (400, "unsupported_modality")
+
+
 async def test_embeddings_come_though_their_worker_is_killed(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

@@ -90,13 +90,15 @@ class Export:
 
 
 class PoolingMode(StrEnum):
-    """How the states of a prompt's tokens become one vector; in sentence-transformers' words."""
+    """How the states of a prompt's tokens become one vector, or stay; in sentence-transformers' words."""
 
     FIRST = "cls"
     LAST = "lasttoken"
     MEAN = "mean"
     WEIGHTED_MEAN = "weightedmean"
     """Each state counts as often as its position says, from 1."""
+    NONE = "none"
+    """They stay: one vector for each token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +260,8 @@ class PromptOutput:
         scores: they follow on those of earlier outputs; the prompt's second token comes first.
         finish: the whole prompt is computed, and no answer was asked for; None while something follows.
         step: the engine step that made them, from 1.
-        vector: with `finish`, its embedding where that was asked for: (dimensions,) float32.
+        vector: with `finish`, where that was asked for, its embedding, (dimensions,) float32, or its states,
+            (tokens, hidden) float32.
         cached_tokens: with `finish`, of so many of its first tokens keys and values are kept now.
     """
 

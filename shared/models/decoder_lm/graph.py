@@ -4,7 +4,7 @@
     prefill   token ids -> the first new token                       the KV node
     decode    a resident loop: token -> next token, until a stop     the KV node
     score     token ids -> no token: the prompt alone is echoed,     the KV node
-              made an embedding, or computed for others
+              made an embedding, put out as its states, or computed for others
 
 Prefill and decode are one chain: there is no round trip between the first and the second token.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from shared.errors import ClientError
 from shared.events import Limits, Usage
-from shared.models.base import EMBEDDING, EngineKind, ModelGraph
+from shared.models.base import OF_PROMPTS, EngineKind, ModelGraph
 from shared.plans import Chain, Finish, Plan, PlanRequest, StepResult, Walk
 from shared.walks import CLIENT, KEEP, Edge, Loop, Node, compile_walk
 
@@ -53,7 +53,7 @@ def plan(request: PlanRequest) -> Plan:
     """Prepare, check that it fits, then prefill and decode in one go; or see to the prompt and no more."""
     prepared = yield Walk("prepare", args={"inputs": request.inputs, "params": request.params})
     prompt_tokens: int = prepared.fact("prompt_tokens")
-    if EMBEDDING in request.inputs.output_modalities or request.params.warm:
+    if not OF_PROMPTS.isdisjoint(request.inputs.output_modalities) or request.params.warm:
         return (yield from _prompt_alone(request, prepared))
     args: dict[str, Any] = {
         "max_tokens": new_token_budget(prompt_tokens, request.params.max_tokens, request.limits),
@@ -71,7 +71,7 @@ def plan(request: PlanRequest) -> Plan:
 
 
 def _prompt_alone(request: PlanRequest, prepared: StepResult) -> Plan:
-    """Make an embedding of the prompt, or compute it for others that begin alike."""
+    """Make an embedding of the prompt, put out its states, or compute it for others that begin alike."""
     prompt_tokens: int = prepared.fact("prompt_tokens")
     new_token_budget(prompt_tokens, 0, request.limits)
     is_warm = request.params.warm

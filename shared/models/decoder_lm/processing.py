@@ -21,7 +21,7 @@ from shared.errors import BugError, ClientError
 from shared.events import Guide, Inputs, Params
 from shared.misfit import misfit
 from shared.models import embedding
-from shared.models.base import EMBEDDING, CpuResult, TextDecoder
+from shared.models.base import EMBEDDING, HIDDEN_STATES, OF_PROMPTS, CpuResult, TextDecoder
 from shared.models.chat_template import TOOL_USE, ChatTemplate, find_template
 from shared.models.checkpoint import CheckpointError, read_json
 from shared.models.embedding import Embedding
@@ -32,6 +32,8 @@ from shared.tensors import Handle, inline_ids
 
 _LOGGER: Final = logging.getLogger(__name__)
 
+MAX_STATES_BYTES: Final = 16 << 20
+"""The hidden states of a prompt go through the log, as everything that is put out does."""
 _NFC_JOINS: Final = 4
 """How many characters at most become one where a text is composed (NFC)."""
 _SPECIAL_TOKENS: Final = (
@@ -154,16 +156,19 @@ class DecoderLmProcessing:
         ids = (
             request.token_ids or [] if text is None else self.encode(text, add_special_tokens=not is_rendered)
         )
-        is_embedded = EMBEDDING in request.output_modalities
+        is_answered = OF_PROMPTS.isdisjoint(request.output_modalities)
         try:
-            result = self.prepared(key, ids, params, text=text, is_embedded=is_embedded)
+            result = self.prepared(key, ids, params, text=text, is_answered=is_answered)
         except InvalidGuideError as error:
             if offered(request) is None:
                 raise
             raise InvalidGuideError(error.what, kind="tools") from error
         more: dict[str, Any] = {}
-        if is_embedded:
+        if EMBEDDING in request.output_modalities:
             more["pooling"] = self._embedding.asked(params.dimensions)
+        elif not is_answered:
+            _check_states(len(ids), self._embedding.size)
+            more["pooling"] = {"mode": "none"}
         if request.tools:
             more["guide"] = msgspec.to_builtins(params.guide)
         return replace(result, facts={**result.facts, **more}) if more else result
@@ -175,14 +180,14 @@ class DecoderLmProcessing:
         params: Params,
         *,
         text: str | None = None,
-        is_embedded: bool = False,
+        is_answered: bool = True,
     ) -> CpuResult:
         """What `prepare` comes to for a prompt of these tokens; `text` is their text, where it is known.
 
         Raises:
             ClientError: there is no prompt, it is too long, or a token id is none.
         """
-        self._check(ids, new_tokens=0 if params.max_tokens == 0 or params.warm or is_embedded else 1)
+        self._check(ids, new_tokens=0 if params.max_tokens == 0 or params.warm or not is_answered else 1)
         self._check_ids("stop_token_ids", params.stop_token_ids)
         if params.guide is not None:
             self._check_guide(params.guide, params.stop_token_ids)
@@ -377,16 +382,35 @@ def _check_modalities(request: Inputs, params: Params) -> None:
     if request.files or set(request.input_modalities) - {"text"}:
         found = [medium.modality for medium in request.files] or request.input_modalities
         raise ClientError(f"this model reads text only; found {found}", code="unsupported_modality")
-    if set(request.output_modalities) not in ({"text"}, {EMBEDDING}, set()):
+    asked = set(request.output_modalities)
+    if asked not in ({"text"}, {EMBEDDING}, {HIDDEN_STATES}, set()):
         raise ClientError(
-            f"this model writes a text or makes an embedding; asked for {request.output_modalities}",
+            "this model writes a text, makes an embedding, or puts out hidden states; asked for "
+            f"{request.output_modalities}",
             code="unsupported_modality",
         )
-    if EMBEDDING not in request.output_modalities:
-        if params.dimensions is not None:
-            raise ClientError("dimensions: expected none where no embedding is asked for")
-    elif request.tools or params.warm or params.echo or params.logprobs is not None:
-        raise ClientError("an embedding is no answer: expected no tools, warm, echo or logprobs beside it")
+    if EMBEDDING not in asked and params.dimensions is not None:
+        raise ClientError("dimensions: expected none where no embedding is asked for")
+    if asked & OF_PROMPTS and (request.tools or params.warm or params.echo or params.logprobs is not None):
+        raise ClientError(
+            f"expected no tools, warm, echo or logprobs beside {', '.join(asked)}, which is no answer"
+        )
+
+
+def _check_states(tokens: int, size: int) -> None:
+    """See that a log can take all of a prompt's hidden states; `size` is that of one.
+
+    Raises:
+        ClientError: it cannot.
+    """
+    most = MAX_STATES_BYTES // (4 * max(1, size))
+    if tokens > most:
+        raise ClientError(
+            f"hidden_states: expected at most {most} tokens, whose states are {MAX_STATES_BYTES >> 20} MiB, "
+            f"found {tokens}; send the prompt in parts, or ask for an embedding",
+            code="hidden_states_too_large",
+            status=413,
+        )
 
 
 # ---- messages ------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The CPU face of decoder_lm, against transformers' own tokenizer on the same files."""
 
+import shutil
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,38 @@ def test_an_impossible_request_is_a_typed_client_error(chatml: Path, case: str) 
         prepare(load(chatml), Inputs(**inputs))
     status = 422 if code == "chat_template_error" else 400  # which is well formed, and not for this template
     assert (caught.value.failure_code, caught.value.failure_status) == (code, status)
+
+
+@pytest.mark.parametrize("modality", ["embedding", "hidden_states"])
+def test_what_is_of_the_prompt_alone_is_asked_for_alone(chatml: Path, modality: str) -> None:
+    loaded, asked = load(chatml), Inputs(token_ids=[5] * 512, output_modalities=[modality])
+
+    assert len(prepare(loaded, asked)) == 512  # none is left for an answer
+    for params in (Params(echo=True), Params(logprobs=1), Params(warm=True)):
+        with pytest.raises(ClientError, match=f"beside {modality}, which is no answer"):
+            prepare(loaded, asked, params)
+    both = msgspec.structs.replace(asked, output_modalities=["text", modality])
+    with pytest.raises(ClientError, match="writes a text, makes an embedding, or puts out hidden states"):
+        prepare(loaded, both)
+
+
+def test_hidden_states_are_not_cut_to_an_embeddings_size(chatml: Path) -> None:
+    asked = Inputs(text="x", output_modalities=["hidden_states"])
+
+    with pytest.raises(ClientError, match="dimensions: expected none"):
+        prepare(load(chatml), asked, Params(dimensions=8))
+
+
+def test_more_hidden_states_than_the_log_is_to_take_are_refused(chatml: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(chatml, tmp_path / "wide")
+    (folder / "config.json").write_text('{"hidden_size": 1048576}')
+    loaded = load(folder)
+
+    assert prepare(loaded, Inputs(token_ids=[5] * 4, output_modalities=["hidden_states"]))
+    with pytest.raises(ClientError, match="at most 4 tokens, whose states are 16 MiB, found 5") as refused:
+        prepare(loaded, Inputs(token_ids=[5] * 5, output_modalities=["hidden_states"]))
+    assert (refused.value.failure_code, refused.value.failure_status) == ("hidden_states_too_large", 413)
+    assert prepare(loaded, Inputs(token_ids=[5] * 5, output_modalities=["embedding"]))
 
 
 @pytest.mark.parametrize("kept", ["chatml", "llama"])

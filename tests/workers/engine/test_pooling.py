@@ -44,6 +44,8 @@ def pooled(states: Floats, mode: PoolingMode) -> Floats:
             return np.asarray(states.mean(axis=0))
         case PoolingMode.WEIGHTED_MEAN:
             return np.asarray((states * places).sum(axis=0) / places.sum())
+        case PoolingMode.NONE:
+            return states
 
 
 def text(seed: int, length: int) -> list[int]:
