@@ -1,6 +1,7 @@
-"""`python -m benchmarks [NAME...]`: measure, and print one report. Without names, everything but `peers`.
+"""`python -m benchmarks [NAME...]`: measure, and print one report. Without names, everything but two.
 
-`peers` installs gigabytes of others' software, and has options: `python -m benchmarks peers --help`.
+`peers` installs gigabytes of others' software, and has options: `python -m benchmarks peers --help`. `gpu`
+needs a GPU, and ends with 2 where there is none.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from typing import Final
 from benchmarks import (
     beside,
     events,
+    gpu,
     guided,
     handoff,
     hop,
@@ -52,6 +54,9 @@ TABLES: Final[dict[str, Callable[[], None]]] = {"handoff": handoff.main, "log": 
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["gpu"]:
+        gpu.main()
+        return
     if sys.argv[1:2] == ["peers"]:
         session.main(sys.argv[2:])
         return

@@ -1,0 +1,339 @@
+"""The engine on a GPU, against what transformers does with the same weights; in process, ratios first.
+
+    python -m benchmarks gpu            needs a GPU with room for 16 GB of weights, and torch with CUDA
+
+First how fast the GPU's memory is read, for that is the limit of a decode: each step reads all weights and
+all keys and values. Then, in turns: our engine, replaying recorded steps; the same engine, its steps as they
+come; transformers' continuous batching; and a loop over a static cache, compiled with CUDA graphs. The same
+random bfloat16 weights in the same memory, the same prompts, greedy answers of the same length.
+
+Has not run on hardware yet: no GPU was at hand when it was written.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+import torch
+from transformers import (
+    ContinuousBatchingConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    StaticCache,
+)
+
+from benchmarks.machine import described
+from benchmarks.report import RATIO, Figure, show, spread
+from shared.models.base import KVLayout
+from shared.models.transformers_lm.node import DecoderLM
+from workers.engine.attention import ATTENTION
+from workers.engine.attention_kernel import kernel_for
+from workers.engine.graphs import Capture, CudaCapture
+from workers.engine.kv_engine import KVEngine
+from workers.engine.sequence import SequenceSpec
+
+NO_GPU: Final = 2
+"""The exit status where there is none."""
+
+_OURS: Final = "ours"
+_AS_IT_COMES: Final = "ours, steps as they come"
+_CONTINUOUS: Final = "transformers continuous"
+_STATIC: Final = "static cache, compiled"
+_BLOCK: Final = 16
+_SILENCE_S: Final = 300.0
+_READ_BYTES: Final = 8 << 30
+_READS: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A model's shape, and what is asked of it.
+
+    Attributes:
+        goals: tokens/s, or the share of the limit where it is below 1, by how many requests there are.
+    """
+
+    name: str
+    model: Any
+    config: Any
+    goals: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is asked: prompts and answers of so many tokens, and how often."""
+
+    prompt: int = 128
+    answer: int = 256
+    rounds: int = 3
+
+
+@dataclass(slots=True)
+class Timed:
+    """Seconds until everybody had a first token, where that is known, and until everybody had the last."""
+
+    first_s: float | None
+    end_s: float
+
+
+Ask = Callable[[list[list[int]], int], Timed]
+Contender = Callable[[], AbstractContextManager[Ask]]
+
+
+def shapes() -> list[Shape]:
+    eight = Qwen3Config(
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151_936,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+    )
+    orpheus = LlamaConfig(
+        hidden_size=3072,
+        intermediate_size=8192,
+        num_hidden_layers=28,
+        num_attention_heads=24,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=156_940,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )
+    return [
+        Shape(name="Qwen3-8B", model=Qwen3ForCausalLM, config=eight, goals={1: 210.0, 64: 0.7}),
+        Shape(name="Orpheus-3B", model=LlamaForCausalLM, config=orpheus, goals={1: 415.0}),
+    ]
+
+
+def main() -> None:
+    if not torch.cuda.is_available():
+        print("no GPU, or no torch with CUDA: nothing was measured", file=sys.stderr)
+        sys.exit(NO_GPU)
+    print(described())
+    device = torch.device("cuda", torch.cuda.current_device())
+    print(f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}")
+    kernel_for(device.type)
+    reads = read_bytes_per_s(device)
+    print(f"memory is read at {reads / 1e12:.2f} TB/s")
+    for shape in shapes():
+        show({shape.name: measure(shape, device, reads, Load())})
+        torch.cuda.empty_cache()
+
+
+def read_bytes_per_s(device: torch.device, nbytes: int = _READ_BYTES) -> float:
+    """The fastest of some sums over far more than any cache holds."""
+    numbers = torch.ones(nbytes // 4, dtype=torch.float32, device=device)
+    least_s = min(_took_s(device, numbers.sum) for _ in range(_READS))
+    return nbytes / least_s
+
+
+def measure(
+    shape: Shape, device: torch.device, reads: float, load: Load, *, compiles: bool = True
+) -> list[Figure]:
+    """Everybody in turns, for each number of requests; `reads` is how many bytes are read in a second."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            model = shape.model(shape.config).eval().requires_grad_(requires_grad=False)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    figures: list[Figure] = []
+    for rows, goal in shape.goals.items():
+        contenders = _contenders(shape, model, device, rows, load, compiles=compiles)
+        timed: dict[str, list[Timed]] = {name: [] for name in contenders}
+        for number in range(load.rounds):
+            for name, contender in contenders.items():
+                with contender() as ask:
+                    ask(_prompts(shape, rows, load, seed=1000 + number), load.answer)  # until it is warm
+                    timed[name].append(ask(_prompts(shape, rows, load, seed=number), load.answer))
+        figures += _figures(shape, model, rows, goal, timed, reads, load)
+    return figures
+
+
+def _figures(
+    shape: Shape,
+    model: Any,
+    rows: int,
+    goal: float,
+    timed: dict[str, list[Timed]],
+    reads: float,
+    load: Load,
+) -> list[Figure]:
+    what = f"{shape.name}, {rows} at a time"
+    rates = {name: [rows * load.answer / one.end_s for one in of_one] for name, of_one in timed.items()}
+    figures = [
+        spread(
+            f"{what}: ours / {name}",
+            [mine / theirs for mine, theirs in zip(rates[_OURS], rates[name], strict=True)],
+            RATIO,
+        )
+        for name in (_CONTINUOUS, _STATIC, _AS_IT_COMES)
+    ]
+    figures += [spread(f"{what}: {name}", of_one, "tok/s") for name, of_one in rates.items()]
+    steps = median(
+        (load.answer - 1) / (one.end_s - one.first_s) for one in timed[_OURS] if one.first_s is not None
+    )
+    limit = reads / _bytes_per_step(model, rows, load)
+    decoded, is_share = rows * steps, goal < 1
+    reached = steps / limit if is_share else decoded
+    said = f"goal {goal:.0%}" if is_share else f"goal {goal:.0f} tok/s"
+    note = f"{decoded:,.0f} of {rows * limit:,.0f} tok/s; {said} {'reached' if reached >= goal else 'missed'}"
+    return [*figures, Figure(f"{what}: decodes alone, of the limit", 100 * steps / limit, "%", note)]
+
+
+def _bytes_per_step(model: Any, rows: int, load: Load) -> float:
+    """What a decode in the middle of the answers reads: weights, and keys and values."""
+    config = model.config
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    if not config.tie_word_embeddings:
+        weights -= model.get_input_embeddings().weight.nbytes  # of which it reads a row for each token
+    of_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2
+    return float(weights + rows * (load.prompt + load.answer / 2) * of_token)
+
+
+def _prompts(shape: Shape, rows: int, load: Load, *, seed: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    ids: list[list[int]] = torch.randint(
+        shape.config.vocab_size, (rows, load.prompt), generator=generator
+    ).tolist()
+    return ids
+
+
+def _took_s(device: torch.device, work: Callable[[], object]) -> float:
+    _wait(device)
+    begun_s = time.perf_counter()
+    work()
+    _wait(device)
+    return time.perf_counter() - begun_s
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+# ---- who is measured -------------------------------------------------------------------------------
+
+
+def _contenders(
+    shape: Shape, model: Any, device: torch.device, rows: int, load: Load, *, compiles: bool
+) -> dict[str, Contender]:
+    config = model.config
+    node = DecoderLM(
+        model,
+        name="llm",
+        layout=KVLayout(
+            layers=config.num_hidden_layers, kv_heads=config.num_key_value_heads, head_dim=config.head_dim
+        ),
+        max_positions=config.max_position_embeddings,
+        weights_digest="",
+    )
+    capture = CudaCapture(device) if device.type == "cuda" else None
+    static = _StaticLoop(model, device, rows, load.prompt + load.answer, compiles=compiles)
+    return {
+        _OURS: _ours(node, rows, load, capture),
+        _AS_IT_COMES: _ours(node, rows, load, None),
+        _CONTINUOUS: lambda: _continuous(model, rows),
+        _STATIC: static.loaded,
+    }
+
+
+def _ours(node: DecoderLM, rows: int, load: Load, capture: Capture | None) -> Contender:
+    blocks = -(-(load.prompt + load.answer) // _BLOCK) + 1
+    engine = KVEngine(
+        node,
+        num_blocks=2 * rows * blocks,
+        block_size=_BLOCK,
+        max_step_tokens=4096,
+        max_rows=rows,
+        prefix_cache=False,
+        capture=capture,
+    )
+
+    @contextmanager
+    def loaded() -> Iterator[Ask]:
+        node.use_attention(ATTENTION)
+        yield ask
+
+    def ask(prompts: list[list[int]], tokens: int) -> Timed:
+        for number, ids in enumerate(prompts):
+            engine.add(SequenceSpec(key=str(number), prompt_ids=ids, max_tokens=tokens, ignore_eos=True))
+        begun_s, first_s, waiting = time.perf_counter(), 0.0, set(map(str, range(len(prompts))))
+        while engine.has_work:
+            outputs = engine.step()
+            if waiting:
+                waiting.difference_update(output.key for output in outputs)
+                first_s = time.perf_counter() - begun_s
+        return Timed(first_s, time.perf_counter() - begun_s)
+
+    return loaded
+
+
+@contextmanager
+def _continuous(model: Any, rows: int) -> Iterator[Ask]:
+    model.set_attn_implementation("sdpa")
+    model.generation_config.eos_token_id = -1
+    config = ContinuousBatchingConfig(page_size=256, num_blocks=4 * rows, max_batch_tokens=4096)
+    asked = 0
+    with model.continuous_batching_context_manager(continuous_batching_config=config, timeout=5) as manager:
+
+        def ask(prompts: list[list[int]], tokens: int) -> Timed:
+            nonlocal asked
+            begun_s = time.perf_counter()
+            for ids in prompts:
+                manager.add_request(ids, request_id=str(asked), max_new_tokens=tokens)
+                asked += 1
+            for _ in prompts:
+                output = manager.get_result(timeout=_SILENCE_S)
+                if output is None or output.error is not None or len(output.generated_tokens) != tokens:
+                    raise RuntimeError(f"expected {tokens} tokens, found {output!r}")
+            return Timed(None, time.perf_counter() - begun_s)
+
+        yield ask
+    model.set_attn_implementation("sdpa")
+
+
+class _StaticLoop:
+    """One batch over transformers' static cache: the forward compiled, ids fed back on the device."""
+
+    def __init__(self, model: Any, device: torch.device, rows: int, longest: int, *, compiles: bool) -> None:
+        self._model = model
+        self._device = device
+        self._cache = StaticCache(config=model.config, max_cache_len=longest)
+        self._decode: Callable[[torch.Tensor], torch.Tensor] = (
+            torch.compile(self._next, mode="reduce-overhead", fullgraph=True) if compiles else self._next
+        )
+
+    @contextmanager
+    def loaded(self) -> Iterator[Ask]:
+        self._model.set_attn_implementation("sdpa")
+        yield self.ask
+
+    @torch.no_grad()
+    def ask(self, prompts: list[list[int]], tokens: int) -> Timed:
+        begun_s = time.perf_counter()
+        self._cache.reset()
+        ids = self._next(torch.tensor(prompts, device=self._device))
+        _wait(self._device)
+        first_s = time.perf_counter() - begun_s
+        for _ in range(tokens - 1):
+            # A graph's output is overwritten by its next replay, which reads it.
+            ids = self._decode(ids).clone()
+        _wait(self._device)
+        return Timed(first_s, time.perf_counter() - begun_s)
+
+    def _next(self, ids: torch.Tensor) -> torch.Tensor:
+        output = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        likeliest: torch.Tensor = output.logits[:, -1].argmax(-1, keepdim=True)
+        return likeliest
