@@ -1,3 +1,4 @@
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -6,16 +7,20 @@ import torch
 
 from shared.config import ConfigError, DeploymentConfig, NodeGroup, resolve
 from shared.models.base import EngineKind
+from tests.peers import Circle
 from tests.tiny import tiny_checkpoint
 from tests.tiny.orpheus import tiny_orpheus
 from tests.workers.engine.oracle import ids, run
+from tests.workers.engine.shared_node import lines
 from tests.workers.engine.test_kv_transfer import EXPORT, Slots
 from workers import hosting, memory
 from workers.devices import choose_device
-from workers.engine import attention_kernel, graphs
+from workers.engine import attention_kernel, comm, graphs
 from workers.engine.cpu_threads import cores
+from workers.engine.meeting import Meeting
 from workers.engine.sequence import SequenceSpec
-from workers.hosting import make_engine, make_stateless, nodes_of, seat
+from workers.group import Copy
+from workers.hosting import make_engine, make_follower, make_stateless, nodes_of, seat
 from workers.settings import EngineSettings
 
 
@@ -222,3 +227,38 @@ def test_keys_and_values_go_where_the_worker_says() -> None:
 
 def test_the_machine_has_a_core() -> None:
     assert cores() >= 1
+
+
+# ---- nodes that are shared -----------------------------------------------------------------------------
+
+
+def test_a_family_that_does_not_know_how_to_share_its_node_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Families of other packages may have been written before there was sharing."""
+
+    def load(checkpoint: Any, node: str, *, device: Any, dtype: str, progress: Any, kwargs: Any) -> None:
+        pytest.fail("it would load all of it")
+
+    monkeypatch.setattr(hosting.registry, "face", lambda family, name: SimpleNamespace(load=load))
+    monkeypatch.setattr(comm, "TorchPeers", lambda meeting, device: Circle(2).members()[1])
+    groups = [NodeGroup(node_names=["LLM", "snac_decoder"], ranks=[0, 1], tp_size=2)]
+    meeting = Meeting(index=1, size=2, address="127.0.0.1", port=1, own_address="127.0.0.1", key="k")
+    config = orpheus(node_groups=groups)
+
+    with (
+        lines() as (_, line),
+        pytest.raises(
+            ConfigError, match="orpheus does not know how to share 'LLM' among 2 ranks; leave tp_size away"
+        ),
+    ):
+        make_follower(config, EngineSettings(), 1, no_progress, Copy(meeting, [line]))
+
+
+def test_those_who_share_a_node_on_one_machine_leave_each_other_room() -> None:
+    config = orpheus(node_groups=[NodeGroup(node_names=["LLM", "snac_decoder"], ranks=[0, 1], tp_size=2)])
+
+    assert nodes_of(config, 1, EngineKind.KV) == ["LLM"]
+    assert nodes_of(config, 1, EngineKind.STATELESS) == [], "the leader has it"
+    assert (seat(config, 1).neighbours, seat(config, 1).pools) == ((0,), 2)
+    assert seat(config, 1).cores == max(1, cores() // 2)

@@ -12,9 +12,15 @@ from shared.errors import BugError
 from shared.models import registry
 from shared.models.base import ChunkOf, EngineKind, ModelGraph
 from shared.models.orpheus.frames import FIRST_AUDIO, WINDOW_TOKENS
+from tests.peers import Circle
+from tests.workers.engine.shared_node import lines
 from tests.workers.test_hosting import orpheus
 from workers import settings
 from workers.data_plane.port import Array
+from workers.engine import comm
+from workers.engine.line import GroupLostError
+from workers.engine.meeting import Meeting
+from workers.group import Copy
 from workers.model import Loaded, LocalModel
 from workers.rows import Rows
 from workers.stateless.nodes import StatelessNodes
@@ -111,3 +117,31 @@ async def waited(model: LocalModel) -> str:
     except BugError as error:
         return error.message
     return "nothing"
+
+
+async def test_a_member_that_is_gone_ends_the_wait_though_nothing_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(comm, "TorchPeers", lambda meeting, device: Circle(1).members()[0])
+    config = orpheus((["prepare", "LLM", "snac_decoder"], [0]))
+    meeting = Meeting(index=0, size=2, address="127.0.0.1", port=1, own_address="127.0.0.1", key="k")
+    with lines() as (to_follower, follower):
+
+        async def gather() -> Copy:
+            return Copy(meeting, [to_follower])
+
+        def follow() -> None:
+            """Agree to all the leader says, and go."""
+            follower.send((10_000).to_bytes(8, "little"))
+            follower.receive()
+
+        model = LocalModel(config, settings.of(config), 0, gather=gather)
+        loading = asyncio.create_task(model.load(Rows()))
+        await asyncio.to_thread(follow)
+        await loading
+        waiting = asyncio.create_task(model.wait())
+        follower.close()
+
+        with pytest.raises(GroupLostError, match="the follower is gone"):
+            await waiting
+        await model.close()

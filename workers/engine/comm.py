@@ -10,6 +10,7 @@ A member that dies closes its connections, and whoever waits for its part is tol
 answer, within `PATIENCE_S`.
 """
 
+import re
 from datetime import timedelta
 from typing import Any, Final
 
@@ -89,5 +90,6 @@ def _nccl(store: Any, meeting: Meeting, patience: timedelta) -> Any:
 
 
 def _lost(what: str, error: Exception) -> GroupLostError:
-    why = str(error).partition("\n")[0]
+    # Without the place in gloo's sources, and its advice.
+    why = re.sub(r"^\[[^]]*\] ", "", str(error)).partition("\n")[0].partition(". ")[0]
     return GroupLostError(f"{what} ({why}): all members of the copy begin anew")
