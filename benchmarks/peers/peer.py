@@ -22,6 +22,8 @@ ROOT: Final = Path(__file__).parents[2]
 _START_S: Final = 900.0
 _ANSWER_S: Final = 900.0
 _STOP_S: Final = 90.0
+_ON_THE_CPU: Final = {"CUDA_VISIBLE_DEVICES": ""}
+"""Some of them would take a GPU where there is one, and others would not."""
 _LOOK_EVERY_S: Final = 0.001
 _ASLEEP: Final = frozenset("TtZX")
 """States of processes that are stopped or ended."""
@@ -62,7 +64,13 @@ class Peer:
         self.said.parent.mkdir(parents=True, exist_ok=True)
         with self.said.open("wb") as file:
             self._process = subprocess.Popen(
-                self.command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, bufsize=0
+                self.command,
+                cwd=ROOT,
+                env=os.environ | _ON_THE_CPU,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                bufsize=0,
             )
         ready = self._reply("ready", _START_S)
         self.ready_s = time.perf_counter() - begun_s

@@ -38,6 +38,15 @@ def test_a_peer_tells_how_it_was_started_and_when_each_token_came(make: Make) ->
     assert peer.ask([[1, 2], [3]], 2) == [Answer([0.001, 0.002], [300, 300])] * 2
 
 
+def test_no_peer_sees_a_gpu(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    peer = make("well")
+    peer.start()
+
+    seen = Path(f"/proc/{peer._running.pid}/environ").read_text().split("\0")
+    assert "CUDA_VISIBLE_DEVICES=" in seen
+
+
 def test_what_a_library_prints_is_kept_and_is_not_taken_for_an_answer(make: Make) -> None:
     peer = make("well")
     peer.start()
