@@ -33,6 +33,8 @@ _NOT_THE_MODELS: Final = frozenset(
         "auto_map",
         "torch_dtype",
         "dtype",
+        # How weights are stored is seen to before (`quantised.py`); the model gets floats.
+        "quantization_config",
         # What else to give back; nobody here reads it.
         "output_attentions",
         "output_hidden_states",
@@ -102,7 +104,9 @@ def max_positions_of(config: Any, raw: Mapping[str, Any]) -> int:
     return context_length({"max_position_embeddings": default, **raw}) or _NO_LIMIT
 
 
-def choose_dtype(name: str, device: torch.device, shards: list[Shard]) -> torch.dtype:
+def choose_dtype(
+    name: str, device: torch.device, shards: list[Shard], *, is_quantised: bool = False
+) -> torch.dtype:
     """What to compute in: what is asked for by name, or what suits the device and the stored weights.
 
     Raises:
@@ -116,9 +120,11 @@ def choose_dtype(name: str, device: torch.device, shards: list[Shard]) -> torch.
     if device.type == "cpu":
         is_small = sum(4 * tensor.elements for tensor in tensors) <= CPU_FLOAT32_BYTES
         return torch.float32 if is_small else torch.bfloat16
-    largest = max(tensors, key=lambda tensor: tensor.elements)
-    if largest.dtype not in _SAFETENSORS_DTYPES:
+    floats = [tensor for tensor in tensors if tensor.dtype in _SAFETENSORS_DTYPES]
+    largest = max(floats if is_quantised else tensors, key=lambda tensor: tensor.elements, default=None)
+    if largest is None or largest.dtype not in _SAFETENSORS_DTYPES:
         raise CheckpointError(
-            f"the weights are stored as {largest.dtype}: expected one of {sorted(_SAFETENSORS_DTYPES)}"
+            f"the weights are stored as {largest and largest.dtype}: expected one of "
+            f"{sorted(_SAFETENSORS_DTYPES)}, or a quantization_config that says of what they stand for"
         )
     return _SAFETENSORS_DTYPES[largest.dtype]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from shared.models.base import Peers
-from shared.models.checkpoint import UnsupportedArchitectureError, read_json
+from shared.models.checkpoint import read_json
 from shared.models.progress import Progress, silent
 from shared.models.transformers_lm.architecture import (
     choose_dtype,
@@ -20,6 +20,7 @@ from shared.models.transformers_lm.architecture import (
 )
 from shared.models.transformers_lm.node import DecoderLM
 from shared.models.transformers_lm.probe import probe_layout
+from shared.models.transformers_lm.quantised import quantised_of
 from shared.models.transformers_lm.sharding import Unheard, sharded
 from shared.models.transformers_lm.tensors import load_weights
 from shared.models.weights import read_shards, weights_digest
@@ -40,8 +41,9 @@ def load_decoder(
         checkpoint: the folder.
         name: what the graph calls the node.
         device: where the weights go.
-        dtype: `bfloat16`, `float16`, `float32` or `auto`: on a GPU what the checkpoint is stored in; on
-            a CPU float32 as long as that takes no more than `CPU_FLOAT32_BYTES`, beyond it bfloat16.
+        dtype: `bfloat16`, `float16`, `float32` or `auto`: on a GPU what the checkpoint is stored in, or of a
+            quantised one what is not; on a CPU float32 as long as that takes no more than
+            `CPU_FLOAT32_BYTES`, beyond it bfloat16.
         progress: told about every tensor that is read.
         peers: who shares the model; this member's part is loaded then.
 
@@ -52,17 +54,16 @@ def load_decoder(
     """
     on = torch.device(device)
     raw = read_json(checkpoint / "config.json")
-    if "quantization_config" in raw:
-        raise UnsupportedArchitectureError(
-            f"{checkpoint}: quantised checkpoints are not supported; expected float weights"
-        )
     model_class = model_class_of(raw, checkpoint)
     config = config_of(model_class, raw, checkpoint)
     shards = read_shards(checkpoint)
+    quantised = quantised_of(raw, shards, checkpoint)
     max_positions = max_positions_of(config, raw)
     layout = probe_layout(_part_of(model_class, peers, heard=False), config, max_positions)
-    chosen = choose_dtype(dtype, on, shards)
-    model = load_weights(_part_of(model_class, peers, heard=True), config, shards, on, chosen, progress)
+    chosen = choose_dtype(dtype, on, shards, is_quantised=quantised is not None)
+    model = load_weights(
+        _part_of(model_class, peers, heard=True), config, shards, on, chosen, progress, quantised
+    )
     return DecoderLM(
         model,
         name=name,

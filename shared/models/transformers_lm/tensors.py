@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from shared.models.checkpoint import CheckpointError
 from shared.models.progress import Progress
+from shared.models.transformers_lm.quantised import Quantised
 from shared.models.transformers_lm.sharding import Cut, cuts_of
 from shared.models.weights import Shard
 
@@ -71,22 +72,27 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     progress: Progress,
+    quantised: Quantised | None = None,
 ) -> Any:
     """The model with its weights, through transformers' own renames, merges and ties.
 
     It gets the tensors and not the folder, so that it opens no file by itself. Of a class that is `sharded`
-    only the member's part of each is read.
+    only the member's part of each is read; what is `quantised` is read as floats.
     """
     transformers_logging.disable_progress_bar()
     sizes = {name: tensor.nbytes for shard in shards for name, tensor in shard.tensors.items()}
+    slices: dict[str, Any] = {}
+    for shard in shards:
+        file: Any = safe_open(shard.path, framework="pt", device="cpu")
+        slices |= {name: file.get_slice(name) for name in shard.tensors}
+    if quantised is not None:
+        sizes, slices = quantised.sizes(sizes), quantised.slices(slices)
     cuts = cuts_of(model_class, config, sizes)
     sizes |= {name: sizes[name] // cut.size for name, cut in cuts.items()}
     counter = _Counter(sum(sizes.values()), progress)
-    state: dict[str, _CountedSlice] = {}
-    for shard in shards:
-        file: Any = safe_open(shard.path, framework="pt", device="cpu")
-        for name in shard.tensors:
-            state[name] = _CountedSlice(name, sizes[name], file.get_slice(name), counter, cuts.get(name))
+    state = {
+        name: _CountedSlice(name, sizes[name], one, counter, cuts.get(name)) for name, one in slices.items()
+    }
     try:
         with _placing(in_turn=any(_MERGED.search(name) for name in sizes)):
             model, info = model_class.from_pretrained(
