@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from shared.config import ConfigError, DeploymentConfig, NodeGroup, resolve
+from shared.models import registry
 from shared.models.base import EngineKind
 from tests.peers import Circle
 from tests.tiny import tiny_checkpoint
@@ -240,7 +241,7 @@ def test_a_family_that_does_not_know_how_to_share_its_node_is_refused(
     def load(checkpoint: Any, node: str, *, device: Any, dtype: str, progress: Any, kwargs: Any) -> None:
         pytest.fail("it would load all of it")
 
-    monkeypatch.setattr(hosting.registry, "face", lambda family, name: SimpleNamespace(load=load))
+    monkeypatch.setattr(registry, "face", lambda family, name: SimpleNamespace(load=load))
     monkeypatch.setattr(comm, "TorchPeers", lambda meeting, device: Circle(2).members()[1])
     groups = [NodeGroup(node_names=["LLM", "snac_decoder"], ranks=[0, 1], tp_size=2)]
     meeting = Meeting(index=1, size=2, address="127.0.0.1", port=1, own_address="127.0.0.1", key="k")
