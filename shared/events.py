@@ -686,9 +686,9 @@ class WorkerJoined(
 
     A second copy of the same event (same `id`) is no second life: the first copy counts. A living worker
     says it again each day, with its `incarnation`, because the log forgets. `cards` say, by transport, how
-    other workers reach the tensors of this life; `group`, of a rank that follows another (`tp_size`), where it
-    waits for that. `tool_calls` is how its model writes calls of tools, one of `shared.models.tool_calls`;
-    empty where it cannot.
+    other workers reach the tensors of this life; of a rank that follows another (`tp_size`), `group` says
+    where it waits for that. `tool_calls` is how its model writes calls of tools, one of
+    `shared.models.tool_calls`; empty where it cannot.
     """
 
     rank: int
