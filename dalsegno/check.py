@@ -189,8 +189,12 @@ def _table(report: Report) -> Iterator[str]:
             one.node,
             str(one.engine),
             ", ".join(one.walks),
-            ", ".join(map(str, one.ranks)),
-            ", ".join(dict.fromkeys(report.devices[rank] for rank in one.ranks)),
+            ", ".join("+".join(map(str, members)) for members in _members(report.config, one)),
+            ", ".join(
+                dict.fromkeys(
+                    report.devices[rank] for members in _members(report.config, one) for rank in members
+                )
+            ),
         )
         for one in report.hosted
     ]
@@ -204,12 +208,19 @@ def _table(report: Report) -> Iterator[str]:
             yield "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
+def _members(config: DeploymentConfig, one: Hosted) -> list[tuple[int, ...]]:
+    """The ranks of each replica of a node: several where they share it."""
+    return [config.copy_of(rank) if one.engine is EngineKind.KV else (rank,) for rank in one.ranks]
+
+
 def _boxes(report: Report) -> Iterator[Box]:
     for ranks in report.places:
         here = [one for one in report.hosted if {*one.ranks} & {*ranks}]
+        copies = [report.config.copy_of(rank) for rank in ranks]
+        several = len(copies) > 1 or len(copies[0]) > 1
         yield Box(
-            title=_ranks(ranks),
-            note=" ".join(dict.fromkeys(report.devices[rank] for rank in ranks)),
+            title=f"rank{'s' * several} {', '.join('+'.join(map(str, copy)) for copy in copies)}",
+            note=" ".join(dict.fromkeys(report.devices[rank] for copy in copies for rank in copy)),
             lines=tuple(
                 (one.node, " ".join([", ".join(one.walks), *(f"► {it}" for it in one.puts_out)]))
                 for one in here

@@ -80,6 +80,9 @@ def test_ranks_that_share_a_copy_are_told(tmp_path: Path, weights: Path) -> None
     result = check(written(tmp_path, "tp2"), "--checkpoint", str(weights))
 
     assert result.exit_code == 0, result.output
+    assert "LLM           kv         prefill, decode  0+1" in result.stdout
+    assert "snac_decoder  stateless  snac_chunk       0 " in result.stdout
+    assert "┌─ ranks 0+1 ─" in result.stdout
     assert "LLM (prefill, decode) is shared by ranks 0 and 1 (rank 0 leads)" in result.stdout
 
 
