@@ -91,7 +91,12 @@ def main() -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Receives addresses, what NATS asks for, and process ids as JSON once all is ready.",
 )
-def serve(model: str, ready_file: Path | None, **told: Any) -> None:
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Receives what all processes did and when, for ui.perfetto.dev, when they have ended.",
+)
+def serve(model: str, ready_file: Path | None, profile: Path | None, **told: Any) -> None:
     """Serve MODEL on this machine: all it needs, supervised.
 
     MODEL is a name in configs/ (try `demo`), a YAML file, or a folder with a Hugging Face checkpoint.
@@ -100,7 +105,9 @@ def serve(model: str, ready_file: Path | None, **told: Any) -> None:
     from dalsegno.supervisor import EX_CONFIG, RefusedError
 
     try:
-        serve(ServeOptions(model=model, told=options.settings_in(told), ready_file=ready_file))
+        serve(
+            ServeOptions(model=model, told=options.settings_in(told), ready_file=ready_file, profile=profile)
+        )
     except RefusedError as error:
         click.echo(f"Error: {error.message}", err=True)
         sys.exit(EX_CONFIG)

@@ -34,6 +34,7 @@ from dalsegno.datadir import DataDir, Deployment, Pids
 from dalsegno.layers import Setting
 from dalsegno.private_nats import PrivateNats
 from dalsegno.private_roles import private_roles
+from dalsegno.profile import profiled
 from dalsegno.reaper import Condemned, Kill, Process, Processes
 from dalsegno.signals import Echo
 from dalsegno.supervisor import Child, Command, RefusedError, RoleProcess, Supervisor
@@ -65,11 +66,13 @@ class ServeOptions:
         model: a name in `configs/`, a YAML file, or a checkpoint folder.
         told: what the flags say of the configuration.
         ready_file: receives a `Deployment` as JSON once all is ready.
+        profile: receives the timeline of all processes when they have ended (`dalsegno.profile`).
     """
 
     model: str
     told: Sequence[Setting]
     ready_file: Path | None
+    profile: Path | None = None
 
 
 def serve(options: ServeOptions) -> None:
@@ -113,8 +116,12 @@ def serve(options: ServeOptions) -> None:
                 )
             )
 
-        with contextlib.closing(console), _heard(Warnings(console)):
-            asyncio.run(_serve(options, config, listens, data, console, ready))
+        with (
+            contextlib.closing(console),
+            _heard(Warnings(console)),
+            profiled(options.profile) as parts,
+        ):
+            asyncio.run(_serve(options, config, listens, data, console, ready, parts))
 
 
 @contextlib.contextmanager
@@ -134,6 +141,7 @@ async def _serve(
     data: DataDir,
     console: Console,
     ready: Callable[[], None],
+    parts: Path | None,
 ) -> None:
     is_synced = config.nats.durability == "host"
     roles = private_roles(config.ranks) if config.nats.url is None else _told(config)
@@ -149,7 +157,7 @@ async def _serve(
             reader=roles[READER],
             prefix=config.nats.prefix,
             gateway_grace_s=config.gateway.drain_s + GRACE_S,
-            commands=commands(options, config, listens, url, roles if nats is not None else None),
+            commands=commands(options, config, listens, url, roles if nats is not None else None, parts),
             console=console,
             files=described_in(options, data),
             keep=partial(_keep, url, roles[PROVISIONER], config.nats.prefix, keeping, console, nats),
@@ -268,12 +276,14 @@ def commands(
     listens: Sequence[Listen],
     nats_url: str,
     private: Mapping[str, Credentials] | None,
+    parts: Path | None = None,
 ) -> list[Command]:
     """How each role is started, in the order of starting.
 
     Roles read file and environment as we do, and are told what we were told: by argument, as no flag takes a
     secret. What the launcher found itself (a free port, its own server) stands behind that, and wins.
     `private` is what each role shows to a server of ours; what to show to another's, they are told as we are.
+    `parts` is the folder for what they write of a profile.
     """
     # -P: a folder named `shared` or `torch.py` where the user happens to be is not ours.
     python = (sys.executable, "-P", "-m", "dalsegno")
@@ -281,7 +291,8 @@ def commands(
     if private is not None:  # it speaks no TLS, whatever is told of another's
         told += [part for key in _TLS if getattr(config.nats, key) for part in ("--set", f"nats.{key}=")]
     log = ("--nats", nats_url, "--prefix", config.nats.prefix)
-    common = ("--config", options.model, *told, *log, "--parent", str(os.getpid()))
+    profile = ("--profile-parts", str(parts)) if parts is not None else ()
+    common = ("--config", options.model, *told, *log, *profile, "--parent", str(os.getpid()))
     conductors = _numbered("conductor", config.recovery.conductors)
     conducting = ("conductor", "--data-dir", str(data_dir_of(config).path))
     own: dict[str, tuple[str, ...]] = {

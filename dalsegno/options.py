@@ -91,6 +91,12 @@ _CHECKPOINT: Final = click.option(
     help="The folder with the model's weights. [default: the file's, else the hub's download]",
 )
 _PARENT: Final = click.option("--parent", type=int, hidden=True, help="The launcher this role dies with.")
+_PROFILE_PARTS: Final = click.option(
+    "--profile-parts",
+    type=click.Path(path_type=Path, file_okay=False),
+    hidden=True,
+    help="Where this role writes its part of the profile.",
+)
 _DATA_DIR: Final = click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
@@ -122,7 +128,8 @@ def of_serve(command: _F) -> _F:
 
 def of_role(command: _F) -> _F:
     """What every role is configured by."""
-    return _NATS(PREFIX(_DURABILITY(_CONFIG(_CHECKPOINT(_LOG_LEVEL(_LOG_FORMAT(SET(_PARENT(command)))))))))
+    launched = _PARENT(_PROFILE_PARTS(command))
+    return _NATS(PREFIX(_DURABILITY(_CONFIG(_CHECKPOINT(_LOG_LEVEL(_LOG_FORMAT(SET(launched))))))))
 
 
 def of_gateway(command: _F) -> _F:

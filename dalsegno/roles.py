@@ -17,13 +17,14 @@ import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from dalsegno import configuration, environment, garbage, lifeline, logs
 from dalsegno.layers import Setting
 from dalsegno.signals import Echo
 from dalsegno.supervisor import EX_CONFIG
-from shared import faults, tracing
+from shared import faults, timeline, tracing
 from shared.config import ConfigError, DeploymentConfig, nats_credentials
 from shared.errors import BugError, ClientError, DalSegnoError
 
@@ -45,11 +46,13 @@ class RoleOptions:
         model: a name in `configs/`, a YAML file, or a checkpoint folder.
         told: what the flags say of the configuration.
         parent: the launcher's process; None for a role that stands alone.
+        profile_parts: the folder for its part of a profile, if there is to be one.
     """
 
     model: str
     told: Sequence[Setting]
     parent: int | None
+    profile_parts: Path | None = None
 
 
 def gateway(options: RoleOptions) -> int:
@@ -101,6 +104,7 @@ def _enter(name: str, options: RoleOptions, compose: Callable[[DeploymentConfig]
         is_named = options.parent is None or config.logs.format == "json"
         logs.set_up(config.logs, role=name if is_named else None)
         tracing.set_up(config.traces, name)
+        timeline.set_up(options.profile_parts, name)
         if (file := environment.read().fault) is not None:
             faults.arm(file)
         return compose(config)
@@ -110,6 +114,7 @@ def _enter(name: str, options: RoleOptions, compose: Callable[[DeploymentConfig]
             return run(begin)
         finally:
             tracing.shut_down()
+            timeline.shut_down()
 
 
 def _common(config: DeploymentConfig, role: str) -> dict[str, Any]:

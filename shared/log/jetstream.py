@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from shared import timeline
 from shared.errors import DalSegnoError
 from shared.log import jetstream_api as api
 from shared.log import provisioning
@@ -409,9 +410,12 @@ class JetStreamLog:
     async def _records(self, subjects: Sequence[str], cursor: Cursor) -> AsyncGenerator[StoredRecord, None]:
         consumer = Consumer(self._connection, self._stream, list(subjects), cursor)
         self._cursors.add(cursor)
+        recording = timeline.recording()
         try:
             while True:
                 while (record := cursor.take()) is not None:
+                    if recording is not None:
+                        recording.delivered(record.subject, record.seq, record.time_ns)
                     yield record
                 if cursor.finished:
                     return

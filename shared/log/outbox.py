@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from shared import timeline
 from shared.errors import DalSegnoError
 from shared.histogram import SECONDS, Histogram
 from shared.log.jetstream_api import FULL, WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_IN_FLIGHT
@@ -111,6 +112,7 @@ class Outbox:
         max_bytes: int = 64 * 1024 * 1024,
     ) -> None:
         self.publish_ack_s = Histogram.over(SECONDS)
+        self._timeline = timeline.recording()
         self._refusal: int | None = None
         self._refused_s = 0.0
         self._answered_s = 0.0
@@ -179,7 +181,10 @@ class Outbox:
         self._answered_s, self._stalled_s = self._loop.time(), -math.inf
         entry = self._remove(number)
         if entry is not None:
-            self.publish_ack_s.observe(time.monotonic() - entry.posted_s)
+            now_s = time.monotonic()
+            self.publish_ack_s.observe(now_s - entry.posted_s)
+            if self._timeline is not None:
+                self._timeline.hop("publish", entry.subject, seq, entry.posted_s, now_s)
             if entry.stored is not None:
                 self._call(entry.stored, seq)
         if self._probed is None and self._probe_timer is not None:

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from shared import timeline
 from shared.errors import BugError, ClientError, DalSegnoError, WorkerError
 from shared.tensors import Handle
 from workers.arrays import dtype_name
@@ -107,6 +108,7 @@ class KVEngine:
         self.forwards = 0
         self.step_keys: tuple[str, ...] = ()
         self._work = Work()
+        self._laps = timeline.laps("step")
         self._export_to = export_to
         blocks = BlockManager(num_blocks, block_size)
         self._scheduler = Scheduler(
@@ -227,6 +229,8 @@ class KVEngine:
             GroupLostError: who shares the node is gone; there will be no other step.
         """
         begun_s = time.perf_counter()
+        if self._laps is not None:
+            self._laps.begin()
         scheduled = self._scheduler.schedule()
         failures = self._import(scheduled)
         spans = [span for span in scheduled if span.sequence.spec.key not in failures]
@@ -234,6 +238,8 @@ class KVEngine:
         if not spans:
             return self._told([], [], failures, asked=0)
         decodes = sum(span.count == 1 for span in spans)
+        if self._laps is not None:
+            self._laps.lap("schedule")
         try:
             self._guess(spans)
             ran = self._run(spans)
@@ -255,7 +261,10 @@ class KVEngine:
             rows=len(spans), computed=computed, sampled=sum(map(len, tokens)), took_s=took_s
         )
         self._scheduler.advance(spans)
-        return self._outputs(spans, tokens, ran, failures)
+        outputs = self._outputs(spans, tokens, ran, failures)
+        if self._laps is not None:
+            self._laps.end(rows=len(spans), computed=computed, sampled=sum(map(len, tokens)))
+        return outputs
 
     def _guess(self, spans: list[Span]) -> None:
         """Let those that decode run ahead, as far as there is room in the step and in the pool."""
@@ -316,6 +325,8 @@ class KVEngine:
         recorded = self._graphs.recorded(spans) if self._graphs is not None else None
         step = self._builder.build(spans, rows=recorded.rows if recorded is not None else 0)
         masks = self._guides.begin(spans)
+        if self._laps is not None:
+            self._laps.lap("build")
         if recorded is not None:
             hidden, logits = recorded.forward(len(spans))
         else:
@@ -325,6 +336,8 @@ class KVEngine:
             ):
                 hidden = self.node.forward(self.node.embed(step.token_ids), step)
         self._fold(spans, hidden)
+        if self._laps is not None:
+            self._laps.lap("forward")
         wanted, scores, prompt_scores = step.scored, list[TokenScore](), list[TokenScore]()
         sizes = {"top": wanted.top if wanted else 0, "vocab_size": self.node.vocab_size}
         if wanted and wanted.prompt_ids.numel():
@@ -352,6 +365,8 @@ class KVEngine:
             taken = tokens.index_select(0, wanted.sampled)
             scores = score(lambda at: made.index_select(0, at), wanted.sampled, taken, **sizes)
         ran = _Ran(tokens=tokens.tolist(), scores=scores, prompt_scores=prompt_scores)
+        if self._laps is not None:
+            self._laps.lap("sample")
         if masks is not None:
             ran.failures.update({key: _of_one(error) for key, error in failures.items()})
             self._find_stuck(masks, ran, lambda row: self.node.head(hidden, step.logit_indices[row, None]))
