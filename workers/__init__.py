@@ -20,6 +20,7 @@ outlet      the producer's end: items out, as far as there is credit
 tracks      what a step puts out, by the node that speaks
 recall      where a request's output stands, by the log                pure
 echo        the prompt, put out before its answer                      pure
+states      an embedding, or hidden states, as chunks                  pure
 answer      tokens to text, and when it ends                           pure
 stop        stop strings                                               pure
 output      text and tokens to chunks, coalesced                       pure, but for a timer
