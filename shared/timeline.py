@@ -52,13 +52,17 @@ class Timeline:
             tid=self._thread(),
         )
 
+    def stretch(self, name: str, kind: str, since_s: float, until_s: float, **told: Any) -> None:
+        """Something that went on beside others of its kind."""
+        number, tid = f"{self._pid}.{next(self._numbers)}", self._thread()
+        called = {"name": name, "cat": kind, "id": number, "tid": tid}
+        self._event(**called, ph="b", ts=_us(since_s), args=told)
+        self._event(**called, ph="e", ts=_us(until_s))
+
     def hop(self, name: str, subject: str, seq: int, since_s: float, until_s: float) -> None:
         """An event's way to the log, or from it, under the position it has there."""
         kind, _, of = subject.partition(".")[2].partition(".")
-        number, tid = f"{self._pid}.{next(self._numbers)}", self._thread()
-        called = {"name": f"{name} {kind}", "cat": "log", "id": number, "tid": tid}
-        self._event(**called, ph="b", ts=_us(since_s), args={"seq": seq, "of": of})
-        self._event(**called, ph="e", ts=_us(until_s))
+        self.stretch(f"{name} {kind}", "log", since_s, until_s, seq=seq, of=of)
 
     def delivered(self, subject: str, seq: int, stored_ns: int) -> None:
         """An event is read now that was stored then, by the log's clock; nothing, if that was before this."""
@@ -147,7 +151,7 @@ def laps(name: str) -> Laps | None:
 
 
 def now_s() -> float:
-    """The machine's clock, the same in all its processes."""
+    """The machine's clock, the same in all its processes; `time.perf_counter` is it too."""
     return time.monotonic()
 
 

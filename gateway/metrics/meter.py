@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.metrics.hops import Hops
-from shared import tracing
+from shared import timeline, tracing
 from shared.events import Usage
 from shared.histogram import SECONDS, Histogram
 
@@ -70,6 +70,15 @@ class Observation:
         self._ended = True
         self._meter.outcomes[self._route, outcome] += 1
         self._span.set({"dalsegno.outcome": outcome, "dalsegno.tokens": self._tokens})
+        if self._meter.timeline is not None:
+            self._meter.timeline.stretch(
+                f"answer {self._route}",
+                "answer",
+                self._begun_s,
+                self._meter.clock(),
+                outcome=outcome,
+                tokens=self._tokens,
+            )
         if usage is not None:
             self._meter.prompt_tokens += usage.prompt_tokens
         if outcome != FINISHED:
@@ -93,6 +102,7 @@ class Meter:
         workers_lost: lives that were declared over, by rank, as the log tells.
         http: HTTP responses by method, route and status.
         hops: how long the log's part of a request took.
+        timeline: where each answer is noted, if that is asked for.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -107,6 +117,7 @@ class Meter:
         self.requests_resumed = 0
         self.workers_lost: Counter[int] = Counter()
         self.hops = Hops()
+        self.timeline = timeline.recording()
 
     def begin(self, route: str, *, is_resumed: bool = False) -> Observation:
         """An answer begins on `route`, the path's template, or goes on where its client lost it."""

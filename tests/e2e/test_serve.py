@@ -14,9 +14,11 @@ import pytest
 
 from dalsegno import environment
 from shared.log.server import NatsServer
+from tests import timelines
 from tests.dalsegno.fakes import gone
 from tests.e2e import deploy
 from tests.e2e.deploy import Running
+from tests.timelines import Stretch
 
 
 def chat(running: Running, text: str = "What does len do?") -> str:
@@ -83,12 +85,14 @@ def test_nobody_reads_a_secret_in_a_process_list(deployment: Running) -> None:
 
 
 async def test_ctrl_c_leaves_nothing_and_the_next_start_goes_on(tmp_path: Path) -> None:
-    with deploy.serve(tmp_path) as running:
+    profile = tmp_path / "profile.json"
+    with deploy.serve(tmp_path, "--profile", str(profile)) as running:
         before = chat(running)
         pids = running.all_pids()
         assert running.stop() == 0
         await gone(*pids)
         assert not running.ready_file.exists()
+    check_one_answer(timelines.read(profile))
     with deploy.serve(tmp_path) as running:
         assert chat(running) == before
         requests = [
@@ -99,6 +103,20 @@ async def test_ctrl_c_leaves_nothing_and_the_next_start_goes_on(tmp_path: Path) 
         running.launcher.wait()
         await gone(*pids)  # a launcher killed with -9 takes all with it
     assert sum("finished" in line for line in requests) == 2  # one of each life
+
+
+def check_one_answer(found: list[Stretch]) -> None:
+    """A profile has what all processes did for it, on one clock: causes lie before what they cause."""
+    [answer] = [one for one in found if one.name == "answer /v1/chat/completions"]
+    steps = [one for one in found if one.name == "step" and answer.since_us < one.until_us < answer.until_us]
+    assert sum(one.told["sampled"] for one in steps) == answer.told["tokens"]
+    for part in ("schedule", "build", "forward", "sample"):
+        assert sum(one.name == part and one.process == "worker-0" for one in found) >= len(steps)
+    hops = [one for one in found if one.thread is None and "seq" in one.told]
+    order = next(one for one in hops if one.name == "publish ready")
+    [read] = [one for one in hops if one.process == "worker-0" and one.told == order.told]
+    assert (order.process, read.name) == ("conductor", "deliver ready")
+    assert answer.since_us < order.since_us < read.until_us < steps[0].until_us
 
 
 def kill(running: Running, role: str) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Final, Protocol
 
+from shared import timeline
 from shared.errors import BugError, CapacityError, DalSegnoError, WorkerError
 from shared.models.base import ChunkOf
 from workers.data_plane.port import Array
@@ -68,6 +69,7 @@ class StatelessThread:
         self._ready: Future[Nodes] = Future()
         self._ended: Future[None] = Future()
         self._stats = StatelessStats()
+        self._timeline = timeline.recording()
 
     # ---- the loop's side ---------------------------------------------------------------------------
     async def start(self) -> Nodes:
@@ -180,7 +182,10 @@ class StatelessThread:
             return
         begun_s = time.perf_counter()
         results = nodes.run(node, [order.firing for order in orders])
-        self._stats.busy_s += time.perf_counter() - begun_s
+        ended_s = time.perf_counter()
+        self._stats.busy_s += ended_s - begun_s
+        if self._timeline is not None:
+            self._timeline.slice(node, begun_s, ended_s, firings=len(orders))
         self._stats.batches += 1
         self._stats.firings += len(orders)
         self._stats.failed += sum(isinstance(result, DalSegnoError) for result in results)

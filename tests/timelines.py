@@ -1,0 +1,75 @@
+"""Reading a file of Chrome's trace events as strictly as its format is described; Perfetto forgives more."""
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+_FIELDS: Final[dict[str, dict[str, type | tuple[type, ...]]]] = {
+    "M": {"name": str, "args": dict},
+    "X": {"name": str, "cat": str, "ts": (int, float), "dur": (int, float), "args": dict},
+    "b": {"name": str, "cat": str, "id": str, "ts": (int, float), "args": dict},
+    "e": {"name": str, "cat": str, "id": str, "ts": (int, float)},
+    "i": {"name": str, "s": str, "ts": (int, float)},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Something that went on for a while; `thread` is None where it went on beside others."""
+
+    process: str
+    thread: str | None
+    name: str
+    since_us: float
+    until_us: float
+    told: dict[str, Any]
+
+
+def read_events(events: list[dict[str, Any]]) -> list[Stretch]:
+    """What the events tell, in the order of its beginning; raises AssertionError where they are none."""
+    processes, threads = dict[int, str](), dict[tuple[int, int], str]()
+    for event in events:
+        fields = {"ph": str, "pid": int, "tid": int, **_FIELDS[event["ph"]]}
+        assert event.keys() == fields.keys(), event
+        assert all(isinstance(event[name], kind) for name, kind in fields.items()), event
+        if event["ph"] == "M" and event["name"] == "process_name":
+            processes[event["pid"]] = event["args"]["name"]
+        elif event["ph"] == "M":
+            assert event["name"] == "thread_name"
+            threads[event["pid"], event["tid"]] = event["args"]["name"]
+    found, begun, last = list[Stretch](), dict[tuple[str, str], Any](), defaultdict[Any, list[Any]](list)
+    for event in events:
+        key = (event.get("cat", ""), event.get("id", ""))
+        process = processes[event["pid"]]
+        if event["ph"] == "X":
+            thread = event["pid"], event["tid"]
+            until = event["ts"] + event["dur"]
+            last[thread].append((event["ts"], until))
+            found.append(Stretch(process, threads[thread], event["name"], event["ts"], until, event["args"]))
+        elif event["ph"] == "b":
+            assert key not in begun, "an id tells stretches of a kind apart"
+            begun[key] = event
+        elif event["ph"] == "e":
+            begin = begun.pop(key)
+            found.append(Stretch(process, None, begin["name"], begin["ts"], event["ts"], begin["args"]))
+    assert not begun, "what began has ended"
+    assert all(one.since_us <= one.until_us for one in found)
+    for slices in last.values():
+        _check_nested(slices)
+    return sorted(found, key=lambda one: (one.since_us, -one.until_us))
+
+
+def read(file: Path) -> list[Stretch]:
+    return read_events(json.loads(file.read_text())["traceEvents"])
+
+
+def _check_nested(slices: list[tuple[float, float]]) -> None:
+    """Of two slices of a thread one is within the other, or behind it; but for rounding, to nanoseconds."""
+    around: list[float] = []
+    for since, until in sorted(slices, key=lambda one: (one[0], -one[1])):
+        while around and around[-1] <= since + 0.01:
+            around.pop()
+        assert not around or until <= around[-1] + 0.01, "slices of a thread overlap"
+        around.append(until)
