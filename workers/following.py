@@ -163,10 +163,10 @@ class Follower:
             self._progress, self._state = 1.0, "ready" if self._state == "loading" else self._state
             _LOGGER.info("rank %d follows rank %d", self._rank, self._config.copy_of(self._rank)[0])
             await thread.ended()
-        except GroupLostError as error:
+        except GroupLostError:
             if self._state != "draining":
                 raise
-            _LOGGER.info("%s", error)
+            _LOGGER.info("rank %d, which leads, has ended", self._config.copy_of(self._rank)[0])
         finally:
             copy.close()
 
