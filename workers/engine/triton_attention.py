@@ -20,6 +20,7 @@ Tiled softmax by running maximum: Milakov and Gimelshein 2018; keys in parts tha
 arXiv 2511.11581.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Final
 
@@ -86,41 +87,47 @@ def attend(
     sums = torch.empty((*cut, dim), dtype=torch.float32, device=queries.device)
     tops, totals = (torch.empty(cut, dtype=torch.float32, device=queries.device) for _ in range(2))
     dim_ceil = max(_LEAST_ROWS, triton.next_power_of_2(dim))
-    _attend[(tiles, kv_heads, parts)](
-        out,
-        sums,
-        tops,
-        totals,
-        queries,
-        keys,
-        values,
-        step.query_offsets,
-        step.kv_lengths,
-        step.rows,
-        step.block_table,
-        spans,
-        parts,
-        dim**-0.5 if scaling is None else scaling,
-        queries.stride(0),
-        queries.stride(1),
-        step.block_table.stride(0),
-        block_size=block_size,
-        kv_heads=kv_heads,
-        group=group,
-        dim=dim,
-        dim_ceil=dim_ceil,
-        tile_queries=tile_queries,
-        tile_rows=tile_rows,
-        tile_keys=min(64, max(_LEAST_ROWS, _TILE_BYTES // (dim_ceil * keys.element_size()))),
-        window=window or 0,
-        softcap=softcap or 0.0,
-        is_cut=parts > 1,
-    )
-    if parts > 1:
-        _merge[(tokens, heads)](
-            out, sums, tops, totals, parts, heads=heads, dim=dim, dim_ceil=dim_ceil, parts_ceil=MAX_PARTS
+    with on_device_of(queries):
+        _attend[(tiles, kv_heads, parts)](
+            out,
+            sums,
+            tops,
+            totals,
+            queries,
+            keys,
+            values,
+            step.query_offsets,
+            step.kv_lengths,
+            step.rows,
+            step.block_table,
+            spans,
+            parts,
+            dim**-0.5 if scaling is None else scaling,
+            queries.stride(0),
+            queries.stride(1),
+            step.block_table.stride(0),
+            block_size=block_size,
+            kv_heads=kv_heads,
+            group=group,
+            dim=dim,
+            dim_ceil=dim_ceil,
+            tile_queries=tile_queries,
+            tile_rows=tile_rows,
+            tile_keys=min(64, max(_LEAST_ROWS, _TILE_BYTES // (dim_ceil * keys.element_size()))),
+            window=window or 0,
+            softcap=softcap or 0.0,
+            is_cut=parts > 1,
         )
+        if parts > 1:
+            _merge[(tokens, heads)](
+                out, sums, tops, totals, parts, heads=heads, dim=dim, dim_ceil=dim_ceil, parts_ceil=MAX_PARTS
+            )
     return out
+
+
+def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[None]:
+    """Triton launches on the device that torch is on: inside, that is the tensor's."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def parts_for(programs: int, reach: int, *, processors: int) -> int:

@@ -1,19 +1,24 @@
 """What runs in Triton's interpreter, in a process of its own: `python -m tests.workers.engine.interpreted`.
 
 The interpreter has to be asked for before Triton is imported, and transformers imports it in every process
-of tests. What a process finds out it prints, as one line of JSON.
+of tests. What the process finds out it prints, as one line of JSON.
 """
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
+
+from tests.tiny import Family
+from workers.engine.attention_kernel import Kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +35,8 @@ class Case:
     dtype: torch.dtype = torch.float32  # bfloat16 is beyond the interpreter: its products are of the bits
 
 
-DECODES: Final = ((1, 5), (1, 131), (1, 1), (1, 64))
-MIXED: Final = ((1, 70), (40, 90), (1, 3), (23, 23), (5, 130))
+DECODES: Final = ((1, 5), (1, 80), (1, 1))
+MIXED: Final = ((1, 40), (20, 50), (1, 3), (11, 11), (2, 70))
 CASES: Final[dict[str, Case]] = {
     **{f"decodes, {group} heads share keys": Case(shapes=DECODES, group=group) for group in (1, 2, 3, 4, 7)},
     **{f"prompts, {group} heads share keys": Case(shapes=MIXED, group=group) for group in (1, 2, 3, 7)},
@@ -49,6 +54,10 @@ CASES: Final[dict[str, Case]] = {
     "decodes in as many parts as there are": Case(shapes=DECODES, parts=32),
 }
 SCALING: Final = 0.3
+DECODERS: Final[dict[str, Family]] = {
+    "heads are normalised": "qwen3",
+    "biases, a window in some layers": "qwen2_window",
+}
 
 
 def made(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -116,12 +125,10 @@ def replays() -> dict[str, Any]:
     from tests.tiny import tiny_checkpoint  # noqa: PLC0415
     from tests.workers.engine.oracle import ids, run  # noqa: PLC0415
     from tests.workers.engine.recorder import SameLaunches  # noqa: PLC0415
-    from workers.engine import attention  # noqa: PLC0415
     from workers.engine.kv_engine import KVEngine  # noqa: PLC0415
     from workers.engine.sequence import Sampling, SequenceSpec  # noqa: PLC0415
     from workers.engine.triton_attention import attend  # noqa: PLC0415 - only where it is interpreted
 
-    torch.set_num_threads(1)
     node, recorder = load(tiny_checkpoint("qwen3")), SameLaunches()
     samplings = (Sampling(), Sampling(temperature=1, top_p=0.9, seed=2), Sampling(temperature=1, seed=1))
     specs = [
@@ -134,25 +141,59 @@ def replays() -> dict[str, Any]:
         return {key: ids(outputs) for key, outputs in run(engine, specs, every=2).items()}
 
     expected = answers(None)
-    attention.__dict__["kernel_for"] = lambda _: recorder.watched(attend)  # as on a GPU
-    return {"answers": answers(recorder), "expected": expected, "replays": recorder.replays}
+    with _as_on_a_gpu(recorder.watched(attend)):
+        return {"answers": answers(recorder), "expected": expected, "replays": recorder.replays}
 
 
-CHECKS: Final[dict[str, Callable[[], Any]]] = {"errors": errors, "replays": replays}
+def decoders() -> dict[str, float]:
+    """How far layers by the kernels are from transformers', in standard deviations of the logits."""
+    from shared.models.decoder_lm.nodes import load  # noqa: PLC0415 - takes seconds
+    from tests.tiny import tiny_checkpoint  # noqa: PLC0415
+    from workers.engine import attention, selfcheck  # noqa: PLC0415
+    from workers.engine.gpu_decoder import fused  # noqa: PLC0415 - only where it is interpreted
+    from workers.engine.triton_attention import attend  # noqa: PLC0415 - only where it is interpreted
+
+    found: dict[str, float] = {}
+    for name, family in DECODERS.items():
+        node: Any = load(tiny_checkpoint(family))
+        node.use_attention(attention.ATTENTION)
+        ids = [(7919 * (place + 1)) % node.vocab_size for place in range(selfcheck._CUTS[-1])]
+        with torch.inference_mode(), _as_on_a_gpu(attend):
+            by_kernels = fused(node)
+            assert by_kernels is not node
+            expected = by_kernels.reference(torch.tensor(ids))
+            error = (selfcheck._paged_logits(by_kernels, ids) - expected).abs().max() / expected.std()
+        found[name] = float(error)
+    return found
 
 
-def found_by(check: str) -> Any:
-    """Run a check in a process where Triton is interpreted."""
+@contextmanager
+def _as_on_a_gpu(kernel: Kernel) -> Iterator[None]:
+    """Pools and nodes made inside find that a kernel attends on their device."""
+    with ExitStack() as stack:
+        for module in ("attention", "gpu_decoder"):
+            name = f"workers.engine.{module}.kernel_for"
+            stack.enter_context(patch(name, lambda _: kernel))
+        yield
+
+
+CHECKS: Final[dict[str, Callable[[], Any]]] = {"errors": errors, "replays": replays, "decoders": decoders}
+
+
+def found() -> dict[str, Any]:
+    """What all checks find, run in a process where Triton is interpreted."""
     told = subprocess.run(
-        (sys.executable, "-W", "error", "-m", "tests.workers.engine.interpreted", check),
+        (sys.executable, "-W", "error", "-m", "tests.workers.engine.interpreted"),
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert told.returncode == 0, told.stderr
-    return json.loads(told.stdout)
+    findings: dict[str, Any] = json.loads(told.stdout)
+    return findings
 
 
 if __name__ == "__main__":
-    print(json.dumps(CHECKS[sys.argv[1]]()))
+    torch.set_num_threads(1)
+    print(json.dumps({name: check() for name, check in CHECKS.items()}))

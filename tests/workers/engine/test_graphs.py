@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from shared.models.decoder_lm.nodes import DecoderLM
-from tests.workers.engine.interpreted import found_by
 from tests.workers.engine.oracle import ids, prompts, run_all, scores
 from tests.workers.engine.recorder import Again
 from tests.workers.engine.test_guide import compiled, processing_of
@@ -167,13 +166,3 @@ def test_steps_that_find_no_memory_run_as_they_come_and_smaller_ones_are_recorde
     assert "too little memory to record steps of 6 rows" in caplog.text
     assert "too little memory to record steps of 4 rows" in caplog.text
     assert "recorded: of 1, 2 rows" in caplog.text
-
-
-def test_a_replayed_step_launches_what_was_recorded_over_the_same_memory() -> None:
-    """With the Triton kernel, as on a GPU; whoever arrives, and however long texts get."""
-    pytest.importorskip("triton", reason="Triton is made for Linux only")
-
-    found = found_by("replays")
-
-    assert found["answers"] == found["expected"]
-    assert found["replays"] > 20

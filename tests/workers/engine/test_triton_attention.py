@@ -4,9 +4,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import torch
-
-from tests.workers.engine.interpreted import CASES, found_by
 
 pytest.importorskip("triton", reason="Triton is made for Linux only")
 
@@ -24,18 +21,6 @@ QWEN3_8B: Final = {
     "window": 0,
     "softcap": 0.0,
 }
-
-
-@pytest.fixture(scope="module")
-def errors() -> dict[str, float]:
-    found: dict[str, float] = found_by("errors")
-    return found
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_every_token_gets_what_the_definition_of_attention_says(errors: dict[str, float], name: str) -> None:
-    rounding = 2e-5 if CASES[name].dtype is torch.float32 else 5e-3
-    assert errors[name] < rounding  # not a number is not less
 
 
 def test_keys_are_cut_for_a_gpu_to_be_busy_but_not_into_scraps() -> None:
@@ -78,6 +63,32 @@ def test_the_merge_compiles_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     of_all = {"heads": 32, "dim": 128, "dim_ceil": 128, "parts_ceil": triton_attention.MAX_PARTS}
 
     assert b"ELF" in _compiled(triton_attention._merge, types, of_all)
+
+
+B = "*bf16"
+LAYERS: Final[dict[str, tuple[dict[str, str], dict[str, Any]]]] = {
+    "_add_norm": (
+        {"states": B, "added": B, "weight": B, "normed": B, "eps": "fp32"},
+        {"width": 4096, "width_ceil": 4096, "is_added": True},
+    ),
+    "_rotated": (
+        dict.fromkeys(("product", "of_queries", "of_keys"), B)
+        | {"eps": "fp32", "cos": B, "sin": B, "slots": "*i32", "queries": B, "keys": B, "values": B},
+        {"heads": 32, "kv_heads": 8, "half": 64, "half_ceil": 64, "is_normed": True},
+    ),
+    "_gated": ({"product": B, "out": B}, {"width": 12_288, "tile": 1024}),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_lies_between_products_and_attention_compiles_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workers.engine import triton_layers  # noqa: PLC0415 - where there is Triton
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+    assert b"ELF" in _compiled(getattr(triton_layers, name), *LAYERS[name])
 
 
 def _compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> bytes:

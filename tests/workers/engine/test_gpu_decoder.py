@@ -1,0 +1,67 @@
+"""Layers by our GPU kernels: in Triton's interpreter, against transformers' modules."""
+
+import logging
+
+import pytest
+import torch
+
+from shared.models.decoder_lm.nodes import load
+from tests.tiny import Family, tiny_checkpoint
+
+gpu_decoder = pytest.importorskip("workers.engine.gpu_decoder", reason="Triton is made for Linux only")
+
+
+@pytest.fixture
+def _a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_decoder, "kernel_for", lambda _: torch.add)
+
+
+def test_on_a_cpu_a_node_stays_as_it_is() -> None:
+    node = load(tiny_checkpoint("qwen3"))
+
+    assert gpu_decoder.fused(node) is node
+
+
+@pytest.mark.usefixtures("_a_gpu")
+@pytest.mark.parametrize(
+    ("family", "reason"), [("gemma2", "Gemma2ForCausalLM"), ("phi3", "Phi3ForCausalLM"), ("qwen3_moe", "Moe")]
+)
+def test_what_the_kernels_do_not_know_runs_by_transformers_and_the_log_says_why(
+    family: Family, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = load(tiny_checkpoint(family))
+
+    with caplog.at_level(logging.INFO):
+        assert gpu_decoder.fused(node) is node
+
+    assert reason in caplog.text
+
+
+@pytest.mark.usefixtures("_a_gpu")
+@pytest.mark.parametrize(
+    ("family", "windows"),
+    [("mistral", [24, 24]), ("qwen2_window", [None, 24]), ("qwen3", [None, None]), ("llama", [None, None])],
+)
+def test_each_layer_looks_as_far_back_as_its_own_says_or_the_model(
+    family: Family, windows: list[int | None]
+) -> None:
+    decoder = gpu_decoder.fused(load(tiny_checkpoint(family)))
+
+    assert [layer.window for layer in decoder._layers] == windows
+
+
+@pytest.mark.usefixtures("_a_gpu")
+def test_no_weight_is_there_twice() -> None:
+    node = load(tiny_checkpoint("llama"))
+    ids = torch.arange(9)
+    before = node.reference(ids)
+
+    fused = gpu_decoder.fused(node)
+
+    parameters = list(node.model.parameters())
+    storages = {
+        parameter.untyped_storage().data_ptr(): parameter.untyped_storage() for parameter in parameters
+    }
+    assert sum(storage.nbytes() for storage in storages.values()) == sum(p.nbytes for p in parameters)
+    assert fused.parameters == node.parameters
+    assert torch.equal(fused.reference(ids), before)
