@@ -46,6 +46,8 @@ _JSON_OPTIONS: Final = {
     "coerce_one_of": False,
     "lenient": False,
 }
+_SHARED: Final = "lexer error"
+"""So begins what is said where a limit is reached that all who follow a guide share."""
 _MAPS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 """Keys of a schema whose values are schemas by name."""
 _LITERAL: Final = frozenset({"const", "enum", "default", "examples"})
@@ -277,12 +279,12 @@ class Matcher:
             InvalidGuideError: it is too much to follow; or nothing may follow.
             BugError: a token is not allowed.
         """
-        if self._compiled.condemned:
-            raise InvalidGuideError(self._compiled.condemned)
         self._ids += token_ids
         if self._inner is None:
             self._inner = self._compiled.begin()
         if not self._follow(self._inner, token_ids):
+            if not self._inner.get_error().startswith(_SHARED):
+                raise self._compiled.invalid(self._inner)
             # How much the library may learn of a grammar is limited, and others have learnt of this one, too.
             # Whether it can be followed here shall not depend on them.
             self._compiled.leave()
@@ -295,13 +297,24 @@ class Matcher:
         return Allowed(self._bits[: (end + 7) // 8], may_end)
 
     def _follow(self, inner: LLMatcher, token_ids: Sequence[int]) -> bool:
-        """Follow tokens and fill in the mask behind them; False where a limit was reached."""
-        followed = inner.try_consume_tokens(list(token_ids))
-        if followed < len(token_ids) and not inner.is_error():
-            raise BugError(f"a guide does not allow the token {token_ids[followed]} that was chosen")
-        if not inner.is_error():
-            inner.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+        """Follow tokens and fill in the mask behind them; False where a limit was reached.
+
+        One by one: the library keeps the interpreter while it follows, and an answer may have many that take
+        long.
+        """
+        for token_id in token_ids:
+            self._check_condemned()
+            if not inner.try_consume_tokens([token_id]):
+                if inner.is_error():
+                    return False
+                raise BugError(f"a guide does not allow the token {token_id} that was chosen")
+        self._check_condemned()
+        inner.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
         return not inner.is_error()
+
+    def _check_condemned(self) -> None:
+        if self._compiled.condemned:
+            raise InvalidGuideError(self._compiled.condemned)
 
 
 def _part_of(guide: Guide) -> dict[str, Any]:

@@ -256,16 +256,39 @@ def test_how_much_has_to_be_kept_in_mind_at_once_is_counted_and_no_clock_is_aske
 
 
 def test_a_text_of_too_many_meanings_is_followed_as_far_as_they_can_be_counted(
-    bytes_and_pieces: Guides,
+    bytes_and_pieces: Guides, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And not once more, alone: what is counted is its own, and following it took its time already."""
     pairs = "x x | x y | x z | y x | y y | y z | z x | z y | z z"
     rules = "\n".join(f'{name}: {pairs} | "a"' for name in "xyz")
     matcher = bytes_and_pieces.compiled(Guide(grammar=f"start: x\n{rules}")).matcher()
     for _ in range(18):
         matcher.push(b"a")
+    monkeypatch.delattr(CompiledGuide, "begin_alone")
 
     with pytest.raises(InvalidGuideError, match="found 1035 things of at most 1000; give it fewer"):
         matcher.push(b"a")
+
+
+def test_an_answer_of_many_tokens_is_left_where_its_guide_is_condemned() -> None:
+    """And the library, which keeps the interpreter to itself while it follows, is asked token by token."""
+    guide = vocabulary().compiled(Guide(regex="a+"))
+    matcher, asked = guide.matcher(), list[list[int]]()
+
+    class Inner:
+        def try_consume_tokens(self, token_ids: list[int]) -> int:
+            asked.append(token_ids)
+            if len(asked) == 3:
+                guide.condemn()
+            return 1
+
+    inner: Any = Inner()
+    matcher._inner = inner  # how long the library takes for a token is not ours to choose
+
+    with pytest.raises(InvalidGuideError, match="takes for ever"):
+        matcher.push(b"aaaaaaa")
+
+    assert asked == [[97]] * 3
 
 
 def test_a_guide_that_is_condemned_is_followed_by_nobody_and_refused_from_then_on() -> None:
