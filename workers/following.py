@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import aclosing
 from threading import Thread
-from typing import Any, Final, Protocol
+from typing import Any, Final, Never, Protocol
 
 from shared.config import DeploymentConfig
 from shared.errors import WorkerError
@@ -47,7 +47,7 @@ class Following(Protocol):
 
     @property
     def forwards(self) -> int: ...
-    def run(self) -> None: ...
+    def run(self) -> Never: ...
 
 
 class Follower:
@@ -237,26 +237,30 @@ class _EngineThread:
         self._make = make
         self._copy = copy
         self._on_progress = on_progress
-        self._made: Future[Following] = Future()
-        self._ended: Future[None] = Future()
+        # Errors are results here: one that comes when nobody waits any more is nobody's, and no complaint.
+        self._made: Future[Following | BaseException] = Future()
+        self._ended: Future[BaseException] = Future()
         Thread(target=self._run, name="engine", daemon=True).start()
 
     async def made(self) -> Following:
         """Wait for the engine; what making it raises is raised here."""
-        return await asyncio.shield(asyncio.wrap_future(self._made))
+        made = await asyncio.shield(asyncio.wrap_future(self._made))
+        if isinstance(made, BaseException):
+            raise made
+        return made
 
-    async def ended(self) -> None:
+    async def ended(self) -> Never:
         """Wait for its end, and raise what of."""
-        await asyncio.shield(asyncio.wrap_future(self._ended))
+        raise await asyncio.shield(asyncio.wrap_future(self._ended))
 
     def _run(self) -> None:
         try:
             engine = self._make(self._copy, self._on_progress)
         except BaseException as error:  # noqa: BLE001 - raised again by `made`
-            self._made.set_exception(error)
+            self._made.set_result(error)
             return
         self._made.set_result(engine)
         try:
             engine.run()
         except BaseException as error:  # noqa: BLE001 - raised again by `ended`
-            self._ended.set_exception(error)
+            self._ended.set_result(error)

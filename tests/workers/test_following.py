@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from threading import Event as ThreadEvent
-from typing import TypeVar
+from typing import Never, TypeVar
 
 import msgspec
 import pytest
@@ -39,7 +39,7 @@ class Engine:
     forwards: int = 0
     heard: ThreadEvent = field(default_factory=ThreadEvent)
 
-    def run(self) -> None:
+    def run(self) -> Never:
         while True:
             self.copy.lines[0].receive()
             self.forwards += 1

@@ -4,7 +4,7 @@ It has the node's part and a pool of its own, of as many blocks as the leader's,
 blocks hold what, and what becomes of the hidden states, the leader knows.
 """
 
-from typing import Final
+from typing import Final, Never
 
 import torch
 
@@ -44,13 +44,14 @@ class FollowingEngine:
         check_node(node)
 
     @torch.inference_mode()
-    def run(self) -> None:
+    def run(self) -> Never:
         """Follow until the leader is gone.
 
         Raises:
             GroupLostError: it is, or another member.
         """
-        for step in self._leader.steps(self.node.device):
+        while True:
+            step = self._leader.step(self.node.device)
             with attending(self._pool, step):
                 self.node.forward(self.node.embed(step.token_ids), step)
             self.forwards += 1

@@ -66,10 +66,13 @@ class Leader:
         self._line.send(blocks.to_bytes(8, "little"))
         return int.from_bytes(self._line.receive(), "little")
 
-    def steps(self, device: torch.device) -> Iterator[Step]:
-        """The steps, as they come; ends with `GroupLostError`."""
-        while True:
-            yield unpacked(self._line.receive(), device)
+    def step(self, device: torch.device) -> Step:
+        """Wait for the next step.
+
+        Raises:
+            GroupLostError: there will be none, or what came is none.
+        """
+        return unpacked(self._line.receive(), device)
 
 
 def packed(step: Step) -> bytes:
