@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from shared.config import ConfigError, DeploymentConfig
 from shared.models import registry
 from shared.models.base import EngineKind, ModelGraph, Processing
+from workers import read_ahead
 from workers.engine.outcomes import EngineStats
 from workers.engine.thread import EngineThread
 from workers.group import Copy
@@ -112,6 +113,8 @@ class LocalModel:
                 "expected one such node per rank: place the others on ranks of their own"
             )
         self._nodes = [*stateless, *kv]
+        if self._nodes:
+            read_ahead.begin(Path(self.config.checkpoint))
         kv_tokens = 0
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(asyncio.to_thread(self._load_processing), name="processing")

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from shared.models.orpheus.frames import FIRST_AUDIO, WINDOW_TOKENS
 from tests.peers import Circle
 from tests.workers.engine.shared_node import lines
 from tests.workers.test_hosting import orpheus
-from workers import settings
+from workers import read_ahead, settings
 from workers.data_plane.port import Array
 from workers.engine import comm
 from workers.engine.line import GroupLostError
@@ -51,6 +52,16 @@ async def test_a_rank_has_the_engines_of_its_nodes(config: DeploymentConfig, ran
         assert (model.counters() is not None) == ("kv" in engines)
         assert (model.progress, found.device) == (1.0, "cpu")
         assert found.processing.eos_ids
+
+
+@pytest.mark.parametrize(("rank", "reads"), [(0, False), (2, True)])
+async def test_a_rank_reads_weights_ahead_if_it_has_any(
+    rank: int, reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(read_ahead, "begin", read.append)
+    async with loaded(APART, rank):
+        assert read == [Path(APART.checkpoint)] * reads
 
 
 async def test_a_stateless_node_fires() -> None:
