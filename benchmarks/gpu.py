@@ -33,9 +33,10 @@ from benchmarks.report import RATIO, Figure, show, spread
 from shared.models.base import KVLayout
 from shared.models.transformers_lm.node import DecoderLM
 from workers.engine.attention import ATTENTION
-from workers.engine.attention_kernel import kernel_for
+from workers.engine.attention_kernel import kernel_for, on_gpu
 from workers.engine.graphs import Capture, CudaCapture
 from workers.engine.kv_engine import KVEngine
+from workers.engine.node import Node
 from workers.engine.sequence import SequenceSpec
 
 NO_GPU: Final = 2
@@ -230,7 +231,7 @@ def _contenders(
     shape: Shape, model: Any, device: torch.device, rows: int, load: Load, *, compiles: bool
 ) -> dict[str, Contender]:
     config = model.config
-    node = DecoderLM(
+    loaded = DecoderLM(
         model,
         name="llm",
         layout=KVLayout(
@@ -239,6 +240,7 @@ def _contenders(
         max_positions=config.max_position_embeddings,
         weights_digest="",
     )
+    node = on_gpu(loaded)  # whose weights are the model's own still
     capture = CudaCapture(device) if device.type == "cuda" else None
     static = _StaticLoop(model, device, rows, load.prompt + load.answer, compiles=compiles)
     return {
@@ -249,7 +251,7 @@ def _contenders(
     }
 
 
-def _ours(node: DecoderLM, rows: int, load: Load, capture: Capture | None) -> Contender:
+def _ours(node: Node, rows: int, load: Load, capture: Capture | None) -> Contender:
     blocks = -(-(load.prompt + load.answer) // _BLOCK) + 1
     engine = KVEngine(
         node,

@@ -118,7 +118,8 @@ def make_engine(
         ConfigError: the configuration asks for what is not there.
     """
     import_transformers()
-    from workers.engine.kv_engine import KVEngine  # noqa: PLC0415 - brings transformers
+    from workers.engine.attention_kernel import on_gpu  # noqa: PLC0415 - brings transformers
+    from workers.engine.kv_engine import KVEngine  # noqa: PLC0415 - the same
     from workers.engine.lockstep import Followers  # noqa: PLC0415 - the same
 
     at = seat(config, rank)
@@ -126,6 +127,8 @@ def make_engine(
     rows, step_tokens = settings.rows_on(device.type), settings.step_tokens_on(device.type)
     [name] = nodes_of(config, rank, EngineKind.KV)
     node = _kv_node(config, name, settings, device, progress, copy)
+    if copy is None and device.type == "cuda":  # the members of a copy meet within each layer
+        node = on_gpu(node)
     draft = _draft(config, node, settings, device, progress)
     blocks = _pool_of(config, settings, node, draft, at).blocks
     followers = Followers(copy.lines) if copy is not None else None

@@ -1,4 +1,4 @@
-"""Which kernel attends on a device; without one, `workers.engine.attention` does it with torch alone."""
+"""Which kernels of ours compute on a device; without one, torch and transformers' modules do."""
 
 import logging
 from functools import cache
@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 import torch
 
+from workers.engine.node import Node
 from workers.engine.step import Step
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -46,3 +47,14 @@ def kernel_for(device_type: str) -> Kernel | None:
     _LOGGER.info("attention on GPUs: Triton kernel over the paged pool")
     kernel: Kernel = import_module("workers.engine.triton_attention").attend
     return kernel
+
+
+def on_gpu(node: Node) -> Node:
+    """The node, computed by our own kernels where its device has them and they know it; else as it is.
+
+    Call it before the node is proven.
+    """
+    if kernel_for(node.device.type) is None:
+        return node
+    fused: Node = import_module("workers.engine.gpu_decoder").fused(node)
+    return fused

@@ -20,7 +20,6 @@ from torch.nn.functional import linear
 
 from shared.models.base import KVLayout
 from workers.engine import attention
-from workers.engine.attention_kernel import kernel_for
 from workers.engine.node import Node, TokenStep
 from workers.engine.triton_layers import add_norm, gated, rotated
 
@@ -32,12 +31,7 @@ _ARCHITECTURES: Final = frozenset(
 
 
 def fused(node: Node) -> Node:
-    """The node, computed by the kernels where they know it; else as it is, and the log says why.
-
-    Call it before the node is proven.
-    """
-    if kernel_for(node.device.type) is None:
-        return node
+    """The node, computed by the kernels where they know it; else as it is, and the log says why."""
     if reason := _in_the_way(node):
         _LOGGER.info("%s runs by transformers' modules: our GPU kernels do not know %s", node.name, reason)
         return node

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
@@ -169,11 +169,8 @@ def decoders() -> dict[str, float]:
 
 @contextmanager
 def _as_on_a_gpu(kernel: Kernel) -> Iterator[None]:
-    """Pools and nodes made inside find that a kernel attends on their device."""
-    with ExitStack() as stack:
-        for module in ("attention", "gpu_decoder"):
-            name = f"workers.engine.{module}.kernel_for"
-            stack.enter_context(patch(name, lambda _: kernel))
+    """Pools made inside find that a kernel attends on their device."""
+    with patch("workers.engine.attention.kernel_for", lambda _: kernel):
         yield
 
 

@@ -2,9 +2,12 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+import torch
 
+from shared.models.decoder_lm.nodes import load
+from tests.tiny import tiny_checkpoint
 from workers.engine import attention_kernel
-from workers.engine.attention_kernel import kernel_for
+from workers.engine.attention_kernel import kernel_for, on_gpu
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +40,13 @@ def test_without_triton_torch_attends_and_the_log_says_what_to_install(
     assert kernel_for("cuda") is None
 
     assert "pip install triton" in caplog.text
+
+
+def test_a_node_is_computed_by_our_kernels_where_one_attends(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu_decoder = pytest.importorskip("workers.engine.gpu_decoder", reason="Triton is made for Linux only")
+    node = load(tiny_checkpoint("qwen3"))
+    assert on_gpu(node) is node
+
+    monkeypatch.setattr(attention_kernel, "kernel_for", lambda _: torch.add)
+
+    assert isinstance(on_gpu(node), gpu_decoder.FusedDecoder)

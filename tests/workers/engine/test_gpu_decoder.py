@@ -11,18 +11,6 @@ from tests.tiny import Family, tiny_checkpoint
 gpu_decoder = pytest.importorskip("workers.engine.gpu_decoder", reason="Triton is made for Linux only")
 
 
-@pytest.fixture
-def _a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_decoder, "kernel_for", lambda _: torch.add)
-
-
-def test_on_a_cpu_a_node_stays_as_it_is() -> None:
-    node = load(tiny_checkpoint("qwen3"))
-
-    assert gpu_decoder.fused(node) is node
-
-
-@pytest.mark.usefixtures("_a_gpu")
 @pytest.mark.parametrize(
     ("family", "reason"), [("gemma2", "Gemma2ForCausalLM"), ("phi3", "Phi3ForCausalLM"), ("qwen3_moe", "Moe")]
 )
@@ -37,7 +25,6 @@ def test_what_the_kernels_do_not_know_runs_by_transformers_and_the_log_says_why(
     assert reason in caplog.text
 
 
-@pytest.mark.usefixtures("_a_gpu")
 @pytest.mark.parametrize(
     ("family", "windows"),
     [("mistral", [24, 24]), ("qwen2_window", [None, 24]), ("qwen3", [None, None]), ("llama", [None, None])],
@@ -50,7 +37,6 @@ def test_each_layer_looks_as_far_back_as_its_own_says_or_the_model(
     assert [layer.window for layer in decoder._layers] == windows
 
 
-@pytest.mark.usefixtures("_a_gpu")
 def test_no_weight_is_there_twice() -> None:
     node = load(tiny_checkpoint("llama"))
     ids = torch.arange(9)
