@@ -37,6 +37,11 @@ def threads_for(parameters: int, cores: int) -> int:
     return max(1, cores - 1) if parameters >= _SHARED_OUT else 1
 
 
+def kernel_threads(parameters: int, cores: int) -> int:
+    """The threads of our own kernels: one for each core, for they share out a step piece by piece."""
+    return cores if parameters >= _SHARED_OUT else 1
+
+
 def stateless_threads(cores: int, *, beside_kv: bool) -> int:
     """The threads stateless nodes are computed with, in a process of their own or beside a KV node."""
     return max(1, cores // 4) if beside_kv else max(1, cores - 1)

@@ -68,22 +68,33 @@ inline bool allowed() { return true; }
 #else
 
 inline void shape(const Palette& palette) { _tile_loadconfig(&palette); }
+
+// The compiler wants the tiles' numbers as they are written: one function for each that is used.
 template <int tile>
-inline void zero() {
-  _tile_zero(tile);
-}
+void zero();
 template <int tile>
-inline void load(const void* from, size_t stride) {
-  _tile_loadd(tile, from, stride);
-}
+void load(const void* from, size_t stride);
 template <int tile>
-inline void store(void* to, size_t stride) {
-  _tile_stored(tile, to, stride);
-}
+void store(void* to, size_t stride);
 template <int into, int x, int w>
-inline void multiply() {
-  _tile_dpbf16ps(into, x, w);
-}
+void multiply();
+
+#define DALSEGNO_SUMS(tile)                                                                         \
+  template <> inline void zero<tile>() { _tile_zero(tile); }                                        \
+  template <> inline void store<tile>(void* to, size_t stride) { _tile_stored(tile, to, stride); }
+#define DALSEGNO_FACTOR(tile) \
+  template <> inline void load<tile>(const void* from, size_t stride) { _tile_loadd(tile, from, stride); }
+#define DALSEGNO_PRODUCT(into, x, w) \
+  template <> inline void multiply<into, x, w>() { _tile_dpbf16ps(into, x, w); }
+
+DALSEGNO_SUMS(0) DALSEGNO_SUMS(1) DALSEGNO_SUMS(2) DALSEGNO_SUMS(3)
+DALSEGNO_FACTOR(4) DALSEGNO_FACTOR(5) DALSEGNO_FACTOR(6) DALSEGNO_FACTOR(7)
+DALSEGNO_PRODUCT(0, 4, 5) DALSEGNO_PRODUCT(1, 4, 6) DALSEGNO_PRODUCT(2, 4, 7) DALSEGNO_PRODUCT(3, 4, 5)
+
+#undef DALSEGNO_SUMS
+#undef DALSEGNO_FACTOR
+#undef DALSEGNO_PRODUCT
+
 // The operating system keeps the unit's registers only for processes that have asked.
 inline bool allowed() {
   constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;

@@ -54,7 +54,7 @@ VARIANTS = (
 
 
 def processor() -> frozenset[str]:
-    """What this machine's processor has, in the words of `/proc/cpuinfo`; nothing where there is no such file."""
+    """What this machine's processor has, in the words of `/proc/cpuinfo`; nothing where that is not there."""
     if platform.machine() not in _X86_64:
         return frozenset()
     try:
@@ -79,19 +79,26 @@ def digest() -> str:
 
 
 def file_name(variant: Variant) -> str:
+    """The file of a variant compiled from these sources."""
     return f"kernels-{variant.name}-{digest()}.so"
 
 
 def compiler() -> str | None:
     """The C++ compiler: `CXX`, or the first of the usual names that is there."""
     named = os.environ.get("CXX")
-    return shutil.which(named) if named else next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    return (
+        shutil.which(named)
+        if named
+        else next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    )
 
 
 def build(variant: Variant, folder: Path, *, also: Sequence[str] = ()) -> Path:
     """Compile a variant into `folder`; several may do so at once.
 
     Args:
+        variant: for which processor.
+        folder: is made if it is not there.
         also: more flags; tests emulate what this machine lacks.
 
     Raises:

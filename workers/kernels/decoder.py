@@ -12,7 +12,7 @@ checkpoint when it is loaded, as for every node: against the model as transforme
 import ctypes
 import logging
 import mmap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any, Final
 
@@ -29,9 +29,13 @@ from workers.kernels.library import Library
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-_ARCHITECTURES: Final = frozenset(
-    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-)
+_WINDOWS: Final[dict[str, Callable[[Any], int | None]]] = {
+    "LlamaForCausalLM": lambda _: None,
+    "MistralForCausalLM": lambda attention: attention.config.sliding_window,
+    "Qwen2ForCausalLM": lambda attention: attention.sliding_window,
+    "Qwen3ForCausalLM": lambda attention: attention.sliding_window,
+}
+"""The architectures that are known, and where each keeps how far a layer looks back."""
 _DTYPES: Final = {torch.float32: library.FLOAT32, torch.bfloat16: library.BFLOAT16}
 _LANES: Final = 16
 _MOST_DIM: Final = 256
@@ -66,8 +70,8 @@ def native(node: Node, *, threads: int) -> Node:
 
 def _in_the_way(node: Any) -> str:
     """What of a node the kernels do not know; empty where they know all."""
-    if node.architecture not in _ARCHITECTURES:
-        return node.architecture
+    if node.architecture not in _WINDOWS:
+        return str(node.architecture)
     if node.dtype not in _DTYPES:
         return str(node.dtype)
     config = node.model.config
@@ -195,7 +199,7 @@ class NativeDecoder:
             k_norm=self._floats(norms[1].weight) if norms[1] is not None else None,
             qkv_bias=self._floats(torch.cat(biases)) if biases[0] is not None else None,
             o_bias=self._floats(own.o_proj.bias) if own.o_proj.bias is not None else None,
-            window=getattr(own, "sliding_window", None) or 0,
+            window=_WINDOWS[self.architecture](own) or 0,
             reserved=0,
         )
 
@@ -243,8 +247,9 @@ class NativeDecoder:
         if pool is not self._pool:
             addresses = ctypes.c_void_p * self.layout.layers
             self._pool = pool
-            self._cells = tuple(
-                addresses(*(cells.data_ptr() for cells in side)) for side in (pool.keys, pool.values)
+            self._cells = (
+                addresses(*(cells.data_ptr() for cells in pool.keys)),
+                addresses(*(cells.data_ptr() for cells in pool.values)),
             )
         return self._cells
 

@@ -1,7 +1,7 @@
 """The compiled kernels as Python sees them: a few C functions over plain structures.
 
-`load` finds the library for this machine's processor, or has it compiled; where that cannot be it says why, and
-torch computes instead. Nothing here knows a model.
+`load` finds the library for this machine's processor, or has it compiled; where that cannot be it says why,
+and torch computes instead. Nothing here knows a model.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from workers.kernels import build
 from workers.kernels.build import BuildError, Variant
@@ -26,13 +26,13 @@ FLOAT32, BFLOAT16 = 0, 1
 class Matrix(Structure):
     """A packed matrix: (n, k), n of them the columns of a product."""
 
-    _fields_: _Fields = [("data", c_void_p), ("n", c_int32), ("k", c_int32)]  # noqa: RUF012 - ctypes' own
+    _fields_: ClassVar[_Fields] = [("data", c_void_p), ("n", c_int32), ("k", c_int32)]
 
 
 class Layer(Structure):
     """A decoder layer's weights; norms and biases are float32, those that are not there null."""
 
-    _fields_: _Fields = [  # noqa: RUF012
+    _fields_: ClassVar[_Fields] = [
         *((name, Matrix) for name in ("qkv", "o", "gate_up", "down")),
         *((name, c_void_p) for name in ("norm_in", "norm_post", "q_norm", "k_norm", "qkv_bias", "o_bias")),
         *(("window", c_int32), ("reserved", c_int32)),
@@ -42,8 +42,11 @@ class Layer(Structure):
 class Model(Structure):
     """What is the same in every step."""
 
-    _fields_: _Fields = [  # noqa: RUF012
-        *((name, c_int32) for name in ("dtype", "layers", "hidden", "heads", "kv_heads", "dim", "intermediate")),
+    _fields_: ClassVar[_Fields] = [
+        *(
+            (name, c_int32)
+            for name in ("dtype", "layers", "hidden", "heads", "kv_heads", "dim", "intermediate")
+        ),
         *(("eps", c_float), ("scaling", c_float), ("layer", POINTER(Layer)), ("norm", c_void_p)),
     ]
 
@@ -51,7 +54,7 @@ class Model(Structure):
 class Step(Structure):
     """One step, in the buffers of `workers.engine.step`."""
 
-    _fields_: _Fields = [  # noqa: RUF012
+    _fields_: ClassVar[_Fields] = [
         *((name, c_int32) for name in ("tokens", "spans", "block_size", "table_stride")),
         *((name, c_void_p) for name in ("positions", "slots", "rows", "query_offsets", "kv_lengths")),
         *((name, c_void_p) for name in ("block_table", "cos", "sin", "keys", "values", "hidden")),
