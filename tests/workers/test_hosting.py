@@ -189,7 +189,7 @@ def test_steps_are_recorded_on_a_gpu_over_a_kernel_that_asks_the_host_nothing(
     monkeypatch.setattr(attention_kernel, "kernel_for", lambda _: torch.add if has_kernel else None)
     monkeypatch.setattr(graphs, "CudaCapture", lambda on: ("recorded on", on))
 
-    capture = hosting._capture(settings, torch.device(device))
+    capture: Any = hosting._capture(settings, torch.device(device))
 
     assert capture == (("recorded on", torch.device(device)) if is_recorded else None)
 
