@@ -5,6 +5,7 @@ needs a GPU, and ends with 2 where there is none.
 """
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -58,6 +59,8 @@ def main() -> None:
         gpu.main()
         return
     if sys.argv[1:2] == ["peers"]:
+        # Ended by a signal or by Ctrl-C, it has peers to wake and to stop: asleep they would stay for ever.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         session.main(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
