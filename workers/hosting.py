@@ -22,7 +22,7 @@ from shared.models import registry
 from shared.models.base import EngineKind, Peers
 from workers import memory
 from workers.devices import choose_device
-from workers.engine.cpu_threads import cores, stateless_threads
+from workers.engine.cpu_threads import cores, kernel_threads, stateless_threads
 from workers.engine.speculate import PromptLookup, Proposer
 from workers.imports import import_transformers
 from workers.pool_size import PoolSize, pool_size
@@ -118,8 +118,7 @@ def make_engine(
         ConfigError: the configuration asks for what is not there.
     """
     import_transformers()
-    from workers.engine.attention_kernel import on_gpu  # noqa: PLC0415 - brings transformers
-    from workers.engine.kv_engine import KVEngine  # noqa: PLC0415 - the same
+    from workers.engine.kv_engine import KVEngine  # noqa: PLC0415 - brings transformers
     from workers.engine.lockstep import Followers  # noqa: PLC0415 - the same
 
     at = seat(config, rank)
@@ -127,9 +126,9 @@ def make_engine(
     rows, step_tokens = settings.rows_on(device.type), settings.step_tokens_on(device.type)
     [name] = nodes_of(config, rank, EngineKind.KV)
     node = _kv_node(config, name, settings, device, progress, copy)
-    if copy is None and device.type == "cuda":  # the members of a copy meet within each layer
-        node = on_gpu(node)
-    draft = _draft(config, node, settings, device, progress)
+    if copy is None:  # the members of a copy meet within each layer
+        node = _by_kernels(node, settings, at)
+    draft = _draft(config, node, settings, at, progress)
     blocks = _pool_of(config, settings, node, draft, at).blocks
     followers = Followers(copy.lines) if copy is not None else None
     if followers is not None:
@@ -215,6 +214,19 @@ def _kv_node(
     return node
 
 
+def _by_kernels(node: "Node", settings: EngineSettings, at: Seat) -> "Node":
+    """The node, computed by our own kernels where they are wanted and know it."""
+    if settings.kernels == "torch":
+        return node
+    if at.device.type == "cuda":
+        from workers.engine.attention_kernel import on_gpu  # noqa: PLC0415 - where there is CUDA
+
+        return on_gpu(node)
+    from workers.kernels.decoder import native  # noqa: PLC0415 - brings transformers
+
+    return native(node, threads=kernel_threads(node.parameters, at.cores))
+
+
 def _pool_of(
     config: DeploymentConfig, settings: EngineSettings, node: "Node", draft: "Node | None", at: Seat
 ) -> PoolSize:
@@ -251,7 +263,7 @@ def _draft(
     config: DeploymentConfig,
     served: "Node",
     settings: EngineSettings,
-    device: torch.device,
+    at: Seat,
     progress: Progress,
 ) -> "Node | None":
     """The model that guesses for `served`, where there is one.
@@ -263,7 +275,7 @@ def _draft(
     if not settings.speculate or settings.draft is None:
         return None
     smaller = msgspec.structs.replace(config, checkpoint=settings.draft)
-    draft: Node = _load(smaller, served.name, settings, device, progress)
+    draft = _by_kernels(_load(smaller, served.name, settings, at.device, progress), settings, at)
     if draft.vocab_size != served.vocab_size:
         raise ConfigError(
             f"model_kwargs.draft: {settings.draft} has {draft.vocab_size} tokens, the served model "

@@ -32,8 +32,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         stretch: how many times as long a step may take for prompts beside answers under way; None is
             without limit.
         speculate: so many tokens at most are guessed ahead for each answer in a step; 0 is none.
-        kernels: who computes a model's layers on a CPU: `auto` is our own kernels where they know the model
-            and the processor; `torch` is torch.
+        kernels: who computes a model's layers: `auto` is our own kernels where they know the model and the
+            processor; `torch` is torch.
         draft: a folder with a smaller checkpoint that guesses; without one, what followed the same tokens
             before is guessed.
         cuda_graphs: whether, on a GPU, steps of decodes are recorded at start and replayed.

@@ -43,7 +43,8 @@ def load_decoder(
         device: where the weights go.
         dtype: `bfloat16`, `float16`, `float32` or `auto`: on a GPU what the checkpoint is stored in, or of a
             quantised one what is not; on a CPU float32 as long as that takes no more than
-            `CPU_FLOAT32_BYTES`, beyond it bfloat16.
+            `CPU_FLOAT32_BYTES`, beyond it bfloat16; and bfloat16 from `CPU_BFLOAT16_BYTES` on where the
+            weights are stored in it and the processor multiplies it.
         progress: told about every tensor that is read.
         peers: who shares the model; this member's part is loaded then.
 

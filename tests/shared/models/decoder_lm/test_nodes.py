@@ -84,6 +84,23 @@ def test_a_model_too_large_for_float32_on_a_cpu_stays_narrow(monkeypatch: pytest
     assert load(tiny_checkpoint("qwen3", dtype="BF16")).dtype is torch.bfloat16
 
 
+@pytest.mark.parametrize(
+    ("stored", "multiplies", "found"),
+    [
+        ("BF16", True, torch.bfloat16),
+        ("BF16", False, torch.float32),
+        ("F32", True, torch.float32),
+    ],
+)
+def test_a_large_model_stays_narrow_where_the_processor_multiplies_what_it_is_stored_in(
+    monkeypatch: pytest.MonkeyPatch, stored: Any, multiplies: bool, found: torch.dtype
+) -> None:
+    monkeypatch.setattr(architecture, "CPU_BFLOAT16_BYTES", 1000)
+    monkeypatch.setattr(architecture, "multiplies_bfloat16", lambda: multiplies)
+
+    assert load(tiny_checkpoint("qwen3", dtype=stored)).dtype is found
+
+
 def test_an_unknown_dtype_is_refused() -> None:
     with pytest.raises(CheckpointError, match="found 'int4'"):
         load(tiny_checkpoint("qwen3"), dtype="int4")
