@@ -32,10 +32,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         stretch: how many times as long a step may take for prompts beside answers under way; None is
             without limit.
         speculate: so many tokens at most are guessed ahead for each answer in a step; 0 is none.
-        kernels: who computes a model's layers: `auto` is our own kernels where they know the model and the
-            processor; `torch` is torch.
         draft: a folder with a smaller checkpoint that guesses; without one, what followed the same tokens
             before is guessed.
+        kernels: who computes a model's layers: `auto` is our own kernels where they know the model and the
+            processor; `torch` is torch.
         cuda_graphs: whether, on a GPU, steps of decodes are recorded at start and replayed.
     """
 
@@ -48,8 +48,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     warm: list[Annotated[str, Meta(min_length=1)] | list[dict[str, Any]]] = []
     stretch: Annotated[float, Meta(ge=1, le=1000)] | None = 1.8
     speculate: Annotated[int, Meta(ge=0, le=32)] = 0
-    kernels: Literal["auto", "torch"] = "auto"
     draft: str | None = None
+    kernels: Literal["auto", "torch"] = "auto"
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from tests.tiny import tiny_checkpoint
 
 pytestmark = pytest.mark.timeout(200)  # four processes start, and two of them twice
 TEXT: Final = "Tell me a long story about two wizards."
-PARAMS: Final[dict[str, Any]] = {"temperature": 0, "max_tokens": 150, "ignore_eos": True}
+PARAMS: Final[dict[str, Any]] = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ async def test_two_ranks_answer_as_one_and_a_killed_follower_is_not_heard(
     before = shared.pids.worker
 
     async with clients.http(shared) as http:
-        disturbed = Answer("disturbed", awaited_tokens=20)
+        disturbed = Answer("disturbed", awaited_tokens=10)
         telling = asyncio.create_task(clients.generate(http, disturbed, TEXT, **PARAMS))
         await disturbed.under_way.wait()
         os.kill(before["1"], signal.SIGKILL)

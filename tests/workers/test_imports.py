@@ -42,6 +42,9 @@ print(engine.node.reference(torch.tensor([1, 2])).shape[0])
 from transformers import masking_utils
 with masking_utils.TransformGetItemToIndex() as inside:
     print(type(inside).__name__)
+import transformers
+print(type(transformers.models).__name__, transformers.models.auto is sys.modules["transformers.models.auto"])
+print(transformers.models.LlamaConfig is transformers.LlamaConfig, type(transformers.models).__name__)
 print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())
 seen("torch._dynamo.eval_frame")
 print(torch._dynamo is sys.modules["torch._dynamo"], hasattr(torch._dynamo, "__file__"))
