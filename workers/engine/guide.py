@@ -152,6 +152,11 @@ class _Turn:
             self._now = (guided, threading.get_ident(), until_ns)
             return not self._is_left
 
+    def end(self) -> None:
+        """Called in the thread: all have had theirs."""
+        with self._lock:
+            self._now = None
+
     def leave(self) -> Guided | None:
         """Leave the thread to itself if it has used up its time, and say whom it follows; None where not.
 
@@ -240,6 +245,7 @@ class GuideThread:
             except Exception as error:  # noqa: BLE001 - whatever its guide is, it is one sequence's
                 failures[sequence.spec.key] = error
                 row[:] = _EVERYTHING
+        turn.end()
         flags: torch.Tensor | None = None
         if not self._is_cuda:
             turned = np.unpackbits(~host, axis=-1, count=self._vocab_size, bitorder="little")
