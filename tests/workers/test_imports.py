@@ -54,6 +54,8 @@ print(torch._dynamo is sys.modules["torch._dynamo"], hasattr(torch._dynamo, "__f
         "transformers",
         "2",
         "TransformGetItemToIndex",
+        "Later True",
+        "True _LazyModule",
         "2.0",
         "torch._dynamo.eval_frame",
         "True True",
