@@ -1,4 +1,7 @@
-"""The core's view of a configuration."""
+"""The core's view of a configuration, and what a conductor has no need of."""
+
+import subprocess
+import sys
 
 from conductor.deployment import deployment_of
 from shared.config import DeploymentConfig
@@ -26,3 +29,13 @@ def test_a_configuration_says_where_nodes_may_run_and_which_keep_keys_and_values
     assert found.kv_nodes == {"llm"}
     assert (found.limits.kv_tokens, found.limits.max_attempts, found.limits.max_event_bytes) == (64, 5, 4096)
     assert (found.model, found.graph_digest) == ("demo", registry.graph("decoder_lm").digest)
+
+
+def test_the_conductor_imports_neither_torch_nor_a_tokenizer_also_where_it_knows_a_graph() -> None:
+    code = (
+        "import sys, conductor.process; from shared.models import registry; registry.graph('decoder_lm'); "
+        "print(sorted(set(sys.modules) & {'torch', 'transformers', 'tokenizers', 'numpy', 'jinja2'}))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert found.stdout.strip() == "[]"
