@@ -7,7 +7,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from workers.engine.attention_kernel import Kernel
 from workers.engine.graphs import Replay
 from workers.engine.step import Step
 
@@ -60,22 +59,19 @@ class SameLaunches(Again):
 
         return replay
 
-    def watched(self, kernel: Kernel) -> Kernel:
+    def watched(self, kernel: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """The kernel, as one operation: what its interpreter does with torch is not what a GPU would."""
 
-        def attend(
-            queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: Step, **how: Any
-        ) -> torch.Tensor:
+        def launched(*args: Any, **kwargs: Any) -> torch.Tensor:
             if self._now is None:
-                return kernel(queries, keys, values, step, **how)
-            read = (queries, keys, values, step.query_offsets, step.kv_lengths, step.rows, step.block_table)
-            self._now.tell("attend", (*read, *how.values()))
+                return kernel(*args, **kwargs)
+            self._now.tell(kernel.__name__, _flat((args, kwargs)))
             with _disable_current_modes():
-                out = kernel(queries, keys, values, step, **how)
+                out = kernel(*args, **kwargs)
             self._now.keep(out)
             return out
 
-        return attend
+        return launched
 
     def _launches(self, compute: Callable[[], None]) -> list[str]:
         with _Launches() as self._now:
@@ -113,6 +109,15 @@ class _Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return repr(leaf)
         at = "made" if _storage(leaf) in self._made else hex(leaf.data_ptr())
         return f"{leaf.dtype}{tuple(leaf.shape)}{leaf.stride()}@{at}"
+
+
+def _flat(given: object) -> Iterable[object]:
+    """What is given, and of a step what a kernel reads of it."""
+    for leaf in tree_leaves(given):
+        if isinstance(leaf, Step):
+            yield from (leaf.query_offsets, leaf.kv_lengths, leaf.rows, leaf.block_table, leaf.slots)
+        else:
+            yield leaf
 
 
 def _storage(tensor: torch.Tensor) -> int:
