@@ -3,8 +3,9 @@
     log ──worker.joined, worker.lost──> is this life still the rank's own?
     leader ──greeting──> Door ──steps──> FollowingEngine, in a thread of its own
 
-It lives on the log as any worker does (joined, beats, leaving), and reads no orders there. When the leader is
-gone, or another member, it ends: its supervisor starts it again, and the copy is gathered anew.
+It lives on the log as any worker does (joined, beats, leaving), and reads no orders there. It joins before it
+loads: its leader finds it so. When the leader is gone, or another member, it ends: its supervisor starts it
+again, and the copy is gathered anew.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import logging
 import os
 import platform
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import aclosing
 from threading import Thread
@@ -75,6 +76,7 @@ class Follower:
         self._progress = 0.0
         self._incarnation: int | None = None
         self._engine: Following | None = None
+        self._writer = EventWriter(log, rank)
 
     async def run(self) -> None:
         """Follow until cancelled; then until the leader has ended, for a while, and leave.
@@ -86,7 +88,7 @@ class Follower:
         """
         stopping = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            work = tasks.create_task(self._live(stopping), name="follow")
+            work = tasks.create_task(self._work(stopping), name="follow")
             try:
                 await asyncio.wait([work])
             except asyncio.CancelledError:
@@ -116,13 +118,42 @@ class Follower:
             ),
         }
 
-    # ---- one life ----------------------------------------------------------------------------------
-    async def _live(self, stopping: asyncio.Event) -> None:
+    # ---- its lives ---------------------------------------------------------------------------------
+    async def _work(self, stopping: asyncio.Event) -> None:
         door = Door(self._config, self._rank)
-        start_seq = (await self._log.state()).last_seq + 1
-        writer = EventWriter(self._log, self._rank)
-        joined = WorkerJoined(
-            id=f"{writer.name}.joined.{secrets.token_hex(8)}",
+        async with asyncio.TaskGroup() as tasks:
+            living = tasks.create_task(self._live(door.card), name="lives")
+            following = tasks.create_task(self._follow(door), name="follow")
+            stop = tasks.create_task(stopping.wait(), name="stopping")
+            await asyncio.wait([stop, following], return_when=asyncio.FIRST_COMPLETED)
+            if stop.done():
+                await self._leave(following)
+            for task in (living, following, stop):
+                task.cancel()
+
+    async def _live(self, card: bytes) -> None:
+        """Be known on the log. One that is given up joins again: what it computes does not depend on it."""
+        while True:
+            self._incarnation = None
+            start_seq = (await self._log.state()).last_seq + 1
+            self._writer = EventWriter(self._log, self._rank)
+            joined = self._joined(card)
+            inbox = Inbox(
+                self._subjects,
+                self._rank,
+                joined.id,
+                earlier_lives=await self._earlier(start_seq - 1),
+                epoch=EpochFence.behind(await self._log.last(self._subjects.epoch)).epoch,
+            )
+            await self._writer.post_when_possible(self._subjects.worker(self._rank), joined)
+            async with asyncio.TaskGroup() as tasks:
+                staying = tasks.create_task(self._stay_known(joined), name="stay known")
+                await self._read(inbox, start_seq)
+                staying.cancel()
+
+    def _joined(self, card: bytes) -> WorkerJoined:
+        return WorkerJoined(
+            id=f"{self._writer.name}.joined.{secrets.token_hex(8)}",
             rank=self._rank,
             model=self._config.name,
             nodes=self._config.nodes_of(self._rank),
@@ -130,26 +161,8 @@ class Follower:
             max_seq_len=self._config.max_seq_len,
             host=platform.node(),
             pid=os.getpid(),
-            cards={CARD: door.card},
+            cards={CARD: card},
         )
-        inbox = Inbox(
-            self._subjects,
-            self._rank,
-            joined.id,
-            earlier_lives=await self._earlier(start_seq - 1),
-            epoch=EpochFence.behind(await self._log.last(self._subjects.epoch)).epoch,
-        )
-        await writer.post_when_possible(self._subjects.worker(self._rank), joined)
-        async with asyncio.TaskGroup() as tasks:
-            reading = tasks.create_task(self._read(inbox, writer, start_seq), name="read")
-            staying = tasks.create_task(self._stay_known(writer, joined), name="stay known")
-            following = tasks.create_task(self._follow(door), name="follow")
-            stop = tasks.create_task(stopping.wait(), name="stopping")
-            await asyncio.wait([stop, following], return_when=asyncio.FIRST_COMPLETED)
-            if stop.done():
-                await self._leave(following, writer)
-            for task in (reading, staying, following, stop):
-                task.cancel()
 
     async def _follow(self, door: Door) -> None:
         """Compute what the leader says, until it is gone."""
@@ -159,7 +172,7 @@ class Follower:
             door.close()
         thread = _EngineThread(self._make, copy, self._on_progress)
         try:
-            self._engine = await thread.made()
+            self._engine = await _unless_lost(thread.made(), copy)
             self._progress, self._state = 1.0, "ready" if self._state == "loading" else self._state
             _LOGGER.info("rank %d follows rank %d", self._rank, self._config.copy_of(self._rank)[0])
             await thread.ended()
@@ -173,14 +186,14 @@ class Follower:
     def _on_progress(self, share: float) -> None:
         self._progress = share
 
-    async def _read(self, inbox: Inbox, writer: EventWriter, start_seq: int) -> None:
-        """Learn of the own life, and of its end."""
+    async def _read(self, inbox: Inbox, start_seq: int) -> None:
+        """Learn of the own life; return when it is over."""
         filters = [self._subjects.worker_any(), self._subjects.conductor("*")]
         async with aclosing(self._log.read(filters, start_seq)) as records:
             async for record in records:
                 match inbox.fold(record):
                     case Joined(incarnation):
-                        self._incarnation = writer.incarnation = incarnation
+                        self._incarnation = self._writer.incarnation = incarnation
                         _LOGGER.info("rank %d joined as incarnation %d", self._rank, incarnation)
                     case Superseded(incarnation):
                         raise WorkerError(
@@ -189,18 +202,19 @@ class Follower:
                             code="superseded",
                         )
                     case Lost(reason):
-                        raise GroupLostError(f"this rank was given up by the conductor ({reason}): it ends")
+                        _LOGGER.warning("given up by the conductor (%s): joining again", reason)
+                        return
                     case _:
                         pass
 
-    async def _stay_known(self, writer: EventWriter, joined: WorkerJoined) -> None:
+    async def _stay_known(self, joined: WorkerJoined) -> None:
         """Say again who is here, before the log forgets it: a copy, which names the life it is of."""
         while True:
             await asyncio.sleep(SAY_AGAIN_S)
             if self._incarnation is not None:
-                await writer.post_when_possible(self._subjects.worker(self._rank), joined)
+                await self._writer.post_when_possible(self._subjects.worker(self._rank), joined)
 
-    async def _leave(self, following: "asyncio.Task[None]", writer: EventWriter) -> None:
+    async def _leave(self, following: "asyncio.Task[None]") -> None:
         """Follow to the leader's end, say good-bye, and see that it is stored."""
         was_ready, self._state = self._state == "ready", "draining"
         if was_ready:
@@ -209,8 +223,9 @@ class Follower:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
-                leaving = WorkerLeaving(id=f"{writer.name}.leaving.{self._incarnation}", rank=self._rank)
-                await writer.post_when_possible(self._subjects.worker(self._rank), leaving)
+                id_ = f"{self._writer.name}.leaving.{self._incarnation}"
+                leaving = WorkerLeaving(id=id_, rank=self._rank)
+                await self._writer.post_when_possible(self._subjects.worker(self._rank), leaving)
                 await self._log.drain()
 
     async def _earlier(self, end_seq: int) -> list[str]:
@@ -223,6 +238,22 @@ class Follower:
                     if isinstance(event, WorkerJoined):
                         found.append(event.id)
         return found
+
+
+async def _unless_lost(making: Coroutine[Any, Any, Following], copy: Copy) -> Following:
+    """What is made, unless a member is gone before: who waits for that one waits long.
+
+    Raises:
+        GroupLostError: it is.
+    """
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(copy.watch())
+            made = await making
+            watching.cancel()
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    return made
 
 
 class _EngineThread:

@@ -38,6 +38,7 @@ GREETING_S: Final = 5.0
 AGAIN_S: Final = 1.0
 """A follower that does not answer is tried again after this time, and at once when it joins again."""
 _SAY_AFTER_S: Final = 5.0
+_LOOK_AGAIN_S: Final = 0.2
 _WELCOME: Final = b"welcome"
 _ALL_CAME: Final = b"all came"
 
@@ -82,22 +83,34 @@ class Copy:
     lines: Sequence[Line]
 
     async def watch(self) -> None:
-        """Wait until a member is gone, however long nothing is computed.
+        """Wait until a member is gone, while others load or nothing is computed.
 
         Raises:
             GroupLostError: one is.
         """
-        loop, gone = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        gone: asyncio.Future[Line] = loop.create_future()
 
         def look(line: Line) -> None:
-            if line.has_ended() and not gone.done():
+            if gone.done():
+                return
+            if line.has_ended():
                 gone.set_result(line)
+                return
+            # It has said something that somebody else is going to read: look again when that may be done.
+            loop.remove_reader(line.fileno())
+            loop.call_later(_LOOK_AGAIN_S, look_out, line)
+
+        def look_out(line: Line) -> None:
+            if not gone.done():
+                loop.add_reader(line.fileno(), look, line)
 
         for line in self.lines:
-            loop.add_reader(line.fileno(), look, line)
+            look_out(line)
         try:
             lost = await gone
         finally:
+            gone.cancel()
             for line in self.lines:
                 loop.remove_reader(line.fileno())
         raise GroupLostError(f"{lost.who} is gone (the connection is closed); all of its copy begin anew")

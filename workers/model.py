@@ -123,7 +123,10 @@ class LocalModel:
             if kv and self.gather is not None:
                 self._copy = await self.gather()
             if kv:
+                watching = [tasks.create_task(self._copy.watch())] if self._copy is not None else []
                 kv_tokens = await self._start_engine(rows)
+                for task in watching:
+                    task.cancel()
         if kv and self.settings.warm:
             rows.engine = self._thread
             await warm(self.settings.warm, reading.result(), rows, longest=kv_tokens)

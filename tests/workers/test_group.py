@@ -112,6 +112,23 @@ async def test_a_member_that_is_gone_is_seen_while_nothing_is_computed(world: Wo
             await watching
 
 
+async def test_a_member_that_has_said_something_is_not_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "_LOOK_AGAIN_S", 0.0)
+    async with met(world, config(0, 1)) as (leader, follower):
+        follower.lines[0].send(b"how many blocks it has room for")
+        watching = asyncio.create_task(leader.watch())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not watching.done()
+
+        leader.lines[0].receive()
+        follower.close()
+        with pytest.raises(GroupLostError, match="rank 1, which follows, is gone"):
+            await watching
+
+
 async def test_a_follower_of_an_earlier_copy_is_passed_over_for_its_next_life(world: World) -> None:
     asked = config(0, 1)
     with socket.create_server(("127.0.0.1", 0)) as gone:

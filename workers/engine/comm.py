@@ -25,6 +25,8 @@ _DISTRIBUTED: Final[Any] = torch.distributed
 """Much of it has no types."""
 PATIENCE_S: Final = 60.0
 """Members compute the same at the same time: nobody waits longer for another's part of a layer."""
+CONNECT_S: Final = 600.0
+"""For so long the others may still be starting; one that is gone meanwhile is seen by its connection."""
 
 
 class TorchPeers:
@@ -39,7 +41,6 @@ class TorchPeers:
         """
         self.index: Final = meeting.index
         self.size: Final = meeting.size
-        patience = timedelta(seconds=PATIENCE_S)
         try:
             listening = meeting.listener.detach() if meeting.listener is not None else None
             self._store = _DISTRIBUTED.TCPStore(
@@ -47,15 +48,16 @@ class TorchPeers:
                 meeting.port,
                 None,
                 listening is not None,
-                timeout=patience,
+                timeout=timedelta(seconds=CONNECT_S),
                 wait_for_workers=False,
                 master_listen_fd=listening,
             )
             store = _DISTRIBUTED.PrefixStore(meeting.key, self._store)
             make = _nccl if device.type == "cuda" else _gloo
-            self._group = make(store, meeting, patience)
+            self._group = make(store, meeting)
         except RuntimeError as error:
             raise _lost("the members cannot be connected", error) from error
+        self._group.set_timeout(timedelta(seconds=PATIENCE_S))
 
     def add(self, tensor: torch.Tensor) -> None:
         try:
@@ -72,20 +74,20 @@ class TorchPeers:
         return torch.cat(parts, dim=-1)
 
 
-def _gloo(store: Any, meeting: Meeting, patience: timedelta) -> Any:
+def _gloo(store: Any, meeting: Meeting) -> Any:
     gloo = _DISTRIBUTED.ProcessGroupGloo
     options = gloo._Options()  # noqa: SLF001 - no public way to say at which address
     options._devices = [gloo.create_device(hostname=meeting.own_address)]  # noqa: SLF001
-    options._timeout = patience  # noqa: SLF001
+    options._timeout = timedelta(seconds=CONNECT_S)  # noqa: SLF001
     return gloo(store, meeting.index, meeting.size, options)
 
 
-def _nccl(store: Any, meeting: Meeting, patience: timedelta) -> Any:
+def _nccl(store: Any, meeting: Meeting) -> Any:
     if not _DISTRIBUTED.is_nccl_available():
         raise CapacityError("tp_size on GPUs needs a torch with NCCL, and this one has none")
     nccl = _DISTRIBUTED.ProcessGroupNCCL
     options = nccl.Options()
-    options._timeout = patience  # noqa: SLF001 - no public way
+    options._timeout = timedelta(seconds=CONNECT_S)  # noqa: SLF001 - no public way
     return nccl(store, meeting.index, meeting.size, options)
 
 

@@ -57,7 +57,16 @@ def test_a_member_that_is_gone_is_told_of_at_once() -> None:
 
 
 def test_members_that_do_not_come_are_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comm, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(comm, "CONNECT_S", 0.2)
 
     with pytest.raises(GroupLostError, match="the members cannot be connected"):
         TorchPeers(meetings(2)[0], CPU)
+
+
+def test_a_member_that_does_not_answer_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comm, "PATIENCE_S", 0.2)
+    one, other = members(2)
+
+    with pytest.raises(GroupLostError, match="a sum over all members failed"):
+        one.add(torch.ones(3))
+    assert other.size == 2, "it is there, and does nothing"
