@@ -115,9 +115,7 @@ def multiplies_bfloat16() -> bool:
     return any(is_there() for is_there in asked if is_there is not None)
 
 
-def choose_dtype(
-    name: str, device: torch.device, shards: list[Shard], *, is_quantised: bool = False
-) -> torch.dtype:
+def choose_dtype(name: str, device: torch.device, shards: list[Shard]) -> torch.dtype:
     """What to compute in: what is asked for by name, or what suits the device and the stored weights.
 
     Raises:
@@ -134,11 +132,10 @@ def choose_dtype(
             return torch.bfloat16
         is_small = sum(4 * tensor.elements for tensor in tensors) <= CPU_FLOAT32_BYTES
         return torch.float32 if is_small else torch.bfloat16
-    floats = [tensor for tensor in tensors if tensor.dtype in _SAFETENSORS_DTYPES]
-    largest = max(floats if is_quantised else tensors, key=lambda tensor: tensor.elements, default=None)
-    if largest is None or largest.dtype not in _SAFETENSORS_DTYPES:
+    largest = max(tensors, key=lambda tensor: tensor.elements)
+    if largest.dtype not in _SAFETENSORS_DTYPES:
         raise CheckpointError(
-            f"the weights are stored as {largest and largest.dtype}: expected one of "
-            f"{sorted(_SAFETENSORS_DTYPES)}, or a quantization_config that says of what they stand for"
+            f"the weights are stored as {largest.dtype}: expected one of {sorted(_SAFETENSORS_DTYPES)}, or a "
+            "quantization_config that says what they stand for"
         )
     return _SAFETENSORS_DTYPES[largest.dtype]

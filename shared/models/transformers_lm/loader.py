@@ -61,7 +61,7 @@ def load_decoder(
     quantised = quantised_of(raw, shards, checkpoint)
     max_positions = max_positions_of(config, raw)
     layout = probe_layout(_part_of(model_class, peers, heard=False), config, max_positions)
-    chosen = choose_dtype(dtype, on, shards, is_quantised=quantised is not None)
+    chosen = choose_dtype(dtype, on, quantised.as_floats(shards) if quantised is not None else shards)
     model = load_weights(
         _part_of(model_class, peers, heard=True), config, shards, on, chosen, progress, quantised
     )

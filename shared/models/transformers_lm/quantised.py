@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 
 from shared.models.checkpoint import CheckpointError, UnsupportedArchitectureError
-from shared.models.weights import Shard
+from shared.models.weights import Shard, TensorInfo
 
 _SCALES: Final = MappingProxyType(
     {
@@ -39,6 +39,7 @@ _FORMATS: Final = frozenset({"float-quantized", "int-quantized", "naive-quantize
 _EIGHT_BITS: Final = frozenset({"F8_E4M3", "F8_E5M2", "I8"})
 _FLOATS: Final = frozenset({"F32", "F16", "BF16", "F8_E8M0"})
 """What scales are stored in."""
+_ITEM_BYTES: Final = MappingProxyType({"F32": 4, "F16": 2, "BF16": 2})
 _PACKED: Final = "weight_packed"
 _ZEROS: Final = "weight_zero_point"
 _BESIDE: Final = frozenset(
@@ -128,6 +129,18 @@ class Quantised:
 
     weights: Mapping[str, _Parts]
     spare: frozenset[str]
+
+    def as_floats(self, shards: Iterable[Shard]) -> list[Shard]:
+        """The files as if the weights were stored in what most of the rest is."""
+        tensors = {name: one for shard in shards for name, one in shard.tensors.items()}
+        rest = {name: one for name, one in tensors.items() if name not in self.spare | self.weights.keys()}
+        floats = [one for one in rest.values() if one.dtype in _ITEM_BYTES]
+        dtype = max(floats, key=lambda one: one.elements).dtype if floats else "BF16"
+        weights = {
+            name: TensorInfo(dtype, parts.shape, prod(parts.shape) * _ITEM_BYTES[dtype])
+            for name, parts in self.weights.items()
+        }
+        return [Shard(Path(), 0, rest | weights)]
 
     def slices(self, files: Mapping[str, Any]) -> dict[str, Any]:
         """The model's tensors by name, from slices of those in the files."""

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.models.checkpoint import CheckpointError, UnsupportedArchitectureError
+from shared.models.transformers_lm import architecture
 from shared.models.transformers_lm.loader import load_decoder
 from tests.peers import Circle
 from tests.tiny import Family, write_checkpoint
@@ -152,6 +153,18 @@ def test_what_they_are_computed_in_off_the_cpu_is_what_the_rest_is_stored_in(tmp
 
     assert load_decoder(stored, "llm", device="meta").dtype is torch.float16
     assert load_decoder(stored, "llm").dtype is torch.float32
+
+
+def test_what_fits_a_cpu_is_reckoned_with_the_floats_and_not_with_what_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, stored = quantised(tmp_path, compressed("pack-quantized", group_size=16), packed_by_groups)
+    elements = sum(one.numel() for one in load_file(plain / "model.safetensors").values())
+
+    monkeypatch.setattr(architecture, "CPU_FLOAT32_BYTES", 4 * elements)
+    assert load_decoder(stored, "llm").dtype is torch.float32
+    monkeypatch.setattr(architecture, "CPU_FLOAT32_BYTES", 4 * elements - 1)
+    assert load_decoder(stored, "llm").dtype is torch.bfloat16
 
 
 def test_progress_counts_what_is_read_of_the_files(tmp_path: Path) -> None:
