@@ -1,9 +1,13 @@
 """Which kernels of ours compute on a device; without one, torch and transformers' modules do."""
 
 import logging
+import os
+import sysconfig
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
 from typing import Final, Protocol
 
 import torch
@@ -34,19 +38,33 @@ class Kernel(Protocol):
 def kernel_for(device_type: str) -> Kernel | None:
     """The kernel for a type of devices; the first time it is asked, it is said.
 
-    Triton comes with torch where there is CUDA; a torch that was built otherwise may be without it.
+    Triton comes with torch where there is CUDA; a torch that was built otherwise may be without it. It
+    compiles from C what hands a kernel its arguments.
     """
     if device_type != "cuda":
         return None
-    if find_spec("triton") is None:
+    if missing := _missing():
         _LOGGER.warning(
-            "attention on GPUs runs step by step in torch, and steps are not captured in CUDA graphs, for "
-            "Triton is not installed: expected the one that this torch names (pip install triton)"
+            "GPUs compute by torch and transformers' modules alone, which is slower, and steps are not "
+            "recorded in CUDA graphs: our kernels need %s",
+            missing,
         )
         return None
     _LOGGER.info("attention on GPUs: Triton kernel over the paged pool")
     kernel: Kernel = import_module("workers.engine.triton_attention").attend
     return kernel
+
+
+def _missing() -> str:
+    """What Triton lacks; empty where it lacks nothing."""
+    if find_spec("triton") is None:
+        return "Triton, the version that this torch names (pip install triton)"
+    named = os.environ.get("CC")
+    if not any(which(name) for name in ([named] if named else ["gcc", "clang"])):
+        return "a C compiler (apt install gcc libc6-dev, or name it: CC)"
+    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        return "Python's headers (apt install python3-dev)"
+    return ""
 
 
 def on_gpu(node: Node) -> Node:

@@ -1,5 +1,6 @@
 import logging
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 import torch
@@ -21,8 +22,11 @@ def test_on_a_cpu_torch_alone_attends() -> None:
     assert kernel_for("cpu") is None
 
 
-def test_on_a_gpu_it_is_the_triton_kernel_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_on_a_gpu_it_is_the_triton_kernel_and_the_log_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     module = pytest.importorskip("workers.engine.triton_attention", reason="Triton is made for Linux only")
+    monkeypatch.setattr(attention_kernel, "which", lambda name: f"/usr/bin/{name}")
 
     with caplog.at_level(logging.INFO):
         assert [kernel_for("cuda") for _ in range(3)] == [module.attend] * 3
@@ -32,14 +36,28 @@ def test_on_a_gpu_it_is_the_triton_kernel_and_the_log_says_so_once(caplog: pytes
     ]
 
 
-def test_without_triton_torch_attends_and_the_log_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+_NOTHING: Final = {"sysconfig.get_paths": {"include": "/nowhere"}}
+
+
+@pytest.mark.parametrize(
+    ("missing", "advice"),
+    [
+        ("find_spec", "pip install triton"),
+        ("which", "apt install gcc"),
+        ("sysconfig.get_paths", "apt install python3-dev"),
+    ],
+    ids=["Triton", "a C compiler", "Python's headers"],
+)
+def test_without_what_the_kernel_needs_torch_attends_and_the_log_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: str, advice: str
 ) -> None:
-    monkeypatch.setattr(attention_kernel, "find_spec", lambda _: None)
+    if missing != "find_spec":
+        pytest.importorskip("triton", reason="Triton is made for Linux only")
+    monkeypatch.setattr(f"{attention_kernel.__name__}.{missing}", lambda *_: _NOTHING.get(missing))
 
     assert kernel_for("cuda") is None
 
-    assert "pip install triton" in caplog.text
+    assert advice in caplog.text
 
 
 def test_a_node_is_computed_by_our_kernels_where_one_attends(monkeypatch: pytest.MonkeyPatch) -> None:
