@@ -6,6 +6,7 @@ Used by the engines' threads, which wait. A member that is gone closes it; one w
 out by the kernel's probes within half a minute, for a leader with nothing to do says nothing for hours.
 """
 
+import select
 import socket
 import struct
 from typing import Final
@@ -15,6 +16,8 @@ from shared.errors import WorkerError
 MOST_BYTES: Final = 2**28
 """A step is some kilobytes; who says more than this is no member."""
 _LENGTH: Final = struct.Struct("<I")
+_WHILE_S: Final = 3600.0
+"""Who takes nothing for so long is gone; what is said may take longer, and is waited for on."""
 _PROBES: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 """After so many seconds without a word, every so many, so often (Linux)."""
 
@@ -31,7 +34,9 @@ class Line:
     def __init__(self, connection: socket.socket, who: str) -> None:
         self.who: Final = who
         self._socket = connection
-        connection.setblocking(True)
+        # Not `setblocking`: an event loop that looks at it too may have it return at once (uvloop does), and
+        # with a timeout it is waited for all the same.
+        connection.settimeout(_WHILE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _PROBES.items():
@@ -65,10 +70,10 @@ class Line:
 
     def has_ended(self) -> bool:
         """Whether the other end is gone, without waiting; it has nothing to say otherwise."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
         try:
-            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
+            return bool(poll.poll(0)) and not self._socket.recv(1, socket.MSG_PEEK)
         except OSError:
             return True
 
@@ -87,6 +92,8 @@ class Line:
         while done < size:
             try:
                 read = self._socket.recv_into(view[done:])
+            except TimeoutError:
+                continue
             except OSError as error:
                 raise self._lost(error) from error
             if not read:

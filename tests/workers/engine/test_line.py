@@ -1,10 +1,12 @@
+import os
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
 from tests.workers.engine.shared_node import lines
+from workers.engine import line
 from workers.engine.line import MOST_BYTES, GroupLostError, Line
 
 
@@ -36,6 +38,29 @@ def test_who_waits_is_told_when_either_end_is_closed(ends: tuple[Line, Line], cl
             waiting.result()
 
 
+def test_a_loop_that_looks_at_a_line_too_changes_nothing_for_who_waits_at_it(
+    ends: tuple[Line, Line],
+) -> None:
+    one, other = ends
+    os.set_blocking(other.fileno(), False)  # as uvloop does with all that it looks at
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(other.receive)
+        assert not other.has_ended()
+        one.send(b"a step")
+
+        assert waiting.result() == b"a step"
+
+
+def test_who_has_nothing_to_say_for_long_is_waited_for_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line, "_WHILE_S", 0.001)
+    with lines() as (one, other), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(other.receive)
+        assert wait([waiting], timeout=0.02).not_done, "it gave up"
+        one.send(b"a step")
+
+        assert waiting.result() == b"a step"
+
+
 def test_that_the_other_end_is_gone_is_seen_without_waiting(ends: tuple[Line, Line]) -> None:
     one, other = ends
     one.close()
@@ -53,8 +78,8 @@ def test_who_announces_too_much_is_no_member() -> None:
     ):
         connection, _ = server.accept()
         stranger.sendall((MOST_BYTES + 1).to_bytes(4, "little"))
-        line = Line(connection, "a stranger")
+        end = Line(connection, "a stranger")
 
         with pytest.raises(GroupLostError, match=f"announces {MOST_BYTES + 1} bytes: expected at most"):
-            line.receive()
-        line.close()
+            end.receive()
+        end.close()
