@@ -29,12 +29,18 @@ _REST: Final = "Tell me a long story about a wizard."
 
 def kills(*, after: int = 0) -> str:
     """A prompt that its worker dies of, `after` so many more forwards."""
-    return f"{_KILLS * 3}{after} {_REST}"
+    return _laced(_KILLS, after)
 
 
 def hangs(*, after: int = 0) -> str:
     """A prompt that its worker's engine hangs of, `after` so many more forwards."""
-    return f"{_HANGS * 3}{after} {_REST}"
+    return _laced(_HANGS, after)
+
+
+def _laced(mark: str, after: int) -> str:
+    """Twice, and apart: a prompt is computed in pieces of any length, and a mark that is cut is not found."""
+    fuse = f"{mark * 3}{after} {_REST}"
+    return f"{fuse} {fuse}"
 
 
 def configuration(folder: Path, *, ranks: Sequence[int] = (0,)) -> Path:
