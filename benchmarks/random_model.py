@@ -7,8 +7,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from shared.models.base import KVLayout
 from shared.models.transformers_lm.node import DecoderLM
+from workers.engine.cpu_threads import cores, kernel_threads
 from workers.engine.kv_engine import KVEngine
 from workers.engine.sequence import SequenceSpec
+from workers.kernels.decoder import native
 
 VOCABULARY: Final = 16_000
 LAYERS: Final = 8
@@ -39,13 +41,14 @@ def node(*, layers: int = LAYERS, seed: int = 0, positions: int = 8192, quiet_fr
             layer.mlp.down_proj.weight *= 0.05
     model.model.layers = model.model.layers[:layers]
     model.config.num_hidden_layers = layers
-    return DecoderLM(
+    stock = DecoderLM(
         model,
         name="llm",
         layout=KVLayout(layers=layers, kv_heads=_KV_HEADS, head_dim=_HEAD_DIM),
         max_positions=positions,
         weights_digest="",
     )
+    return native(stock, threads=kernel_threads(stock.parameters, cores()))
 
 
 def engine(of: Any, *, tokens: int, max_rows: int = 32, **how: Any) -> KVEngine:
