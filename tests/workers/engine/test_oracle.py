@@ -201,7 +201,7 @@ def test_a_wrong_history_does_not_pass(qwen3: DecoderLM, swapped: bool) -> None:
     first_tokens = ids(engine.step())
     if swapped:
         for cells in (*engine._pool.keys, *engine._pool.values):
-            blocks = cells.view(64, 8, *cells.shape[1:])
+            blocks = cells[: 64 * 8].view(64, 8, *cells.shape[1:])
             places = [sequence.blocks[0] for sequence in engine._scheduler.running]
             blocks[places] = blocks[places[::-1]]
 
