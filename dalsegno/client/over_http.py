@@ -180,7 +180,12 @@ class HttpTransport:
 
 
 def _takes_nothing(error: DalSegnoError) -> bool:
-    """Whether a gateway has not taken what it was asked, and another may."""
+    """Whether a gateway has not taken what it was asked, and another may.
+
+    One whose connection broke may have taken it: that is for the stream to know, whoever is asked next.
+    """
+    if isinstance(error, BrokenError):
+        return False
     return isinstance(error, UnreachableError) or error.status == HTTPStatus.SERVICE_UNAVAILABLE
 
 

@@ -325,6 +325,20 @@ async def test_a_stream_that_breaks_goes_on_at_the_next_gateway() -> None:
     assert (first.cancelled, second.cancelled) == ([stream.request_id], [])  # where it was read last
 
 
+async def test_a_request_that_was_taken_is_asked_for_again_though_all_gateways_are_gone_for_a_while() -> None:
+    """The first died with it before it said a word, and when the second is asked nobody is there."""
+    nobody = "http://127.0.0.1:9"
+    async with (
+        answering([Break], [text(0, "a"), end()]) as first,
+        AsyncClient([first.url, nobody]) as client,
+        client.stream("hi") as stream,
+    ):
+        assert [chunk.text async for chunk in stream] == ["a"]
+
+    assert stream.resumed == 2
+    assert first.asked[0].fields["request_id"] == first.asked[1].fields["request_id"] == stream.request_id
+
+
 @pytest.mark.parametrize("refusal", ["nobody", "not now"])
 async def test_a_gateway_that_takes_nothing_is_passed_over_from_the_first(refusal: str) -> None:
     async with (
