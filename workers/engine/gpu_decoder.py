@@ -7,8 +7,9 @@ Nine launches for each layer where transformers' modules take some sixty. Once t
 angles of positions and the head stay with transformers' modules.
 
 Weights that are multiplied together lie one below the other; the model's own parameters are views of them, so
-nothing is there twice and the model runs as before. What is computed like this is told by its class. That it
-is computed right is shown when it is loaded, as for every node (`workers.engine.selfcheck`).
+nothing is there twice and the model runs as before. Which models are computed like this:
+`workers.engine.llama_like`. That it is computed right is shown when it is loaded, as for every node
+(`workers.engine.selfcheck`).
 """
 
 import logging
@@ -19,38 +20,28 @@ import torch
 from torch.nn.functional import linear
 
 from shared.models.base import KVLayout
-from workers.engine import attention
+from workers.engine import attention, llama_like
 from workers.engine.node import Node, TokenStep
 from workers.engine.triton_layers import add_norm, gated, rotated
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-_ARCHITECTURES: Final = frozenset(
-    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-)
-
 
 def fused(node: Node) -> Node:
     """The node, computed by the kernels where they know it; else as it is, and the log says why."""
     if reason := _in_the_way(node):
-        _LOGGER.info("%s runs by transformers' modules: our GPU kernels do not know %s", node.name, reason)
+        _LOGGER.info("%s is computed by torch: the GPU kernels do not know %s", node.name, reason)
         return node
-    _LOGGER.info("%s runs by our GPU kernels", node.name)
+    _LOGGER.info("%s is computed by the GPU kernels", node.name)
     return FusedDecoder(node)
 
 
 def _in_the_way(node: Any) -> str:
     """What of a node the kernels do not know; empty where they know all."""
-    if node.architecture not in _ARCHITECTURES:
-        return str(node.architecture)
-    config = node.model.config
-    checks = {
-        f"the activation {config.hidden_act}": config.hidden_act == "silu",
-        "biases in its MLP": not getattr(config, "mlp_bias", False),
-        "angles for a part of a head": getattr(config, "partial_rotary_factor", None) in (1.0, None),
-        "weights of several dtypes": len({weight.dtype for weight in node.model.parameters()}) == 1,
-    }
-    return next((what for what, is_known in checks.items() if not is_known), "")
+    if unknown := llama_like.unknown_in(node):
+        return unknown
+    dtypes = {weight.dtype for weight in node.model.parameters()}
+    return "weights of several dtypes" if len(dtypes) > 1 else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +79,7 @@ class FusedDecoder:
         self._norm: Final[torch.Tensor] = body.norm.weight
         self._eps: Final[float] = body.norm.variance_epsilon
         with torch.no_grad():
-            self._layers: Final = [_layer_of(layer, node.model.config) for layer in body.layers]
+            self._layers: Final = [_layer_of(layer, node.architecture) for layer in body.layers]
 
     def use_attention(self, name: str) -> None:
         self._node.use_attention(name)
@@ -129,7 +120,7 @@ class FusedDecoder:
         self._node.settle()
 
 
-def _layer_of(layer: Any, config: Any) -> _Layer:
+def _layer_of(layer: Any, architecture: str) -> _Layer:
     own, mlp = layer.self_attn, layer.mlp
     projections = [own.q_proj, own.k_proj, own.v_proj]
     biases = [projection.bias for projection in projections]
@@ -142,8 +133,7 @@ def _layer_of(layer: Any, config: Any) -> _Layer:
         norm_post=layer.post_attention_layernorm.weight,
         gate_up=_merged([mlp.gate_proj, mlp.up_proj]),
         down=mlp.down_proj,
-        # Where layers differ in it, each says its own.
-        window=getattr(own, "sliding_window", getattr(config, "sliding_window", None)),
+        window=llama_like.window_of(architecture, own),
         scaling=own.scaling,
     )
 

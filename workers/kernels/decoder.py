@@ -4,7 +4,7 @@ Made from a loaded node, whose weights it packs for the kernels, layer by layer.
 positions stay with transformers' modules; between them and the logits a step is one call, whatever number of
 layers and requests it has. Of the kernels' results none depends on who else is in the step.
 
-What is computed like this is told by the model's class. That it is computed right is shown for each
+Which models are computed like this: `workers.engine.llama_like`. That it is computed right is shown for each
 checkpoint when it is loaded, as for every node: against the model as transformers runs it
 (`workers.engine.selfcheck`).
 """
@@ -12,7 +12,7 @@ checkpoint when it is loaded, as for every node: against the model as transforme
 import ctypes
 import logging
 import mmap
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ import torch
 
 from shared.errors import WorkerError
 from shared.models.base import KVLayout
-from workers.engine import attention
+from workers.engine import attention, llama_like
 from workers.engine.attention import PagedPool
 from workers.engine.node import Node, TokenStep
 from workers.engine.step import Step
@@ -29,13 +29,6 @@ from workers.kernels.library import Library
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-_WINDOWS: Final[dict[str, Callable[[Any], int | None]]] = {
-    "LlamaForCausalLM": lambda _: None,
-    "MistralForCausalLM": lambda attention: attention.config.sliding_window,
-    "Qwen2ForCausalLM": lambda attention: attention.sliding_window,
-    "Qwen3ForCausalLM": lambda attention: attention.sliding_window,
-}
-"""The architectures that are known, and where each keeps how far a layer looks back."""
 _DTYPES: Final = {torch.float32: library.FLOAT32, torch.bfloat16: library.BFLOAT16}
 _LANES: Final = 16
 _MOST_DIM: Final = 256
@@ -70,23 +63,19 @@ def native(node: Node, *, threads: int) -> Node:
 
 def _in_the_way(node: Any) -> str:
     """What of a node the kernels do not know; empty where they know all."""
-    if node.architecture not in _WINDOWS:
-        return str(node.architecture)
+    if unknown := llama_like.unknown_in(node):
+        return unknown
     if node.dtype not in _DTYPES:
         return str(node.dtype)
     config = node.model.config
-    attention, group = node.model.model.layers[0].self_attn, config.num_attention_heads
-    dim = attention.head_dim
-    group //= config.num_key_value_heads
+    dim = node.model.model.layers[0].self_attn.head_dim
+    sharers = config.num_attention_heads // config.num_key_value_heads
     checks = {
-        f"the activation {config.hidden_act}": config.hidden_act == "silu",
-        "biases in its MLP": not getattr(config, "mlp_bias", False),
         f"heads of {dim}": dim % (2 * _LANES) == 0 and dim <= _MOST_DIM,
         f"states of {config.hidden_size}": config.hidden_size % _LANES == 0,
-        f"{group} heads on one of keys": group <= _MOST_SHARERS,
-        "angles for a part of a head": getattr(config, "partial_rotary_factor", 1.0) in (1.0, None),
+        f"{sharers} heads on one of keys": sharers <= _MOST_SHARERS,
     }
-    return next((what for what, is_known in checks.items() if not is_known), "")
+    return llama_like.first_unknown(checks)
 
 
 class NativeDecoder:
@@ -117,7 +106,6 @@ class NativeDecoder:
         self._angles: Final = body.rotary_emb
         self._head: Final = self._packed([node.model.lm_head.weight], self._hidden)
         self._layers: Final = (library.Layer * self.layout.layers)(*map(self._layer, body.layers))
-        one = body.layers[0].self_attn
         self._model: Final = library.Model(
             dtype=self._dtype,
             layers=self.layout.layers,
@@ -127,7 +115,7 @@ class NativeDecoder:
             dim=self.layout.head_dim,
             intermediate=node.model.config.intermediate_size,
             eps=body.norm.variance_epsilon,
-            scaling=one.scaling,
+            scaling=body.layers[0].self_attn.scaling,
             layer=self._layers,
             norm=self._floats(body.norm.weight),
         )
@@ -154,7 +142,7 @@ class NativeDecoder:
         # A copy in any case: the layers write over it.
         hidden = embedded.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         cos, sin = (one.contiguous() for one in self._angles(hidden[None], step.positions[None]))
-        told = _told(whole, cos, sin, keys, values, hidden)
+        told = _step_of(whole, cos, sin, keys, values, hidden)
         self._check(self._kernels.body(self._context, self._model, told))
         return hidden
 
@@ -202,7 +190,7 @@ class NativeDecoder:
             k_norm=self._floats(norms[1].weight) if norms[1] is not None else None,
             qkv_bias=self._floats(torch.cat(biases)) if biases[0] is not None else None,
             o_bias=self._floats(own.o_proj.bias) if own.o_proj.bias is not None else None,
-            window=_WINDOWS[self.architecture](own) or 0,
+            window=llama_like.window_of(self.architecture, own) or 0,
             reserved=0,
         )
 
@@ -262,7 +250,7 @@ class NativeDecoder:
             raise WorkerError("there is no memory left for a step: expected room for its activations")
 
 
-def _told(
+def _step_of(
     step: Step, cos: torch.Tensor, sin: torch.Tensor, keys: Any, values: Any, hidden: torch.Tensor
 ) -> library.Step:
     """A step as the kernels are told of it."""

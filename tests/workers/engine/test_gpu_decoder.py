@@ -14,7 +14,7 @@ gpu_decoder = pytest.importorskip("workers.engine.gpu_decoder", reason="Triton i
 @pytest.mark.parametrize(
     ("family", "reason"), [("gemma2", "Gemma2ForCausalLM"), ("phi3", "Phi3ForCausalLM"), ("qwen3_moe", "Moe")]
 )
-def test_what_the_kernels_do_not_know_runs_by_transformers_and_the_log_says_why(
+def test_what_the_kernels_do_not_know_is_left_to_torch_and_the_log_says_why(
     family: Family, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = load(tiny_checkpoint(family))
@@ -22,6 +22,7 @@ def test_what_the_kernels_do_not_know_runs_by_transformers_and_the_log_says_why(
     with caplog.at_level(logging.INFO):
         assert gpu_decoder.fused(node) is node
 
+    assert "llm is computed by torch: the GPU kernels do not know" in caplog.text
     assert reason in caplog.text
 
 
@@ -29,12 +30,21 @@ def test_what_the_kernels_do_not_know_runs_by_transformers_and_the_log_says_why(
     ("family", "windows"),
     [("mistral", [24, 24]), ("qwen2_window", [None, 24]), ("qwen3", [None, None]), ("llama", [None, None])],
 )
-def test_each_layer_looks_as_far_back_as_its_own_says_or_the_model(
+def test_each_layer_looks_as_far_back_as_transformers_has_it(
     family: Family, windows: list[int | None]
 ) -> None:
     decoder = gpu_decoder.fused(load(tiny_checkpoint(family)))
 
     assert [layer.window for layer in decoder._layers] == windows
+
+
+def test_a_llama_with_a_window_in_its_file_has_none_as_with_transformers() -> None:
+    node = load(tiny_checkpoint("llama"))
+    node.model.config.sliding_window = 24
+
+    decoder = gpu_decoder.fused(node)
+
+    assert [layer.window for layer in decoder._layers] == [None, None]
 
 
 def test_no_weight_is_there_twice() -> None:

@@ -113,12 +113,12 @@ def test_packed_weights_are_let_go_of_once_the_node_is_proven() -> None:
 
 
 def test_kernels_that_compute_something_else_are_found_out_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = decoder._told
+    right = decoder._step_of
 
     def shifted(step: Any, cos: torch.Tensor, sin: torch.Tensor, *rest: Any) -> Any:
-        return told(step, sin, cos, *rest)
+        return right(step, sin, cos, *rest)
 
-    monkeypatch.setattr(decoder, "_told", shifted)
+    monkeypatch.setattr(decoder, "_step_of", shifted)
 
     with pytest.raises(UnsupportedArchitectureError, match="differ from its own"):
         engine(NativeDecoder(models.node(), library(NAMES[-1]), threads=1))
