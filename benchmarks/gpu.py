@@ -33,7 +33,7 @@ from benchmarks.report import RATIO, Figure, show, spread
 from shared.models.base import KVLayout
 from shared.models.transformers_lm.node import DecoderLM
 from workers.engine.attention import ATTENTION
-from workers.engine.attention_kernel import kernel_for, on_gpu
+from workers.engine.gpu_kernels import by_gpu_kernels, kernel_for
 from workers.engine.graphs import Capture, CudaCapture
 from workers.engine.kv_engine import KVEngine
 from workers.engine.node import Node
@@ -240,7 +240,7 @@ def _contenders(
         max_positions=config.max_position_embeddings,
         weights_digest="",
     )
-    node = on_gpu(loaded)  # whose weights are the model's own still
+    node = by_gpu_kernels(loaded)  # whose weights are the model's own still
     capture = CudaCapture(device) if device.type == "cuda" else None
     static = _StaticLoop(model, device, rows, load.prompt + load.answer, compiles=compiles)
     return {

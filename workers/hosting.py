@@ -157,7 +157,7 @@ def _capture(settings: EngineSettings, device: torch.device) -> "Capture | None"
     """Who records steps of decodes: on a GPU, where a kernel attends that asks the host nothing."""
     if device.type != "cuda" or not settings.cuda_graphs:
         return None
-    from workers.engine.attention_kernel import kernel_for  # noqa: PLC0415 - where there is CUDA
+    from workers.engine.gpu_kernels import kernel_for  # noqa: PLC0415 - where there is CUDA
     from workers.engine.graphs import CudaCapture  # noqa: PLC0415 - the same
 
     return CudaCapture(device) if kernel_for(device.type) is not None else None
@@ -219,9 +219,9 @@ def _by_kernels(node: "Node", settings: EngineSettings, at: Seat) -> "Node":
     if settings.kernels == "torch":
         return node
     if at.device.type == "cuda":
-        from workers.engine.attention_kernel import on_gpu  # noqa: PLC0415 - where there is CUDA
+        from workers.engine.gpu_kernels import by_gpu_kernels  # noqa: PLC0415 - where there is CUDA
 
-        return on_gpu(node)
+        return by_gpu_kernels(node)
     from workers.kernels.decoder import native  # noqa: PLC0415 - brings transformers
 
     return native(node, threads=kernel_threads(node.parameters, at.cores))

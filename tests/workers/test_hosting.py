@@ -16,7 +16,7 @@ from tests.workers.engine.shared_node import lines
 from tests.workers.engine.test_kv_transfer import EXPORT, Slots
 from workers import hosting, memory
 from workers.devices import choose_device
-from workers.engine import attention_kernel, comm, graphs
+from workers.engine import comm, gpu_kernels, graphs
 from workers.engine.cpu_threads import cores
 from workers.engine.meeting import Meeting
 from workers.engine.sequence import SequenceSpec
@@ -186,7 +186,7 @@ def test_steps_are_recorded_on_a_gpu_over_a_kernel_that_asks_the_host_nothing(
     has_kernel: bool,
     is_recorded: bool,
 ) -> None:
-    monkeypatch.setattr(attention_kernel, "kernel_for", lambda _: torch.add if has_kernel else None)
+    monkeypatch.setattr(gpu_kernels, "kernel_for", lambda _: torch.add if has_kernel else None)
     monkeypatch.setattr(graphs, "CudaCapture", lambda on: ("recorded on", on))
 
     capture: Any = hosting._capture(settings, torch.device(device))

@@ -27,7 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from shared.errors import BugError
-from workers.engine.attention_kernel import kernel_for
+from workers.engine.gpu_kernels import kernel_for
 from workers.engine.node import Node
 from workers.engine.step import Int32s, Spans, Step
 

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 
 from tests.tiny import Family
-from workers.engine.attention_kernel import Kernel
+from workers.engine.gpu_kernels import Kernel
 
 
 @dataclass(frozen=True, kw_only=True)

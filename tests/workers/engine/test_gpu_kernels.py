@@ -7,8 +7,8 @@ import torch
 
 from shared.models.decoder_lm.nodes import load
 from tests.tiny import tiny_checkpoint
-from workers.engine import attention_kernel
-from workers.engine.attention_kernel import kernel_for, on_gpu
+from workers.engine import gpu_kernels
+from workers.engine.gpu_kernels import by_gpu_kernels, kernel_for
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def test_on_a_gpu_it_is_the_triton_kernel_and_the_log_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     module = pytest.importorskip("workers.engine.triton_attention", reason="Triton is made for Linux only")
-    monkeypatch.setattr(attention_kernel, "_missing", lambda: "")
+    monkeypatch.setattr(gpu_kernels, "_missing", lambda: "")
 
     with caplog.at_level(logging.INFO):
         assert [kernel_for("cuda") for _ in range(3)] == [module.attend] * 3
@@ -53,7 +53,7 @@ def test_without_what_the_kernel_needs_torch_attends_and_the_log_says_what_to_in
 ) -> None:
     if missing != "find_spec":
         pytest.importorskip("triton", reason="Triton is made for Linux only")
-    monkeypatch.setattr(f"{attention_kernel.__name__}.{missing}", lambda *_: _NOTHING.get(missing))
+    monkeypatch.setattr(f"{gpu_kernels.__name__}.{missing}", lambda *_: _NOTHING.get(missing))
 
     assert kernel_for("cuda") is None
 
@@ -63,8 +63,8 @@ def test_without_what_the_kernel_needs_torch_attends_and_the_log_says_what_to_in
 def test_a_node_is_computed_by_our_kernels_where_one_attends(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu_decoder = pytest.importorskip("workers.engine.gpu_decoder", reason="Triton is made for Linux only")
     node = load(tiny_checkpoint("qwen3"))
-    assert on_gpu(node) is node
+    assert by_gpu_kernels(node) is node
 
-    monkeypatch.setattr(attention_kernel, "kernel_for", lambda _: torch.add)
+    monkeypatch.setattr(gpu_kernels, "kernel_for", lambda _: torch.add)
 
-    assert isinstance(on_gpu(node), gpu_decoder.FusedDecoder)
+    assert isinstance(by_gpu_kernels(node), gpu_decoder.FusedDecoder)

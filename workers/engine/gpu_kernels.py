@@ -1,4 +1,10 @@
-"""Which kernels of ours compute on a device; without one, torch and transformers' modules do."""
+"""Whether our own kernels compute on a device, and what they lack where they do not.
+
+    kernel_for        attention over the paged pool: of every model
+    by_gpu_kernels    a node whose layers they compute: of the models they know
+
+Else torch and transformers' modules compute. What CPUs have of this is `workers.kernels`.
+"""
 
 import logging
 import os
@@ -67,7 +73,7 @@ def _missing() -> str:
     return ""
 
 
-def on_gpu(node: Node) -> Node:
+def by_gpu_kernels(node: Node) -> Node:
     """The node, computed by our own kernels where its device has them and they know it; else as it is.
 
     Call it before the node is proven.
