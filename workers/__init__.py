@@ -2,6 +2,9 @@
 
 process     the process: joins, beats, leaves
 model       what it hosts, loaded beside the event loop
+read_ahead  weights on their way into memory while torch is imported
+group       who shares a node, and how they find one another
+following   the process of a rank that follows another
 inbox       which orders in the log are for this life, each once       pure
 lives       which life of each rank is the present one                 pure
 early       edges that are earlier than their order                    pure
@@ -31,7 +34,9 @@ memory      how much memory there is
 devices     which device a rank computes on                            torch
 hosting     nodes on their device, and the engines that run them       torch
 arrays      tensors to bytes and back                                  torch
+imports     transformers, without what nobody uses of it               torch
 engine/     the KV-cache engine and its thread                         torch
+kernels/    layers on CPUs, in C++
 stateless/  the stateless engine and its thread                        torch
 data_plane/ tensors on their way from worker to worker
 

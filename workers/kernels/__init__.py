@@ -5,7 +5,7 @@
     tiles.h       packed matrices, and products with them;  amx.h  by Intel's tile unit
     attention.h   attention over the paged pool
     body.cpp      all layers in one call, and the C functions
-    build.py      compiles them;  library.py  loads them
+    build.py      compiles them;  install.py  does so at installation;  library.py  loads them
     decoder.py    a node of the engine that computes with them
 
 Why this and not torch's: `docs/adr/0018-one-call-per-step.md`.

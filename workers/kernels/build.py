@@ -1,4 +1,4 @@
-"""Compiles the C++ kernels: at installation (`hatch_build.py`), or when they are first wanted.
+"""Compiles the C++ kernels: at installation (`install.py`), or when they are first wanted.
 
 There is a library for each kind of processor (`VARIANTS`), named after the sources it was made of: what an
 older version left behind is not taken for ours. Knows only the standard library: it runs where nothing is
