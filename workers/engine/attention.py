@@ -14,6 +14,7 @@ transformers' masks do; older keys stay in the pool, but are not gathered.
 """
 
 import math
+import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,8 +77,11 @@ def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> 
     """
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
-    pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(pages).view(dtype).view(shape)
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Large ones: a step looks into as many places as there are tokens, heads and layers.
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

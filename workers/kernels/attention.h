@@ -130,6 +130,11 @@ inline void weigh_tile(const T* const* values, const float* weights, int count, 
   }
 }
 
+template <class T>
+inline void fetch(const T* from, int count) {
+  for (int at = 0; at < count; at += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(from + at, 0, 2);
+}
+
 // One tile of queries, and one head of keys: the heads that share it, of `query` (tokens, heads * dim) in float32.
 template <class T>
 void attend(const Shape& shape, const Cells& cells, const QueryTile& tile, int kv_head, const float* query,
@@ -150,15 +155,21 @@ void attend(const Shape& shape, const Cells& cells, const QueryTile& tile, int k
   const int last = tile.position + tile.count - 1;
   const int seen_from = shape.window ? std::max(0, tile.position - shape.window + 1) : 0;
   const int32_t* blocks = cells.table + static_cast<size_t>(tile.row) * cells.table_stride;
+  const auto cell_of = [&](int at) {
+    const size_t slot = static_cast<size_t>(blocks[at / cells.block_size]) * cells.block_size + at % cells.block_size;
+    return slot * cell + kv_head * dim;
+  };
   const T *keys[KEYS], *values[KEYS];
   for (int begin = seen_from / KEYS * KEYS; begin <= last; begin += KEYS) {
     const int count = std::min(KEYS, last + 1 - begin);
     for (int key = 0; key < count; ++key) {
-      const int at = begin + key;
-      const size_t slot = static_cast<size_t>(blocks[at / cells.block_size]) * cells.block_size + at % cells.block_size;
-      keys[key] = pool_keys + slot * cell + kv_head * dim;
-      values[key] = pool_values + slot * cell + kv_head * dim;
+      const size_t at = cell_of(begin + key);
+      keys[key] = pool_keys + at;
+      values[key] = pool_values + at;
+      // A head's part of a cell is too short for the processor to see what is read next.
+      fetch(values[key], dim);
     }
+    for (int at = begin + KEYS; at < std::min(begin + 2 * KEYS, last + 1); ++at) fetch(pool_keys + cell_of(at), dim);
     for (int key = count; key < KEYS; ++key) keys[key] = keys[count - 1];  // scored, and masked below
     for (int row = 0; row < rows;) {
       const int left = rows - row;
