@@ -3,6 +3,7 @@
 process     the process: joins, beats, leaves
 model       what it hosts, loaded beside the event loop
 read_ahead  weights on their way into memory while torch is imported
+life        what each process does for its life on the log
 group       who shares a node, and how they find one another
 following   the process of a rank that follows another
 inbox       which orders in the log are for this life, each once       pure

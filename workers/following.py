@@ -21,7 +21,6 @@ from threading import Thread
 from typing import Any, Final, Never, Protocol
 
 from shared.config import DeploymentConfig
-from shared.errors import WorkerError
 from shared.events import MalformedEventError, WorkerJoined, WorkerLeaving, decode
 from shared.fence import EpochFence
 from shared.ids import Rank
@@ -32,15 +31,13 @@ from workers.engine.line import GroupLostError
 from workers.engine.outcomes import Work
 from workers.group import CARD, Copy, Door
 from workers.inbox import Inbox, Joined, Lost, Superseded
+from workers.life import LAST_WORDS_S, SupersededError, stay_known, until_cancelled
 from workers.writer import EventWriter
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 FAREWELL_S: Final = 8.0
 """Told to stop, it computes on for so long: its leader is told at the same time, and finishes what runs."""
-LAST_WORDS_S: Final = 2.0
-SAY_AGAIN_S: Final = 24 * 3600.0
-"""The log keeps events for days; a follower may live longer, and its leader looks for it there."""
 
 
 class Following(Protocol):
@@ -84,18 +81,9 @@ class Follower:
         Raises:
             GroupLostError: a member is gone.
             ConfigError, CheckpointError: what is to be served cannot be.
-            WorkerError: another process has taken this rank.
+            SupersededError: another process has taken this rank.
         """
-        stopping = asyncio.Event()
-        async with asyncio.TaskGroup() as tasks:
-            work = tasks.create_task(self._work(stopping), name="follow")
-            try:
-                await asyncio.wait([work])
-            except asyncio.CancelledError:
-                if not work.done():
-                    stopping.set()
-                    await asyncio.wait([work])
-                raise
+        await until_cancelled(self._work, "follow")
 
     def vital_signs(self) -> dict[str, Any]:
         """How it is, as its beats tell; what is computed, its leader counts."""
@@ -147,7 +135,10 @@ class Follower:
             )
             await self._writer.post_when_possible(self._subjects.worker(self._rank), joined)
             async with asyncio.TaskGroup() as tasks:
-                staying = tasks.create_task(self._stay_known(joined), name="stay known")
+                staying = tasks.create_task(
+                    stay_known(joined, self._writer, self._subjects, lambda: self._incarnation),
+                    name="stay known",
+                )
                 await self._read(inbox, start_seq)
                 staying.cancel()
 
@@ -196,23 +187,12 @@ class Follower:
                         self._incarnation = self._writer.incarnation = incarnation
                         _LOGGER.info("rank %d joined as incarnation %d", self._rank, incarnation)
                     case Superseded(incarnation):
-                        raise WorkerError(
-                            f"rank {self._rank} has joined again as incarnation {incarnation}, in another "
-                            f"process; this one ({self._incarnation}) ends",
-                            code="superseded",
-                        )
+                        raise SupersededError(self._rank, incarnation, self._incarnation)
                     case Lost(reason):
                         _LOGGER.warning("given up by the conductor (%s): joining again", reason)
                         return
                     case _:
                         pass
-
-    async def _stay_known(self, joined: WorkerJoined) -> None:
-        """Say again who is here, before the log forgets it: a copy, which names the life it is of."""
-        while True:
-            await asyncio.sleep(SAY_AGAIN_S)
-            if self._incarnation is not None:
-                await self._writer.post_when_possible(self._subjects.worker(self._rank), joined)
 
     async def _leave(self, following: "asyncio.Task[None]") -> None:
         """Follow to the leader's end, say good-bye, and see that it is stored."""

@@ -50,6 +50,7 @@ from workers.executor import Executor
 from workers.following import Follower, Following
 from workers.group import Copy
 from workers.inbox import Ended, Inbox, Joined, Lost, Over, Start, Stop, Superseded, Unreadable
+from workers.life import LAST_WORDS_S, SupersededError, stay_known, until_cancelled
 from workers.lives import Lives, Met, Parted
 from workers.model import Loaded, LocalModel, Model
 from workers.nodes import Hosted
@@ -63,21 +64,9 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 DRAIN_S: Final = 5.0
 """What runs may finish for so long; the launcher kills after twice that."""
-LAST_WORDS_S: Final = 2.0
 ABANDON_S: Final = 10.0
 """How long the engine may take to drop everything: a step. One that does not come back ends the process."""
 CPU_THREADS: Final = 4
-SAY_AGAIN_S: Final = 24 * 3600.0
-"""The log keeps events for days; a worker may live longer."""
-
-
-class SupersededError(WorkerError):
-    """Another process has taken this rank.
-
-    Started again by its supervisor, this one takes the rank back; one that a person started is not.
-    """
-
-    code = "superseded"
 
 
 class StuckError(WorkerError):
@@ -231,16 +220,7 @@ class Worker:
 
     async def run(self) -> None:
         """Work until cancelled, then leave in order."""
-        stopping = asyncio.Event()
-        async with asyncio.TaskGroup() as tasks:
-            work = tasks.create_task(self._work(stopping), name="work")
-            try:
-                await asyncio.wait([work])
-            except asyncio.CancelledError:
-                if not work.done():
-                    stopping.set()
-                    await asyncio.wait([work])
-                raise
+        await until_cancelled(self._work, "work")
 
     # ---- from loading to leaving -------------------------------------------------------------------
     async def _work(self, stopping: asyncio.Event) -> None:
@@ -317,7 +297,9 @@ class Worker:
                 counts=self._counts,
             )
             reading = tasks.create_task(self._read(inbox, writer, executor, start_seq), name="read")
-            staying = tasks.create_task(self._stay_known(writer, joined), name="stay known")
+            staying = tasks.create_task(
+                stay_known(joined, writer, self._subjects, lambda: self._incarnation), name="stay known"
+            )
             stop = tasks.create_task(stopping.wait(), name="stopping")
             await asyncio.wait([reading, stop], return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
@@ -356,10 +338,7 @@ class Worker:
                         _LOGGER.info("rank %d joined as incarnation %d", self._rank, incarnation)
                         faults.reach("worker.joined.read")
                     case Superseded(incarnation):
-                        raise SupersededError(
-                            f"rank {self._rank} has joined again as incarnation {incarnation}, in another "
-                            f"process; this one ({self._incarnation}) ends"
-                        )
+                        raise SupersededError(self._rank, incarnation, self._incarnation)
                     case Lost(reason):
                         _LOGGER.warning("given up by the conductor (%s): joining again", reason)
                         self._state, self._incarnation = "loading", None
@@ -368,13 +347,6 @@ class Worker:
                         _LOGGER.warning(note, extra=quoting(quotation) if quotation else None)
                     case Start() | None:
                         pass  # nothing new, or too late: the next life is given it again
-
-    async def _stay_known(self, writer: EventWriter, joined: WorkerJoined) -> None:
-        """Say again who is here, before the log forgets it: a copy, which names the life it is of."""
-        while True:
-            await asyncio.sleep(SAY_AGAIN_S)
-            if self._incarnation is not None:
-                await writer.post_when_possible(self._subjects.worker(self._rank), joined)
 
     async def _leave(self, executor: Executor, writer: EventWriter, tool_calls: str) -> None:
         """Finish what runs, say good-bye, and see that it is stored."""

@@ -10,7 +10,7 @@ from typing import Never, TypeVar
 import msgspec
 import pytest
 
-from shared.errors import ClientError, WorkerError
+from shared.errors import ClientError
 from shared.events import EpochOpened, Event, WorkerJoined, WorkerLeaving, WorkerLost, decode, encode
 from shared.ids import Rank
 from shared.log.fake import FakeLog, FakeServer
@@ -22,6 +22,7 @@ from workers import following
 from workers.engine.line import GroupLostError
 from workers.following import Follower
 from workers.group import CARD, Copy, gather
+from workers.life import SupersededError
 
 E = TypeVar("E", bound=Event)
 
@@ -237,12 +238,11 @@ async def test_another_process_that_takes_its_rank_ends_it() -> None:
             await world.say(SUBJECTS.worker(1), event)
 
         error = await ended(world)
-    assert isinstance(error, WorkerError)
-    assert error.code == "superseded"
+    assert isinstance(error, SupersededError)
 
 
 async def test_it_says_again_where_it_waits_before_the_log_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "SAY_AGAIN_S", 0.001)
+    monkeypatch.setattr("workers.life.SAY_AGAIN_S", 0.001)
     async with at_work() as world:
         first, seq = await world.first(WorkerJoined)
         again, _ = await world.first(WorkerJoined, seq + 1)

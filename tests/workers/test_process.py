@@ -36,8 +36,9 @@ from tests.workers import harness
 from tests.workers.harness import EOS, RANK, SUBJECTS, FakeEngine, ToyProcessing, chat
 from workers import process
 from workers.data_plane.store import open_store
+from workers.life import SupersededError
 from workers.model import Loaded
-from workers.process import StuckError, SupersededError, Worker
+from workers.process import StuckError, Worker
 from workers.rows import Rows
 
 E = TypeVar("E", bound=Event)
@@ -168,7 +169,7 @@ async def test_it_joins_and_says_what_it_hosts() -> None:
 
 
 async def test_it_says_again_who_it_is_and_since_when(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "SAY_AGAIN_S", 0.01)
+    monkeypatch.setattr("workers.life.SAY_AGAIN_S", 0.01)
     async with living() as life:
         first = await life.event(WorkerJoined)
         at = await life.incarnation()
