@@ -6,7 +6,6 @@ Used by the engines' threads, which wait. A member that is gone closes it; one w
 out by the kernel's probes within half a minute, for a leader with nothing to do says nothing for hours.
 """
 
-import select
 import socket
 import struct
 from typing import Final
@@ -70,10 +69,13 @@ class Line:
 
     def has_ended(self) -> bool:
         """Whether the other end is gone, without waiting; it has nothing to say otherwise."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
         try:
-            return bool(poll.poll(0)) and not self._socket.recv(1, socket.MSG_PEEK)
+            # By a socket of its own, which never waits: what is there to read, another thread may read first.
+            with self._socket.dup() as looking:
+                looking.setblocking(False)
+                return not looking.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
         except OSError:
             return True
 

@@ -71,6 +71,17 @@ def test_that_the_other_end_is_gone_is_seen_without_waiting(ends: tuple[Line, Li
         other.send(b"x")
 
 
+def test_looking_at_a_line_waits_for_nothing_although_another_thread_reads_what_came() -> None:
+    """The loop looks when something has come, and so wakes the thread that reads it: which is faster, varies."""
+    with lines() as (one, other), ThreadPoolExecutor(1) as pool:
+        for number in range(300):
+            waiting = pool.submit(other.receive)
+            one.send(b"")
+            while not waiting.done():
+                assert not other.has_ended(), number
+            waiting.result()
+
+
 def test_who_announces_too_much_is_no_member() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
