@@ -12,14 +12,18 @@ launcher joins the parts (`dalsegno.profile`). Their clock is the machine's, so 
 Off, it costs a comparison: who has something to tell keeps what `recording` gave when it was made.
 """
 
+import logging
 import os
 import threading
 import time
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+
+_LOGGER: Final = logging.getLogger(__name__)
 
 MAX_EVENTS: Final = 1_000_000
 """Of a process: some 150 MB. A step writes five, an event on its way two."""
@@ -28,7 +32,10 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Timeline:
-    """One process's part, written to a file as it comes. From any thread; times are those of `now_s`."""
+    """One process's part, written to a file as it comes. From any thread; times are those of `now_s`.
+
+    Where it cannot be written any more (the disk is full) it ends, and is said to: what is told of goes on.
+    """
 
     def __init__(self, file: Path, role: str, *, max_events: int = MAX_EVENTS) -> None:
         self._file: Final = file.open("wb")
@@ -73,7 +80,10 @@ class Timeline:
 
     def close(self) -> None:
         """Write what is held back. Nothing is taken any more."""
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            self._say_lost(error)
 
     def _thread(self) -> int:
         """This thread's number; told of at its first event."""
@@ -94,8 +104,17 @@ class Timeline:
             self._write(name="the profile is full", ph="i", s="p", ts=event["ts"])
 
     def _write(self, **event: Any) -> None:
-        if not self._file.closed:
+        if self._file.closed:
+            return
+        try:
             self._file.write(_encode({"pid": self._pid, "tid": self._pid, **event}) + b"\n")
+        except OSError as error:
+            with suppress(OSError):  # what is held back cannot be written either
+                self._file.close()
+            self._say_lost(error)
+
+    def _say_lost(self, error: OSError) -> None:
+        _LOGGER.warning("this process's profile ends here: %s cannot be written: %s", self._file.name, error)
 
 
 class Laps:

@@ -141,6 +141,22 @@ def test_a_part_that_is_full_says_so_and_takes_no_more(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_full_disk_ends_the_profile_and_not_the_work_it_tells_of(caplog: pytest.LogCaptureFixture) -> None:
+    part = Timeline(Path("/dev/full"), "worker-0")
+    for second in range(1000):  # more than is held back
+        part.slice("work", second, second + 1)
+    part.close()
+
+    [said] = caplog.messages
+    assert said.startswith("this process's profile ends here: /dev/full cannot be written: ")
+
+
+def test_what_a_full_disk_does_not_take_at_the_end_is_said_too(caplog: pytest.LogCaptureFixture) -> None:
+    Timeline(Path("/dev/full"), "worker-0").close()
+
+    assert len(caplog.messages) == 1
+
+
 def test_what_a_thread_does_behind_the_end_is_not_told(tmp_path: Path) -> None:
     timeline.set_up(tmp_path, "worker-0")
     recording = timeline.recording()
