@@ -72,7 +72,7 @@ def test_that_the_other_end_is_gone_is_seen_without_waiting(ends: tuple[Line, Li
 
 
 def test_looking_at_a_line_waits_for_nothing_although_another_thread_reads_what_came() -> None:
-    """The loop looks when something has come, and so wakes the thread that reads it: which is faster, varies."""
+    """What has come wakes both the loop, which looks, and the thread that reads: who is first, varies."""
     with lines() as (one, other), ThreadPoolExecutor(1) as pool:
         for number in range(300):
             waiting = pool.submit(other.receive)
