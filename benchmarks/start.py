@@ -58,7 +58,7 @@ def measure() -> list[Figure]:
 def _once(folder: Path) -> _Start:
     """Measure the bare imports, then one start and stop."""
     bare = subprocess.run((sys.executable, "-c", _IMPORTS), capture_output=True, text=True, check=True)
-    listen, ready_file = free("127.0.0.1", 0), folder / "ready.json"
+    [listen], ready_file = free("127.0.0.1", 0), folder / "ready.json"
     command = [sys.executable, "-m", "dalsegno", "serve", "demo", "--port", str(listen.port)]
     command += ["--data-dir", str(folder / "data"), "--ready-file", str(ready_file)]
     with (folder / "terminal.txt").open("ab") as output:

@@ -8,6 +8,8 @@
     peer          a peer's process: started, asked, put to sleep while others have their turn
     protocol      what runner and peer say to each other, a JSON object a line
     figures       from the times of all tokens to what the report says
+    bandwidth     how fast this machine reads its memory: the limit of a decode
+    streams       answers read from an OpenAI server, for the scripts of those that are one
 
 Every other module is one peer's own script: it runs in the peer's environment, where none of our packages
 are, so it imports `protocol`, `streams` and the standard library, and then the peer.

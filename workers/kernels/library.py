@@ -70,21 +70,21 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         self._c: Final = ctypes.CDLL(str(path))
-        self.variant: Final[str] = self._told("variant", c_char_p)().decode()
-        self.is_allowed: Final = bool(self._told("allowed", c_int)())
+        self.variant: Final[str] = self._function("variant", c_char_p)().decode()
+        self.is_allowed: Final = bool(self._function("allowed", c_int)())
         pointer, integer = c_void_p, c_int32
-        self.open: Final = self._told("open", pointer, c_int)
-        self.close: Final = self._told("close", None, pointer)
-        self.packed_bytes: Final = self._told("packed_bytes", c_int64, c_int, integer, integer)
-        self.pack: Final = self._told(
+        self.open: Final = self._function("open", pointer, c_int)
+        self.close: Final = self._function("close", None, pointer)
+        self.packed_bytes: Final = self._function("packed_bytes", c_int64, c_int, integer, integer)
+        self.pack: Final = self._function(
             "pack", None, pointer, c_int, pointer, pointer, integer, integer, c_int64, c_int, integer
         )
-        self.linear: Final = self._told(
+        self.linear: Final = self._function(
             "linear", c_int, pointer, c_int, POINTER(Matrix), pointer, integer, pointer, c_int64
         )
-        self.body: Final = self._told("body", c_int, pointer, POINTER(Model), POINTER(Step))
+        self.body: Final = self._function("body", c_int, pointer, POINTER(Model), POINTER(Step))
 
-    def _told(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    def _function(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
         function: Any = getattr(self._c, f"dalsegno_{name}")
         function.restype, function.argtypes = result, arguments
         found: Callable[..., Any] = function

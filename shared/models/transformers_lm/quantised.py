@@ -176,42 +176,51 @@ def quantised_of(raw: Mapping[str, Any], shards: Iterable[Shard], checkpoint: Pa
     spare = {name for name in tensors if name.rpartition(".")[2] in _BESIDE}
     for name, tensor in tensors.items():
         module, _, last = name.rpartition(".")
-        is_packed = last == _PACKED
-        if not is_packed and tensor.dtype not in _EIGHT_BITS:
+        if last == _ZEROS or (last != _PACKED and tensor.dtype not in _EIGHT_BITS):
             continue
         if last not in ("weight", _PACKED):
-            if last == _ZEROS:
-                continue
             raise UnsupportedArchitectureError(
                 f"{checkpoint}: {name} is stored as {tensor.dtype}, and is no matrix of a linear layer; "
                 "expected the model's float weights"
             )
-        scale, zeros = f"{module}.{_SCALES[str(method)]}", f"{module}.{_ZEROS}"
-        if scale not in tensors or tensors[scale].dtype not in _FLOATS or len(tensor.shape) != 2:
-            raise CheckpointError(
-                f"{checkpoint}: {name} is {tensor.dtype}{list(tensor.shape)}, expected a matrix, and floats "
-                f"in {scale} beside it; are config.json and the weights of one checkpoint?"
-            )
-        shape = (tensor.shape[0], tensor.shape[1] * (4 if is_packed else 1))
-        parts = _Parts(
-            name,
-            scale,
-            zeros if zeros in tensors else None,
-            shape,
-            _block(shape, tensors[scale].shape, config.get("weight_block_size")),
-            divisor=_LARGEST_INT8 if method == "bitsandbytes" else 1,
-        )
-        high, wide = parts.block
-        for part in parts.names[1:]:
-            if (found := tensors[part].elements) != parts.blocks:
-                raise CheckpointError(
-                    f"{checkpoint}: {part} has {found} numbers, expected {parts.blocks}: one for each "
-                    f"{high} x {wide} of {shape[0]} x {shape[1]}; are config.json and the weights of one "
-                    "checkpoint?"
-                )
-        weights[f"{module}.weight"] = parts
+        weights[f"{module}.weight"] = parts = _parts_of(name, tensors, config, checkpoint)
         spare.update(parts.names)
     return Quantised(weights, frozenset(spare - weights.keys()))
+
+
+def _parts_of(
+    name: str, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any], checkpoint: Path
+) -> _Parts:
+    """What the weight that is stored under a name is put together from.
+
+    Raises:
+        CheckpointError: what belongs to it is not there, or of another size.
+    """
+    tensor, method = tensors[name], config["quant_method"]
+    module, _, last = name.rpartition(".")
+    scale, zeros = f"{module}.{_SCALES[method]}", f"{module}.{_ZEROS}"
+    if scale not in tensors or tensors[scale].dtype not in _FLOATS or len(tensor.shape) != 2:
+        raise CheckpointError(
+            f"{checkpoint}: {name} is {tensor.dtype}{list(tensor.shape)}, expected a matrix, and floats "
+            f"in {scale} beside it; are config.json and the weights of one checkpoint?"
+        )
+    rows, columns = tensor.shape[0], tensor.shape[1] * (4 if last == _PACKED else 1)
+    parts = _Parts(
+        name,
+        scale,
+        zeros if zeros in tensors else None,
+        (rows, columns),
+        _block((rows, columns), tensors[scale].shape, config.get("weight_block_size")),
+        divisor=_LARGEST_INT8 if method == "bitsandbytes" else 1,
+    )
+    high, wide = parts.block
+    for part in parts.names[1:]:
+        if (found := tensors[part].elements) != parts.blocks:
+            raise CheckpointError(
+                f"{checkpoint}: {part} has {found} numbers, expected {parts.blocks}: one for each "
+                f"{high} x {wide} of {rows} x {columns}; are config.json and the weights of one checkpoint?"
+            )
+    return parts
 
 
 def _block(shape: tuple[int, int], scales: tuple[int, ...], told: Sequence[int] | None) -> tuple[int, int]:

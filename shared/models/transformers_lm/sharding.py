@@ -54,27 +54,27 @@ class Cut:
 
     Attributes:
         dim: from the end, as experts are merged in front.
-        halves: the tensor holds so many matrices one behind the other along `dim`, each of which is cut.
+        matrices: the tensor holds so many one behind the other along `dim`, each of which is cut.
     """
 
     dim: int
     index: int
     size: int
-    halves: int = 1
+    matrices: int = 1
 
     def of(self, tensor: Any, shape: tuple[int, ...]) -> torch.Tensor:
         """The part; `tensor` is one, or a slice of a file, of which only that is read."""
-        each = shape[self.dim] // self.halves
+        each = shape[self.dim] // self.matrices
         part = each // self.size
         dim = len(shape) + self.dim
         found = [
             tensor[
                 (
                     *[slice(None)] * dim,
-                    slice(half * each + self.index * part, half * each + (self.index + 1) * part),
+                    slice(matrix * each + self.index * part, matrix * each + (self.index + 1) * part),
                 )
             ]
-            for half in range(self.halves)
+            for matrix in range(self.matrices)
         ]
         return found[0] if len(found) == 1 else torch.cat(found, dim=dim)
 
@@ -169,7 +169,7 @@ def cuts_of(model_class: Any, config: Any, names: Iterable[str]) -> Mapping[str,
 def _of_merged(converter: Any, cut: Cut, name: str, model: Any) -> Cut:
     """The cut of one of several tensors that become one."""
     kinds = {type(operation) for operation in converter.operations}
-    if kinds <= {MergeModulelist, Concatenate} and (Concatenate in kinds) == (cut.halves > 1):
+    if kinds <= {MergeModulelist, Concatenate} and (Concatenate in kinds) == (cut.matrices > 1):
         return Cut(cut.dim, cut.index, cut.size)
     told = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise _refused(model, f"{name} is stored otherwise than the model has it ({told}), and cannot be cut")
@@ -200,8 +200,8 @@ def _shard(model: Any, peers: Peers) -> None:
             if style in _COLUMNS and module.bias is not None:
                 parts[f"{prefix}{name}.bias"] = Cut(-1, peers.index, peers.size)
         elif style in {_PACKED, *_ROWS} and name in parameters:
-            halves, dim = (2, -2) if style == _PACKED else (1, -1)
-            parts[f"{prefix}{name}"] = Cut(dim, peers.index, peers.size, halves)
+            matrices, dim = (2, -2) if style == _PACKED else (1, -1)
+            parts[f"{prefix}{name}"] = Cut(dim, peers.index, peers.size, matrices)
             _narrow(model, modules, name, parts[f"{prefix}{name}"])
         else:
             raise _refused(model, f"its plan asks for {style!r} of {name}, which is not known here")
@@ -248,7 +248,7 @@ def _narrow(model: Any, modules: Mapping[str, Any], name: str, cut: Cut) -> None
     if whole.ndim != 3:
         raise _refused(model, f"{name} has {whole.ndim} dimensions: expected experts' matrices, of 3")
     shape = list(whole.shape)
-    shape[cut.dim] = _share(model, shape[cut.dim] // cut.halves, name, cut.size) * cut.halves
+    shape[cut.dim] = _share(model, shape[cut.dim] // cut.matrices, name, cut.size) * cut.matrices
     setattr(modules[parent_name], own, torch.nn.Parameter(whole.new_empty(shape), requires_grad=False))
 
 

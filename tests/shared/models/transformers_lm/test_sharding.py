@@ -101,6 +101,6 @@ def test_a_plan_that_is_not_understood_is_refused(
 def test_a_cut_of_two_packed_matrices_has_a_part_of_each() -> None:
     packed = torch.arange(12)[:, None].expand(12, 5)
 
-    assert Cut(-2, 1, 3, halves=2).of(packed, (12, 5))[:, 0].tolist() == [2, 3, 8, 9]
+    assert Cut(-2, 1, 3, matrices=2).of(packed, (12, 5))[:, 0].tolist() == [2, 3, 8, 9]
     assert Cut(-2, 1, 3).of(packed, (12, 5))[:, 0].tolist() == [4, 5, 6, 7]
     assert Cut(-1, 0, 2).of(packed[:, 0], (12,)).tolist() == [0, 1, 2, 3, 4, 5]
