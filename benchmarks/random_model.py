@@ -10,7 +10,7 @@ from shared.models.transformers_lm.node import DecoderLM
 from workers.engine.cpu_threads import cores, kernel_threads
 from workers.engine.kv_engine import KVEngine
 from workers.engine.sequence import SequenceSpec
-from workers.kernels.decoder import native
+from workers.kernels.decoder import by_cpu_kernels
 
 VOCABULARY: Final = 16_000
 LAYERS: Final = 8
@@ -48,7 +48,7 @@ def node(*, layers: int = LAYERS, seed: int = 0, positions: int = 8192, quiet_fr
         max_positions=positions,
         weights_digest="",
     )
-    return native(stock, threads=kernel_threads(stock.parameters, cores()))
+    return by_cpu_kernels(stock, threads=kernel_threads(stock.parameters, cores()))
 
 
 def engine(of: Any, *, tokens: int, max_rows: int = 32, **how: Any) -> KVEngine:

@@ -222,9 +222,9 @@ def _by_kernels(node: "Node", settings: EngineSettings, at: Seat) -> "Node":
         from workers.engine.gpu_kernels import by_gpu_kernels  # noqa: PLC0415 - where there is CUDA
 
         return by_gpu_kernels(node)
-    from workers.kernels.decoder import native  # noqa: PLC0415 - brings transformers
+    from workers.kernels.decoder import by_cpu_kernels  # noqa: PLC0415 - brings transformers
 
-    return native(node, threads=kernel_threads(node.parameters, at.cores))
+    return by_cpu_kernels(node, threads=kernel_threads(node.parameters, at.cores))
 
 
 def _pool_of(

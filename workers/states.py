@@ -21,7 +21,7 @@ def put_out_before(released: Sequence[OutputChunk], tokens: int) -> Array | None
     """What a prompt of so many tokens came to, if earlier attempts put out all of it."""
     if not released:
         return None
-    [*shapes] = (chunk.metadata["shape"] for chunk in released)
+    shapes = [chunk.metadata["shape"] for chunk in released]
     shape = tuple(shapes[0]) if len(shapes[0]) == 1 else (sum(rows for rows, _ in shapes), shapes[0][1])
     if len(shape) > 1 and shape[0] < tokens:
         return None

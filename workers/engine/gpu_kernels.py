@@ -3,7 +3,8 @@
     kernel_for        attention over the paged pool: of every model
     by_gpu_kernels    a node whose layers they compute: of the models they know
 
-Else torch and transformers' modules compute. What CPUs have of this is `workers.kernels`.
+Else torch and transformers' modules compute. What a CPU has of this is `by_cpu_kernels` in
+`workers.kernels.decoder`.
 """
 
 import logging

@@ -44,7 +44,7 @@ class _Columns(IntEnum):
     UP = 2
 
 
-def native(node: Node, *, threads: int) -> Node:
+def by_cpu_kernels(node: Node, *, threads: int) -> Node:
     """The node, computed by the kernels where they can; what is in the way is logged, and it stays as it is.
 
     Call it before the node is proven: until `settle` it keeps the weights transformers' model has, too.

@@ -66,6 +66,7 @@ class Library:
 
     Attributes:
         variant: for which kind of processor it was compiled.
+        is_allowed: whether this process may use what that kind has; AMX is asked for.
     """
 
     def __init__(self, path: Path) -> None:

@@ -14,7 +14,7 @@ from workers.engine.kv_engine import KVEngine
 from workers.engine.node import Node
 from workers.engine.sequence import SequenceSpec, TokenOutput
 from workers.kernels import decoder
-from workers.kernels.decoder import NativeDecoder, native
+from workers.kernels.decoder import NativeDecoder, by_cpu_kernels
 
 NEW_TOKENS = 40
 
@@ -139,7 +139,7 @@ def test_what_the_kernels_do_not_know_is_left_to_torch_and_said(
     node = models.node(**changes)
 
     with caplog.at_level(logging.INFO):
-        found = native(node, threads=1)
+        found = by_cpu_kernels(node, threads=1)
 
     assert found is node
     assert f"llm is computed by torch: the CPU kernels do not know {reason}" in caplog.text
@@ -148,4 +148,4 @@ def test_what_the_kernels_do_not_know_is_left_to_torch_and_said(
 def test_float16_is_left_to_torch() -> None:
     node = models.node(dtype=torch.float16)
 
-    assert native(node, threads=1) is node
+    assert by_cpu_kernels(node, threads=1) is node
