@@ -18,11 +18,14 @@ Of the tokens that end an answer: they are chosen where the guide may end, and n
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +36,8 @@ from workers.engine.sequence import Sequence, SequenceSpec
 if TYPE_CHECKING:
     from shared.models.guides import CompiledGuide
     from workers.engine.scheduler import Span
+
+_T = TypeVar("_T")
 
 Bits = npt.NDArray[np.uint8]
 MASK_S: Final = 0.5
@@ -171,6 +176,39 @@ class _Turn:
             return guided if self._is_left else None
 
 
+class _Thread:
+    """A thread that does one thing after the other, for as long as somebody holds this.
+
+    None of a pool's: at its end Python waits for those, and one that is left to itself would keep a process
+    that has to end.
+    """
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=_work, args=(self._asked,), name="guide", daemon=True).start()
+        weakref.finalize(self, self._asked.put, None)
+
+    def submit(self, work: Callable[[], _T]) -> Future[_T]:
+        future: Future[_T] = Future()
+        self._asked.put(partial(_fulfil, future, work))
+        return future
+
+
+def _work(asked: "SimpleQueue[Callable[[], None] | None]") -> None:
+    while (one := asked.get()) is not None:
+        one()
+        del one  # while the next is waited for, nothing is held that asked
+
+
+def _fulfil(future: "Future[_T]", work: Callable[[], _T]) -> None:
+    try:
+        found = work()
+    except BaseException as error:  # noqa: BLE001 - raised again by who waits
+        future.set_exception(error)
+    else:
+        future.set_result(found)
+
+
 class GuideThread:
     """Tells what the guided sequences of a step may choose, in a thread of its own.
 
@@ -183,7 +221,7 @@ class GuideThread:
         self._shape = (max_rows, (vocab_size + 7) // 8)
         self._is_cuda = device.type == "cuda"
         self._buffer: torch.Tensor | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: _Thread | None = None
 
     def begin(self, spans: "Items[Span]") -> Masks | None:
         """Begin with the masks of a step; None where nobody in it is guided."""
@@ -209,10 +247,10 @@ class GuideThread:
 
     def _submit(self, guided: "list[tuple[Sequence, Guided]]") -> "tuple[Future[_Forbidden], _Turn]":
         if self._thread is None or self._buffer is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="guide")
+            self._thread = _Thread()
             self._buffer = torch.zeros(self._shape, dtype=torch.uint8, pin_memory=self._is_cuda)
         turn = _Turn()
-        return self._thread.submit(self._fill, guided, self._buffer, turn), turn
+        return self._thread.submit(partial(self._fill, guided, self._buffer, turn)), turn
 
     def _wait(
         self, guided: "list[tuple[Sequence, Guided]]", future: "Future[_Forbidden]", turn: _Turn
@@ -225,8 +263,6 @@ class GuideThread:
             if stuck is None:
                 continue  # it was not given the processor, or its rows take so long together
             stuck.condemn()
-            assert self._thread is not None
-            self._thread.shutdown(wait=False)
             self._thread = self._buffer = None
             future, turn = self._submit(guided)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 from functools import cache
 from random import Random
-from threading import Event
+from threading import Event, current_thread
 from typing import Any
 
 import jsonschema
@@ -24,7 +24,7 @@ from tests.schemas import random_schema
 from tests.tiny import Family, tiny_checkpoint
 from tests.workers.engine.oracle import ids, log_softmax, run, run_all, scores
 from workers.data_plane.port import Array
-from workers.engine.guide import GuideThread, _Turn, unpacked
+from workers.engine.guide import GuideThread, _Thread, _Turn, unpacked
 from workers.engine.kv_engine import KVEngine
 from workers.engine.outcomes import StepFailedError
 from workers.engine.sequence import Export, FinishReason, Output, Sampling, SequenceSpec
@@ -485,6 +485,8 @@ class Spinning:
         if self.condemned:
             raise InvalidGuideError("condemned")
         self.tokens += len(token_ids)
+        if self.tokens == 2:
+            self.thread = current_thread()
         while self.tokens == 2 and not self.let_go.is_set():
             pass
         if self.tokens == 2:
@@ -510,6 +512,7 @@ def test_a_guide_that_takes_for_ever_fails_who_follow_it_and_the_rest_go_on(
     outputs, failures = drained(engine_of(qwen3), specs)
 
     assert not spinning.ended.is_set()
+    assert spinning.thread.daemon, "a process that has to end would wait for it"
     told = {key: str(error) for failed in failures for key, error in failed.others.items()}
     assert told == {"stuck": "condemned", "too": "condemned"}
     assert text_of(ids(o for o in outputs if o.key == "first")) == "before"
@@ -517,6 +520,20 @@ def test_a_guide_that_takes_for_ever_fails_who_follow_it_and_the_rest_go_on(
     assert len(ids(o for o in outputs if o.key == "free")) == 12
     spinning.let_go.set()
     assert spinning.ended.wait(20)
+    spinning.thread.join(20)
+    assert not spinning.thread.is_alive()
+
+
+def test_a_thread_of_masks_ends_with_who_asked_it() -> None:
+    asked = _Thread()
+    thread = asked.submit(current_thread).result(20)
+    with pytest.raises(ZeroDivisionError):
+        asked.submit(lambda: 1 // 0).result(20)
+
+    del asked
+
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 def test_a_thread_that_waits_for_the_processor_has_used_up_nothing(
