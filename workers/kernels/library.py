@@ -115,17 +115,22 @@ def find_or_build(variant: Variant) -> Path:
         BuildError: it cannot be compiled.
         OSError: there is nowhere to put it.
     """
-    folders = [BUILT, _cache_folder()]
-    for folder in folders:
-        if (path := folder / build.file_name(variant)).is_file():
-            return path
+    name = build.file_name(variant)
+    if (path := BUILT / name).is_file():
+        return path
+    cache_folder = _cache_folder()
+    if (path := cache_folder / name).is_file():
+        return path
     _LOGGER.info("compiling the CPU kernels for %s: some seconds, once", variant.name)
     try:
-        return build.build(variant, folders[0])
-    except PermissionError:  # installed by somebody else
-        return build.build(variant, folders[1])
+        return build.build(variant, BUILT)
+    except OSError:  # installed by somebody else, or on what is mounted to be read only
+        return build.build(variant, cache_folder)
 
 
 def _cache_folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "dalsegno" / "kernels"
+    try:
+        return (Path(home) if home else Path.home() / ".cache") / "dalsegno" / "kernels"
+    except RuntimeError as error:  # a user of whom the system knows nothing
+        raise BuildError(f"{error} (name a folder in XDG_CACHE_HOME)") from error

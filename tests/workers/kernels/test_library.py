@@ -1,7 +1,9 @@
 """Products with packed matrices are those of numpy, and a row's result is its own."""
 
 import ctypes
+import errno
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from tests.workers.kernels.libraries import NAMES, library
 from workers.kernels import build
 from workers.kernels import library as kernels
+from workers.kernels.build import BuildError, Variant
 from workers.kernels.library import BFLOAT16, FLOAT32, Library, Matrix
 
 DTYPES = {FLOAT32: torch.float32, BFLOAT16: torch.bfloat16}
@@ -99,6 +102,40 @@ def test_without_a_compiler_torch_computes_and_says_so(
     kernels.load.cache_clear()
     assert found is None
     assert "torch computes instead (slower): no C++ compiler was found" in caplog.text
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_where_the_package_cannot_be_written_to_kernels_are_compiled_into_the_users_cache(
+    number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def compiled(_: Variant, folder: Path) -> Path:
+        if folder == kernels.BUILT:
+            raise OSError(number, os.strerror(number))
+        return folder
+
+    monkeypatch.setattr(kernels, "BUILT", tmp_path / "package")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "build", compiled)
+
+    assert kernels.find_or_build(build.VARIANTS[0]) == tmp_path / "dalsegno" / "kernels"
+
+
+def test_who_has_no_home_has_the_kernels_that_were_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(kernels, "BUILT", tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    variant = build.VARIANTS[0]
+
+    with pytest.raises(BuildError, match=r"home directory\. \(name a folder in XDG_CACHE_HOME\)"):
+        kernels.find_or_build(variant)
+    installed = tmp_path / build.file_name(variant)
+    installed.touch()
+    assert kernels.find_or_build(variant) == installed
 
 
 def test_a_processor_that_is_not_known_has_no_kernels(
