@@ -6,14 +6,15 @@ the floats, and the file's pages beside it. A weight is `(q - zero point) * scal
     fp8                 q.weight: float8, q.weight_scale_inv: a scale per block of `weight_block_size`
     fbgemm_fp8          q.weight: float8, q.weight_scale: a scale per row
     compressed-tensors  q.weight: float8 or int8, or q.weight_packed: four int8 in an int32, with an offset;
-                        q.weight_scale: one, a row's, or one per group of columns; q.weight_zero_point
+                        q.weight_scale: one, a row's, or one per group of columns or per block;
+                        q.weight_zero_point
     bitsandbytes        q.weight: int8, q.SCB: the largest of a row, which 127 stands for
 
 Activations are not rounded, also where the checkpoint says how they would be: that is for kernels which
 multiply in eight bits, and costs precision.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil, prod
 from pathlib import Path
@@ -210,7 +211,7 @@ def _parts_of(
         scale,
         zeros if zeros in tensors else None,
         (rows, columns),
-        _block((rows, columns), tensors[scale].shape, config.get("weight_block_size")),
+        _block((rows, columns), tensors[scale].shape, next(iter(_told_blocks(config)), None)),
         divisor=_LARGEST_INT8 if method == "bitsandbytes" else 1,
     )
     high, wide = parts.block
@@ -223,12 +224,22 @@ def _parts_of(
     return parts
 
 
-def _block(shape: tuple[int, int], scales: tuple[int, ...], told: Sequence[int] | None) -> tuple[int, int]:
+def _told_blocks(config: Mapping[str, Any]) -> set[tuple[int, int]]:
+    """How many rows and columns a scale is for, where the configuration says it: the last may be torn."""
+    groups = (config.get("config_groups") or {}).values()
+    told = [(group.get("weights") or {}).get("block_structure") for group in groups]
+    found = (
+        one.split("x") if isinstance(one, str) else one for one in (*told, config.get("weight_block_size"))
+    )
+    return {(int(high), int(wide)) for high, wide in filter(None, found)}
+
+
+def _block(shape: tuple[int, int], scales: tuple[int, ...], told: tuple[int, int] | None) -> tuple[int, int]:
     """How many rows and columns of a weight a scale is for: as is told, or as there are scales."""
     if prod(scales) == 1:
         return shape
-    if told is not None:
-        return int(told[0]), int(told[1])
+    if told is not None and scales not in ((shape[0],), (shape[0], 1)):
+        return told
     down, across = scales if len(scales) == 2 else (scales[0], 1)
     return max(1, shape[0] // down), max(1, shape[1] // across)
 
@@ -255,4 +266,4 @@ def _complaint(config: Mapping[str, Any], method: object) -> str | None:
             return f"the columns of {name} are in another order (actorder)"
         if stored == "pack-quantized" and not weights.get("symmetric", True):
             return f"{name} is packed and not symmetric"
-    return None
+    return "its groups have blocks of several sizes" if len(_told_blocks(config)) > 1 else None

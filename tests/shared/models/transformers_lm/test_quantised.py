@@ -33,6 +33,15 @@ def blocks_of_16(weight: torch.Tensor) -> Stored:
     return {"weight": stored.to(torch.float8_e4m3fn), "weight_scale_inv": scales}, meant
 
 
+def torn_blocks(weight: torch.Tensor) -> Stored:
+    """By which no side of a matrix divides: how large they are cannot be told from how many there are."""
+    rows, columns = weight.shape
+    scales = torch.rand(-(-rows // 24), -(-columns // 24), generator=torch.Generator().manual_seed(1)) + 0.5
+    scale = scales.repeat_interleave(24, 0)[:rows].repeat_interleave(24, 1)[:, :columns]
+    stored = (weight / scale).to(torch.float8_e4m3fn)
+    return {"weight": stored, "weight_scale": scales}, stored.float() * scale
+
+
 def float8_by_rows(weight: torch.Tensor) -> Stored:
     scale = (weight.abs().amax(1, keepdim=True) / 448).to(torch.bfloat16)
     stored = (weight / scale.float()).to(torch.float8_e4m3fn)
@@ -117,6 +126,11 @@ def quantised(
         pytest.param({"quant_method": "fbgemm_fp8"}, float8_by_rows, id="fbgemm_fp8"),
         pytest.param(compressed("float-quantized", type="float"), float8_by_rows, id="compressed fp8"),
         pytest.param(compressed("float-quantized", type="float"), float8_by_one, id="one scale"),
+        pytest.param(compressed("float-quantized", block_structure=[24, 24]), torn_blocks, id="torn blocks"),
+        pytest.param(compressed("float-quantized", block_structure="24x24"), torn_blocks, id="as once told"),
+        pytest.param(
+            compressed("float-quantized", block_structure=[24, 24]), float8_by_rows, id="rows beside blocks"
+        ),
         pytest.param(compressed("int-quantized", symmetric=False), int8_with_zeros, id="zero points"),
         pytest.param(compressed("pack-quantized", group_size=16), packed_by_groups, id="packed"),
         pytest.param({"quant_method": "bitsandbytes", "load_in_8bit": True}, bitsandbytes, id="SCB"),
@@ -185,6 +199,16 @@ def test_progress_counts_what_is_read_of_the_files(tmp_path: Path) -> None:
         (compressed("pack-quantized", symmetric=False), "group_0 is packed and not symmetric"),
         (compressed("pack-quantized", actorder="group"), "the columns of group_0 are in another order"),
         (compressed("nvfp4-pack-quantized"), "the format of group_0 is 'nvfp4-pack-quantized'"),
+        (
+            compressed("float-quantized")
+            | {
+                "config_groups": {
+                    name: {"weights": {"num_bits": 8, "block_structure": [size, size]}}
+                    for name, size in (("group_0", 64), ("group_1", 128))
+                }
+            },
+            "its groups have blocks of several sizes",
+        ),
         (compressed("int-quantized") | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is set"),
         (compressed("int-quantized") | {"sparsity_config": {"format": "24"}}, "sparsity_config is set"),
     ],
