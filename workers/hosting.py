@@ -132,7 +132,7 @@ def make_engine(
     blocks = _pool_of(config, settings, node, draft, at).blocks
     followers = Followers(copy.lines) if copy is not None else None
     if followers is not None:
-        blocks = followers.agree(blocks)
+        blocks = followers.agree(blocks, node.dtype)
     has_stateless = bool(nodes_of(config, rank, EngineKind.STATELESS))
     return KVEngine(
         node,
@@ -184,7 +184,7 @@ def make_follower(
     leader = Leader(line)
     return FollowingEngine(
         node,
-        num_blocks=leader.agree(_pool_of(config, settings, node, None, at).blocks),
+        num_blocks=leader.agree(_pool_of(config, settings, node, None, at).blocks, node.dtype),
         block_size=settings.block_size,
         leader=leader,
         cpu_cores=at.cores,

@@ -1,7 +1,7 @@
 """Members of a shared copy in step: the leader says what the next forward is of, the followers run it too.
 
-    leader    blocks it has room for   ─┐
-    follower  blocks it has room for   ─┴─> the least of them, which all take
+    leader    room for blocks, dtype   ─┐
+    follower  room for blocks, dtype   ─┴─> the least room, which all take; the dtype has to be the same
     leader    a step                   ──> follower: the same forward, over the same blocks of its own pool
 
 A step is int32 numbers: how many tokens, spans, blocks of a span, and tokens of a block; then the arrays of
@@ -15,10 +15,13 @@ from typing import Final
 import numpy as np
 import torch
 
+from shared.config import ConfigError
 from workers.engine.line import GroupLostError, Line
 from workers.engine.step import Int32s, SamplingRows, Spans, Step
 
 _HEAD: Final = 4
+_COUNT: Final = 8
+"""Bytes of how many blocks there are."""
 
 
 class Followers:
@@ -27,11 +30,22 @@ class Followers:
     def __init__(self, lines: Sequence[Line]) -> None:
         self._lines = lines
 
-    def agree(self, blocks: int) -> int:
-        """How many blocks each member's pool has, when all have loaded; waits for that."""
-        least = min(blocks, *(int.from_bytes(line.receive(), "little") for line in self._lines))
+    def agree(self, blocks: int, dtype: torch.dtype) -> int:
+        """How many blocks each member's pool has, when all have loaded; waits for that.
+
+        Raises:
+            ConfigError: the members do not compute in the same dtype, and cannot add up what they compute.
+        """
+        told = [line.receive() for line in self._lines]
+        for line, data in zip(self._lines, told, strict=True):
+            if data[_COUNT:] != str(dtype).encode():
+                raise ConfigError(
+                    f"this rank computes in {dtype}, {line.who} in {data[_COUNT:].decode(errors='replace')}: "
+                    "their processors suit different ones; name one in model_kwargs.dtype"
+                )
+        least = min(blocks, *(int.from_bytes(data[:_COUNT], "little") for data in told))
         for line in self._lines:
-            line.send(least.to_bytes(8, "little"))
+            line.send(least.to_bytes(_COUNT, "little"))
         return least
 
     @contextmanager
@@ -61,9 +75,9 @@ class Leader:
     def __init__(self, line: Line) -> None:
         self._line = line
 
-    def agree(self, blocks: int) -> int:
+    def agree(self, blocks: int, dtype: torch.dtype) -> int:
         """How many blocks each member's pool has, when all have loaded; waits for that."""
-        self._line.send(blocks.to_bytes(8, "little"))
+        self._line.send(blocks.to_bytes(_COUNT, "little") + str(dtype).encode())
         return int.from_bytes(self._line.receive(), "little")
 
     def step(self, device: torch.device) -> Step:

@@ -83,10 +83,10 @@ def shared(nodes: list[DecoderLM], sizes: Mapping[str, Any]) -> Iterator[Shared]
 
 
 def _leading(node: DecoderLM, followers: Followers, sizes: dict[str, Any]) -> KVEngine | FollowingEngine:
-    blocks = followers.agree(sizes.pop("num_blocks"))
+    blocks = followers.agree(sizes.pop("num_blocks"), node.dtype)
     return KVEngine(node, num_blocks=blocks, followers=followers, **sizes)
 
 
 def _following(node: DecoderLM, leader: Leader, sizes: dict[str, Any]) -> KVEngine | FollowingEngine:
-    blocks = leader.agree(10_000)
+    blocks = leader.agree(10_000, node.dtype)
     return FollowingEngine(node, num_blocks=blocks, block_size=sizes["block_size"], leader=leader)

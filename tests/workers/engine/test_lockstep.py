@@ -1,6 +1,7 @@
 """Engines that share a node: the tokens are those of one engine that has all of it."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from shared.config import ConfigError
 from shared.models.decoder_lm.nodes import DecoderLM
 from tests.peers import together
 from tests.tiny import Family
@@ -60,6 +62,18 @@ def test_two_that_share_a_node_answer_as_generate_does(family: Family) -> None:
 
     assert [ids(found[str(n)]) for n in range(3)] == list(expected)
     assert engines.follower.forwards == forwards > TOKENS
+
+
+def test_members_that_compute_in_different_dtypes_are_told_before_they_add_anything_up() -> None:
+    """Each chooses what suits its processor."""
+    with lines() as (to_follower, to_leader), ThreadPoolExecutor(1) as pool:
+        following = pool.submit(Leader(to_leader).agree, 5, torch.bfloat16)
+
+        with pytest.raises(ConfigError, match=r"in torch.float32, the follower in torch.bfloat16: .*dtype$"):
+            Followers([to_follower]).agree(5, torch.float32)
+        to_follower.close()
+        with pytest.raises(GroupLostError):
+            following.result()
 
 
 def test_kept_beginnings_guesses_and_draws_are_the_leaders_alone(
@@ -126,9 +140,9 @@ def test_all_have_the_blocks_of_whom_has_room_for_the_fewest() -> None:
     with lines() as (one, to_one), lines() as (other, to_other):
         found = together(
             [
-                partial(Followers([one, other]).agree, 60),
-                partial(Leader(to_one).agree, 70),
-                partial(Leader(to_other).agree, 50),
+                partial(Followers([one, other]).agree, 60, torch.float32),
+                partial(Leader(to_one).agree, 70, torch.float32),
+                partial(Leader(to_other).agree, 50, torch.float32),
             ]
         )
 
