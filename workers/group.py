@@ -26,7 +26,7 @@ from shared.events import MalformedEventError, WorkerJoined, decode
 from shared.ids import Rank
 from shared.log.port import Log
 from shared.subjects import Subjects
-from workers.engine.line import GroupLostError, Line
+from workers.engine.line import GroupLostError, Line, probe
 from workers.engine.meeting import Meeting
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -181,6 +181,7 @@ class Door:
             )
         try:
             await _say(connection, _WELCOME)
+            probe(connection)
             await _hear(connection)  # that all have come, however long that takes
         except (OSError, ValueError) as error:
             raise GroupLostError(f"{leader} is gone before all others had come") from error
@@ -300,6 +301,7 @@ async def _greet(card: Card, greeting: Greeting) -> socket.socket | None:
     connection = socket.socket(family, socket.SOCK_STREAM)
     connection.setblocking(False)
     try:
+        probe(connection)
         async with asyncio.timeout(GREETING_S):
             await asyncio.get_running_loop().sock_connect(connection, (card.address, card.port))
             await _say(connection, msgspec.msgpack.encode(greeting))

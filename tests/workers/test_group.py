@@ -16,7 +16,7 @@ from shared.models import registry
 from tests.workers import harness
 from tests.workers.harness import SUBJECTS
 from workers import group
-from workers.engine.line import GroupLostError
+from workers.engine.line import GroupLostError, probe
 from workers.group import CARD, Card, Copy, Door, gather
 
 
@@ -175,16 +175,28 @@ async def test_members_of_different_configurations_do_not_compute_together(world
     await asyncio.wait([leading])
 
 
-async def test_nobody_begins_before_all_have_come(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_nobody_begins_before_all_have_come(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level("INFO")
     asked = config(0, 1, 2)
     door = Door(asked, Rank(1))
+    probed: list[str] = []
+
+    def probing(connection: socket.socket) -> None:
+        is_follower = connection.getsockname()[1] == door_port
+        probed.append("rank 1's" if is_follower else "rank 0's")
+        probe(connection)
+
+    door_port = msgspec.msgpack.decode(door.card, type=Card).port
+    monkeypatch.setattr(group, "probe", probing)
     waiting = asyncio.create_task(door.leader())
     leading = asyncio.create_task(world.gathered(asked))
     await world.join(1, door.card)
     while "rank 1 follows" not in caplog.text:  # noqa: ASYNC110 - it has no event of its own
         await asyncio.sleep(0)
     assert not waiting.done()
+    assert probed == ["rank 0's", "rank 1's"], "whose machine is gone says nothing"
 
     leading.cancel()
     with pytest.raises(GroupLostError, match="rank 0, which leads, is gone before all others had come"):

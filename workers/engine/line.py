@@ -27,6 +27,14 @@ class GroupLostError(WorkerError):
     code = "group_lost"
 
 
+def probe(connection: socket.socket) -> None:
+    """Have the kernel ask whether the other end's machine is there, where nothing is said for long."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _PROBES.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
 class Line:
     """One end of the connection; `who` is at the other."""
 
@@ -37,10 +45,7 @@ class Line:
         # with a timeout it is waited for all the same.
         connection.settimeout(_WHILE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _PROBES.items():
-            if hasattr(socket, name):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        probe(connection)
 
     def fileno(self) -> int:
         return self._socket.fileno()
