@@ -8,13 +8,17 @@ A part's lines are events as they are (`shared.timeline`); a process that was ki
 end of its own.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from shared.errors import ClientError
+
+_PART: Final = re.compile(r"[a-z]+(-\d+)?\.\d+")
+"""What a part is called: a role, and the process that it was."""
 
 
 class ProfileError(ClientError):
@@ -37,8 +41,11 @@ def profiled(file: Path | None) -> Iterator[Path | None]:
     with _written(file):
         file.write_bytes(b"")
         parts.mkdir(exist_ok=True)
-        for left in parts.iterdir():  # of a launcher that was killed
-            left.unlink()
+        left = list(parts.iterdir())  # of a launcher that was killed
+        if other := next((one.name for one in left if not _PART.fullmatch(one.name)), None):
+            raise ProfileError(f"--profile: {parts} is for parts of a profile, and has {other}; name another")
+        for part in left:
+            part.unlink()
     try:
         yield parts
     finally:

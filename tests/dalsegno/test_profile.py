@@ -60,6 +60,22 @@ def test_what_a_launcher_that_was_killed_left_is_not_in_the_next_profile(tmp_pat
     assert json.loads((tmp_path / "profile.json").read_text())["traceEvents"] == []
 
 
+def test_a_folder_with_somebody_elses_files_is_left_as_it_is(tmp_path: Path) -> None:
+    theirs = tmp_path / "car.parts" / "engine.txt"
+    theirs.parent.mkdir()
+    theirs.write_text("four cylinders")
+    write_part(theirs.parent, "worker-0")
+
+    with (
+        pytest.raises(ProfileError, match=r"car\.parts is for parts of a profile, and has engine\.txt"),
+        profiled(tmp_path / "car"),
+    ):
+        pytest.fail("nothing is started")
+
+    assert theirs.read_text() == "four cylinders"
+    assert len(list(theirs.parent.iterdir())) == 2
+
+
 def test_without_a_file_there_is_no_folder() -> None:
     with profiled(None) as parts:
         assert parts is None
