@@ -1,12 +1,17 @@
 """How much of a prompt is computed beside sequences that decode, so that their tokens do not stall.
 
 A step costs what its decodes cost, and so much for each token of a prompt beside them. Both are learned from
-the steps that were run; a step may take `stretch` times what its decodes take alone. Pure: it is told times,
-and asks no clock.
+the steps that were run; a step may take `stretch` times what its decodes take alone, and `LONGEST_S` where
+prompts come first. Pure: it is told times, and asks no clock.
 """
 
 from typing import Final
 
+LONGEST_S: Final = 3.0
+"""How long a step of prompts may take: who comes next waits for it, and who is cancelled runs on in it."""
+FIRST: Final = 512
+"""How many tokens of prompts a step has before it is known what one costs."""
+_NOTHING_S: Final = 1e-9
 _WEIGHT: Final = 0.2
 """Of the newest step in the averages: some ten steps are remembered."""
 
@@ -33,6 +38,12 @@ class Pace:
         if alone_s is None or not self._token_s:
             return self._least
         return max(self._least, int((self._stretch - 1) * alone_s / self._token_s))
+
+    def most(self) -> int:
+        """How many tokens of prompts a step has at most, whoever else is in it."""
+        if self._token_s is None:
+            return max(FIRST, self._least)
+        return max(self._least, int(LONGEST_S / max(self._token_s, _NOTHING_S)))
 
     def observe(self, *, decodes: int, prefill_tokens: int, took_s: float) -> None:
         """A step has come to its end."""

@@ -8,7 +8,9 @@ The policy, in order:
    block for each that runs already. Nobody overtakes for want of room. What the prefix cache has is not
    computed again; who wants what another is just computing waits for it, and lets others pass.
 3. **What a step is.** One token of every sequence that decodes; then spans of prompts within the budget of
-   `max_step_tokens`, beside decodes no more than their pace allows (`workers.engine.pace`).
+   `max_step_tokens`, beside decodes no more than their pace allows (`workers.engine.pace`). But when so many
+   wait for their first token that the step would bring it to half as many as decode (and to `CROWD`), they
+   come first, all in one: a crowd that is let in by a few tokens a step keeps itself waiting.
 4. **When blocks run out.** A sequence takes blocks as it grows. When there is none left, who is last by (1)
    is *preempted*: it gives its blocks back and waits again, with its tokens; what the prefix cache still has
    of them then is not computed again. The first one always gets on, so all do.
@@ -32,6 +34,8 @@ from workers.engine.sequence import Sequence
 
 STRETCH: Final = 1.8
 """How many times as long as without prompts a step may take beside them."""
+CROWD: Final = 4
+"""So many first tokens in one step are worth a pause of those who have theirs."""
 _NONE: Final = range(0)
 
 
@@ -161,8 +165,10 @@ class Scheduler:
             if len(s.ids) - s.computed == 1 and not s.held
         ]
         budget = self.max_step_tokens - len(decodes)
-        if decodes and self.pace is not None:
-            budget = min(budget, self.pace.allowance(len(decodes)))
+        if self.pace is not None:
+            budget = min(budget, self.pace.most())
+            if decodes and self._firsts(budget) < max(CROWD, len(decodes) / 2):
+                budget = min(budget, self.pace.allowance(len(decodes)))
         return decodes + list(self._prefills(budget))
 
     def room_for(self, sequence: Sequence, tokens: int) -> int:
@@ -333,6 +339,10 @@ class Scheduler:
         return path[-1] if path else cache.root(sequence.spec.cache_root)
 
     # ---- prompts -----------------------------------------------------------------------------------
+    def _firsts(self, budget: int) -> int:
+        """How many would come to their first token in a step with so many tokens of prompts."""
+        return sum(span.reaches_end for span in self._prefills(budget))
+
     def _prefills(self, budget: int) -> Iterable[Span]:
         prompts = [s for s in self.running if s.pending > 1 and not s.held]
         for sequence in sorted(prompts, key=self._order) if len(prompts) > 1 else prompts:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.engine.pace import Pace
+from workers.engine.pace import FIRST, LONGEST_S, Pace
 
 
 def told(pace: Pace, *, decodes: int, prefill_tokens: int, alone_s: float, token_s: float) -> float:
@@ -23,6 +23,22 @@ def test_a_step_takes_as_many_times_as_long_as_its_decodes_as_was_said() -> None
         told(pace, decodes=4, prefill_tokens=0, alone_s=0.040, token_s=0.001)
 
     assert pace.allowance(4) == pytest.approx(20, abs=1)
+
+
+def test_a_step_of_prompts_alone_is_bounded_in_time_once_it_is_known_what_they_cost() -> None:
+    pace = Pace(stretch=1.5, least=16)
+
+    assert pace.most() == FIRST
+    told(pace, decodes=0, prefill_tokens=100, alone_s=0, token_s=0.01)
+    assert pace.most() == pytest.approx(LONGEST_S / 0.01, abs=1)
+
+
+def test_prompts_that_cost_next_to_nothing_are_not_bounded() -> None:
+    pace = Pace(stretch=1.5, least=16)
+
+    told(pace, decodes=0, prefill_tokens=100, alone_s=0, token_s=0)
+
+    assert pace.most() > 10**6
 
 
 def test_it_learns_while_prompts_are_always_there() -> None:

@@ -8,7 +8,7 @@ import pytest
 from shared.errors import ClientError
 from workers.engine.blocks import BlockManager
 from workers.engine.pace import Pace
-from workers.engine.scheduler import Scheduler, Span
+from workers.engine.scheduler import CROWD, Scheduler, Span
 from workers.engine.sequence import Sequence, SequenceSpec
 
 
@@ -415,6 +415,43 @@ def test_beside_decodes_a_prompt_gets_what_the_pace_allows() -> None:
     pace.observe(decodes=1, prefill_tokens=0, took_s=0.05)
 
     assert run_step(one) == [("a", 4, 1), ("b", 2, 5)]
+
+
+def paced(decoding: int, **sizes: Any) -> Scheduler:
+    """A scheduler with a pace of two tokens beside a decode, and so many that decode."""
+    pace = Pace(stretch=2.0, least=2)
+    one = scheduler(blocks=500, rows=40, budget=100, pace=pace, **sizes)
+    for number in range(decoding):
+        one.add(sequence(f"d{number}", 2, max_tokens=50))
+    run_step(one)
+    pace.observe(decodes=0, prefill_tokens=100, took_s=1.0)
+    pace.observe(decodes=decoding, prefill_tokens=0, took_s=0.02)
+    return one
+
+
+def test_a_crowd_that_waits_for_its_first_token_comes_first() -> None:
+    one = paced(decoding=6)
+    for number in range(CROWD):
+        one.add(sequence(f"p{number}", 20))
+
+    assert [count for _, _, count in run_step(one)] == [1] * 6 + [20] * CROWD
+
+
+@pytest.mark.parametrize(
+    ("decoding", "prompts"),
+    [
+        (6, [20] * (CROWD - 1)),  # too few
+        (CROWD * 2 + 2, [20] * CROWD),  # fewer than half of those whom they would stop
+        (1, [90] * 5),  # many, but one step brings one of them to its end
+        (1, [500]),
+    ],
+)
+def test_who_is_no_crowd_keeps_to_the_pace(decoding: int, prompts: list[int]) -> None:
+    one = paced(decoding, positions=2000)
+    for number, length in enumerate(prompts):
+        one.add(sequence(f"p{number}", length))
+
+    assert [count for _, _, count in run_step(one)] == [1] * decoding + [2]
 
 
 @pytest.mark.parametrize("seed", range(40))
