@@ -1,5 +1,6 @@
-"""How much memory this process may still take, as the operating system and its container say."""
+"""How much memory this process may still take, as operating system and container say; and large pages."""
 
+import mmap
 import os
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,20 @@ def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
     if limits:
         return min(limits)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def zeros(nbytes: int) -> mmap.mmap:
+    """Memory that is there when it is used, in large pages where the operating system gives them.
+
+    Private: Python's anonymous maps are shared ones unless told otherwise, and of those Linux makes no large
+    pages (`shmem_enabled` is `never`).
+    """
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, nbytes)
+    made = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        made.madvise(mmap.MADV_HUGEPAGE)
+    return made
 
 
 def _meminfo_bytes(path: Path) -> int | None:

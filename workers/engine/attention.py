@@ -14,7 +14,6 @@ transformers' masks do; older keys stay in the pool, but are not gathered.
 """
 
 import math
-import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from shared.errors import BugError
+from workers import memory
 from workers.engine.gpu_kernels import kernel_for
 from workers.engine.node import Node
 from workers.engine.step import Int32s, Spans, Step
@@ -77,10 +77,8 @@ def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> 
     """
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
-    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # Large ones: a step looks into as many places as there are tokens, heads and layers.
-        pages.madvise(mmap.MADV_HUGEPAGE)
+    # Large pages: a step looks into as many places as there are tokens, heads and layers.
+    pages = memory.zeros(math.prod(shape) * dtype.itemsize)
     return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 

@@ -11,7 +11,6 @@ checkpoint when it is loaded, as for every node: against the model as transforme
 
 import ctypes
 import logging
-import mmap
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any, Final
@@ -20,6 +19,7 @@ import torch
 
 from shared.errors import WorkerError
 from shared.models.base import KVLayout
+from workers import memory
 from workers.engine import attention, llama_like
 from workers.engine.attention import PagedPool
 from workers.engine.node import Node, TokenStep
@@ -213,10 +213,8 @@ class NativeDecoder:
 
     def _matrix(self, n: int, k: int) -> library.Matrix:
         """Zeros, in large pages where the operating system has them: a step reads all of it once."""
-        memory = mmap.mmap(-1, self._kernels.packed_bytes(self._dtype, n, k))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        at = (ctypes.c_char * len(memory)).from_buffer(memory)
+        pages = memory.zeros(self._kernels.packed_bytes(self._dtype, n, k))
+        at = (ctypes.c_char * len(pages)).from_buffer(pages)
         self._kept.append(at)
         return library.Matrix(data=ctypes.addressof(at), n=n, k=k)
 
