@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <exception>
 #include <new>
 #include <vector>
 
@@ -320,7 +321,14 @@ int dalsegno_allowed() {
 #endif
 }
 
-void* dalsegno_open(int threads) { return new (std::nothrow) Context(threads); }
+// Null where there is no memory, or no thread, left.
+void* dalsegno_open(int threads) {
+  try {
+    return new Context(threads);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
 void dalsegno_close(void* context) { delete static_cast<Context*>(context); }
 
 // Bytes of a packed matrix (n, k).

@@ -70,9 +70,9 @@ def variants_for(has: frozenset[str]) -> list[Variant]:
     return [variant for variant in VARIANTS if variant.needs <= has]
 
 
-def digest() -> str:
+def digest(variant: Variant) -> str:
     """Of the sources, and of how they are compiled."""
-    found = hashlib.blake2b(repr((_FLAGS, VARIANTS[0].flags)).encode(), digest_size=6)
+    found = hashlib.blake2b(repr((_FLAGS, variant.flags)).encode(), digest_size=6)
     for path in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]):
         found.update(path.name.encode() + b"\0" + path.read_bytes())
     return found.hexdigest()
@@ -80,7 +80,7 @@ def digest() -> str:
 
 def file_name(variant: Variant) -> str:
     """The file of a variant compiled from these sources."""
-    return f"kernels-{variant.name}-{digest()}.so"
+    return f"kernels-{variant.name}-{digest(variant)}.so"
 
 
 def compiler() -> str | None:

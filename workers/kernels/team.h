@@ -31,16 +31,17 @@ inline void rest() {
 
 class Team {
  public:
+  // Throws std::system_error where the operating system has no thread left for it.
   explicit Team(int size) : size_(size < 1 ? 1 : size) {
-    for (int number = 1; number < size_; ++number) threads_.emplace_back([this] { follow(); });
+    try {
+      for (int number = 1; number < size_; ++number) threads_.emplace_back([this] { follow(); });
+    } catch (...) {
+      end();
+      throw;
+    }
   }
 
-  ~Team() {
-    ends_ = true;
-    call_.fetch_add(1);
-    call_.notify_all();
-    for (auto& thread : threads_) thread.join();
-  }
+  ~Team() { end(); }
 
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
@@ -87,6 +88,13 @@ class Team {
   int size() const { return size_; }
 
  private:
+  void end() {
+    ends_ = true;
+    call_.fetch_add(1);
+    call_.notify_all();
+    for (auto& thread : threads_) thread.join();
+  }
+
   void follow() {
 #if defined(__linux__)
     pthread_setname_np(pthread_self(), "engine-team");
