@@ -110,8 +110,8 @@ inline void weigh(const T* const* values, const float* weights, int count, float
 }
 
 template <class T, int rows>
-inline void score_tile(const T* const* keys, const T* q, int dim, float scaling, float* scores) {
-  for (int key = 0; key < KEYS; key += 16 / rows) score<T, rows>(keys + key, q, dim, scaling, scores + key);
+inline void score_tile(const T* const* keys, const T* q, int count, int dim, float scaling, float* scores) {
+  for (int key = 0; key < count; key += 16 / rows) score<T, rows>(keys + key, q, dim, scaling, scores + key);
 }
 
 template <class T, int rows>
@@ -170,15 +170,15 @@ void attend(const Shape& shape, const Cells& cells, const QueryTile& tile, int k
       fetch(values[key], dim);
     }
     for (int at = begin + KEYS; at < std::min(begin + 2 * KEYS, last + 1); ++at) fetch(pool_keys + cell_of(at), dim);
-    for (int key = count; key < KEYS; ++key) keys[key] = keys[count - 1];  // scored, and masked below
+    for (int key = count; key < KEYS; ++key) keys[key] = keys[count - 1];  // some are scored, none is seen
     for (int row = 0; row < rows;) {
       const int left = rows - row;
       if (left >= 4) {
-        score_tile<T, 4>(keys, q[row], dim, shape.scaling, scores[row]), row += 4;
+        score_tile<T, 4>(keys, q[row], count, dim, shape.scaling, scores[row]), row += 4;
       } else if (left >= 2) {
-        score_tile<T, 2>(keys, q[row], dim, shape.scaling, scores[row]), row += 2;
+        score_tile<T, 2>(keys, q[row], count, dim, shape.scaling, scores[row]), row += 2;
       } else {
-        score_tile<T, 1>(keys, q[row], dim, shape.scaling, scores[row]), row += 1;
+        score_tile<T, 1>(keys, q[row], count, dim, shape.scaling, scores[row]), row += 1;
       }
     }
     for (int row = 0; row < rows; ++row) {

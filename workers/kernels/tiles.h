@@ -132,10 +132,14 @@ void multiply_unit(const T* x, size_t stride, int rows, const T* w, int depth, c
 template <class T, class Put>
 void product(Team& team, int phase, const T* x, size_t stride, int rows, const Packed<T>& w, const Put& put) {
   const int depth = w.depth(), units = w.units();
-  const int block = std::clamp<int>(BLOCK_BYTES / (sizeof(T) * depth) / ROWS * ROWS, ROWS, MOST_ROWS_OF_BLOCK);
+  const int most = std::clamp<int>(BLOCK_BYTES / (sizeof(T) * depth), ROWS, MOST_ROWS_OF_BLOCK);
+  // As even as can be: a block of two rows would read all weights once more.
+  const int fewest = (rows + most - 1) / most;
+  const int block = std::min(round_up((rows + fewest - 1) / fewest, ROWS), MOST_ROWS_OF_BLOCK);
+  const int blocks = (rows + block - 1) / block;
   const int run = std::clamp(units / (8 * team.size()), 1, UNITS_IN_A_ROW), runs = (units + run - 1) / run;
   Floats y[MOST_ROWS_OF_BLOCK * UNIT];
-  for (int piece; (piece = team.take(phase)) < (rows + block - 1) / block * runs;) {
+  for (int piece; (piece = team.take(phase)) < blocks * runs;) {
     // All of a matrix for one block before the next: x comes from the cache, the weights once for each block.
     const int first = piece / runs * block, count = std::min(block, rows - first);
     const int end = std::min(units, (piece % runs + 1) * run);

@@ -47,16 +47,16 @@ class Product:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("n", "k"), [(64, 32), (200, 96), (517, 80), (17, 50)])
+@pytest.mark.parametrize(("n", "k"), [(64, 32), (200, 96), (517, 80), (17, 50), (70, 28_000)])
 def test_a_product_is_the_exact_one_but_for_rounding(name: str, dtype: int, n: int, k: int) -> None:
     torch.manual_seed(n)
     weight = torch.randn(n, k).to(DTYPES[dtype])
     product = Product(library(name), dtype, weight)
 
-    for rows in (1, 2, 5, 6, 7, 13, 16, 17, 33, 200):
+    for rows in (1, 2, 5, 6, 7, 13, 16, 19, 33, 200):
         x = torch.randn(rows, k)
         exact = x.to(DTYPES[dtype]).double() @ weight.double().T
-        torch.testing.assert_close(product(x).double(), exact, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(product(x).double(), exact, rtol=1e-5, atol=1e-6 * k + 1e-4)
     product.close()
 
 
