@@ -116,9 +116,6 @@ class FusedDecoder:
         logits: torch.Tensor = self._node.reference(token_ids)
         return logits
 
-    def settle(self) -> None:
-        self._node.settle()
-
 
 def _layer_of(layer: Any, architecture: str) -> _Layer:
     own, mlp = layer.self_attn, layer.mlp

@@ -16,6 +16,8 @@ Of the tokens that end an answer: they are chosen where the guide may end, and n
 `min_tokens`, or where the guide is to be exhausted, only where nothing else may follow.
 """
 
+import os
+import sys
 import threading
 import time
 import weakref
@@ -43,6 +45,8 @@ Bits = npt.NDArray[np.uint8]
 MASK_S: Final = 0.5
 """How long a thread may compute for one token of one answer: a hundred times what a mask mostly takes."""
 _NS_PER_S: Final = 1_000_000_000
+_LAST: Final = 19
+"""The lowest priority, in the operating system's measure."""
 _EVERYTHING: Final = 0xFF
 _PLACES: Final = tuple(1 << place for place in range(8))
 
@@ -185,8 +189,14 @@ class _Thread:
 
     def __init__(self) -> None:
         self._asked: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        threading.Thread(target=_work, args=(self._asked,), name="guide", daemon=True).start()
+        self._thread = threading.Thread(target=_work, args=(self._asked,), name="guide", daemon=True)
+        self._thread.start()
         weakref.finalize(self, self._asked.put, None)
+
+    def leave(self) -> None:
+        """Nobody waits for it any more: what it still computes, it computes when nobody else wants the core."""
+        if sys.platform == "linux" and self._thread.native_id is not None:
+            os.setpriority(os.PRIO_PROCESS, self._thread.native_id, _LAST)
 
     def submit(self, work: Callable[[], _T]) -> Future[_T]:
         future: Future[_T] = Future()
@@ -263,6 +273,8 @@ class GuideThread:
             if stuck is None:
                 continue  # it was not given the processor, or its rows take so long together
             stuck.condemn()
+            if self._thread is not None:
+                self._thread.leave()
             self._thread = self._buffer = None
             future, turn = self._submit(guided)
 

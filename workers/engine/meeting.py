@@ -13,7 +13,7 @@ class Meeting:
         size: how many they are.
         address: the leader's, where torch's store listens at `port`.
         own_address: the member's, to be reached at by the others.
-        key: what the entries in the store begin with: nobody else knows it.
+        key: what the entries in the store begin with: random, so that no two copies take one another's.
         listener: of the leader alone: listens at `address` and `port`.
     """
 

@@ -70,7 +70,3 @@ class Node(Protocol):
     def reference(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The logits (T, vocab) of one sequence as the stock model computes them, without any pool."""
         ...
-
-    def settle(self) -> None:
-        """It is proven, and `reference` is not asked any more: let go of what that alone needs."""
-        ...

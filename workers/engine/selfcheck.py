@@ -29,6 +29,12 @@ _TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0
 """In standard deviations of the logits. A wrong position or mask costs one and more."""
 
 
+def text_for(node: Node) -> torch.Tensor:
+    """The ids of the text it is shown on. Any do, as long as they vary: a stride through the vocabulary."""
+    ids = [(7919 * (index + 1)) % node.vocab_size for index in range(_CUTS[-1])]
+    return torch.tensor(ids, device=node.device)
+
+
 @torch.inference_mode()
 def check_node(node: Node) -> None:
     """Compare pool and stock model on one short text; the node must use the pool's attention.
@@ -36,11 +42,10 @@ def check_node(node: Node) -> None:
     Raises:
         UnsupportedArchitectureError: they differ, or the model cannot be run like this at all.
     """
-    # Any ids do, as long as they vary: a fixed stride through the vocabulary.
-    ids = [(7919 * (index + 1)) % node.vocab_size for index in range(_CUTS[-1])]
-    expected = node.reference(torch.tensor(ids, device=node.device))
+    text = text_for(node)
+    expected = node.reference(text)
     try:
-        found = _paged_logits(node, ids)
+        found = _paged_logits(node, text.tolist())
     except (AttributeError, LookupError, NotImplementedError, TypeError, ValueError) as stumble:
         raise UnsupportedArchitectureError(
             f"{node.architecture} is not served: it cannot be run over the paged pool "
@@ -53,7 +58,6 @@ def check_node(node: Node) -> None:
             f"{error:.2g} standard deviations, expected at most {_TOLERANCE[node.dtype]:.2g} in "
             f"{node.dtype}; something in the model goes past attention and positions as the engine knows them"
         )
-    node.settle()
 
 
 def _paged_logits(node: Node, ids: list[int]) -> torch.Tensor:

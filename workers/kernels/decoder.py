@@ -17,12 +17,13 @@ from typing import Any, Final
 
 import torch
 
-from shared.errors import WorkerError
+from shared.errors import BugError, WorkerError
 from shared.models.base import KVLayout
 from workers import memory
 from workers.engine import attention, llama_like
 from workers.engine.attention import PagedPool
 from workers.engine.node import Node, TokenStep
+from workers.engine.selfcheck import text_for
 from workers.engine.step import Step
 from workers.kernels import library
 from workers.kernels.library import Library
@@ -47,7 +48,7 @@ class _Columns(IntEnum):
 def by_cpu_kernels(node: Node, *, threads: int) -> Node:
     """The node, computed by the kernels where they can; what is in the way is logged, and it stays as it is.
 
-    Call it before the node is proven: until `settle` it keeps the weights transformers' model has, too.
+    Call it before the node is proven; what is packed is let go of in transformers' model, layer by layer.
     """
     if node.device.type != "cpu":
         return node
@@ -97,14 +98,21 @@ class NativeDecoder:
         self.dtype: Final[torch.dtype] = node.dtype
         self._dtype: Final = _DTYPES[node.dtype]
         self._kept: Final[list[Any]] = []
-        self._proof: tuple[torch.Tensor, torch.Tensor] | None = None
+        text = text_for(node)
+        self._proof: Final[tuple[torch.Tensor, torch.Tensor]] = (
+            text,
+            node.reference(text),
+        )  # while there is a model to ask
         self._pool: PagedPool | None = None
         self._cells: tuple[Any, Any] = (None, None)
         body = node.model.model
         self._hidden: Final[int] = node.model.config.hidden_size
         self._embed: Final = body.embed_tokens
         self._angles: Final = body.rotary_emb
-        self._head: Final = self._packed([node.model.lm_head.weight], self._hidden)
+        head = node.model.lm_head.weight
+        self._head: Final = self._packed([head], self._hidden)
+        if head is not self._embed.weight:
+            head.data = head.data.new_empty(0)
         self._layers: Final = (library.Layer * self.layout.layers)(*map(self._layer, body.layers))
         self._model: Final = library.Model(
             dtype=self._dtype,
@@ -158,19 +166,10 @@ class NativeDecoder:
         return logits
 
     def reference(self, token_ids: torch.Tensor) -> torch.Tensor:
-        # Kept: another engine over this node asks the same, when the weights are gone.
-        if self._proof is None or not torch.equal(self._proof[0], token_ids):
-            self._proof = (token_ids, self._node.reference(token_ids))
-        return self._proof[1]
-
-    def settle(self) -> None:
-        """Let go of what is packed."""
-        model = self._node.model
-        kept = {id(parameter) for parameter in self._embed.parameters()}
-        for parameter in model.parameters():
-            if id(parameter) not in kept:
-                parameter.data = parameter.data.new_empty(0)
-        self._node.settle()
+        text, logits = self._proof
+        if not torch.equal(text, token_ids):
+            raise BugError("the weights are packed: only the text of the proof was run before they were")
+        return logits
 
     # ---- weights -----------------------------------------------------------------------------------
     def _layer(self, layer: Any) -> library.Layer:
@@ -179,7 +178,7 @@ class NativeDecoder:
         biases = [projection.bias for projection in projections]
         wide = mlp.gate_proj.weight.shape[0]
         norms = [getattr(own, name, None) for name in ("q_norm", "k_norm")]
-        return library.Layer(
+        packed = library.Layer(
             qkv=self._packed([projection.weight for projection in projections], self._hidden),
             o=self._packed([own.o_proj.weight], own.o_proj.weight.shape[1]),
             gate_up=self._gate_up(mlp.gate_proj.weight, mlp.up_proj.weight),
@@ -193,6 +192,9 @@ class NativeDecoder:
             window=llama_like.window_of(self.architecture, own) or 0,
             reserved=0,
         )
+        for parameter in layer.parameters():
+            parameter.data = parameter.data.new_empty(0)
+        return packed
 
     def _packed(self, weights: Iterable[torch.Tensor], k: int) -> library.Matrix:
         """One matrix of several, one below the other."""

@@ -102,9 +102,6 @@ class DecoderLM:
             self._model.set_attn_implementation(served)
         return logits.float()
 
-    def settle(self) -> None:
-        """There is nothing to let go of: `forward` has the same weights as `reference`."""
-
 
 # ---- the head --------------------------------------------------------------------------------------
 

@@ -1,7 +1,9 @@
 """Guided answers: they are what their guide says, whatever the weights, the company and the interruptions."""
 
 import json
+import os
 import re
+import sys
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from functools import cache
@@ -513,6 +515,9 @@ def test_a_guide_that_takes_for_ever_fails_who_follow_it_and_the_rest_go_on(
 
     assert not spinning.ended.is_set()
     assert spinning.thread.daemon, "a process that has to end would wait for it"
+    if sys.platform == "linux":
+        assert spinning.thread.native_id is not None
+        assert os.getpriority(os.PRIO_PROCESS, spinning.thread.native_id) == 19
     told = {key: str(error) for failed in failures for key, error in failed.others.items()}
     assert told == {"stuck": "condemned", "too": "condemned"}
     assert text_of(ids(o for o in outputs if o.key == "first")) == "before"

@@ -100,7 +100,7 @@ def test_in_bfloat16_logits_are_nearer_to_the_exact_ones_than_transformers_are()
     assert error < (theirs[places] - expected[places]).square().mean()
 
 
-def test_packed_weights_are_let_go_of_once_the_node_is_proven() -> None:
+def test_packed_weights_are_let_go_of() -> None:
     node = models.node("llama")
     by_kernels = NativeDecoder(node, library(NAMES[-1]), threads=1)
 
@@ -108,7 +108,10 @@ def test_packed_weights_are_let_go_of_once_the_node_is_proven() -> None:
     engine(by_kernels)  # another over the same node asks for no weights
 
     sizes = {name: parameter.numel() for name, parameter in node.model.named_parameters()}
-    assert {name for name, size in sizes.items() if size} == {"model.embed_tokens.weight"}
+    assert {name for name, size in sizes.items() if size} == {
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+    }
     assert by_kernels.parameters > 100_000
 
 
