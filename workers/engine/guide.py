@@ -194,7 +194,7 @@ class _Thread:
         weakref.finalize(self, self._asked.put, None)
 
     def leave(self) -> None:
-        """Nobody waits for it any more: what it still computes, it computes when nobody else wants the core."""
+        """Nobody waits for it any more: it computes on when nobody else wants the core."""
         if sys.platform == "linux" and self._thread.native_id is not None:
             os.setpriority(os.PRIO_PROCESS, self._thread.native_id, _LAST)
 
