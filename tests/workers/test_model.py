@@ -143,7 +143,7 @@ async def test_a_member_that_is_gone_ends_the_wait_though_nothing_is_computed(
 
         def follow() -> None:
             """Agree to all the leader says, and go."""
-            follower.send((10_000).to_bytes(8, "little"))
+            follower.send((10_000).to_bytes(8, "little") + b"torch.float32")
             follower.receive()
 
         model = LocalModel(config, settings.of(config), 0, gather=gather)
