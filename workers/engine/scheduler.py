@@ -158,18 +158,17 @@ class Scheduler:
         """Admit who fits, make room for who grows, and choose the next step's spans: decodes first."""
         self._admit()
         self._grow()
-        # There are never more decodes than rows, and the budget covers the rows: only prompts are cut.
-        decodes = [
-            Span(s, s.computed, 1, s.scored)
-            for s in self.running
-            if len(s.ids) - s.computed == 1 and not s.held
-        ]
-        budget = self.max_step_tokens - len(decodes)
-        if self.pace is not None:
-            budget = min(budget, self.pace.most())
-            if decodes and self._firsts(budget) < max(CROWD, len(decodes) / 2):
-                budget = min(budget, self.pace.allowance(len(decodes)))
-        return decodes + list(self._prefills(budget))
+        decodes: list[Span] = []
+        prompts: list[Sequence] = []
+        for sequence in self.running:
+            if sequence.held:
+                continue
+            pending = len(sequence.ids) - sequence.computed
+            if pending == 1:
+                decodes.append(Span(sequence, sequence.computed, 1, sequence.scored))
+            elif pending > 1:
+                prompts.append(sequence)
+        return decodes + self._prefills(prompts, len(decodes)) if prompts else decodes
 
     def room_for(self, sequence: Sequence, tokens: int) -> int:
         """How many of so many tokens more a sequence has room for, of blocks nobody needs now."""
@@ -339,15 +338,28 @@ class Scheduler:
         return path[-1] if path else cache.root(sequence.spec.cache_root)
 
     # ---- prompts -----------------------------------------------------------------------------------
-    def _firsts(self, budget: int) -> int:
-        """How many would come to their first token in a step with so many tokens of prompts."""
-        return sum(span.reaches_end for span in self._prefills(budget))
+    def _prefills(self, prompts: list[Sequence], decodes: int) -> list[Span]:
+        """The spans of prompts beside so many decodes."""
+        prompts.sort(key=self._order)
+        # There are never more decodes than rows, and the budget covers the rows: only prompts are cut.
+        budget = self.max_step_tokens - decodes
+        if self.pace is None:
+            return _cut(prompts, budget)
+        budget = min(budget, self.pace.most())
+        spans = _cut(prompts, budget)
+        firsts = sum(span.reaches_end for span in spans)
+        if not decodes or firsts >= max(CROWD, decodes / 2):
+            return spans
+        return _cut(prompts, min(budget, self.pace.allowance(decodes)))
 
-    def _prefills(self, budget: int) -> Iterable[Span]:
-        prompts = [s for s in self.running if s.pending > 1 and not s.held]
-        for sequence in sorted(prompts, key=self._order) if len(prompts) > 1 else prompts:
-            if budget == 0:
-                return
-            count = min(sequence.pending, budget)
-            budget -= count
-            yield Span(sequence, sequence.computed, count, sequence.scored)
+
+def _cut(prompts: Iterable[Sequence], budget: int) -> list[Span]:
+    """Spans of so many tokens in all, of those who come first."""
+    spans: list[Span] = []
+    for sequence in prompts:
+        if budget == 0:
+            break
+        count = min(sequence.pending, budget)
+        budget -= count
+        spans.append(Span(sequence, sequence.computed, count, sequence.scored))
+    return spans
