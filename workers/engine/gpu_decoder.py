@@ -19,8 +19,8 @@ from typing import Any, Final
 import torch
 from torch.nn.functional import linear
 
-from shared.models.base import KVLayout
 from workers.engine import attention, llama_like
+from workers.engine.llama_like import LlamaLike
 from workers.engine.node import Node, TokenStep
 from workers.engine.triton_layers import add_norm, gated, rotated
 
@@ -60,32 +60,16 @@ class _Layer:
     scaling: float
 
 
-class FusedDecoder:
+class FusedDecoder(LlamaLike):
     """A node that has the results of `node`, computed by the kernels (`workers.engine.node.Node`)."""
 
     def __init__(self, node: Any) -> None:
-        self._node: Final = node
-        self.name: Final[str] = node.name
-        self.architecture: Final[str] = node.architecture
-        self.layout: Final[KVLayout] = node.layout
-        self.max_positions: Final[int] = node.max_positions
-        self.vocab_size: Final[int] = node.vocab_size
-        self.parameters: Final[int] = node.parameters
-        self.device: Final[torch.device] = node.device
-        self.dtype: Final[torch.dtype] = node.dtype
+        super().__init__(node)
         body = node.model.model
-        self._embed: Final = body.embed_tokens
-        self._angles: Final = body.rotary_emb
         self._norm: Final[torch.Tensor] = body.norm.weight
         self._eps: Final[float] = body.norm.variance_epsilon
         with torch.no_grad():
             self._layers: Final = [_layer_of(layer, node.architecture) for layer in body.layers]
-
-    def use_attention(self, name: str) -> None:
-        self._node.use_attention(name)
-
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return token_ids
 
     def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
         pool, whole = attention.current()

@@ -10,6 +10,10 @@ What else a kind of kernel asks of a model it says itself (`workers.kernels.deco
 from collections.abc import Callable
 from typing import Any, Final
 
+import torch
+
+from shared.models.base import KVLayout
+
 _WINDOWS: Final[dict[str, Callable[[Any], int | None]]] = {
     "LlamaForCausalLM": lambda _: None,
     "MistralForCausalLM": lambda attention: attention.config.sliding_window,
@@ -43,3 +47,28 @@ def window_of(architecture: str, attention: Any) -> int | None:
     By the class, not by what the configuration holds: a Llama whose file has a `sliding_window` has none.
     """
     return _WINDOWS[architecture](attention)
+
+
+class LlamaLike:
+    """What a node whose layers our kernels compute has of the one it is made from, on CPUs and on GPUs."""
+
+    def __init__(self, node: Any) -> None:
+        self._node: Final = node
+        self.name: Final[str] = node.name
+        self.architecture: Final[str] = node.architecture
+        self.layout: Final[KVLayout] = node.layout
+        self.max_positions: Final[int] = node.max_positions
+        self.vocab_size: Final[int] = node.vocab_size
+        self.parameters: Final[int] = node.parameters
+        self.device: Final[torch.device] = node.device
+        self.dtype: Final[torch.dtype] = node.dtype
+        self._embed: Final = node.model.model.embed_tokens
+        self._angles: Final = node.model.model.rotary_emb
+
+    def use_attention(self, name: str) -> None:
+        """See `workers.engine.node.Node`."""
+        self._node.use_attention(name)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The ids themselves: `forward` takes them, as well as embeddings."""
+        return token_ids

@@ -6,7 +6,7 @@
 // depend on how its prompt was cut, nor on who else is in the step.
 #pragma once
 
-#include <vector>
+#include <algorithm>
 
 #include "numbers.h"
 #include "team.h"

@@ -29,7 +29,7 @@ struct Layer {
   const float *norm_in, *norm_post;
   const float *q_norm, *k_norm;  // (dim,), or null
   const float *qkv_bias, *o_bias;
-  int32_t window, reserved;
+  int32_t window;
 };
 
 struct Model {
@@ -85,27 +85,13 @@ Packed<T> packed(const Matrix& matrix) {
   return {static_cast<const T*>(matrix.data), matrix.n, matrix.k};
 }
 
-inline float mean_square(const float* x, int size) {
-  Floats squares = Floats{};
-  int at = 0;
-  for (; at + LANES <= size; at += LANES) squares += load(x + at) * load(x + at);
-  float found = sum(squares);
-  for (; at < size; ++at) found += x[at] * x[at];
-  return found / size;
-}
-
-// Root mean square norm (Zhang and Sennrich 2019).
+// Root mean square norm (Zhang and Sennrich 2019) of so many numbers, full vectors of them.
 template <class T>
 void norm(const float* x, const float* weight, int size, float eps, T* out) {
-  const float scale = 1.0f / std::sqrt(mean_square(x, size) + eps);
-  int at = 0;
-  for (; at + LANES <= size; at += LANES) store(out + at, load(x + at) * scale * load(weight + at));
-  for (; at < size; ++at) {
-    Floats one = splat(x[at] * scale * weight[at]);
-    T last[LANES];
-    store(last, one);
-    out[at] = last[0];
-  }
+  Floats squares = Floats{};
+  for (int at = 0; at < size; at += LANES) squares += load(x + at) * load(x + at);
+  const float scale = 1.0f / std::sqrt(sum(squares) / size + eps);
+  for (int at = 0; at < size; at += LANES) store(out + at, load(x + at) * scale * load(weight + at));
 }
 
 // Rotary embedding (Su et al. 2021) of one head, with halves that turn together.
@@ -136,7 +122,7 @@ struct Body {
   float* state;  // (tokens, hidden_width)
   int qkv_width, narrow_width, wide_width, state_width;
 
-  static constexpr int PHASES = 9;
+  static constexpr int PHASES = 8;  // of a layer
 
   void operator()(Team& team) const {
     int phase = 0;

@@ -18,10 +18,10 @@ from typing import Any, Final
 import torch
 
 from shared.errors import BugError, WorkerError
-from shared.models.base import KVLayout
 from workers import memory
 from workers.engine import attention, llama_like
 from workers.engine.attention import PagedPool
+from workers.engine.llama_like import LlamaLike
 from workers.engine.node import Node, TokenStep
 from workers.engine.selfcheck import text_for
 from workers.engine.step import Step
@@ -46,12 +46,10 @@ class _Columns(IntEnum):
 
 
 def by_cpu_kernels(node: Node, *, threads: int) -> Node:
-    """The node, computed by the kernels where they can; what is in the way is logged, and it stays as it is.
+    """A CPU's node, computed by the kernels where they can; else as it is, and the log says why.
 
     Call it before the node is proven; what is packed is let go of in transformers' model, layer by layer.
     """
-    if node.device.type != "cpu":
-        return node
     if reason := _in_the_way(node):
         _LOGGER.info("%s is computed by torch: the CPU kernels do not know %s", node.name, reason)
         return node
@@ -79,36 +77,24 @@ def _in_the_way(node: Any) -> str:
     return llama_like.first_unknown(checks)
 
 
-class NativeDecoder:
+class NativeDecoder(LlamaLike):
     """A node that has the results of `node`, computed by the kernels (`workers.engine.node.Node`)."""
 
     def __init__(self, node: Any, kernels: Library, *, threads: int) -> None:
-        self._node: Final = node
+        super().__init__(node)
         self._kernels: Final = kernels
         self._context: Final = kernels.open(threads)
         if not self._context:
             raise MemoryError
-        self.name: Final[str] = node.name
-        self.architecture: Final[str] = node.architecture
-        self.layout: Final[KVLayout] = node.layout
-        self.max_positions: Final[int] = node.max_positions
-        self.vocab_size: Final[int] = node.vocab_size
-        self.parameters: Final[int] = node.parameters
-        self.device: Final = torch.device("cpu")
-        self.dtype: Final[torch.dtype] = node.dtype
         self._dtype: Final = _DTYPES[node.dtype]
         self._kept: Final[list[Any]] = []
         text = text_for(node)
-        self._proof: Final[tuple[torch.Tensor, torch.Tensor]] = (
-            text,
-            node.reference(text),
-        )  # while there is a model to ask
+        # Now, while there is a model to ask.
+        self._proof: Final[tuple[torch.Tensor, torch.Tensor]] = (text, node.reference(text))
         self._pool: PagedPool | None = None
         self._cells: tuple[Any, Any] = (None, None)
         body = node.model.model
         self._hidden: Final[int] = node.model.config.hidden_size
-        self._embed: Final = body.embed_tokens
-        self._angles: Final = body.rotary_emb
         head = node.model.lm_head.weight
         self._head: Final = self._packed([head], self._hidden)
         if head is not self._embed.weight:
@@ -131,12 +117,6 @@ class NativeDecoder:
     def __del__(self) -> None:
         if context := getattr(self, "_context", None):
             self._kernels.close(context)
-
-    def use_attention(self, name: str) -> None:
-        self._node.use_attention(name)
-
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return token_ids
 
     def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
         """The T tokens' hidden states, (T, hidden) float32.
@@ -190,7 +170,6 @@ class NativeDecoder:
             qkv_bias=self._floats(torch.cat(biases)) if biases[0] is not None else None,
             o_bias=self._floats(own.o_proj.bias) if own.o_proj.bias is not None else None,
             window=llama_like.window_of(self.architecture, own) or 0,
-            reserved=0,
         )
         for parameter in layer.parameters():
             parameter.data = parameter.data.new_empty(0)

@@ -35,7 +35,7 @@ class Layer(Structure):
     _fields_: ClassVar[_Fields] = [
         *((name, Matrix) for name in ("qkv", "o", "gate_up", "down")),
         *((name, c_void_p) for name in ("norm_in", "norm_post", "q_norm", "k_norm", "qkv_bias", "o_bias")),
-        *(("window", c_int32), ("reserved", c_int32)),
+        ("window", c_int32),
     ]
 
 

@@ -48,7 +48,6 @@ inline Floats load(const bfloat16* at) {
   return as<Floats>(__builtin_convertvector(load_raw<Halves>(at), Words) << 16);
 }
 
-inline float to_float(float value) { return value; }
 inline float to_float(bfloat16 value) { return as<float>(static_cast<uint32_t>(value.bits) << 16); }
 
 inline void store(float* at, Floats values) { std::memcpy(at, &values, sizeof values); }
