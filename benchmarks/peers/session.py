@@ -184,6 +184,9 @@ def main(arguments: Sequence[str]) -> None:
     )
     for name, why in session.failures.items():
         print(f"FAILED: {name}\n  " + why.replace("\n", "\n  "))
+    if not found:
+        print("nobody answered: there is nothing to compare")
+        return
     show(report(found, speeds, checkpoint.QWEN3_0_6B.bytes_per_step))
     print("how they were started, or called")
     for name in found:

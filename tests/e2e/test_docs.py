@@ -91,7 +91,9 @@ def test_what_is_parsed_only_has_a_reason_that_is_needed() -> None:
         assert any(words.startswith(key) for words in beginnings), key
 
 
-@pytest.mark.parametrize("command", ["make sreve", "dalsegno serve", "docker compose pause worker"])
+@pytest.mark.parametrize(
+    "command", ["make sreve", "make bench ARGS=sreving", "dalsegno serve", "docker compose pause worker"]
+)
 def test_a_command_that_could_not_be_run_is_noticed(command: str) -> None:
     with pytest.raises((AssertionError, click.UsageError, subprocess.CalledProcessError)):
         pages.parse(command)
