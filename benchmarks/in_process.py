@@ -19,7 +19,7 @@ from shared.models.base import Processing
 from shared.tensors import read_ids
 from workers import settings
 from workers.answer import Answer
-from workers.engine.sequence import Sampling, SequenceSpec
+from workers.engine.sequence import Sampling, SequenceSpec, TokenOutput
 from workers.hosting import make_engine
 
 
@@ -47,6 +47,7 @@ class InProcess:
                 number = len(replies) + len(asked)
                 asked[str(number)] = self._ask(str(number), questions[number])
             for output in self._engine.step():
+                assert isinstance(output, TokenOutput)
                 one = asked[output.key]
                 now_s = time.perf_counter() - one.begun_s
                 text = one.answer.push(output.token_id)

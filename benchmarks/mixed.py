@@ -7,7 +7,7 @@ time between two tokens of each answer, from the first one to the last, the prom
 import time
 from dataclasses import dataclass
 from statistics import median, quantiles
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.random_model import engine, node, prompt, spec
 from benchmarks.report import RATIO, Figure, spread
@@ -36,12 +36,8 @@ def measure() -> list[Figure]:
     rounds: dict[str, list[_Round]] = {"with a pace": [], "without": []}
     for number in range(ROUNDS):
         for name, found in rounds.items():
-            served = engine(
-                model,
-                tokens=LONG + 64 * 1024,
-                prefix_cache=False,
-                **({} if name == "with a pace" else {"stretch": None}),
-            )
+            how: dict[str, Any] = {} if name == "with a pace" else {"stretch": None}
+            served = engine(model, tokens=LONG + 64 * 1024, prefix_cache=False, **how)
             found.append(_round(served, number))
     figures: list[Figure] = []
     for name, found in rounds.items():
@@ -81,7 +77,7 @@ def _round(served: KVEngine, number: int) -> _Round:
     for each in range(ANSWERS):
         served.add(spec(str(each), prompt(100 * number + each, 32), 4000))
     last_s: dict[str, float] = {}
-    tokens: dict[str, list[int]] = {str(each): [] for each in range(ANSWERS)} | {"long": []}
+    tokens: dict[str, list[int]] = {key: [] for key in (*map(str, range(ANSWERS)), "long")}
 
     def step(gaps_s: list[float]) -> None:
         outputs = served.step()
