@@ -30,6 +30,7 @@ from shared.errors import BugError
 from workers import memory
 from workers.engine.gpu_kernels import kernel_for
 from workers.engine.node import Node
+from workers.engine.pages import Pages
 from workers.engine.step import Int32s, Spans, Step
 
 ATTENTION: Final = "dalsegno_paged"
@@ -56,6 +57,7 @@ class PagedPool:
         self.keys: Final = _zeros(shape, device, dtype).unbind()
         self.values: Final = _zeros(shape, device, dtype).unbind()
         self.kernel: Final = kernel_for(device.type)
+        self._pages: Final = Pages([*self.keys, *self.values]) if device.type == "cpu" else None
 
     @classmethod
     def of(cls, node: Node, *, slots: int) -> "PagedPool":
@@ -68,6 +70,11 @@ class PagedPool:
             device=node.device,
             dtype=node.dtype,
         )
+
+    def reach(self, tokens: int) -> None:
+        """So many cells are in use, from the first on: have the memory of more of them ready."""
+        if self._pages is not None:
+            self._pages.reach(tokens)
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:

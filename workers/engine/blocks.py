@@ -16,6 +16,7 @@ class BlockManager:
     """The blocks of a pool of `num_blocks`.
 
     Attributes:
+        reached: the blocks from this one on nobody has had yet.
         on_evicted: called with a kept block whose room is taken; nobody may share it any more.
     """
 
@@ -24,6 +25,7 @@ class BlockManager:
             raise ValueError(f"a pool needs at least one block of one token, found {num_blocks}x{block_size}")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.reached = 0
         self.on_evicted: Callable[[int], None] = _nobody
         self._free = deque(range(num_blocks))
         self._shares = [0] * num_blocks
@@ -59,6 +61,7 @@ class BlockManager:
         blocks = [self._free.popleft() if self._free else self._evict() for _ in range(count)]
         for block in blocks:
             self._shares[block] = 1
+        self.reached = max(self.reached, 1 + max(blocks, default=-1))
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
@@ -80,7 +83,7 @@ class BlockManager:
             if block in self._cached:
                 self._kept[block] = None
             else:
-                self._free.append(block)
+                self._free.appendleft(block)  # its memory is there already
 
     def cache(self, block: int) -> None:
         """A block that somebody has is full, and may be shared from now on."""

@@ -138,6 +138,7 @@ class KVEngine:
         self._node_key = node_key(node.name)
         node.use_attention(ATTENTION)
         check_node(node)
+        self._pool.reach(0)
         self._graphs: Graphs | None = None
         if capture is not None and followers is None:
             self._graphs = Graphs(
@@ -232,6 +233,7 @@ class KVEngine:
         if self._laps is not None:
             self._laps.begin()
         scheduled = self._scheduler.schedule()
+        self._pool.reach(self._scheduler.blocks.reached * self._scheduler.blocks.block_size)
         failures = self._import(scheduled)
         spans = [span for span in scheduled if span.sequence.spec.key not in failures]
         self.step_keys = tuple(span.sequence.spec.key for span in spans)

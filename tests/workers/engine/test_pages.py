@@ -1,0 +1,81 @@
+import ctypes
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from workers import memory
+from workers.engine import pages
+from workers.engine.pages import AHEAD, Pages
+
+CELL = (4, 64)  # 1 KiB of float32 a cell
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere pages are taken when they are used"
+)
+
+
+def cells_of(slots: int, layers: int) -> list[torch.Tensor]:
+    shape = (layers, slots, *CELL)
+    return list(
+        torch.frombuffer(memory.zeros(math.prod(shape) * 4), dtype=torch.float32).view(shape).unbind()
+    )
+
+
+def resident_pages(cells: torch.Tensor) -> int:
+    """How many of the pages that lie wholly in it are there (`/proc/self/pagemap`, bit 63)."""
+    size = 4096
+    begin, end = -(-cells.data_ptr() // size), (cells.data_ptr() + cells.nbytes) // size
+    with Path("/proc/self/pagemap").open("rb") as file:
+        file.seek(begin * 8)
+        found = file.read((end - begin) * 8)
+    return sum(found[at + 7] >> 7 for at in range(0, len(found), 8))
+
+
+def pages_of(cells: torch.Tensor) -> int:
+    return (cells.data_ptr() + cells.nbytes) // 4096 - -(-cells.data_ptr() // 4096)
+
+
+def test_the_first_tokens_pages_are_there_before_anybody_wants_them_in_every_layer() -> None:
+    layers = cells_of(3 * AHEAD, layers=3)
+    asked = Pages(layers)
+    asked.reach(0)
+    asked.wait()
+    for layer in layers:
+        assert resident_pages(layer[:AHEAD]) == pages_of(layer[:AHEAD])
+        # A large page at the end may reach some tokens further.
+        assert resident_pages(layer[2 * AHEAD :]) == 0
+        assert not layer.any()
+
+
+def test_more_are_taken_when_half_of_them_are_used_and_none_beyond_the_pool() -> None:
+    [layer] = cells_of(2 * AHEAD, layers=1)
+    asked = Pages([layer])
+    asked.reach(1)
+    asked.wait()
+    assert asked.taken == AHEAD + 1
+    asked.reach(AHEAD // 2)
+    assert asked.taken == AHEAD + 1, "half of them is left"
+    asked.reach(AHEAD // 2 + 2)
+    asked.wait()
+    assert asked.taken == AHEAD // 2 + 2 + AHEAD
+    asked.reach(2 * AHEAD)
+    asked.wait()
+    assert asked.taken == 2 * AHEAD
+    assert resident_pages(layer) == pages_of(layer)
+
+
+def test_a_kernel_that_cannot_give_them_early_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_MADV_POPULATE_WRITE", 4711)
+    layers = cells_of(AHEAD, layers=2)
+    asked = Pages(layers)
+    asked.reach(0)
+    asked.wait()
+    assert resident_pages(layers[0]) == 0
+    taken = asked.taken
+    asked.reach(AHEAD)
+    assert asked.taken == taken
+    layers[0].fill_(1)
+    assert ctypes.c_float.from_address(layers[0].data_ptr()).value == 1
