@@ -44,6 +44,8 @@ class Following(Protocol):
     """What computes (`workers.engine.follower.FollowingEngine`)."""
 
     @property
+    def kernels(self) -> str: ...
+    @property
     def forwards(self) -> int: ...
     def run(self) -> Never: ...
 
@@ -95,6 +97,7 @@ class Follower:
             "incarnation": self._incarnation,
             "model": self._config.name,
             "pid": os.getpid(),
+            "kernels": self._engine.kernels if self._engine is not None else "",
             "steps": self._engine.forwards if self._engine is not None else 0,
             "meters": WorkerMeters(
                 log=self._log.stats(),

@@ -426,6 +426,7 @@ class Worker:
             "incarnation": self._incarnation,
             "model": self._config.name,
             "pid": os.getpid(),
+            "kernels": counters.kernels,
             "steps": counters.forwards,
             "running": counters.running,
             "held": counters.held,

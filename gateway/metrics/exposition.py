@@ -273,6 +273,10 @@ class Snapshot:
         )
         for fact, name, help_ in _WORKER_FACTS:
             yield _gauge(f"worker_{name}", help_, label, {(one.name,): one.number(fact) for one in fresh})
+        kernels: _Labels = {
+            (one.name, str(one.facts["kernels"])): 1 for one in fresh if one.facts.get("kernels")
+        }
+        yield _gauge("worker_info", "Who computes its model's layers.", ("rank", "kernels"), kernels)
         yield _counter(
             "worker_steps", "Engine steps.", label, {(one.name,): one.number("steps") for one in fresh}
         )

@@ -37,6 +37,7 @@ class Engine:
     """Hears its leader out, as the real one does, and counts."""
 
     copy: Copy
+    kernels: str = "torch"
     forwards: int = 0
     heard: ThreadEvent = field(default_factory=ThreadEvent)
 
@@ -135,7 +136,8 @@ async def test_it_joins_at_once_and_is_ready_when_its_leader_has_come_and_its_pa
     async with at_work() as world:
         joined, seq = await world.first(WorkerJoined)
         assert (joined.rank, joined.nodes, list(joined.cards)) == (1, ["llm"], [CARD])
-        assert world.follower.vital_signs()["state"] == "loading"
+        loading = world.follower.vital_signs()
+        assert (loading["state"], loading["kernels"]) == ("loading", "")
 
         async with led(world) as copy:
             await world.until("ready")
@@ -144,6 +146,7 @@ async def test_it_joins_at_once_and_is_ready_when_its_leader_has_come_and_its_pa
 
             signs = world.follower.vital_signs()
             assert (signs["incarnation"], signs["steps"], signs["progress"]) == (seq, 1, 1.0)
+            assert signs["kernels"] == "torch"
             assert signs["meters"].computed_tokens == 0, "what is computed, the leader counts"
 
 

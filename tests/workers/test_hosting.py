@@ -1,5 +1,5 @@
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -22,6 +22,7 @@ from workers.engine.meeting import Meeting
 from workers.engine.sequence import SequenceSpec
 from workers.group import Copy
 from workers.hosting import make_engine, make_follower, make_stateless, nodes_of, seat
+from workers.kernels import library
 from workers.settings import EngineSettings
 
 
@@ -214,6 +215,14 @@ def test_a_rank_makes_the_nodes_that_are_placed_on_it() -> None:
     assert nodes_of(config, 0, EngineKind.KV) == ["LLM"]
     assert nodes_of(config, 0, EngineKind.STATELESS) == []
     assert make_stateless(config, EngineSettings(), 1, no_progress).max_batch == {"snac_decoder": 1}
+
+
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
+def test_an_engine_says_who_computes_its_layers(kernels: Literal["torch", "auto"]) -> None:
+    engine = make_engine(resolve("demo"), EngineSettings(kernels=kernels), 0, no_progress)
+
+    found = library.load() if kernels == "auto" else None
+    assert engine.stats().kernels == (found.variant if found is not None else "torch")
 
 
 def test_keys_and_values_go_where_the_worker_says() -> None:

@@ -213,6 +213,7 @@ async def test_beats_tell_how_it_is() -> None:
 
         assert ready["incarnation"] == await life.incarnation()
         assert {"rank", "steps", "running", "waiting", "kv_used", "kv_total", "model", "pid"} <= set(ready)
+        assert ready["kernels"] == "", "it has no engine"
         meters = msgspec.convert(ready["meters"], WorkerMeters)
         assert meters.log.publish_ack_s.count == 1  # of `worker.joined`
 

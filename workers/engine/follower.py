@@ -22,6 +22,7 @@ class FollowingEngine:
     it sets how many threads torch uses, so make it in the thread that runs it.
 
     Attributes:
+        kernels: who computes its part's layers (`workers.engine.node.Node`).
         forwards: how many were run.
     """
 
@@ -37,6 +38,7 @@ class FollowingEngine:
         if node.device.type == "cpu":
             use_cpu_threads(threads_for(node.parameters, cpu_cores or cores()))
         self.node: Final = node
+        self.kernels: Final = node.kernels
         self.forwards = 0
         self._leader = leader
         self._pool = PagedPool.of(node, slots=num_blocks * block_size)

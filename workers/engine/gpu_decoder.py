@@ -64,7 +64,7 @@ class FusedDecoder(LlamaLike):
     """A node that has the results of `node`, computed by the kernels (`workers.engine.node.Node`)."""
 
     def __init__(self, node: Any) -> None:
-        super().__init__(node)
+        super().__init__(node, "triton")
         body = node.model.model
         self._norm: Final[torch.Tensor] = body.norm.weight
         self._eps: Final[float] = body.norm.variance_epsilon

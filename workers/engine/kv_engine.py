@@ -152,6 +152,7 @@ class KVEngine:
     def stats(self) -> EngineStats:
         blocks = self._scheduler.blocks
         return EngineStats(
+            kernels=self.node.kernels,
             forwards=self.forwards,
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),

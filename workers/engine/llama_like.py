@@ -52,8 +52,9 @@ def window_of(architecture: str, attention: Any) -> int | None:
 class LlamaLike:
     """What a node whose layers our kernels compute has of the one it is made from, on CPUs and on GPUs."""
 
-    def __init__(self, node: Any) -> None:
+    def __init__(self, node: Any, kernels: str) -> None:
         self._node: Final = node
+        self.kernels: Final = kernels
         self.name: Final[str] = node.name
         self.architecture: Final[str] = node.architecture
         self.layout: Final[KVLayout] = node.layout

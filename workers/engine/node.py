@@ -32,6 +32,7 @@ class Node(Protocol):
         architecture: its name in the checkpoint.
         layout: the shape of its keys and values.
         max_positions: the longest sequence it was made for.
+        kernels: who computes its layers: `torch`, the CPU kernels by their kind of processor, or `triton`.
     """
 
     @property
@@ -40,6 +41,8 @@ class Node(Protocol):
     def architecture(self) -> str: ...
     @property
     def layout(self) -> KVLayout: ...
+    @property
+    def kernels(self) -> str: ...
     @property
     def vocab_size(self) -> int: ...
     @property

@@ -52,9 +52,10 @@ class EngineStats:
     """The engine as it is now. `kv_used`, `kv_kept` and `kv_total` count tokens, whole blocks of them.
 
     `kv_kept` are cached and in nobody's use: room for whoever needs it. `held` are of those that run. `work`
-    and `cache` are the living objects, not copies.
+    and `cache` are the living objects, not copies. `kernels` is who computes the layers (`Node.kernels`).
     """
 
+    kernels: str = ""
     forwards: int = 0
     running: int = 0
     waiting: int = 0

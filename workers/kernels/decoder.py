@@ -81,7 +81,7 @@ class NativeDecoder(LlamaLike):
     """A node that has the results of `node`, computed by the kernels (`workers.engine.node.Node`)."""
 
     def __init__(self, node: Any, kernels: Library, *, threads: int) -> None:
-        super().__init__(node)
+        super().__init__(node, kernels.variant)
         self._kernels: Final = kernels
         self._context: Final = kernels.open(threads)
         if not self._context:

@@ -43,6 +43,7 @@ class DecoderLM:
         self.max_positions: Final = max_positions
         self.weights_digest: Final = weights_digest
         self.architecture: Final = type(model).__name__
+        self.kernels: Final = "torch"
         self._model = model
         self._head = _head_of(model)
         self._stock_attention: str = model.config._attn_implementation  # noqa: SLF001 - no public reader

@@ -183,6 +183,17 @@ async def test_a_worker_is_shown_as_it_said_last() -> None:
     assert found["dalsegno_unacked_events{name=0,role=worker}"] == 2
 
 
+async def test_who_computes_is_shown_once_it_is_known() -> None:
+    async with deployment() as world:
+        beat(world, "worker", "0", "loading", kernels="")
+        loading = await scraped(world.client)
+        beat(world, "worker", "0", "ready", kernels="avx512")
+        found = await scraped(world.client)
+
+    assert not [name for name in loading if name.startswith("dalsegno_worker_info")]
+    assert found["dalsegno_worker_info{kernels=avx512,rank=0}"] == 1
+
+
 async def test_what_a_worker_says_of_tensors_and_edges_is_shown_to_the_last_number() -> None:
     async with deployment() as world:
         worker_beat(world)

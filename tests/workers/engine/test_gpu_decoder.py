@@ -60,4 +60,5 @@ def test_no_weight_is_there_twice() -> None:
     }
     assert sum(storage.nbytes() for storage in storages.values()) == sum(p.nbytes for p in parameters)
     assert fused.parameters == node.parameters
+    assert (fused.kernels, node.kernels) == ("triton", "torch")
     assert torch.equal(fused.reference(ids), before)

@@ -53,8 +53,10 @@ def test_answers_are_those_of_generate(name: str, variant: str) -> None:
     texts = prompts(3, 30, 61, 100)
     by_kernels = NativeDecoder(models.node(name), library(variant), threads=2)
 
-    found = answers(engine(by_kernels, max_step_tokens=9), texts)
+    served = engine(by_kernels, max_step_tokens=9)
+    found = answers(served, texts)
 
+    assert served.stats().kernels == variant.removeprefix("emulated_")
     assert found == generated(name, texts)
     assert len({token for answer in found for token in answer}) > 20
 
