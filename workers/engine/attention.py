@@ -16,6 +16,7 @@ transformers' masks do; older keys stay in the pool, but are not gathered.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from threading import local
 from typing import Any, Final
@@ -28,7 +29,7 @@ from transformers import AttentionInterface
 
 from shared.errors import BugError
 from workers import memory
-from workers.engine.gpu_kernels import kernel_for
+from workers.engine.gpu_kernels import Kernel, kernel_for
 from workers.engine.node import Node
 from workers.engine.pages import Pages
 from workers.engine.step import Int32s, Spans, Step
@@ -52,16 +53,17 @@ class PagedPool:
         slots: int,
         device: torch.device,
         dtype: torch.dtype,
+        kernel: Kernel | None = None,
     ) -> None:
         shape = (layers, slots, kv_heads, head_dim)
         self.keys: Final = _zeros(shape, device, dtype).unbind()
         self.values: Final = _zeros(shape, device, dtype).unbind()
-        self.kernel: Final = kernel_for(device.type)
+        self.kernel = kernel if kernel is not None else kernel_for(device.type)
         self._pages: Final = Pages([*self.keys, *self.values]) if device.type == "cpu" else None
 
     @classmethod
-    def of(cls, node: Node, *, slots: int) -> "PagedPool":
-        """A pool as a node's layers need it."""
+    def of(cls, node: Node, *, slots: int, kernel: Kernel | None = None) -> "PagedPool":
+        """A pool as a node's layers need it; `kernel` attends to it, or the one that is the device's."""
         return cls(
             layers=node.layout.layers,
             kv_heads=node.layout.kv_heads,
@@ -69,7 +71,14 @@ class PagedPool:
             slots=slots,
             device=node.device,
             dtype=node.dtype,
+            kernel=kernel,
         )
+
+    def attended_by(self, kernel: Kernel) -> "PagedPool":
+        """The same cells, and another kernel that attends to them."""
+        other = copy(self)
+        other.kernel = kernel
+        return other
 
     def reach(self, tokens: int) -> None:
         """So many cells are in use, from the first on: have the memory of more of them ready."""

@@ -13,6 +13,7 @@ import torch
 
 from workers.engine.attention import ATTENTION, PagedPool, attending
 from workers.engine.blocks import BlockManager
+from workers.engine.gpu_kernels import Kernel
 from workers.engine.node import Node
 from workers.engine.sampler import NOT_A_TOKEN, node_key, sample
 from workers.engine.scheduler import Span
@@ -24,7 +25,8 @@ from workers.engine.step import StepBuilder
 class DraftModel:
     """Guesses of `node`, for the served node of the name `served` (a `workers.engine.speculate.Proposer`).
 
-    Its pool has as many blocks as the served one's: whoever fits there fits here.
+    Its pool has as many blocks as the served one's: whoever fits there fits here. `kernel` attends over
+    it, as `PagedPool.of` has it.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class DraftModel:
         block_size: int,
         max_rows: int,
         max_step_tokens: int,
+        kernel: Kernel | None = None,
     ) -> None:
         self.node: Final = node
         self._blocks = BlockManager(num_blocks, block_size)
@@ -47,12 +50,12 @@ class DraftModel:
             block_size=block_size,
             device=node.device,
         )
-        self._pool = PagedPool.of(node, slots=self._blocks.capacity_tokens)
+        self._pool = PagedPool.of(node, slots=self._blocks.capacity_tokens, kernel=kernel)
         self._key = node_key(served)
         self._rows = deque(range(max_rows))
         self._read: dict[str, Sequence] = {}
         node.use_attention(ATTENTION)
-        check_node(node)
+        check_node(node, kernel)
 
     def propose(self, sequences: Items[Sequence], most: Items[int]) -> list[list[int]]:
         ours = [self._caught_up(one, count) for one, count in zip(sequences, most, strict=True)]

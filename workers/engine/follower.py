@@ -10,6 +10,7 @@ import torch
 
 from workers.engine.attention import ATTENTION, PagedPool, attending
 from workers.engine.cpu_threads import cores, threads_for, use_cpu_threads
+from workers.engine.gpu_kernels import Kernel
 from workers.engine.lockstep import Leader
 from workers.engine.node import Node
 from workers.engine.selfcheck import check_node
@@ -19,7 +20,8 @@ class FollowingEngine:
     """The part of `node` that this rank computes, over a pool of `num_blocks` blocks of `block_size` tokens.
 
     Making one takes part in the proof that pool and stock model agree, as the leader's engine does. On a CPU
-    it sets how many threads torch uses, so make it in the thread that runs it.
+    it sets how many threads torch uses, so make it in the thread that runs it. `kernel` attends over the
+    pool, as `PagedPool.of` has it.
 
     Attributes:
         kernels: who computes its part's layers (`workers.engine.node.Node`).
@@ -34,6 +36,7 @@ class FollowingEngine:
         block_size: int,
         leader: Leader,
         cpu_cores: int | None = None,
+        kernel: Kernel | None = None,
     ) -> None:
         if node.device.type == "cpu":
             use_cpu_threads(threads_for(node.parameters, cpu_cores or cores()))
@@ -41,9 +44,9 @@ class FollowingEngine:
         self.kernels: Final = node.kernels
         self.forwards = 0
         self._leader = leader
-        self._pool = PagedPool.of(node, slots=num_blocks * block_size)
+        self._pool = PagedPool.of(node, slots=num_blocks * block_size, kernel=kernel)
         node.use_attention(ATTENTION)
-        check_node(node)
+        check_node(node, kernel)
 
     @torch.inference_mode()
     def run(self) -> Never:

@@ -1,7 +1,8 @@
-"""Whether our own kernels compute on a device, and what they lack where they do not.
+"""Which kernels compute on a device, and what they lack where they do not.
 
-    kernel_for        attention over the paged pool: of every model
-    by_gpu_kernels    a node whose layers they compute: of the models they know
+    attention_of      attention over the paged pool: of every model, as `model_kwargs.attention` says
+    kernel_for        our own of it, where a device has one: what computes where nothing is said
+    by_gpu_kernels    a node whose layers our kernels compute: of the models they know
 
 Else torch and transformers' modules compute. What a CPU has of this is `by_cpu_kernels` in
 `workers.kernels.decoder`.
@@ -15,10 +16,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol, runtime_checkable
 
 import torch
 
+from shared.config import ConfigError
 from workers.engine.node import Node
 from workers.engine.step import Step
 
@@ -41,9 +43,44 @@ class Kernel(Protocol):
     ) -> torch.Tensor: ...
 
 
+class RecordedKernel(Kernel, Protocol):
+    """One that has planned the step it computes; of steps of one size, which are recorded."""
+
+    def plan(self, step: Step) -> None:
+        """Have what was recorded compute `step`, which has as many spans; before each replay."""
+        ...
+
+
+@runtime_checkable
+class PlanningKernel(Kernel, Protocol):
+    """A kernel that works out on the host how each step is computed: a recording of it has to be told."""
+
+    def recorded(self) -> RecordedKernel:
+        """One for the steps of one size that are recorded, over buffers that stay where they are."""
+        ...
+
+
+def attention_of(node: Node, wanted: Literal["auto", "triton", "flashinfer"]) -> Kernel | None:
+    """Who attends for a node over the paged pool, as it is wanted; None is torch. On a GPU the log says who.
+
+    Raises:
+        ConfigError: who was named cannot do it here.
+    """
+    if wanted == "flashinfer":
+        flashinfer: Kernel = import_module("workers.engine.flashinfer_attention").kernel_of(node)
+        return flashinfer
+    kernel = kernel_for(node.device.type)
+    if kernel is not None:
+        _LOGGER.info("%s: attention by the Triton kernel over the paged pool", node.name)
+    elif wanted == "triton":
+        lacks = _missing() if node.device.type == "cuda" else f"a GPU, and {node.name} is on the CPU"
+        raise ConfigError(f"model_kwargs.attention: triton needs {lacks}; auto is whatever there is")
+    return kernel
+
+
 @cache
 def kernel_for(device_type: str) -> Kernel | None:
-    """The kernel for a type of devices; the first time it is asked, it is said.
+    """Our own kernel for a type of devices; None where there is none: the first time it is said why.
 
     Triton comes with torch where there is CUDA; a torch that was built otherwise may be without it. It
     compiles from C what hands a kernel its arguments.
@@ -52,12 +89,12 @@ def kernel_for(device_type: str) -> Kernel | None:
         return None
     if missing := _missing():
         _LOGGER.warning(
-            "GPUs compute by torch and transformers' modules alone, which is slower, and steps are not "
-            "recorded in CUDA graphs: our kernels need %s",
+            "GPUs compute without our own kernels, which is slower: transformers' modules compute the "
+            "layers, torch attends unless model_kwargs.attention names another, and what torch attends to "
+            "is not recorded in CUDA graphs; our kernels need %s",
             missing,
         )
         return None
-    _LOGGER.info("attention on GPUs: Triton kernel over the paged pool")
     kernel: Kernel = import_module("workers.engine.triton_attention").attend
     return kernel
 

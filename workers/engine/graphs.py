@@ -27,6 +27,7 @@ from typing import Final, Protocol
 import torch
 
 from workers.engine.attention import PagedPool, attending
+from workers.engine.gpu_kernels import PlanningKernel, RecordedKernel
 from workers.engine.node import Node
 from workers.engine.sampler import sample
 from workers.engine.scheduler import Span
@@ -168,7 +169,12 @@ class Graphs:
     @torch.inference_mode()
     def _record(self, capture: Capture, rows: int) -> Recorded:
         self._builder.build([], rows=rows)  # nothing but padding
-        body = capture.capture(partial(self._compute, rows))
+        if isinstance(self._pool.kernel, PlanningKernel):
+            kernel = self._pool.kernel.recorded()
+            body = capture.capture(partial(self._compute, rows, self._pool.attended_by(kernel)))
+            body = partial(self._planned, rows, kernel, body)
+        else:
+            body = capture.capture(partial(self._compute, rows, self._pool))
         samplers = {
             kind: capture.capture(partial(self._choose, rows, *kind))
             for kind in ((True, True), (True, False), (False, False))
@@ -183,10 +189,15 @@ class Graphs:
             tokens=self._tokens[:rows],
         )
 
-    def _compute(self, rows: int) -> None:
+    def _planned(self, rows: int, kernel: RecordedKernel, replay: Replay) -> None:
+        """Replay a body whose kernel has to be told of the step first."""
+        kernel.plan(self._builder.captured(rows))
+        replay()
+
+    def _compute(self, rows: int, pool: PagedPool) -> None:
         """The body of a step, into the buffers."""
         step = self._builder.captured(rows)
-        with attending(self._pool, step):
+        with attending(pool, step):
             hidden = self._node.forward(self._node.embed(step.token_ids), step)
         logits = self._node.head(hidden, step.logit_indices)
         if self._hidden is None:

@@ -24,6 +24,7 @@ from workers.engine.adjust import adjust
 from workers.engine.attention import ATTENTION, PagedPool, attending
 from workers.engine.blocks import BlockManager
 from workers.engine.cpu_threads import cores, threads_for, use_cpu_threads
+from workers.engine.gpu_kernels import Kernel
 from workers.engine.graphs import Capture, Graphs
 from workers.engine.guide import Guided, GuideThread, Masks
 from workers.engine.kv_transfer import Allocate, check_kv, export_kv, import_kv
@@ -79,6 +80,7 @@ class KVEngine:
         proposer: who guesses tokens, at most `guesses` for each decode in a step; nobody when absent.
         followers: who runs each forward too, where the node is a part of one; its sums wait for them.
         capture: who records the steps of decodes, which are replayed then; not where there are followers.
+        kernel: who attends over the pool; what is the device's when absent (`gpu_kernels.kernel_for`).
 
     Attributes:
         forwards: how many forwards were run: exactly one per step.
@@ -101,6 +103,7 @@ class KVEngine:
         guesses: int = 4,
         followers: Followers | None = None,
         capture: Capture | None = None,
+        kernel: Kernel | None = None,
     ) -> None:
         if node.device.type == "cpu":
             use_cpu_threads(threads_for(node.parameters, cpu_cores or cores()))
@@ -133,11 +136,12 @@ class KVEngine:
             device=node.device,
             padding_block=num_blocks,
         )
-        self._pool = PagedPool.of(node, slots=blocks.capacity_tokens + 1)  # of which the last is for padding
+        # The last block is for padding.
+        self._pool = PagedPool.of(node, slots=blocks.capacity_tokens + block_size, kernel=kernel)
         self._guides = GuideThread(max_rows=max_rows, vocab_size=node.vocab_size, device=node.device)
         self._node_key = node_key(node.name)
         node.use_attention(ATTENTION)
-        check_node(node)
+        check_node(node, kernel)
         self._pool.reach(0)
         self._graphs: Graphs | None = None
         if capture is not None and followers is None:

@@ -1,7 +1,8 @@
 """The proof, at load, that the paged pool gives what the stock model gives.
 
 A short text is run twice: by transformers as it is, in one go; and through the pool, cut into spans,
-over scattered blocks, with a stranger beside it in the batch who stands at the end of the longest text.
+over scattered blocks, with a stranger beside it in the batch who stands at the end of the longest text; the
+last step is of decodes alone.
 If the logits differ by more than rounding, the model has something the engine does not serve (positions
 of its own, angles that turn with the batch's longest text, a state beside keys and values), and it is
 refused by name instead of answering slightly wrong for ever.
@@ -14,6 +15,7 @@ import torch
 
 from shared.models.checkpoint import UnsupportedArchitectureError
 from workers.engine.attention import PagedPool, attending
+from workers.engine.gpu_kernels import Kernel
 from workers.engine.node import Node
 from workers.engine.scheduler import Span
 from workers.engine.sequence import Sequence, SequenceSpec
@@ -36,8 +38,10 @@ def text_for(node: Node) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def check_node(node: Node) -> None:
+def check_node(node: Node, kernel: Kernel | None = None) -> None:
     """Compare pool and stock model on one short text; the node must use the pool's attention.
+
+    `kernel` attends over the pool, as `PagedPool.of` has it.
 
     Raises:
         UnsupportedArchitectureError: they differ, or the model cannot be run like this at all.
@@ -45,7 +49,7 @@ def check_node(node: Node) -> None:
     text = text_for(node)
     expected = node.reference(text)
     try:
-        found = _paged_logits(node, text.tolist())
+        found = _paged_logits(node, text.tolist(), kernel)
     except (AttributeError, LookupError, NotImplementedError, TypeError, ValueError) as stumble:
         raise UnsupportedArchitectureError(
             f"{node.architecture} is not served: it cannot be run over the paged pool "
@@ -60,16 +64,19 @@ def check_node(node: Node) -> None:
         )
 
 
-def _paged_logits(node: Node, ids: list[int]) -> torch.Tensor:
+def _paged_logits(node: Node, ids: list[int], kernel: Kernel | None = None) -> torch.Tensor:
     text = _seated("text", ids, _TEXT_BLOCKS, row=1)
     stranger = _seated("stranger", ids[::-1][:7], _STRANGER_BLOCKS, row=0)
     builder = StepBuilder(
         max_rows=2, max_step_tokens=32, max_blocks=3, block_size=_BLOCK_SIZE, device=node.device
     )
-    pool = PagedPool.of(node, slots=_BLOCK_SIZE * (len(_TEXT_BLOCKS) + len(_STRANGER_BLOCKS)))
+    slots = _BLOCK_SIZE * (len(_TEXT_BLOCKS) + len(_STRANGER_BLOCKS))
+    pool = PagedPool.of(node, slots=slots, kernel=kernel)
     logits = []
     for start, end in pairwise(_CUTS):
-        spans = [Span(text, start, end - start), Span(stranger, 0, len(stranger.ids))]
+        # Where the text decodes the stranger does, too: a step of decodes alone may be computed otherwise.
+        known = len(stranger.ids) - 1 if end - start == 1 else 0
+        spans = [Span(text, start, end - start), Span(stranger, known, len(stranger.ids) - known)]
         step = builder.build(spans)
         # Far away: some models choose their angles by the largest position they are shown.
         step.positions[end - start :] += max(node.max_positions - len(stranger.ids), 0)

@@ -1,14 +1,20 @@
 import logging
 from collections.abc import Iterator
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final, Literal
 
 import pytest
 import torch
 
+from shared.config import ConfigError
 from shared.models.decoder_lm.nodes import load
 from tests.tiny import tiny_checkpoint
 from workers.engine import gpu_kernels
-from workers.engine.gpu_kernels import by_gpu_kernels, kernel_for
+from workers.engine.gpu_kernels import attention_of, by_gpu_kernels, kernel_for
+
+
+def node_on(device: str) -> Any:
+    return SimpleNamespace(name="llm", device=torch.device(device))
 
 
 @pytest.fixture(autouse=True)
@@ -22,18 +28,37 @@ def test_on_a_cpu_torch_alone_attends() -> None:
     assert kernel_for("cpu") is None
 
 
-def test_on_a_gpu_it_is_the_triton_kernel_and_the_log_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("wanted", ["auto", "triton"])
+def test_on_a_gpu_it_is_the_triton_kernel_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wanted: Literal["auto", "triton"]
 ) -> None:
     module = pytest.importorskip("workers.engine.triton_attention", reason="Triton is made for Linux only")
     monkeypatch.setattr(gpu_kernels, "_missing", lambda: "")
 
     with caplog.at_level(logging.INFO):
-        assert [kernel_for("cuda") for _ in range(3)] == [module.attend] * 3
+        assert attention_of(node_on("cuda"), wanted) is module.attend
 
     assert [record.message for record in caplog.records] == [
-        "attention on GPUs: Triton kernel over the paged pool"
+        "llm: attention by the Triton kernel over the paged pool"
     ]
+
+
+def test_where_triton_is_not_it_is_refused_to_who_names_it_and_others_have_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpu_kernels, "_missing", lambda: "this or that (pip install it)")
+
+    assert attention_of(node_on("cuda"), "auto") is None
+    with pytest.raises(
+        ConfigError, match=r"triton needs this or that \(pip install it\); auto is"
+    ):
+        attention_of(node_on("cuda"), "triton")
+
+
+def test_on_a_cpu_torch_attends_and_a_kernel_for_gpus_is_refused() -> None:
+    assert attention_of(node_on("cpu"), "auto") is None
+    with pytest.raises(ConfigError, match="triton needs a GPU, and llm is on the CPU"):
+        attention_of(node_on("cpu"), "triton")
 
 
 _NOTHING: Final = {"sysconfig.get_paths": {"include": "/nowhere"}}
