@@ -19,6 +19,7 @@ import torch
 
 from tests.tiny import Family
 from workers.engine.gpu_kernels import Kernel
+from workers.engine.step import Spans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,12 @@ def made(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
         query_offsets=torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]).int(),
         kv_lengths=torch.tensor([keys for _, keys in case.shapes]).int(),
         block_table=torch.randperm(spans * most, generator=generator).int().view(spans, most),
-        spans=SimpleNamespace(block_size=case.block_size),
+    )
+    step.spans = Spans(
+        query_offsets=step.query_offsets.numpy(),
+        kv_lengths=step.kv_lengths.numpy(),
+        block_tables=step.block_table[step.rows.long()].numpy(),
+        block_size=case.block_size,
     )
     cells = (spans * most * case.block_size, 2, case.dim)
     queries = torch.randn(2 * case.group, int(counts.sum()), case.dim, generator=generator).transpose(0, 1)
