@@ -103,6 +103,18 @@ class Step:
     adjusted: AdjustedRows | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """The tokens of a step of decodes, which nobody has read yet, and whose of them go on.
+
+    Attributes:
+        places: which of them is the last token of each span of the step behind.
+    """
+
+    tokens: torch.Tensor  # (S,) int64, on the device; below 0 where there is none
+    places: list[int]
+
+
 class _Twins:
     """Named regions of one flat int32 buffer on the host, and of its twin on the device."""
 
@@ -124,10 +136,10 @@ class _Twins:
         """Begin to copy the host's side to the device; `wait` before it is written again."""
         if self._copied is not None:
             self._device.copy_(self._host, non_blocking=True)
-            self._copied.record()
+            self._copied.record(torch.cuda.current_stream(self._device.device))
 
     def wait(self) -> None:
-        """Until the last copy is done: a step that samples nothing is not waited for by anybody else."""
+        """Until the last copy is done: for a step that is not read yet nobody else has waited."""
         if self._copied is not None:
             self._copied.synchronize()
 
@@ -158,7 +170,7 @@ class StepBuilder:
         self._owners: list[tuple[Sequence, int] | None] = [None] * max_rows
         self._written = [0] * max_rows
         tokens = dict.fromkeys(("token_ids", "positions", "slots"), max_step_tokens)
-        spans = dict.fromkeys(("rows", "kv_lengths"), max_rows)
+        spans = dict.fromkeys(("rows", "kv_lengths", "places"), max_rows)
         sampled = dict.fromkeys(("logit_indices", "draws", *_PARAMS), max(max_rows, max_step_tokens))
         self._step = _Twins(tokens | spans | sampled | {"query_offsets": max_rows + 1}, device)
         # The last row is padding's.
@@ -173,11 +185,14 @@ class StepBuilder:
             self._table.upload()
         self._ledger = Ledger(max_rows, device)
 
-    def build(self, spans: Items[Span], *, rows: int = 0) -> Step:
+    def build(self, spans: Items[Span], *, rows: int = 0, unread: Unread | None = None) -> Step:
         """The step that computes `spans`; valid until the next call.
 
         Where `rows` is given, the buffers hold a step of so many spans of one token each, as `captured` has
         it: those of `spans`, and padding. Every one of `spans` is of one token and sampled then.
+
+        Where `unread` is given, too, these tokens are on the device alone, and what the sequences have in
+        their places is not looked at.
         """
         self._step.wait()
         self._table.wait()
@@ -213,7 +228,11 @@ class StepBuilder:
         ]
         if rows > batch:
             self._pad(batch, rows)
+        if unread is not None:
+            host["places"][:batch] = unread.places
         self._step.upload()
+        if unread is not None:
+            self._feed(unread.tokens, batch)
         scored = self._scored(spans, offsets, sampled)
         adjusted = self._ledger.rows([spans[index].sequence for index in sampled])
         return self._views(batch, total, self._sampling_rows(seats), scored, adjusted)
@@ -235,6 +254,11 @@ class StepBuilder:
             candidates=None,
         )
         return self._views(rows, rows, sampling, None, None)
+
+    def _feed(self, tokens: torch.Tensor, batch: int) -> None:
+        """Put the spans' tokens in, of those that were sampled; no model must see one that is none."""
+        taken = tokens.index_select(0, self._step.device["places"][:batch])
+        self._step.device["token_ids"][:batch].copy_(taken.clamp_(min=0))
 
     def _pad(self, batch: int, rows: int) -> None:
         """Fill up with padding. How it is sampled is left as it was: nobody reads what comes of it."""

@@ -3,7 +3,7 @@ import torch
 
 from workers.engine.scheduler import Span
 from workers.engine.sequence import Sampling, Sequence, SequenceSpec
-from workers.engine.step import StepBuilder
+from workers.engine.step import StepBuilder, Unread
 
 CPU = torch.device("cpu")
 
@@ -69,6 +69,24 @@ def test_padding_fills_a_captured_step_with_spans_in_a_cell_that_is_nobodys() ->
     assert captured.sampling.top_k[0] == 7
     assert step.logit_indices.tolist() == [0]
     assert len(step.sampling.top_k) == 1
+
+
+def test_tokens_that_nobody_has_read_are_taken_where_they_lie() -> None:
+    """Of three that were sampled the second goes on no more, and the third is none."""
+    fixed = StepBuilder(
+        max_rows=4, max_step_tokens=32, max_blocks=5, block_size=4, device=CPU, padding_block=20
+    )
+    one, other = seated("a", [40, 41, 999], [9], row=2), seated("b", [1, 999], [3], row=0)
+    sampled = torch.tensor([77, 88, -1])
+
+    step = fixed.build(
+        [Span(one, 2, 1), Span(other, 1, 1)], rows=4, unread=Unread(tokens=sampled, places=[0, 2])
+    )
+
+    assert step.token_ids.tolist() == [77, 0]
+    assert fixed.captured(4).token_ids.tolist() == [77, 0, 0, 0]
+    assert (step.positions.tolist(), step.slots.tolist()) == ([2, 1], [9 * 4 + 2, 3 * 4 + 1])
+    assert sampled.tolist() == [77, 88, -1]
 
 
 def test_a_captured_step_is_sampled_as_it_is_said() -> None:
