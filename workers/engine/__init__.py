@@ -5,7 +5,9 @@ blocks.py       which blocks of the pool are whose                            no
 prefix_cache.py which blocks hold the beginnings of texts                     no torch
 scheduler.py    who takes part in the next step                               no torch
 pace.py         how much of a prompt is computed beside answers               no torch
-kv_engine.py    schedule, run, sample: the step itself
+ahead.py        who is in the step behind one that is not read yet             no torch
+kv_engine.py    schedule, run, tell: the step itself
+runner.py       forwards, launched and read
 step.py         the step as fixed tensors
 node.py         what the engine asks of a model
 selfcheck.py    the proof, at load, that pool and stock model agree

@@ -1,13 +1,11 @@
-"""The KV-cache engine: schedule, run, sample. One step is one forward of one packed batch.
+"""The KV-cache engine: schedule, run, tell. One step is one forward of one packed batch.
 
 Synchronous, and owned by one thread. It knows sequences and tokens; not requests, text or the log.
 """
 
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Items
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from math import isnan
 from typing import Final
@@ -16,26 +14,25 @@ import numpy as np
 import torch
 
 from shared import timeline
-from shared.errors import BugError, ClientError, DalSegnoError, WorkerError
+from shared.errors import BugError, ClientError, DalSegnoError
 from shared.tensors import Handle
 from workers.arrays import dtype_name
 from workers.data_plane.port import Array
-from workers.engine.adjust import adjust
-from workers.engine.attention import ATTENTION, PagedPool, attending
+from workers.engine.ahead import step_behind
+from workers.engine.attention import ATTENTION, PagedPool
 from workers.engine.blocks import BlockManager
 from workers.engine.cpu_threads import cores, threads_for, use_cpu_threads
 from workers.engine.gpu_kernels import Kernel
-from workers.engine.graphs import Capture, Graphs
-from workers.engine.guide import Guided, GuideThread, Masks
+from workers.engine.graphs import Capture
+from workers.engine.guide import Guided
 from workers.engine.kv_transfer import Allocate, check_kv, export_kv, import_kv
 from workers.engine.line import GroupLostError
 from workers.engine.lockstep import Followers
-from workers.engine.logprobs import score
 from workers.engine.node import Node
-from workers.engine.outcomes import EngineStats, StepFailedError, Work
+from workers.engine.outcomes import EngineStats, StepFailedError, Work, of_one
 from workers.engine.pace import Pace
-from workers.engine.pooling import Pool
-from workers.engine.sampler import NOT_A_TOKEN, node_key, sample
+from workers.engine.runner import Launched, Ran, Runner
+from workers.engine.sampler import NOT_A_TOKEN
 from workers.engine.scheduler import STRETCH, Scheduler, Span
 from workers.engine.selfcheck import check_node
 from workers.engine.sequence import (
@@ -49,19 +46,6 @@ from workers.engine.sequence import (
 )
 from workers.engine.speculate import Luck, Proposer
 from workers.engine.step import StepBuilder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ran:
-    """What a forward came to: sampled tokens, and the scores asked for; each in the order of the spans.
-
-    `failures`: sequences whose token is none, and why.
-    """
-
-    tokens: list[int]
-    scores: list[TokenScore]
-    prompt_scores: list[TokenScore]
-    failures: dict[str, DalSegnoError] = field(default_factory=dict)
 
 
 class KVEngine:
@@ -83,8 +67,9 @@ class KVEngine:
         kernel: who attends over the pool; what is the device's when absent (`gpu_kernels.kernel_for`).
 
     Attributes:
-        forwards: how many forwards were run: exactly one per step.
         step_keys: the sequences of the last step.
+        runs_ahead: whether the step behind one that is replayed is launched before that is read, where it
+            can be (`workers.engine.ahead`); not where there is a proposer.
     """
 
     def __init__(
@@ -108,7 +93,6 @@ class KVEngine:
         if node.device.type == "cpu":
             use_cpu_threads(threads_for(node.parameters, cpu_cores or cores()))
         self.node: Final = node
-        self.forwards = 0
         self.step_keys: tuple[str, ...] = ()
         self._work = Work()
         self._laps = timeline.laps("step")
@@ -123,12 +107,10 @@ class KVEngine:
             pace=Pace(stretch=stretch, least=block_size) if stretch is not None else None,
         )
         self._sequences: dict[str, Sequence] = {}
-        self._pools: dict[str, Pool] = {}
         self._proposer = proposer
         self._guesses = guesses
-        self._followers = followers
         self._max_step_tokens = max_step_tokens
-        self._builder = StepBuilder(
+        builder = StepBuilder(
             max_rows=max_rows,
             max_step_tokens=max_step_tokens,
             max_blocks=min(num_blocks, blocks.blocks_for(node.max_positions)),
@@ -138,20 +120,32 @@ class KVEngine:
         )
         # The last block is for padding.
         self._pool = PagedPool.of(node, slots=blocks.capacity_tokens + block_size, kernel=kernel)
-        self._guides = GuideThread(max_rows=max_rows, vocab_size=node.vocab_size, device=node.device)
-        self._node_key = node_key(node.name)
         node.use_attention(ATTENTION)
         check_node(node, kernel)
         self._pool.reach(0)
-        self._graphs: Graphs | None = None
-        if capture is not None and followers is None:
-            self._graphs = Graphs(
-                node, self._pool, self._builder, capture, max_rows=max_rows, key=self._node_key
-            )
+        self._runner = Runner(
+            node,
+            self._pool,
+            builder,
+            max_rows=max_rows,
+            max_step_tokens=max_step_tokens,
+            followers=followers,
+            capture=capture,
+            laps=self._laps,
+        )
+        self.runs_ahead = proposer is None
+        self._under_way: Launched | None = None
+        self._number = 0  # of the step that is told of
+        self._read_s = 0.0  # when that one was read
+
+    @property
+    def forwards(self) -> int:
+        """How many forwards were launched: one per step, of which one may be under way."""
+        return self._runner.forwards
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._under_way is not None or self._scheduler.has_work
 
     def stats(self) -> EngineStats:
         blocks = self._scheduler.blocks
@@ -214,7 +208,7 @@ class KVEngine:
         if sequence is None:
             return False
         self._scheduler.remove(sequence)
-        self._pools.pop(key, None)
+        self._runner.forget(key)
         if self._proposer is not None:
             self._proposer.forget(key)
         return True
@@ -228,7 +222,10 @@ class KVEngine:
         return self._set_held(key, held=False)
 
     def step(self) -> list[Output]:
-        """Run one forward, and give what it led to. Without work, nothing is run.
+        """Give what one forward led to. Without work, nothing is run.
+
+        The one behind it may be under way then: whoever is cancelled or held until the next call gets no
+        token of it.
 
         Raises:
             StepFailedError: for some of the step's sequences, which are gone.
@@ -237,10 +234,12 @@ class KVEngine:
         begun_s = time.perf_counter()
         if self._laps is not None:
             self._laps.begin()
-        scheduled = self._scheduler.schedule()
-        self._pool.reach(self._scheduler.blocks.reached * self._scheduler.blocks.block_size)
-        failures = self._import(scheduled)
-        spans = [span for span in scheduled if span.sequence.spec.key not in failures]
+        step, spans = self._take_under_way()
+        failures: dict[str, DalSegnoError] = {}
+        if step is None:
+            spans, failures = self._schedule()
+        else:
+            begun_s = self._read_s
         self.step_keys = tuple(span.sequence.spec.key for span in spans)
         if not spans:
             return self._told([], [], failures, asked=0)
@@ -248,22 +247,29 @@ class KVEngine:
         if self._laps is not None:
             self._laps.lap("schedule")
         try:
-            self._guess(spans)
-            ran = self._run(spans)
+            if step is None:
+                self._guess(spans)
+                step = self._runner.launch(spans)
+            ahead = self._launch_ahead(step, spans)
+            ran = step.read()
         except GroupLostError:
             raise
         except Exception as error:  # the batch fails, whatever it was: the engine must outlive it
             self._drop([*self.step_keys, *failures])
             raise StepFailedError(
-                f"engine step {self.forwards} failed: {type(error).__name__}: {error}",
+                f"engine step {step.number if step else self.forwards} failed: "
+                f"{type(error).__name__}: {error}",
                 keys=self.step_keys,
                 others=failures,
             ) from error
-        took_s, computed = time.perf_counter() - begun_s, sum(span.count for span in spans)
+        if self._laps is not None:
+            self._laps.lap("sample")
+        self._number, self._under_way, self._read_s = step.number, ahead, time.perf_counter()
+        took_s, computed = self._read_s - begun_s, sum(span.count for span in spans)
         if self._scheduler.pace is not None:
             prompts = sum(span.count for span in spans if not span.is_decode)
             self._scheduler.pace.observe(decodes=decodes, prefill_tokens=prompts, took_s=took_s)
-        tokens = self._settle(spans, ran.tokens)
+        tokens = self._settle(spans, step.tokens_of(spans, ran))
         self._work.count_step(
             rows=len(spans), computed=computed, sampled=sum(map(len, tokens)), took_s=took_s
         )
@@ -273,8 +279,38 @@ class KVEngine:
             self._laps.end(rows=len(spans), computed=computed, sampled=sum(map(len, tokens)))
         return outputs
 
+    def _schedule(self) -> tuple[list[Span], dict[str, DalSegnoError]]:
+        """Who is in the next step, with what they bring; and who failed of that."""
+        scheduled = self._scheduler.schedule()
+        self._pool.reach(self._scheduler.blocks.reached * self._scheduler.blocks.block_size)
+        failures = self._import(scheduled)
+        return [span for span in scheduled if span.sequence.spec.key not in failures], failures
+
+    def _take_under_way(self) -> tuple[Launched | None, list[Span]]:
+        """The step that is under way, and those of it that are not gone or held by now; none without any."""
+        step, self._under_way = self._under_way, None
+        if step is None:
+            return None, []
+        spans = [
+            span
+            for span in step.spans
+            if self._sequences.get(span.sequence.spec.key) is span.sequence and not span.sequence.held
+        ]
+        self._work.thrown_away += len(step.spans) - len(spans)
+        return (step, spans) if spans else (None, [])
+
+    def _launch_ahead(self, step: Launched, spans: list[Span]) -> Launched | None:
+        """Launch the step behind this one, if it does not have to wait for its tokens."""
+        if not self.runs_ahead or step.tokens is None:
+            return None
+        behind = step_behind(spans, self._scheduler)
+        if behind is None:
+            return None
+        self._work.ahead += 1
+        return self._runner.launch_behind(step, behind)
+
     def _guess(self, spans: list[Span]) -> None:
-        """Let those that decode run ahead, as far as there is room in the step and in the pool."""
+        """Guess what follows those that decode, as far as there is room in the step and in the pool."""
         if self._proposer is None:
             return
         ahead = [span for span in spans if span.count == 1 and span.samples and span.sequence.speculates]
@@ -325,72 +361,8 @@ class KVEngine:
         span.count, span.guesses = len(tokens), 0
         return tokens
 
-    @torch.inference_mode()
-    def _run(self, spans: list[Span]) -> _Ran:
-        """One forward."""
-        self.forwards += 1
-        recorded = self._graphs.recorded(spans) if self._graphs is not None else None
-        step = self._builder.build(spans, rows=recorded.rows if recorded is not None else 0)
-        masks = self._guides.begin(spans)
-        if self._laps is not None:
-            self._laps.lap("build")
-        if recorded is not None:
-            hidden, logits = recorded.forward(len(spans))
-        else:
-            with (
-                attending(self._pool, step),
-                self._followers.computing(step) if self._followers is not None else nullcontext(),
-            ):
-                hidden = self.node.forward(self.node.embed(step.token_ids), step)
-        self._fold(spans, hidden)
-        if self._laps is not None:
-            self._laps.lap("forward")
-        wanted, scores, prompt_scores = step.scored, list[TokenScore](), list[TokenScore]()
-        sizes = {"top": wanted.top if wanted else 0, "vocab_size": self.node.vocab_size}
-        if wanted and wanted.prompt_ids.numel():
-            prompt_scores = score(
-                lambda at: self.node.head(hidden, at), wanted.prompt_indices, wanted.prompt_ids, **sizes
-            )
-        if not step.logit_indices.numel():
-            if hidden.is_cuda:
-                # Nothing is read back, and what a step takes is learned from: wait for its end.
-                torch.cuda.current_stream(hidden.device).synchronize()
-            return _Ran(tokens=[], scores=[], prompt_scores=prompt_scores)
-        if recorded is None:
-            logits = self.node.head(hidden, step.logit_indices)
-        is_changed = step.adjusted is not None or masks is not None
-        # What is scored are the logits as the model made them.
-        made = logits.clone() if is_changed and wanted else logits
-        if step.adjusted is not None:
-            adjust(logits, step.adjusted)
-        failures = masks.apply(logits) if masks is not None else {}
-        if recorded is not None:
-            tokens = recorded.sample(step.sampling)
-        else:
-            tokens = sample(logits, step.sampling, self._node_key)
-        if wanted and wanted.sampled.numel():
-            taken = tokens.index_select(0, wanted.sampled)
-            scores = score(lambda at: made.index_select(0, at), wanted.sampled, taken, **sizes)
-        ran = _Ran(tokens=tokens.tolist(), scores=scores, prompt_scores=prompt_scores)
-        if self._laps is not None:
-            self._laps.lap("sample")
-        if masks is not None:
-            ran.failures.update({key: _of_one(error) for key, error in failures.items()})
-            self._find_stuck(masks, ran, lambda row: self.node.head(hidden, step.logit_indices[row, None]))
-        return ran
-
-    @staticmethod
-    def _find_stuck(masks: Masks, ran: _Ran, logits_of: Callable[[int], torch.Tensor]) -> None:
-        """Tell those whom guide and bans leave nothing from those whose model makes no numbers."""
-        for row, key in zip(masks.rows, masks.keys, strict=True):
-            if ran.tokens[row] == NOT_A_TOKEN and logits_of(row).max().isfinite():
-                ran.failures[key] = ClientError(
-                    "bad_words: with them there is no token left to choose that the guide allows",
-                    code="nothing_left",
-                )
-
     def _outputs(
-        self, spans: list[Span], tokens: list[list[int]], ran: _Ran, failures: dict[str, DalSegnoError]
+        self, spans: list[Span], tokens: list[list[int]], ran: Ran, failures: dict[str, DalSegnoError]
     ) -> list[Output]:
         outputs: list[Output] = []
         failed: list[str] = []
@@ -411,7 +383,7 @@ class KVEngine:
                 continue
             asked += bool(of_prompt) or token is not None
             is_last = span.reaches_end and spec.max_tokens == 0
-            vector = self._pools[spec.key].vector() if is_last and spec.pooling is not None else None
+            vector = self._runner.pools[spec.key].vector() if is_last and spec.pooling is not None else None
             asked += vector is not None
             if token == NOT_A_TOKEN or any(isnan(told.logprob) for told in of_prompt) or _is_broken(vector):
                 failed.append(spec.key)
@@ -423,7 +395,7 @@ class KVEngine:
             try:
                 outputs.append(self._token_output(span.sequence, token, told))
             except Exception as error:  # noqa: BLE001 - one tensor that finds no room must not cost the others
-                failures[spec.key] = _of_one(error)
+                failures[spec.key] = of_one(error)
         return self._told(outputs, failed, failures, asked=asked)
 
     def _told(
@@ -441,17 +413,6 @@ class KVEngine:
             )
         raise StepFailedError(message, keys=failed, outputs=outputs, others=failures)
 
-    def _fold(self, spans: list[Span], hidden: torch.Tensor) -> None:
-        """Take the states of prompts that are pooled, each once."""
-        offset = 0
-        for span in spans:
-            spec, untold = span.sequence.spec, span.untold
-            if spec.pooling is not None:
-                pool = self._pools.setdefault(spec.key, Pool(spec.pooling))
-                first = offset + untold.start - span.start
-                pool.add(hidden[first : offset + span.count], untold.start)
-            offset += span.count
-
     def _prompt_output(
         self, sequence: Sequence, scores: list[TokenScore], vector: Array | None, *, is_last: bool
     ) -> PromptOutput:
@@ -464,7 +425,7 @@ class KVEngine:
             key=spec.key,
             scores=tuple(scores),
             finish=finish,
-            step=self.forwards,
+            step=self._number,
             vector=vector,
             cached_tokens=cached_tokens,
         )
@@ -474,7 +435,7 @@ class KVEngine:
         first = sequence.generated - len(stood)
         return [
             TokenOutput(
-                key=sequence.spec.key, token_id=token, index=first + place, finish=None, step=self.forwards
+                key=sequence.spec.key, token_id=token, index=first + place, finish=None, step=self._number
             )
             for place, token in enumerate(stood)
         ]
@@ -487,7 +448,7 @@ class KVEngine:
             kv = self._export(sequence)
             self._drop([spec.key])
         return TokenOutput(
-            key=spec.key, token_id=token, index=index, finish=finish, step=self.forwards, score=told, kv=kv
+            key=spec.key, token_id=token, index=index, finish=finish, step=self._number, score=told, kv=kv
         )
 
     def _drop(self, keys: Items[str]) -> None:
@@ -528,7 +489,7 @@ class KVEngine:
                 if spec.on_kv_read is not None:
                     spec.on_kv_read()
             except Exception as error:  # noqa: BLE001 - whatever the bytes are, it is one sequence's
-                failures[spec.key] = _of_one(error)
+                failures[spec.key] = of_one(error)
             # From here on nobody looks at them, and they may be somebody else's memory.
             sequence.spec = replace(spec, kv=None, on_kv_read=None)
         return failures
@@ -553,13 +514,6 @@ class KVEngine:
         size = self._scheduler.blocks.block_size
         cells = (np.array(sequence.blocks, np.int64)[:, None] * size + np.arange(size)).ravel()
         return torch.from_numpy(cells[:tokens]).to(self.node.device)
-
-
-def _of_one(error: Exception) -> DalSegnoError:
-    """An error as the one sequence is told that failed of it."""
-    if isinstance(error, DalSegnoError):
-        return error
-    return WorkerError(f"{type(error).__name__}: {error}", code=StepFailedError.code)
 
 
 def _is_broken(vector: Array | None) -> bool:

@@ -14,11 +14,17 @@ class Work:
     """What the engine has done since it was made; what the fields mean is in `shared.meters`.
 
     Counted in the engine's thread and read beside it: between two reads one of them may be a step ahead.
+
+    Attributes:
+        ahead: steps that were launched before the one before was read; `thrown_away`, tokens they came to of
+            sequences that were gone by then, or held. Not in the meters.
     """
 
     sequences: int = 0
     computed_tokens: int = 0
     sampled_tokens: int = 0
+    ahead: int = 0
+    thrown_away: int = 0
     batch_rows: Histogram = field(default_factory=lambda: Histogram.over(ROWS))
     step_s: Histogram = field(default_factory=lambda: Histogram.over(SECONDS))
 
@@ -90,3 +96,10 @@ class StepFailedError(WorkerError):
         self.keys: Final = tuple(keys)
         self.others: Final = dict(others or {})
         self.outputs: Final = list(outputs)
+
+
+def of_one(error: Exception) -> DalSegnoError:
+    """An error as the one sequence is told that failed of it."""
+    if isinstance(error, DalSegnoError):
+        return error
+    return WorkerError(f"{type(error).__name__}: {error}", code=StepFailedError.code)

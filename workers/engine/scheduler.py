@@ -132,6 +132,15 @@ class Scheduler:
             bool(self.waiting) and self._seat_of(min(self.waiting, key=self._order)) is not None
         )
 
+    @property
+    def admits(self) -> bool:
+        """Whether anybody who waits could be let in now."""
+        for sequence in sorted(self.waiting, key=self._order):
+            path = self._cached(sequence)
+            if not self._is_computed_now(sequence, path):
+                return self._fits(sequence, path)
+        return False
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence.
 

@@ -582,8 +582,8 @@ def test_who_is_not_guided_pays_nothing(qwen3: DecoderLM, monkeypatch: pytest.Mo
     engine = engine_of(qwen3)
     run(engine, [spec(str(seed), max_tokens=8, sampling=variety(seed)) for seed in range(4)])
 
-    assert engine._guides._thread is None
-    assert engine._guides._buffer is None
+    assert engine._runner._guides._thread is None
+    assert engine._runner._guides._buffer is None
 
 
 def test_the_masks_are_made_while_the_forward_runs(qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,7 @@ def test_a_forward_that_fails_ends_the_copy_and_not_just_its_requests(
 
 def _alone_with(node: DecoderLM, followers: Followers, monkeypatch: pytest.MonkeyPatch) -> KVEngine:
     """A leading engine that was not proven with its followers."""
-    monkeypatch.setattr("workers.engine.kv_engine.check_node", lambda _: None)
+    monkeypatch.setattr("workers.engine.kv_engine.check_node", lambda *_: None)
     return KVEngine(node, followers=followers, **SIZES)
 
 

@@ -130,7 +130,7 @@ def test_a_batch_in_which_nobody_asks_computes_no_log_probability(
         calls.append(args)
         return logprobs.score(*args, **kwargs)
 
-    monkeypatch.setattr("workers.engine.kv_engine.score", spy)
+    monkeypatch.setattr("workers.engine.runner.score", spy)
     run_all(engine(qwen3), [spec(text, str(n), logprobs=None) for n, text in enumerate(prompts(4, seed=1))])
     assert not calls
     run_all(engine(qwen3), [spec([1, 2, 3])])

@@ -13,7 +13,9 @@ import pytest
 from shared.errors import CapacityError, ClientError, DalSegnoError, WorkerError
 from shared.models.decoder_lm.nodes import DecoderLM
 from tests.workers.engine.oracle import ids, run, tokens
+from tests.workers.engine.recorder import Again
 from workers.engine import thread as thread_module
+from workers.engine.graphs import Capture
 from workers.engine.kv_engine import KVEngine
 from workers.engine.mailbox import Mailbox
 from workers.engine.outcomes import EngineStats, StepFailedError
@@ -363,9 +365,12 @@ async def test_closing_does_not_wait_for_a_step_that_hangs(monkeypatch: pytest.M
         await thread.wait()
 
 
-async def test_a_real_engine_answers_through_the_thread_as_without_it(qwen3: DecoderLM) -> None:
+@pytest.mark.parametrize("capture", [None, Again()], ids=["plain", "ahead"])
+async def test_a_real_engine_answers_through_the_thread_as_without_it(
+    qwen3: DecoderLM, capture: Capture | None
+) -> None:
     def factory() -> KVEngine:
-        return KVEngine(qwen3, num_blocks=32, block_size=8, max_step_tokens=16, max_rows=4)
+        return KVEngine(qwen3, num_blocks=32, block_size=8, max_step_tokens=16, max_rows=4, capture=capture)
 
     requests = [SequenceSpec(key=str(i), prompt_ids=[i + 1] * (i + 3), max_tokens=8) for i in range(6)]
     expected = {key: ids(outputs) for key, outputs in run(factory(), requests).items()}
@@ -393,6 +398,7 @@ async def test_a_real_engine_answers_through_the_thread_as_without_it(qwen3: Dec
     stats = thread.stats()
     assert stats is not None
     assert stats.forwards > 0
+    assert (stats.work.ahead > 0) is (capture is not None)
 
 
 def test_the_thread_is_imported_without_torch() -> None:
