@@ -43,20 +43,22 @@ def test_everybody_is_measured_in_turns_and_ratios_come_first() -> None:
         shape, CPU, read_bytes_per_s(CPU, 1 << 20), Load(prompt=8, answer=4, rounds=1), compiles=False
     )
 
-    assert [(figure.name, figure.unit) for figure in figures[:8]] == [
+    assert [(figure.name, figure.unit) for figure in figures[:10]] == [
         ("tiny, 1 at a time: ours / transformers continuous", "x"),
         ("tiny, 1 at a time: ours / static cache, compiled", "x"),
+        ("tiny, 1 at a time: ours / ours, each step read first", "x"),
         ("tiny, 1 at a time: ours / ours, steps as they come", "x"),
         ("tiny, 1 at a time: ours", "tok/s"),
+        ("tiny, 1 at a time: ours, each step read first", "tok/s"),
         ("tiny, 1 at a time: ours, steps as they come", "tok/s"),
         ("tiny, 1 at a time: transformers continuous", "tok/s"),
         ("tiny, 1 at a time: static cache, compiled", "tok/s"),
         ("tiny, 1 at a time: decodes alone, of the limit", "%"),
     ]
-    assert len(figures) == 16
+    assert len(figures) == 20
     assert all(figure.value > 0 for figure in figures)
-    assert "goal 1 tok/s reached" in figures[7].note
-    assert "goal 70%" in figures[15].note
+    assert "goal 1 tok/s reached" in figures[9].note
+    assert "goal 70%" in figures[19].note
 
 
 def test_the_shapes_are_those_of_the_published_models() -> None:
