@@ -1,8 +1,11 @@
 """A step ahead: tokens are those of an engine that reads each step before it launches the next."""
 
+import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -10,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from shared import timeline
 from shared.models.decoder_lm.nodes import DecoderLM
+from tests.timelines import read_events
 from tests.workers.engine.oracle import ids, prompts, run, tokens
 from tests.workers.engine.recorder import Again
 from tests.workers.engine.test_graphs import SAMPLINGS
@@ -18,6 +23,7 @@ from tests.workers.engine.test_guide import compiled, processing_of
 from tests.workers.engine.test_kv_transfer import Slots
 from tests.workers.engine.test_scheduler import same, scheduler, sequence, shape
 from workers.data_plane.port import Array
+from workers.engine import runner
 from workers.engine.ahead import step_behind
 from workers.engine.kv_engine import KVEngine
 from workers.engine.outcomes import StepFailedError, Work
@@ -394,6 +400,61 @@ def test_keys_and_values_are_handed_on_without_the_token_too_much(qwen3: Decoder
     assert given.shape == wanted.shape
     found_kv, meant_kv = (torch.from_numpy(of.data).view(torch.float32) for of in (given, wanted))
     assert torch.allclose(found_kv, meant_kv, atol=1e-5)
+
+
+class Late:
+    """Pinned memory as a GPU writes it: what is copied there is found when it is waited for."""
+
+    def __init__(self, most: int) -> None:
+        self._tokens = torch.empty(most, dtype=torch.int64)
+
+    def begin(self, sent: torch.Tensor) -> Callable[[], list[int]]:
+        here = self._tokens[: len(sent)]
+        here.copy_(sent)
+        return here.tolist
+
+
+def test_tokens_of_two_steps_that_are_under_way_arrive_in_two_places(
+    qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_Place", Late)
+    ahead = engine(qwen3)
+    ahead._runner._arrivals = runner._Arrivals(6, torch.device("cuda"))
+    wishes = [spec("a"), spec("b", prompt_ids=[9, 9, 9], max_tokens=17)]
+
+    found = run(ahead, wishes)
+
+    assert {key: ids(outputs) for key, outputs in found.items()} == {
+        one.key: answer(qwen3, one) for one in wishes
+    }
+    assert work(ahead).ahead > 10
+
+
+def test_a_profile_has_the_parts_of_each_call_one_behind_the_other(qwen3: DecoderLM, tmp_path: Path) -> None:
+    """The second call launches two steps, and the last one none."""
+    timeline.set_up(tmp_path, "worker-0")
+    try:
+        run(engine(qwen3), [spec(max_tokens=4)])
+    finally:
+        timeline.shut_down()
+    [file] = tmp_path.iterdir()
+    found = read_events([json.loads(line) for line in file.read_text().splitlines()])
+
+    steps = [one for one in found if one.name == "step"]
+    parts = [
+        [one.name for one in found if step.since_us <= one.since_us < step.until_us and one is not step]
+        for step in steps
+    ]
+    launch = ["build", "forward"]
+    assert parts == [
+        ["schedule", *launch, "sample"],
+        ["schedule", *launch, *launch, "sample"],
+        ["schedule", *launch, "sample"],
+        ["schedule", "sample"],
+    ]
+    assert [step.told for step in steps] == [
+        {"rows": 1, "computed": computed, "sampled": 1} for computed in (4, 1, 1, 1)
+    ]
 
 
 # ---- what fails ----------------------------------------------------------------------------------
