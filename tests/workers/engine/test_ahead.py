@@ -521,7 +521,7 @@ def test_a_step_that_cannot_be_launched_fails_behind_the_outputs_of_the_one_befo
 
 # ---- whatever happens ----------------------------------------------------------------------------
 
-SEEDS = 24
+SEEDS = 16
 
 
 @dataclass(frozen=True)
