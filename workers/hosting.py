@@ -23,6 +23,7 @@ from shared.models.base import EngineKind, Peers
 from workers import memory
 from workers.devices import choose_device
 from workers.engine.cpu_threads import cores, kernel_threads, stateless_threads
+from workers.engine.gpu_kernels import Kernel, attention_of
 from workers.engine.speculate import PromptLookup, Proposer
 from workers.imports import import_transformers
 from workers.pool_size import PoolSize, pool_size
@@ -126,6 +127,7 @@ def make_engine(
     rows, step_tokens = settings.rows_on(device.type), settings.step_tokens_on(device.type)
     [name] = nodes_of(config, rank, EngineKind.KV)
     node = _kv_node(config, name, settings, device, progress, copy)
+    kernel = attention_of(node, settings.attention)
     if copy is None:  # the members of a copy meet within each layer
         node = _by_kernels(node, settings, at)
     draft = _draft(config, node, settings, at, progress)
@@ -149,18 +151,18 @@ def make_engine(
         if has_stateless
         else at.cores,
         followers=followers,
-        capture=_capture(settings, device),
+        capture=_capture(settings, device, kernel),
+        kernel=kernel,
     )
 
 
-def _capture(settings: EngineSettings, device: torch.device) -> "Capture | None":
-    """Who records steps of decodes: on a GPU, where a kernel attends that asks the host nothing."""
-    if device.type != "cuda" or not settings.cuda_graphs:
+def _capture(settings: EngineSettings, device: torch.device, kernel: Kernel | None) -> "Capture | None":
+    """Who records steps of decodes: on a GPU, where a kernel attends; torch asks the host meanwhile."""
+    if device.type != "cuda" or kernel is None or not settings.cuda_graphs:
         return None
-    from workers.engine.gpu_kernels import kernel_for  # noqa: PLC0415 - where there is CUDA
-    from workers.engine.graphs import CudaCapture  # noqa: PLC0415 - the same
+    from workers.engine.graphs import CudaCapture  # noqa: PLC0415 - where there is CUDA
 
-    return CudaCapture(device) if kernel_for(device.type) is not None else None
+    return CudaCapture(device)
 
 
 def make_follower(
@@ -180,6 +182,7 @@ def make_follower(
     at = seat(config, rank)
     [name] = nodes_of(config, rank, EngineKind.KV)
     node = _kv_node(config, name, settings, at.device, progress, copy)
+    kernel = attention_of(node, settings.attention)
     [line] = copy.lines
     leader = Leader(line)
     return FollowingEngine(
@@ -188,6 +191,7 @@ def make_follower(
         block_size=settings.block_size,
         leader=leader,
         cpu_cores=at.cores,
+        kernel=kernel,
     )
 
 
@@ -301,6 +305,7 @@ def _proposer(
         block_size=settings.block_size,
         max_rows=rows,
         max_step_tokens=step_tokens,
+        kernel=attention_of(draft, settings.attention),
     )
 
 

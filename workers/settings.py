@@ -36,6 +36,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             before is guessed.
         kernels: who computes a model's layers: `auto` is our own kernels where they know the model and the
             processor; `torch` is torch.
+        attention: who attends over the KV pool of a GPU, whoever computes the layers: `triton` is our kernel,
+            `flashinfer` FlashInfer; `auto` is our kernel where it can, else torch.
         cuda_graphs: whether, on a GPU, steps of decodes are recorded at start and replayed.
     """
 
@@ -50,6 +52,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     speculate: Annotated[int, Meta(ge=0, le=32)] = 0
     draft: str | None = None
     kernels: Literal["auto", "torch"] = "auto"
+    attention: Literal["auto", "triton", "flashinfer"] = "auto"
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:

@@ -11,13 +11,15 @@ from shared.models.base import EngineKind
 from tests.peers import Circle
 from tests.tiny import tiny_checkpoint
 from tests.tiny.orpheus import tiny_orpheus
+from tests.workers.engine import flashinfer_reference
 from tests.workers.engine.oracle import ids, run
 from tests.workers.engine.shared_node import lines
 from tests.workers.engine.test_kv_transfer import EXPORT, Slots
 from workers import hosting, memory
 from workers.devices import choose_device
-from workers.engine import comm, gpu_kernels, graphs
+from workers.engine import comm, flashinfer_attention, graphs
 from workers.engine.cpu_threads import cores
+from workers.engine.flashinfer_attention import FlashInfer
 from workers.engine.meeting import Meeting
 from workers.engine.sequence import SequenceSpec
 from workers.group import Copy
@@ -165,6 +167,32 @@ def test_who_guesses_is_as_the_settings_say_and_the_answer_is_the_same() -> None
     assert told(EngineSettings(speculate=4))[0] == answer
 
 
+def test_who_attends_is_as_the_settings_say_for_the_model_and_the_one_that_guesses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checkpoint = tiny_checkpoint("qwen3")
+    spec = SequenceSpec(key="a", prompt_ids=[5, 6, 7, 5, 6, 7, 5, 6], max_tokens=20)
+    made: list[FlashInfer] = []
+
+    def kernel_of(node: Any) -> FlashInfer:
+        made.append(FlashInfer(flashinfer_reference, node.device))
+        return made[-1]
+
+    def answer(settings: EngineSettings) -> list[int]:
+        return ids(run(make_engine(resolve(str(checkpoint)), settings, 0, no_progress), [spec])["a"])
+
+    with pytest.raises(ConfigError, match="attention: flashinfer is for GPUs, and llm is on the CPU"):
+        answer(EngineSettings(attention="flashinfer"))
+
+    expected = answer(EngineSettings())
+    monkeypatch.setattr(flashinfer_attention, "kernel_of", kernel_of)
+    monkeypatch.setattr(flashinfer_attention, "_LEAST_WORKSPACE_BYTES", 1 << 10)
+    settings = EngineSettings(attention="flashinfer", speculate=4, draft=str(checkpoint))
+
+    assert answer(settings) == expected
+    assert [one._step is not None for one in made] == [True, True], "both have attended"
+
+
 def test_a_draft_of_another_vocabulary_is_refused() -> None:
     settings = EngineSettings(speculate=4, draft=str(tiny_orpheus()))
     with pytest.raises(ConfigError, match="expected one with the same tokenizer"):
@@ -180,17 +208,17 @@ def test_a_draft_of_another_vocabulary_is_refused() -> None:
         ("cpu", EngineSettings(), True, False),
     ],
 )
-def test_steps_are_recorded_on_a_gpu_over_a_kernel_that_asks_the_host_nothing(
+def test_steps_are_recorded_on_a_gpu_where_a_kernel_attends(
     monkeypatch: pytest.MonkeyPatch,
     device: str,
     settings: EngineSettings,
     has_kernel: bool,
     is_recorded: bool,
 ) -> None:
-    monkeypatch.setattr(gpu_kernels, "kernel_for", lambda _: torch.add if has_kernel else None)
     monkeypatch.setattr(graphs, "CudaCapture", lambda on: ("recorded on", on))
 
-    capture: Any = hosting._capture(settings, torch.device(device))
+    kernel: Any = torch.add if has_kernel else None
+    capture: Any = hosting._capture(settings, torch.device(device), kernel)
 
     assert capture == (("recorded on", torch.device(device)) if is_recorded else None)
 

@@ -35,6 +35,7 @@ attention.py    the one attention function of all models, over the pool
 llama_like.py   which models our own kernels know                             no torch
 gpu_kernels.py  whether a GPU's are there; those of CPUs are `workers.kernels`
 triton_attention.py, triton_layers.py   the kernels
+flashinfer_attention.py   attention by FlashInfer, where it is asked for
 gpu_decoder.py  a node that is computed by them
 graphs.py       steps that are recorded on a GPU, and replayed
 

@@ -8,9 +8,9 @@ to the device; a layer is computed by it then (`run`). One plan is for all layer
 and make their scores alike. Its pages are our blocks, its layout NHD is the pool's: nothing is moved.
 
 A recording has the addresses of a plan's buffers, and of the plan itself some numbers: offsets into them, and
-how many programs there are. In its mode for CUDA graphs they follow from the number of rows, not from lengths:
-so in the source of 0.6.13 (`scheduler.cuh`: `DecodePlan`, `PrefillPlan`). With other numbers a recording would
-be wrong, so they are compared with every plan.
+how many programs there are. In its mode for CUDA graphs they follow from the number of rows, and from no
+length: so in the source of 0.6.13 (`scheduler.cuh`: `DecodePlan`, `PrefillPlan`). A recording with others
+would be wrong, so they are compared with every plan.
 
 Ye et al. 2025, arXiv 2501.01005.
 """
