@@ -147,7 +147,7 @@ def test_a_text_past_the_change_of_angles_is_refused() -> None:
 def test_without_that_limit_a_neighbour_would_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: transformers turns all texts of a batch by the length of the longest."""
     monkeypatch.setattr(architecture, "context_length", lambda config: config["max_position_embeddings"])
-    monkeypatch.setattr(kv_engine, "check_node", lambda node: None)
+    monkeypatch.setattr(kv_engine, "check_node", lambda *_: None)
     text, expected = clear_text("phi3_longrope", 20, NEW_TOKENS)
     [neighbour] = prompts(1, seed=8, shortest=200, longest=200)
 
