@@ -4,9 +4,10 @@
 
 First how fast the GPU's memory is read, for that is the limit of a decode: each step reads all weights and
 all keys and values. Then, in turns: our engine, replaying recorded steps, each launched before the one before
-is read; the same engine, reading first; one whose steps run as they come; transformers' continuous batching;
-and a loop over a static cache, compiled with CUDA graphs. The same random bfloat16 weights in the same
-memory, the same prompts, greedy answers of the same length.
+is read; the same engine, reading first; one whose steps run as they come; one in which FlashInfer attends,
+where that is installed; transformers' continuous batching; and a loop over a static cache, compiled with CUDA
+graphs. The same random bfloat16 weights in the same memory, the same prompts, greedy answers of the same
+length.
 
 Has not run on hardware yet: no GPU was at hand when it was written.
 """
@@ -31,10 +32,11 @@ from transformers import (
 
 from benchmarks.machine import described
 from benchmarks.report import RATIO, Figure, show, spread
+from shared.config import ConfigError
 from shared.models.base import KVLayout
 from shared.models.transformers_lm.node import DecoderLM
 from workers.engine.attention import ATTENTION
-from workers.engine.gpu_kernels import by_gpu_kernels, kernel_for
+from workers.engine.gpu_kernels import Kernel, attention_of, by_gpu_kernels, kernel_for
 from workers.engine.graphs import Capture, CudaCapture
 from workers.engine.kv_engine import KVEngine
 from workers.engine.node import Node
@@ -46,6 +48,7 @@ NO_GPU: Final = 2
 _OURS: Final = "ours"
 _READ_FIRST: Final = "ours, each step read first"
 _AS_IT_COMES: Final = "ours, steps as they come"
+_FLASHINFER: Final = "ours, FlashInfer attends"
 _CONTINUOUS: Final = "transformers continuous"
 _STATIC: Final = "static cache, compiled"
 _BLOCK: Final = 16
@@ -181,7 +184,8 @@ def _figures(
             [mine / theirs for mine, theirs in zip(rates[_OURS], rates[name], strict=True)],
             RATIO,
         )
-        for name in (_CONTINUOUS, _STATIC, _READ_FIRST, _AS_IT_COMES)
+        for name in (_CONTINUOUS, _STATIC, _READ_FIRST, _AS_IT_COMES, _FLASHINFER)
+        if name in timed
     ]
     figures += [spread(f"{what}: {name}", of_one, "tok/s") for name, of_one in rates.items()]
     steps = median(
@@ -243,19 +247,31 @@ def _contenders(
         weights_digest="",
     )
     node = by_gpu_kernels(loaded)  # whose weights are the model's own still
-    capture = CudaCapture(device) if device.type == "cuda" else None
-    recorded, as_it_comes = _engine(node, rows, load, capture), _engine(node, rows, load, None)
+
+    def capture() -> Capture | None:
+        return CudaCapture(device) if device.type == "cuda" else None
+
+    recorded, as_it_comes = _engine(node, rows, load, capture()), _engine(node, rows, load, None)
     static = _StaticLoop(model, device, rows, load.prompt + load.answer, compiles=compiles)
-    return {
+    contenders: dict[str, Contender] = {
         _OURS: _ours(node, recorded, runs_ahead=True),
         _READ_FIRST: _ours(node, recorded, runs_ahead=False),
         _AS_IT_COMES: _ours(node, as_it_comes, runs_ahead=False),
         _CONTINUOUS: lambda: _continuous(model, rows),
         _STATIC: static.loaded,
     }
+    try:
+        kernel = attention_of(node, "flashinfer")
+    except ConfigError as error:
+        print(f"FlashInfer is not measured: {error}")
+        return contenders
+    by_flashinfer = _engine(node, rows, load, capture(), kernel)
+    return {**contenders, _FLASHINFER: _ours(node, by_flashinfer, runs_ahead=True)}
 
 
-def _engine(node: Node, rows: int, load: Load, capture: Capture | None) -> KVEngine:
+def _engine(
+    node: Node, rows: int, load: Load, capture: Capture | None, kernel: Kernel | None = None
+) -> KVEngine:
     blocks = -(-(load.prompt + load.answer) // _BLOCK) + 1
     return KVEngine(
         node,
@@ -265,6 +281,7 @@ def _engine(node: Node, rows: int, load: Load, capture: Capture | None) -> KVEng
         max_rows=rows,
         prefix_cache=False,
         capture=capture,
+        kernel=kernel,
     )
 
 

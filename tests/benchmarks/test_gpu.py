@@ -8,6 +8,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks import __main__ as benchmarks
 from benchmarks.gpu import NO_GPU, Load, Shape, measure, read_bytes_per_s, shapes
+from tests.workers.engine import flashinfer_reference
+from workers.engine import flashinfer_attention
+from workers.engine.flashinfer_attention import FlashInfer
 
 CPU = torch.device("cpu")
 TINY = Qwen3Config(
@@ -59,6 +62,22 @@ def test_everybody_is_measured_in_turns_and_ratios_come_first() -> None:
     assert all(figure.value > 0 for figure in figures)
     assert "goal 1 tok/s reached" in figures[9].note
     assert "goal 70%" in figures[19].note
+
+
+def test_where_flashinfer_attends_it_is_measured_beside_our_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(name="tiny", model=Qwen3ForCausalLM, config=TINY, goals={1: 1.0})
+    monkeypatch.setattr(flashinfer_attention, "_LEAST_WORKSPACE_BYTES", 1 << 10)
+    monkeypatch.setattr(
+        flashinfer_attention, "kernel_of", lambda node: FlashInfer(flashinfer_reference, node.device)
+    )
+
+    figures = measure(shape, CPU, 1e9, Load(prompt=8, answer=4, rounds=1), compiles=False)
+
+    names = [figure.name.removeprefix("tiny, 1 at a time: ") for figure in figures if figure.value > 0]
+    assert [(names.index(name), name) for name in names if "FlashInfer" in name] == [
+        (4, "ours / ours, FlashInfer attends"),
+        (10, "ours, FlashInfer attends"),
+    ]
 
 
 def test_the_shapes_are_those_of_the_published_models() -> None:
