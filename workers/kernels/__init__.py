@@ -3,10 +3,13 @@
     numbers.h     vectors of floats, bfloat16, e to the x
     team.h        threads that meet at barriers
     tiles.h       packed matrices, and products with them;  amx.h  by Intel's tile unit
+    squeezed.h    weights of bfloat16 in three quarters of their memory
     attention.h   attention over the paged pool
     body.cpp      all layers in one call, and the C functions
     build.py      compiles them;  install.py  does so at installation;  library.py  loads them
+    packing.py    packs a model's matrices
     decoder.py    a node of the engine that computes with them
 
-Why this and not torch's: `docs/adr/0018-one-call-per-step.md`.
+Why this and not torch's: `docs/adr/0018-one-call-per-step.md`; why they are squeezed:
+`docs/adr/0021-weights-of-twelve-bits.md`.
 """

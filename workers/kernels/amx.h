@@ -80,6 +80,7 @@ template <int into, int x, int w>
 void multiply();
 
 #define DALSEGNO_SUMS(tile)                                                                         \
+  DALSEGNO_FACTOR(tile)                                                                             \
   template <> inline void zero<tile>() { _tile_zero(tile); }                                        \
   template <> inline void store<tile>(void* to, size_t stride) { _tile_stored(tile, to, stride); }
 #define DALSEGNO_FACTOR(tile) \
@@ -104,13 +105,14 @@ inline bool allowed() {
 #endif
 
 // Rows of x times a unit of four panels: tiles 0 to 3 are sums, 4 is x, 5 to 7 are weights.
-inline void multiply_unit(const bfloat16* x, size_t stride, int rows, const bfloat16* w, int depth,
-                          const bfloat16* next, Floats* y) {
+// Rows of x times the next `depth` of a unit: added to y, or in its place.
+inline void multiply_unit(const bfloat16* x, size_t stride, int rows, const bfloat16* w, int depth, bool adds,
+                          const char* next, size_t bytes, Floats* y) {
   constexpr int UNIT = 4;
   constexpr size_t TILE_ROW = 64, Y_ROW = UNIT * sizeof(Floats);
   const size_t panel = size_t(LANES) * depth;
   const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, lines = (TILE_ROWS * UNIT + tiles - 1) / tiles;
-  const char *ahead = reinterpret_cast<const char*>(next), *end = ahead + UNIT * panel * sizeof(bfloat16);
+  const char *ahead = next, *end = next + bytes;
   Palette palette;
   for (int tile = 0; tile < 8; ++tile) palette.row_bytes[tile] = 64, palette.rows[tile] = TILE_ROWS;
   int shaped = 0;
@@ -121,10 +123,13 @@ inline void multiply_unit(const bfloat16* x, size_t stride, int rows, const bflo
       shape(palette);
       shaped = count;
     }
-    zero<0>(), zero<1>(), zero<2>(), zero<3>();
+    Floats* to = y + first * UNIT;
+    if (adds)
+      load<0>(to, Y_ROW), load<1>(to + 1, Y_ROW), load<2>(to + 2, Y_ROW), load<3>(to + 3, Y_ROW);
+    else
+      zero<0>(), zero<1>(), zero<2>(), zero<3>();
     for (int k = 0; k < depth; k += TILE_DEPTH) {
-      if (next && tiles > 1)
-        for (int line = 0; line < lines && ahead < end; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+      for (int line = 0; line < lines && ahead < end; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
       const bfloat16* at = w + size_t(k) * LANES;
       load<4>(x + first * stride + k, stride * sizeof(bfloat16));
       load<5>(at, TILE_ROW), multiply<0, 4, 5>();
@@ -132,7 +137,6 @@ inline void multiply_unit(const bfloat16* x, size_t stride, int rows, const bflo
       load<7>(at + 2 * panel, TILE_ROW), multiply<2, 4, 7>();
       load<5>(at + 3 * panel, TILE_ROW), multiply<3, 4, 5>();
     }
-    Floats* to = y + first * UNIT;
     store<0>(to, Y_ROW), store<1>(to + 1, Y_ROW), store<2>(to + 2, Y_ROW), store<3>(to + 3, Y_ROW);
   }
 }

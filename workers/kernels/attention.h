@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "numbers.h"
 #include "team.h"
@@ -14,7 +15,7 @@
 namespace dalsegno {
 
 constexpr int KEYS = 64;
-constexpr int MOST_ROWS = 32;  // heads that share keys times queries, computed together
+constexpr int MOST_ROWS = 32;  // heads times queries that are computed together
 constexpr int MOST_DIM = 256;
 
 struct Shape {
@@ -30,11 +31,12 @@ struct Cells {
   int block_size;
 };
 
-// Queries of one span that are computed together, for each head of keys.
+// Queries of one span, and heads of keys, that are computed together.
 struct QueryTile {
   int first, count;  // packed tokens
   int position;      // of the first, in its text
   int row;           // of the block table
+  int head, heads;   // of keys, from which one on
 };
 
 #if defined(__AVX512F__)
@@ -110,12 +112,12 @@ inline void weigh(const T* const* values, const float* weights, int count, float
 }
 
 template <class T, int rows>
-inline void score_tile(const T* const* keys, const T* q, int count, int dim, float scaling, float* scores) {
+inline void score_keys(const T* const* keys, const T* q, int count, int dim, float scaling, float* scores) {
   for (int key = 0; key < count; key += 16 / rows) score<T, rows>(keys + key, q, dim, scaling, scores + key);
 }
 
 template <class T, int rows>
-inline void weigh_tile(const T* const* values, const float* weights, int count, int dim, float* out) {
+inline void weigh_keys(const T* const* values, const float* weights, int count, int dim, float* out) {
   constexpr int vectors = rows == 1 ? 8 : 4;
   const T* at[KEYS];
   for (int from = 0; from < dim;) {
@@ -130,101 +132,160 @@ inline void weigh_tile(const T* const* values, const float* weights, int count, 
   }
 }
 
-template <class T>
-inline void fetch(const T* from, int count) {
-  for (int at = 0; at < count; at += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(from + at, 0, 2);
+// As many rows at a time as are computed together: `work` is told how many, and from which on.
+template <class Work>
+inline void by_rows(int rows, const Work& work) {
+  for (int row = 0; row < rows;) {
+    const int left = rows - row;
+    if (left >= 4)
+      work(std::integral_constant<int, 4>{}, row), row += 4;
+    else if (left >= 2)
+      work(std::integral_constant<int, 2>{}, row), row += 2;
+    else
+      work(std::integral_constant<int, 1>{}, row), row += 1;
+  }
 }
 
-// One tile of queries, and one head of keys: the heads that share it, of `query` (tokens, heads * dim) in float32.
+// One tile of queries, and some heads of keys: all heads that share these, of `query` (tokens, heads * dim) in
+// float32. A row is a head's query: head by head, no more than `MOST_ROWS` of them.
 template <class T>
-void attend(const Shape& shape, const Cells& cells, const QueryTile& tile, int kv_head, const float* query,
-            size_t query_stride, const T* pool_keys, const T* pool_values, T* out, size_t out_stride) {
-  const int group = shape.heads / shape.kv_heads, rows = tile.count * group, dim = shape.dim;
-  const size_t cell = static_cast<size_t>(shape.kv_heads) * dim;
-  alignas(64) T q[MOST_ROWS][MOST_DIM];
-  alignas(64) float sums[MOST_ROWS][MOST_DIM], scores[MOST_ROWS][KEYS];
-  float most[MOST_ROWS], total[MOST_ROWS];
-  int position[MOST_ROWS];
-  for (int row = 0; row < rows; ++row) {
-    const int token = tile.first + row / group, head = kv_head * group + row % group;
-    const float* from = query + token * query_stride + static_cast<size_t>(head) * dim;
-    for (int at = 0; at < dim; at += LANES) store(&q[row][at], load(from + at)), store(&sums[row][at], Floats{});
-    most[row] = -INFINITY, total[row] = 0;
-    position[row] = tile.position + row / group;
-  }
-  const int last = tile.position + tile.count - 1;
-  const int seen_from = shape.window ? std::max(0, tile.position - shape.window + 1) : 0;
-  const int32_t* blocks = cells.table + static_cast<size_t>(tile.row) * cells.table_stride;
-  const auto cell_of = [&](int at) {
-    const size_t slot = static_cast<size_t>(blocks[at / cells.block_size]) * cells.block_size + at % cells.block_size;
-    return slot * cell + kv_head * dim;
-  };
-  const T *keys[KEYS], *values[KEYS];
-  for (int begin = seen_from / KEYS * KEYS; begin <= last; begin += KEYS) {
-    const int count = std::min(KEYS, last + 1 - begin);
-    for (int key = 0; key < count; ++key) {
-      const size_t at = cell_of(begin + key);
-      keys[key] = pool_keys + at;
-      values[key] = pool_values + at;
-      // A head's part of a cell is too short for the processor to see what is read next.
-      fetch(values[key], dim);
+class Attending {
+ public:
+  Attending(const Shape& shape, const Cells& cells, const QueryTile& tile, const T* keys, const T* values)
+      : shape_(shape), cells_(cells), tile_(tile), pool_keys_(keys), pool_values_(values) {}
+
+  void operator()(const float* query, size_t query_stride, T* out, size_t out_stride) {
+    for (int row = 0; row < rows(); ++row) {
+      const float* from = query + token_of(row) * query_stride + head_of(row) * shape_.dim;
+      for (int at = 0; at < shape_.dim; at += LANES) store(&q_[row][at], load(from + at)), store(&sums_[row][at], Floats{});
+      most_[row] = -INFINITY, total_[row] = 0;
     }
-    for (int at = begin + KEYS; at < std::min(begin + 2 * KEYS, last + 1); ++at) fetch(pool_keys + cell_of(at), dim);
-    for (int key = count; key < KEYS; ++key) keys[key] = keys[count - 1];  // some are scored, none is seen
-    for (int row = 0; row < rows;) {
-      const int left = rows - row;
-      if (left >= 4) {
-        score_tile<T, 4>(keys, q[row], count, dim, shape.scaling, scores[row]), row += 4;
-      } else if (left >= 2) {
-        score_tile<T, 2>(keys, q[row], count, dim, shape.scaling, scores[row]), row += 2;
-      } else {
-        score_tile<T, 1>(keys, q[row], count, dim, shape.scaling, scores[row]), row += 1;
-      }
+    const int end = tile_.position + tile_.count;
+    const int seen_from = shape_.window ? std::max(0, tile_.position - shape_.window + 1) : 0;
+    for (int begin = seen_from / KEYS * KEYS; begin < end; begin += KEYS) {
+      count_ = std::min(KEYS, end - begin);
+      look_up(begin, end);
+      for (int from = 0; from < count_; from += at_once()) score_some(from);
+      for (int row = 0; row < rows(); ++row) soften(row, begin);
+      for (int from = 0; from < count_; from += at_once()) weigh_some(from);
     }
-    for (int row = 0; row < rows; ++row) {
-      const int end = std::min(count, position[row] + 1 - begin);
-      const int from = shape.window ? std::max(0, position[row] - shape.window + 1 - begin) : 0;
-      float* mine = scores[row];
-      for (int key = 0; key < std::min(from, KEYS); ++key) mine[key] = -INFINITY;
-      for (int key = std::max(end, 0); key < KEYS; ++key) mine[key] = -INFINITY;
-      Floats top = load(mine);
-      for (int at = LANES; at < KEYS; at += LANES) top = larger(top, load(mine + at));
-      const float here = largest(top);
-      if (here == -INFINITY) {  // it sees none of them
-        std::memset(mine, 0, sizeof scores[row]);
-        continue;
-      }
-      const float now = std::max(most[row], here);
-      const float shrunk = most[row] == -INFINITY ? 0.0f : exponential(splat(most[row] - now))[0];
-      Floats sum = Floats{};
-      for (int at = 0; at < KEYS; at += LANES) {
-        const Floats raw = load(mine + at);
-        const Words is_seen = (Words)(raw != splat(-INFINITY));
-        const Floats weight = as<Floats>(as<Words>(exponential(raw - now)) & is_seen);
-        store(mine + at, weight);
-        sum += weight;
-      }
-      if (shrunk != 1.0f)
-        for (int at = 0; at < dim; at += LANES) store(&sums[row][at], load(&sums[row][at]) * shrunk);
-      total[row] = total[row] * shrunk + dalsegno::sum(sum);
-      most[row] = now;
-    }
-    for (int row = 0; row < rows;) {
-      const int left = rows - row;
-      if (left >= 4) {
-        weigh_tile<T, 4>(values, scores[row], count, dim, sums[row]), row += 4;
-      } else if (left >= 2) {
-        weigh_tile<T, 2>(values, scores[row], count, dim, sums[row]), row += 2;
-      } else {
-        weigh_tile<T, 1>(values, scores[row], count, dim, sums[row]), row += 1;
-      }
+    for (int row = 0; row < rows(); ++row) {
+      T* to = out + token_of(row) * out_stride + head_of(row) * shape_.dim;
+      for (int at = 0; at < shape_.dim; at += LANES) store(to + at, load(&sums_[row][at]) * (1.0f / total_[row]));
     }
   }
-  for (int row = 0; row < rows; ++row) {
-    const int token = tile.first + row / group, head = kv_head * group + row % group;
-    T* to = out + token * out_stride + static_cast<size_t>(head) * dim;
-    for (int at = 0; at < dim; at += LANES) store(to + at, load(&sums[row][at]) * (1.0f / total[row]));
+
+ private:
+  int group() const { return shape_.heads / shape_.kv_heads; }
+  int rows_of_head() const { return tile_.count * group(); }
+  int rows() const { return tile_.heads * rows_of_head(); }
+  int query_of(int row) const { return row % rows_of_head() / group(); }
+  size_t token_of(int row) const { return tile_.first + query_of(row); }
+  size_t head_of(int row) const {
+    return static_cast<size_t>(tile_.head + row / rows_of_head()) * group() + row % group();
   }
-}
+
+  // Heads side by side are read as they lie in memory: some keys of all of them, then the next. One by itself has
+  // all of a tile at once.
+  int at_once() const { return tile_.heads > 1 ? KEYS / 4 : KEYS; }
+
+  // Where the tile's keys and values are, and the next tile's first keys.
+  void look_up(int begin, int end) {
+    const int32_t* blocks = cells_.table + static_cast<size_t>(tile_.row) * cells_.table_stride;
+    const auto offset_of = [&](int at) {
+      const size_t slot = static_cast<size_t>(blocks[at / cells_.block_size]) * cells_.block_size + at % cells_.block_size;
+      return (slot * shape_.kv_heads + tile_.head) * shape_.dim;
+    };
+    for (int key = 0; key < count_; ++key) {
+      const size_t at = offset_of(begin + key);
+      keys_[key] = pool_keys_ + at;
+      values_[key] = pool_values_ + at;
+    }
+    for (int key = count_; key < KEYS; ++key) keys_[key] = keys_[count_ - 1];  // some are scored, none is seen
+    following_ = std::clamp(end - begin - KEYS, 0, at_once());
+    for (int key = 0; key < following_; ++key) next_[key] = pool_keys_ + offset_of(begin + KEYS + key);
+  }
+
+  // Have cells brought to the cache: a head's part of one is too short for the processor to see what is read next.
+  void fetch(const T* const* cells, int count, int head) const {
+    for (int cell = 0; cell < count; ++cell)
+      for (int at = 0; at < shape_.dim; at += 64 / static_cast<int>(sizeof(T)))
+        __builtin_prefetch(cells[cell] + head * shape_.dim + at, 0, 2);
+  }
+
+  void score_some(int from) {
+    const int count = std::min(at_once(), count_ - from), next = from + count;
+    for (int head = 0; head < tile_.heads; ++head) {
+      if (next < count_)
+        fetch(keys_ + next, std::min(at_once(), count_ - next), head);
+      else
+        fetch(values_, std::min(at_once(), count_), head);
+      const T* keys[KEYS];
+      for (int key = 0; key < at_once(); ++key) keys[key] = keys_[from + key] + head * shape_.dim;
+      by_rows(rows_of_head(), [&](auto rows, int row) {
+        row += head * rows_of_head();
+        score_keys<T, rows>(keys, q_[row], count, shape_.dim, shape_.scaling, scores_[row] + from);
+      });
+    }
+  }
+
+  void weigh_some(int from) {
+    const int count = std::min(at_once(), count_ - from), next = from + count;
+    for (int head = 0; head < tile_.heads; ++head) {
+      if (next < count_)
+        fetch(values_ + next, std::min(at_once(), count_ - next), head);
+      else
+        fetch(next_, following_, head);
+      const T* values[KEYS];
+      for (int key = 0; key < count; ++key) values[key] = values_[from + key] + head * shape_.dim;
+      by_rows(rows_of_head(), [&](auto rows, int row) {
+        row += head * rows_of_head();
+        weigh_keys<T, rows>(values, scores_[row] + from, count, shape_.dim, sums_[row]);
+      });
+    }
+  }
+
+  // A row's scores made weights, and what it has so far as small beside them as it is.
+  void soften(int row, int begin) {
+    const int position = tile_.position + query_of(row);
+    const int end = std::min(count_, position + 1 - begin);
+    const int from = shape_.window ? std::max(0, position - shape_.window + 1 - begin) : 0;
+    float* mine = scores_[row];
+    for (int key = 0; key < std::min(from, KEYS); ++key) mine[key] = -INFINITY;
+    for (int key = std::max(end, 0); key < KEYS; ++key) mine[key] = -INFINITY;
+    Floats top = load(mine);
+    for (int at = LANES; at < KEYS; at += LANES) top = larger(top, load(mine + at));
+    const float here = largest(top);
+    if (here == -INFINITY) {  // it sees none of them
+      std::memset(mine, 0, sizeof scores_[row]);
+      return;
+    }
+    const float now = std::max(most_[row], here);
+    const float shrunk = most_[row] == -INFINITY ? 0.0f : exponential(splat(most_[row] - now))[0];
+    Floats sum = Floats{};
+    for (int at = 0; at < KEYS; at += LANES) {
+      const Floats raw = load(mine + at);
+      const Words is_seen = (Words)(raw != splat(-INFINITY));
+      const Floats weight = as<Floats>(as<Words>(exponential(raw - now)) & is_seen);
+      store(mine + at, weight);
+      sum += weight;
+    }
+    if (shrunk != 1.0f)
+      for (int at = 0; at < shape_.dim; at += LANES) store(&sums_[row][at], load(&sums_[row][at]) * shrunk);
+    total_[row] = total_[row] * shrunk + dalsegno::sum(sum);
+    most_[row] = now;
+  }
+
+  const Shape& shape_;
+  const Cells& cells_;
+  const QueryTile& tile_;
+  const T *pool_keys_, *pool_values_;
+  int count_ = 0, following_ = 0;  // keys of the tile, and of the next one that are fetched
+  const T *keys_[KEYS], *values_[KEYS], *next_[KEYS];
+  alignas(64) T q_[MOST_ROWS][MOST_DIM];
+  alignas(64) float sums_[MOST_ROWS][MOST_DIM];
+  alignas(64) float scores_[MOST_ROWS][KEYS];
+  float most_[MOST_ROWS], total_[MOST_ROWS];
+};
 
 }  // namespace dalsegno

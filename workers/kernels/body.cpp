@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <exception>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "attention.h"
@@ -21,6 +22,8 @@ namespace {
 extern "C" {
 struct Matrix {
   const void* data;
+  const int32_t* lists;  // squeezed: where each unit's patches begin; else null
+  const Patch* patches;
   int32_t n, k;
 };
 
@@ -82,7 +85,7 @@ struct Context {
 
 template <class T>
 Packed<T> packed(const Matrix& matrix) {
-  return {static_cast<const T*>(matrix.data), matrix.n, matrix.k};
+  return {static_cast<const T*>(matrix.data), matrix.n, matrix.k, matrix.lists, matrix.patches};
 }
 
 // Root mean square norm (Zhang and Sennrich 2019) of so many numbers, full vectors of them.
@@ -209,21 +212,28 @@ struct Body {
   void attention(Team& team, int phase, const Layer& layer, const T* keys, const T* values) const {
     const Shape shape{model.heads, model.kv_heads, model.dim, layer.window, model.scaling};
     const Cells cells{step.block_table, step.table_stride, step.block_size};
-    const int pieces = static_cast<int>(tiles.size()) * model.kv_heads;
+    const int pieces = static_cast<int>(tiles.size());
     for (int piece; (piece = team.take(phase)) < pieces;)
-      attend(shape, cells, tiles[piece / model.kv_heads], piece % model.kv_heads, qkv, qkv_width, keys, values, narrow,
-             narrow_width);
+      Attending<T>(shape, cells, tiles[piece], keys, values)(qkv, qkv_width, narrow, narrow_width);
     team.meet();
   }
 };
 
-std::vector<QueryTile>& tiles_of(std::vector<QueryTile>& tiles, const Model& model, const Step& step) {
+// What is taken by one after the other: a prompt by some of its tokens for each head of keys; of who decodes all
+// heads, side by side in memory, or fewer where there are not enough of them to go round.
+const std::vector<QueryTile>& tiles_of(std::vector<QueryTile>& tiles, const Model& model, const Step& step, int members) {
   const int group = model.heads / model.kv_heads, most = std::max(1, MOST_ROWS / 2 / group);
+  const int fair = std::max(1, model.kv_heads * step.spans / (2 * members));
   tiles.clear();
   for (int span = 0; span < step.spans; ++span) {
     const int begin = step.query_offsets[span], end = step.query_offsets[span + 1];
-    for (int first = begin; first < end; first += most)
-      tiles.push_back({first, std::min(most, end - first), step.kv_lengths[span] - (end - first), step.rows[span]});
+    for (int first = begin; first < end; first += most) {
+      const int count = std::min(most, end - first);
+      const int heads = count == 1 ? std::clamp(MOST_ROWS / group, 1, std::min(fair, model.kv_heads)) : 1;
+      for (int head = 0; head < model.kv_heads; head += heads)
+        tiles.push_back({first, count, step.kv_lengths[span] - (end - first), step.rows[span], head,
+                         std::min(heads, model.kv_heads - head)});
+    }
   }
   return tiles;
 }
@@ -243,7 +253,7 @@ void run_body(Context& context, const Model& model, const Step& step) {
   float* qkv = state + tokens * state_width;
   T* narrow = reinterpret_cast<T*>(qkv + tokens * qkv_width);
   T* wide = narrow + tokens * narrow_width;
-  const Body<T> body{model,      step, tiles_of(context.tiles, model, step),   qkv, narrow, wide, state, qkv_width,
+  const Body<T> body{model,      step, tiles_of(context.tiles, model, step, context.team.size()), qkv, narrow, wide, state, qkv_width,
                      narrow_width, wide_width, state_width};
   context.team.run(2 + model.layers * Body<T>::PHASES, body);
 }
@@ -275,6 +285,15 @@ void run_linear(Context& context, const Packed<T>& w, const float* x, int rows, 
       put_floats(all, values);
       if (column < w.n) std::memcpy(to, all, (w.n - column) * sizeof(float));
     });
+  });
+}
+
+// Each unit of a packed matrix once.
+template <class Work>
+void of_units(void* context, const Packed<bfloat16>& w, const Work& work) {
+  static_cast<Context*>(context)->team.run(1, [&](Team& team) {
+    for (int unit; (unit = team.take(0)) < w.units();)
+      work(unit, Squeezing(reinterpret_cast<const bfloat16*>(w.unit(unit)), w.depth()));
   });
 }
 
@@ -330,6 +349,31 @@ void dalsegno_pack(void* context, int dtype, void* into, const void* w, int32_t 
       pack(team, 0, static_cast<bfloat16*>(into), static_cast<const bfloat16*>(w), n, k, stride, Columns(columns), offset);
     else
       pack(team, 0, static_cast<float*>(into), static_cast<const float*>(w), n, k, stride, Columns(columns), offset);
+  });
+}
+
+// Bytes of a packed matrix of bfloat16 (n, k) that is squeezed; 0 where that is not done.
+int64_t dalsegno_squeezed_bytes(int32_t n, int32_t k) {
+  if (!DALSEGNO_SQUEEZES) return 0;
+  const Packed<bfloat16> w{nullptr, n, k};
+  return w.units() * squeezed_unit_bytes(w.depth());
+}
+
+// How many patches a packed matrix needs, those that end the lists included; `lists` says where each unit's begin.
+int64_t dalsegno_count_patches(void* context, const Matrix* plain, int32_t* lists) {
+  const Packed<bfloat16> w = packed<bfloat16>(*plain);
+  of_units(context, w, [&](int unit, const Squeezing& squeezing) { lists[unit] = squeezing.patches() + 1; });
+  int64_t total = 0;
+  for (int unit = 0; unit < w.units(); ++unit) total += std::exchange(lists[unit], static_cast<int32_t>(total));
+  return total;
+}
+
+// Write a packed matrix squeezed, and its patches where `lists` has them.
+void dalsegno_squeeze(void* context, const Matrix* plain, const int32_t* lists, void* into, Patch* patches) {
+  const Packed<bfloat16> w = packed<bfloat16>(*plain);
+  const size_t bytes = squeezed_unit_bytes(w.depth());
+  of_units(context, w, [&](int unit, const Squeezing& squeezing) {
+    squeezing.write(static_cast<char*>(into) + unit * bytes, patches + lists[unit]);
   });
 }
 

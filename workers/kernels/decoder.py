@@ -11,14 +11,11 @@ checkpoint when it is loaded, as for every node: against the model as transforme
 
 import ctypes
 import logging
-from collections.abc import Iterable
-from enum import IntEnum
 from typing import Any, Final
 
 import torch
 
 from shared.errors import BugError, WorkerError
-from workers import memory
 from workers.engine import attention, llama_like
 from workers.engine.attention import PagedPool
 from workers.engine.llama_like import LlamaLike
@@ -27,22 +24,13 @@ from workers.engine.selfcheck import text_for
 from workers.engine.step import Step
 from workers.kernels import library
 from workers.kernels.library import Library
+from workers.kernels.packing import DTYPES, LANES, Packing
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-_DTYPES: Final = {torch.float32: library.FLOAT32, torch.bfloat16: library.BFLOAT16}
-_LANES: Final = 16
 _MOST_DIM: Final = 256
 _MOST_SHARERS: Final = 32
 """Heads that share a head of keys, at most."""
-
-
-class _Columns(IntEnum):
-    """Where the columns of a matrix go in the packed one; see `tiles.h`."""
-
-    PLAIN = 0
-    GATE = 1
-    UP = 2
 
 
 def by_cpu_kernels(node: Node, *, threads: int) -> Node:
@@ -64,14 +52,14 @@ def _in_the_way(node: Any) -> str:
     """What of a node the kernels do not know; empty where they know all."""
     if unknown := llama_like.unknown_in(node):
         return unknown
-    if node.dtype not in _DTYPES:
+    if node.dtype not in DTYPES:
         return str(node.dtype)
     config = node.model.config
     dim = node.model.model.layers[0].self_attn.head_dim
     sharers = config.num_attention_heads // config.num_key_value_heads
     checks = {
-        f"heads of {dim}": dim % (2 * _LANES) == 0 and dim <= _MOST_DIM,
-        f"states of {config.hidden_size}": config.hidden_size % _LANES == 0,
+        f"heads of {dim}": dim % (2 * LANES) == 0 and dim <= _MOST_DIM,
+        f"states of {config.hidden_size}": config.hidden_size % LANES == 0,
         f"{sharers} heads on one of keys": sharers <= _MOST_SHARERS,
     }
     return llama_like.first_unknown(checks)
@@ -86,8 +74,7 @@ class NativeDecoder(LlamaLike):
         self._context: Final = kernels.open(threads)
         if not self._context:
             raise MemoryError
-        self._dtype: Final = _DTYPES[node.dtype]
-        self._kept: Final[list[Any]] = []
+        self._dtype: Final = DTYPES[node.dtype]
         text = text_for(node)
         # Now, while there is a model to ask.
         self._proof: Final[tuple[torch.Tensor, torch.Tensor]] = (text, node.reference(text))
@@ -96,10 +83,14 @@ class NativeDecoder(LlamaLike):
         body = node.model.model
         self._hidden: Final[int] = node.model.config.hidden_size
         head = node.model.lm_head.weight
-        self._head: Final = self._packed([head], self._hidden)
+        packing = Packing(kernels, self._context, node.dtype)
+        self._kept: Final[list[Any]] = [packing]
+        self._head: Final = packing.stacked([head])
         if head is not self._embed.weight:
             head.data = head.data.new_empty(0)
-        self._layers: Final = (library.Layer * self.layout.layers)(*map(self._layer, body.layers))
+        self._layers: Final = (library.Layer * self.layout.layers)(
+            *(self._layer(layer, packing) for layer in body.layers)
+        )
         self._model: Final = library.Model(
             dtype=self._dtype,
             layers=self.layout.layers,
@@ -113,6 +104,7 @@ class NativeDecoder(LlamaLike):
             layer=self._layers,
             norm=self._floats(body.norm.weight),
         )
+        _LOGGER.info("%s: packed into %.0f MB", node.name, packing.nbytes / 1e6)
 
     def __del__(self) -> None:
         if context := getattr(self, "_context", None):
@@ -152,17 +144,16 @@ class NativeDecoder(LlamaLike):
         return logits
 
     # ---- weights -----------------------------------------------------------------------------------
-    def _layer(self, layer: Any) -> library.Layer:
+    def _layer(self, layer: Any, packing: Packing) -> library.Layer:
         own, mlp = layer.self_attn, layer.mlp
         projections = (own.q_proj, own.k_proj, own.v_proj)
         biases = [projection.bias for projection in projections]
-        wide = mlp.gate_proj.weight.shape[0]
         norms = [getattr(own, name, None) for name in ("q_norm", "k_norm")]
         packed = library.Layer(
-            qkv=self._packed([projection.weight for projection in projections], self._hidden),
-            o=self._packed([own.o_proj.weight], own.o_proj.weight.shape[1]),
-            gate_up=self._gate_up(mlp.gate_proj.weight, mlp.up_proj.weight),
-            down=self._packed([mlp.down_proj.weight], wide),
+            qkv=packing.stacked([projection.weight for projection in projections]),
+            o=packing.stacked([own.o_proj.weight]),
+            gate_up=packing.paired(mlp.gate_proj.weight, mlp.up_proj.weight),
+            down=packing.stacked([mlp.down_proj.weight]),
             norm_in=self._floats(layer.input_layernorm.weight),
             norm_post=self._floats(layer.post_attention_layernorm.weight),
             q_norm=self._floats(norms[0].weight) if norms[0] is not None else None,
@@ -174,37 +165,6 @@ class NativeDecoder(LlamaLike):
         for parameter in layer.parameters():
             parameter.data = parameter.data.new_empty(0)
         return packed
-
-    def _packed(self, weights: Iterable[torch.Tensor], k: int) -> library.Matrix:
-        """One matrix of several, one below the other."""
-        parts = list(weights)
-        matrix = self._matrix(sum(part.shape[0] for part in parts), k)
-        offset = 0
-        for part in parts:
-            self._pack(matrix, part, _Columns.PLAIN, offset)
-            offset += part.shape[0]
-        return matrix
-
-    def _gate_up(self, gate: torch.Tensor, up: torch.Tensor) -> library.Matrix:
-        filled = -(-gate.shape[0] // _LANES) * _LANES
-        matrix = self._matrix(2 * filled, gate.shape[1])
-        self._pack(matrix, gate, _Columns.GATE, 0)
-        self._pack(matrix, up, _Columns.UP, 0)
-        return matrix
-
-    def _matrix(self, n: int, k: int) -> library.Matrix:
-        """Zeros, in large pages where the operating system has them: a step reads all of it once."""
-        pages = memory.zeros(self._kernels.packed_bytes(self._dtype, n, k))
-        at = (ctypes.c_char * len(pages)).from_buffer(pages)
-        self._kept.append(at)
-        return library.Matrix(data=ctypes.addressof(at), n=n, k=k)
-
-    def _pack(self, matrix: library.Matrix, weight: torch.Tensor, columns: _Columns, offset: int) -> None:
-        weight = weight.to(self.dtype).contiguous()
-        n, k = weight.shape
-        self._kernels.pack(
-            *(self._context, self._dtype, matrix.data, weight.data_ptr(), n, k, k, columns, offset)
-        )
 
     def _floats(self, values: torch.Tensor) -> int:
         """The address of a float32 copy that stays."""

@@ -8,7 +8,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Callable
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_uint16, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
@@ -23,10 +23,19 @@ BUILT: Final = build.SOURCES / "built"
 FLOAT32, BFLOAT16 = 0, 1
 
 
-class Matrix(Structure):
-    """A packed matrix: (n, k), n of them the columns of a product."""
+class Patch(Structure):
+    """A weight that has no place among those squeezed (`squeezed.h`)."""
 
-    _fields_: ClassVar[_Fields] = [("data", c_void_p), ("n", c_int32), ("k", c_int32)]
+    _fields_: ClassVar[_Fields] = [("step", c_int32), ("place", c_uint16), ("bits", c_uint16)]
+
+
+class Matrix(Structure):
+    """A packed matrix: (n, k), n of them the columns of a product; squeezed if it has `lists` of patches."""
+
+    _fields_: ClassVar[_Fields] = [
+        *((name, c_void_p) for name in ("data", "lists", "patches")),
+        *((name, c_int32) for name in ("n", "k")),
+    ]
 
 
 class Layer(Structure):
@@ -79,6 +88,13 @@ class Library:
         self.packed_bytes: Final = self._function("packed_bytes", c_int64, c_int, integer, integer)
         self.pack: Final = self._function(
             "pack", None, pointer, c_int, pointer, pointer, integer, integer, c_int64, c_int, integer
+        )
+        self.squeezed_bytes: Final = self._function("squeezed_bytes", c_int64, integer, integer)
+        self.count_patches: Final = self._function(
+            "count_patches", c_int64, pointer, POINTER(Matrix), pointer
+        )
+        self.squeeze: Final = self._function(
+            "squeeze", None, pointer, POINTER(Matrix), pointer, pointer, pointer
         )
         self.linear: Final = self._function(
             "linear", c_int, pointer, c_int, POINTER(Matrix), pointer, integer, pointer, c_int64

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "numbers.h"
+#include "squeezed.h"
 #include "team.h"
 
 #if defined(__AMX_BF16__) || defined(DALSEGNO_EMULATED_AMX)
@@ -63,9 +64,14 @@ struct Packed {
   const T* data;
   int n;
   int k;
+  const int32_t* lists = nullptr;  // squeezed: where each unit's patches begin; else null
+  const Patch* patches = nullptr;
   int depth() const { return round_up(k, Format<T>::GRAIN); }  // what x's rows must be filled up to, with zeros
   int units() const { return (n + UNIT * LANES - 1) / (UNIT * LANES); }
-  const T* panel(int number) const { return data + size_t(number) * LANES * depth(); }
+  size_t unit_bytes() const {
+    return lists ? squeezed_unit_bytes(depth()) : size_t(UNIT) * LANES * depth() * sizeof(T);
+  }
+  const char* unit(int number) const { return reinterpret_cast<const char*>(data) + number * unit_bytes(); }
 };
 
 inline void multiply(Floats& into, const float* x, Floats w) { into += w * *x; }
@@ -82,21 +88,39 @@ inline void multiply(Floats& into, const bfloat16* x, Words w) {
 inline Floats weights_at(const float* at) { return load(at); }
 inline Words weights_at(const bfloat16* at) { return load_raw<Words>(at); }
 
+// A unit's vectors as they lie there, panel by panel.
+template <class T>
+class Plain {
+ public:
+  using Vector = decltype(weights_at(static_cast<const T*>(nullptr)));
+  Plain(const T* unit, int depth) : at_(unit), panel_(size_t(LANES) * depth) {}
+  void next(Vector (&now)[UNIT]) {
+    for (int panel = 0; panel < UNIT; ++panel) now[panel] = weights_at(at_ + panel * panel_);
+    at_ += LANES * Format<T>::DEPTH;
+  }
+
+ private:
+  const T* at_;
+  const size_t panel_;
+};
+
 // Memory to bring into the cache meanwhile: so many lines at each step, from there on.
 struct Ahead {
   const char* from;
   int lines;
 };
 
-// `rows` rows of x times a unit: y (rows, UNIT).
-template <class T, int rows>
-void multiply_rows(const T* x, size_t stride, const T* w, int depth, Ahead ahead, Floats* y) {
+// `rows` rows of x times the next `depth` of a unit: added to y (rows, UNIT), or in its place.
+template <class T, class Weights, int rows>
+void multiply_rows(const T* x, size_t stride, Weights w, int depth, bool adds, Ahead ahead, Floats* y) {
   constexpr int STEP = Format<T>::DEPTH;
-  Floats sums[rows][UNIT] = {};
-  for (const T* end = w + size_t(LANES) * depth; w != end; w += LANES * STEP, x += STEP) {
+  Floats sums[rows][UNIT];
+  for (int row = 0; row < rows; ++row)
+    for (int panel = 0; panel < UNIT; ++panel) sums[row][panel] = adds ? y[row * UNIT + panel] : Floats{};
+  for (const T* end = x + depth; x != end; x += STEP) {
     for (int line = 0; line < ahead.lines; ++line, ahead.from += 64) __builtin_prefetch(ahead.from, 0, 2);
-    decltype(weights_at(w)) now[UNIT];
-    for (int panel = 0; panel < UNIT; ++panel) now[panel] = weights_at(w + size_t(panel) * LANES * depth);
+    typename Weights::Vector now[UNIT];
+    w.next(now);
     for (int row = 0; row < rows; ++row)
       for (int panel = 0; panel < UNIT; ++panel) multiply(sums[row][panel], x + row * stride, now[panel]);
   }
@@ -104,27 +128,86 @@ void multiply_rows(const T* x, size_t stride, const T* w, int depth, Ahead ahead
     for (int panel = 0; panel < UNIT; ++panel) y[row * UNIT + panel] = sums[row][panel];
 }
 
-template <class T, int... rows>
+template <class T, class Weights, int... rows>
 constexpr auto multiplies(std::integer_sequence<int, rows...>) {
-  return std::array{multiply_rows<T, rows + 1>...};
+  return std::array{multiply_rows<T, Weights, rows + 1>...};
+}
+template <class T, class Weights>
+constexpr auto BY_ROWS = multiplies<T, Weights>(std::make_integer_sequence<int, ROWS>());
+
+// The rows of a block in tiles of as many as are computed at once.
+struct RowTiles {
+  explicit RowTiles(int rows) : rows(rows), count((rows + ROWS - 1) / ROWS) {}
+  // As even as can be: eight rows are four and four, not six and two.
+  int first(int tile) const { return rows * tile / count; }
+  const int rows, count;
+};
+
+// All rows of a block times so much of a unit, tile by tile; meanwhile so many bytes are brought from memory.
+template <class T>
+void multiply_plain(const T* x, size_t stride, const RowTiles& tiles, const T* unit, int depth, bool adds,
+                    const char* next, size_t bytes, Floats* y) {
+  const int steps = depth / Format<T>::DEPTH;
+  const int lines = static_cast<int>((bytes / 64 + steps - 1) / steps + tiles.count - 1) / tiles.count;
+  for (int tile = 0; tile < tiles.count; ++tile, next += size_t(steps) * lines * 64) {
+    const int first = tiles.first(tile);
+    const bool is_left = size_t(tile) * steps * lines * 64 < bytes;
+    BY_ROWS<T, Plain<T>>[tiles.first(tile + 1) - first - 1](x + first * stride, stride, {unit, depth}, depth, adds,
+                                                            {next, is_left ? lines : 0}, y + first * UNIT);
+  }
 }
 
-// All rows of a block times one unit: y (rows, UNIT). `next` is the unit that follows, or null.
-template <class T>
-void multiply_unit(const T* x, size_t stride, int rows, const T* w, int depth, const T* next, Floats* y) {
+#if DALSEGNO_SQUEEZES
+// The same with a squeezed unit, which is unpacked piece by piece: what the tiles share comes from the first cache.
+inline void multiply_squeezed(const bfloat16* x, size_t stride, const RowTiles& tiles, const SqueezedUnit& unit,
+                              int depth, bool is_followed, Floats* y) {
+  Unsqueezing weights(unit);
 #if defined(DALSEGNO_AMX)
-  if constexpr (sizeof(T) == 2) return amx::multiply_unit(x, stride, rows, w, depth, next, y);
+  constexpr int PIECE = 1024;
+#else
+  constexpr int PIECE = 512;
+  if (tiles.count == 1)
+    return BY_ROWS<bfloat16, Unsqueezing>[tiles.rows - 1](x, stride, weights, depth, false, {}, y);
 #endif
-  static constexpr auto by_rows = multiplies<T>(std::make_integer_sequence<int, ROWS>());
-  const int tiles = (rows + ROWS - 1) / ROWS, lines = (UNIT + tiles - 1) / tiles;
-  const size_t bytes = size_t(UNIT) * LANES * depth * sizeof(T), each = bytes / UNIT * lines;
-  for (int tile = 0; tile < tiles; ++tile) {
-    // As even as can be: eight rows are four and four, not six and two.
-    const int first = rows * tile / tiles, count = rows * (tile + 1) / tiles - first;
-    const Ahead ahead{reinterpret_cast<const char*>(next) + tile * each,
-                      next && tiles > 1 && tile * each < bytes ? lines : 0};
-    by_rows[count - 1](x + first * stride, stride, w, depth, ahead, y + first * UNIT);
+  alignas(64) bfloat16 piece[UNIT * LANES * PIECE];
+  for (int from = 0; from < depth; from += PIECE) {
+    const int deep = std::min(PIECE, depth - from);
+    for (bfloat16* to = piece; to != piece + LANES * deep; to += LANES * Format<bfloat16>::DEPTH) {
+      Words now[UNIT];
+      weights.next(now);
+      for (int panel = 0; panel < UNIT; ++panel) std::memcpy(to + panel * LANES * deep, &now[panel], sizeof now[panel]);
+    }
+    const bool goes_on = is_followed || from + deep < depth;
+    const size_t bytes = goes_on ? size_t(std::min(PIECE, depth)) / 2 * SQUEEZED_STEP : 0;
+#if defined(DALSEGNO_AMX)
+    amx::multiply_unit(x + from, stride, tiles.rows, piece, deep, from > 0, weights.at(), bytes, y);
+#else
+    multiply_plain(x + from, stride, tiles, piece, deep, from > 0, weights.at(), bytes, y);
+#endif
   }
+}
+#endif
+
+// All rows of a block times one unit: y (rows, UNIT). The next one is brought into the cache meanwhile, where it
+// is this thread's.
+template <class T>
+void multiply_unit(const T* x, size_t stride, int rows, const Packed<T>& w, int number, bool is_followed, Floats* y) {
+  const int depth = w.depth();
+  const char* unit = w.unit(number);
+  const RowTiles tiles(rows);
+#if DALSEGNO_SQUEEZES
+  if constexpr (sizeof(T) == 2)
+    if (w.lists)
+      return multiply_squeezed(x, stride, tiles, {unit, w.patches + w.lists[number]}, depth, is_followed, y);
+#endif
+  // One tile reads as fast as memory is by itself.
+  const size_t ahead = is_followed && tiles.count > 1 ? w.unit_bytes() : 0;
+  const T* weights = reinterpret_cast<const T*>(unit);
+#if defined(DALSEGNO_AMX)
+  if constexpr (sizeof(T) == 2)
+    return amx::multiply_unit(x, stride, rows, weights, depth, false, unit + w.unit_bytes(), ahead, y);
+#endif
+  multiply_plain(x, stride, tiles, weights, depth, false, unit + w.unit_bytes(), ahead, y);
 }
 
 // All members: y = x W^T, for x (rows, depth). `put(row, column, vectors)` is told of each row of a unit; columns
@@ -144,8 +227,7 @@ void product(Team& team, int phase, const T* x, size_t stride, int rows, const P
     const int first = piece / runs * block, count = std::min(block, rows - first);
     const int end = std::min(units, (piece % runs + 1) * run);
     for (int unit = piece % runs * run; unit < end; ++unit) {
-      const T* next = unit + 1 < end ? w.panel((unit + 1) * UNIT) : nullptr;
-      multiply_unit(x + first * stride, stride, count, w.panel(unit * UNIT), depth, next, y);
+      multiply_unit(x + first * stride, stride, count, w, unit, unit + 1 < end, y);
       for (int row = 0; row < count; ++row) put(first + row, unit * UNIT * LANES, y + row * UNIT);
     }
   }

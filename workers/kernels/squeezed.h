@@ -1,0 +1,194 @@
+// Weights of bfloat16 in three quarters of their memory, to the bit: a step of few rows takes as long as reading
+// them.
+//
+// A model's weights are of few magnitudes: fifteen exponents have nearly all of a unit's. A weight is kept as its
+// sign and mantissa, 8 bits, and as the number of its exponent among those and zero, 4 bits. What has another
+// exponent is a patch, in a list beside. (That exponents are nearly all there is to squeeze is told by Zhang et al.
+// 2025, "70% Size, 100% Accuracy", whose codes are of variable length.)
+//
+// A unit is the table of its exponents, and for each two k its four vectors: 64 bytes of numbers (of each lane four,
+// one for each vector), 64 of the signs and mantissas of the first two vectors, and 64 of the others'.
+#pragma once
+
+#include "numbers.h"
+
+#if defined(__AVX512BW__)
+#define DALSEGNO_SQUEEZES 1
+#else
+#define DALSEGNO_SQUEEZES 0
+#endif
+
+namespace dalsegno {
+
+// A weight of a unit whose exponent is none of the table's.
+struct Patch {
+  int32_t step;    // which two k
+  uint16_t place;  // among the 128 numbers of these
+  uint16_t bits;
+};
+constexpr int32_t NO_STEP = INT32_MAX;  // of the patch that ends a unit's list
+
+constexpr int EXPONENTS = 16;
+constexpr int SQUEEZED_STEP = 3 * 64;  // bytes of two k
+constexpr int TABLE_BYTES = 64;        // twice the table: a lane's number is looked up by five bits, of which one is foreign
+
+inline size_t squeezed_unit_bytes(int depth) { return TABLE_BYTES + size_t(depth) / 2 * SQUEEZED_STEP; }
+
+struct SqueezedUnit {
+  const char* data;
+  const Patch* patches;
+};
+
+#if DALSEGNO_SQUEEZES
+
+// A unit's vectors, from the first k to the last.
+class Unsqueezing {
+ public:
+  using Vector = Words;
+  explicit Unsqueezing(const SqueezedUnit& unit)
+      : at_(unit.data + TABLE_BYTES),
+        patch_(unit.patches),
+        table_(_mm512_loadu_si512(unit.data)),
+        due_(unit.patches->step) {}
+
+  const char* at() const { return at_; }
+
+  void next(Words (&now)[4]) {
+    // From memory to the cache some microseconds before, across pages, which processors do not do by themselves.
+    constexpr int AHEAD = 32 * SQUEEZED_STEP;
+    for (int line = 0; line < SQUEEZED_STEP; line += 64) __builtin_prefetch(at_ + AHEAD + line, 0, 3);
+    const __m512i numbers = _mm512_loadu_si512(at_);
+    const __m512i first = _mm512_loadu_si512(at_ + 64), second = _mm512_loadu_si512(at_ + 128);
+    now[0] = joined(numbers, _mm512_slli_epi16(first, 8), first);
+    now[1] = joined(_mm512_srli_epi16(numbers, 4), first, _mm512_srli_epi16(first, 8));
+    now[2] = joined(_mm512_srli_epi16(numbers, 8), _mm512_slli_epi16(second, 8), second);
+    now[3] = joined(_mm512_srli_epi16(numbers, 12), second, _mm512_srli_epi16(second, 8));
+    at_ += SQUEEZED_STEP;
+    if (step_++ == due_) [[unlikely]] {
+      Words copy[4];  // or `now` would be in memory at every step
+      std::memcpy(copy, now, sizeof copy);
+      patch_ = patched(copy, patch_);
+      due_ = patch_->step;
+      std::memcpy(now, copy, sizeof copy);
+    }
+  }
+
+ private:
+  // Exponents by their numbers (the low bits of each lane), the sign from one's highest bit, mantissas from another's lowest.
+  Words joined(__m512i numbers, __m512i signs, __m512i mantissas) const {
+    constexpr int BY_MASK = 0xCA, OR_MASKED = 0xF8;  // a ? b : c;  a | (b & c)
+    const __m512i exponents = _mm512_permutexvar_epi16(numbers, table_);
+    const __m512i signed_ = _mm512_ternarylogic_epi32(_mm512_set1_epi16(INT16_MIN), signs, exponents, BY_MASK);
+    return (Words)_mm512_ternarylogic_epi32(signed_, mantissas, _mm512_set1_epi16(0x7F), OR_MASKED);
+  }
+
+  // Put a step's patches where they belong; the next one is given.
+  __attribute__((noinline)) static const Patch* patched(Words (&vectors)[4], const Patch* patch) {
+    uint16_t all[4 * 32];
+    std::memcpy(all, vectors, sizeof all);
+    for (const int32_t step = patch->step; patch->step == step; ++patch) all[patch->place] = patch->bits;
+    std::memcpy(vectors, all, sizeof all);
+    return patch;
+  }
+
+  const char* at_;
+  const Patch* patch_;
+  const __m512i table_;
+  int32_t step_ = 0, due_;
+};
+
+#endif
+
+#if DALSEGNO_SQUEEZES
+
+// How a unit is squeezed: which exponents have a number. Zero has the last one, and as many that follow one another
+// the others: a sample tells which.
+class Squeezing {
+ public:
+  Squeezing(const bfloat16* unit, int depth) : unit_(unit), depth_(depth) {
+    constexpr int SAMPLE = 7;  // every seventh: of all columns
+    int seen[256] = {};
+    for (size_t at = 0; at < size_t(UNIT_COLUMNS) * depth; at += SAMPLE) ++seen[unit[at].bits >> 7 & 0xFF];
+    int most = -1;
+    for (int base = 1; base + IN_A_ROW <= 256; ++base) {
+      int here = 0;
+      for (int exponent = base; exponent < base + IN_A_ROW; ++exponent) here += seen[exponent];
+      if (here > most) most = here, base_ = base;
+    }
+  }
+
+  // How many weights need a patch.
+  int32_t patches() const {
+    int32_t found = 0;
+    for (int32_t step = 0; step < depth_ / 2; ++step)
+      for (int vector = 0; vector < 4; ++vector) found += __builtin_popcount(numbered(weights(step, vector)).others);
+    return found;
+  }
+
+  // Write the unit, and its patches with the one that ends them: one more than there are.
+  void write(char* into, Patch* patches) const {
+    uint16_t table[EXPONENTS];
+    for (int number = 0; number < IN_A_ROW; ++number) table[number] = static_cast<uint16_t>((base_ + number) << 7);
+    table[IN_A_ROW] = 0;
+    for (int half = 0; half < 2; ++half) std::memcpy(into + half * sizeof table, table, sizeof table);
+    into += TABLE_BYTES;
+    for (int32_t step = 0; step < depth_ / 2; ++step, into += SQUEEZED_STEP) {
+      __m512i numbers = _mm512_setzero_si512(), rest[2] = {numbers, numbers};
+      for (int vector = 0; vector < 4; ++vector) {
+        const __m512i w = weights(step, vector);
+        const Numbered found = numbered(w);
+        for (uint32_t others = found.others; others; others &= others - 1) {
+          const int lane = __builtin_ctz(others);
+          const size_t at = (size_t(vector) * depth_ / 2 + step) * 32 + lane;
+          *patches++ = {step, static_cast<uint16_t>(vector * 32 + lane), unit_[at].bits};
+        }
+        const __m512i sign = _mm512_and_si512(_mm512_srli_epi16(w, 8), _mm512_set1_epi16(0x80));
+        const __m512i mantissa = _mm512_and_si512(w, _mm512_set1_epi16(0x7F));
+        const auto shifted = [](__m512i lanes, int bits) { return _mm512_sll_epi16(lanes, _mm_cvtsi32_si128(bits)); };
+        numbers = _mm512_or_si512(numbers, shifted(found.numbers, 4 * vector));
+        rest[vector / 2] = _mm512_or_si512(rest[vector / 2], shifted(_mm512_or_si512(sign, mantissa), vector % 2 * 8));
+      }
+      _mm512_storeu_si512(into, numbers);
+      _mm512_storeu_si512(into + 64, rest[0]);
+      _mm512_storeu_si512(into + 128, rest[1]);
+    }
+    *patches = {NO_STEP, 0, 0};
+  }
+
+ private:
+  static constexpr int IN_A_ROW = EXPONENTS - 1, UNIT_COLUMNS = 4 * LANES;
+
+  struct Numbered {
+    __m512i numbers;
+    __mmask32 others;  // lanes whose exponent has none
+  };
+
+  __m512i weights(int32_t step, int vector) const {
+    return _mm512_loadu_si512(unit_ + (size_t(vector) * depth_ / 2 + step) * 32);
+  }
+
+  Numbered numbered(__m512i weights) const {
+    const __m512i exponents = _mm512_and_si512(_mm512_srli_epi16(weights, 7), _mm512_set1_epi16(0xFF));
+    const __m512i numbers = _mm512_sub_epi16(exponents, _mm512_set1_epi16(static_cast<int16_t>(base_)));
+    const __m512i last = _mm512_set1_epi16(IN_A_ROW);
+    const __mmask32 in_a_row = _mm512_cmplt_epu16_mask(numbers, last), zero = _mm512_testn_epi16_mask(exponents, exponents);
+    return {_mm512_mask_mov_epi16(_mm512_maskz_mov_epi16(in_a_row, numbers), zero, last), ~(in_a_row | zero)};
+  }
+
+  const bfloat16* unit_;
+  const int depth_;
+  int base_ = 1;
+};
+
+#else
+
+class Squeezing {
+ public:
+  Squeezing(const bfloat16*, int) {}
+  int32_t patches() const { return 0; }
+  void write(char*, Patch*) const {}
+};
+
+#endif
+
+}  // namespace dalsegno
