@@ -46,7 +46,7 @@ def normal(n: int, k: int) -> torch.Tensor:
 
 
 def squeezes(name: str) -> bool:
-    return library(name).squeezed_bytes(64, 32) > 0
+    return bool(library(name).squeezed_bytes(64, 32))
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
