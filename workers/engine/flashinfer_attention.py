@@ -54,7 +54,13 @@ def kernel_of(node: Node) -> "FlashInfer":
     """
     if in_the_way := _in_the_way(node):
         raise ConfigError(f"model_kwargs.attention: flashinfer {in_the_way}; auto does without it")
-    library: Any = import_module("flashinfer")
+    try:
+        library: Any = import_module("flashinfer")
+    except ImportError as error:
+        raise ConfigError(
+            f"model_kwargs.attention: flashinfer is here, but not all it needs ({error}): "
+            "pip install 'dalsegno[flashinfer]'; auto does without it"
+        ) from error
     _LOGGER.info(
         "%s: attention by FlashInfer %s over the paged pool; kernels that it has not compiled before take it "
         "a minute or more now",

@@ -215,6 +215,17 @@ def test_what_it_lacks_is_said_with_what_to_do(installed: Path, monkeypatch: pyt
         attention_of(node(), "flashinfer")
 
 
+def test_where_it_cannot_be_imported_it_is_said_what_it_lacks(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(name: str) -> Any:
+        raise ModuleNotFoundError("No module named 'tvm_ffi'")
+
+    monkeypatch.setattr(flashinfer_attention, "import_module", broken)
+    with pytest.raises(ConfigError, match=r"not all it needs \(No module named 'tvm_ffi'\): pip install"):
+        attention_of(node(), "flashinfer")
+
+
 @pytest.mark.parametrize("where", ["FLASHINFER_NVCC", "CUDA_PATH", "PATH"])
 def test_its_compiler_is_found_where_it_looks(
     installed: Path, monkeypatch: pytest.MonkeyPatch, where: str
