@@ -49,9 +49,7 @@ def test_where_triton_is_not_it_is_refused_to_who_names_it_and_others_have_torch
     monkeypatch.setattr(gpu_kernels, "_missing", lambda: "this or that (pip install it)")
 
     assert attention_of(node_on("cuda"), "auto") is None
-    with pytest.raises(
-        ConfigError, match=r"triton needs this or that \(pip install it\); auto is"
-    ):
+    with pytest.raises(ConfigError, match=r"triton needs this or that \(pip install it\); auto is"):
         attention_of(node_on("cuda"), "triton")
 
 
