@@ -32,9 +32,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 serve: setup
 	@$(BIN)/dalsegno serve $(MODEL) $(if $(PORT),--port $(PORT))
 
-# Two processes, each with whole files of tests: most of them wait for others that they have started.
+# Two processes, each with whole files of tests: most of them wait for others that they have started. Those are
+# some hundred, of the same modules: whatever else is asked for, let each module be compiled once.
 test: setup
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .
