@@ -67,6 +67,33 @@ def test_more_are_taken_when_half_of_them_are_used_and_none_beyond_the_pool() ->
     assert resident_pages(layer) == pages_of(layer)
 
 
+def test_tokens_that_take_much_are_fewer_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a model of 1 MB a token would take 8 GB of who has not answered anything yet."""
+    monkeypatch.setattr(pages, "MOST_BYTES", 3000 * 1024)
+    layers = cells_of(2 * AHEAD, layers=3)
+    asked = Pages(layers)
+    asked.reach(0)
+    asked.wait()
+    assert asked.taken == asked.ahead == 1000
+    asked.reach(501)
+    asked.wait()
+    assert asked.taken == 1501
+    for layer in layers:
+        assert resident_pages(layer[:1501]) == pages_of(layer[:1501])
+        assert resident_pages(layer[AHEAD:]) == 0
+
+
+def test_a_token_that_takes_more_than_all_that_is_taken_ahead_is_still_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pages, "MOST_BYTES", 1)
+    [layer] = cells_of(16, layers=1)
+    asked = Pages([layer])
+    asked.reach(4)
+    asked.wait()
+    assert asked.taken == 5
+
+
 def test_a_kernel_that_cannot_give_them_early_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "_MADV_POPULATE_WRITE", 4711)
     layers = cells_of(AHEAD, layers=2)
