@@ -67,7 +67,10 @@ inline bool allowed() { return true; }
 
 #else
 
-inline void shape(const Palette& palette) { _tile_loadconfig(&palette); }
+inline void shape(const Palette& palette) {
+  asm volatile("" ::: "memory");  // GCC's loads do not say what they read: here all that was written has to be there
+  _tile_loadconfig(&palette);
+}
 
 // The compiler wants the tiles' numbers as they are written: one function for each that is used.
 template <int tile>
