@@ -1,7 +1,8 @@
 """A decoder by the kernels answers as transformers' `generate` does, and nobody's answer hangs on others."""
 
 import logging
-from typing import Any
+from functools import cache
+from typing import Any, Final
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from workers.kernels import decoder
 from workers.kernels.decoder import NativeDecoder, by_cpu_kernels
 
 NEW_TOKENS = 40
+LENGTHS: Final = (3, 30, 61, 100)
 
 
 def engine(of: Node, **sizes: Any) -> KVEngine:
@@ -37,12 +39,14 @@ def answers(by: KVEngine, texts: list[list[int]]) -> list[list[int]]:
     return [ids(found[str(number)]) for number in range(len(texts))]
 
 
-def generated(name: str, texts: list[list[int]]) -> list[list[int]]:
+@cache
+def generated(name: str) -> list[list[int]]:
+    """What transformers answers to prompts of `LENGTHS`."""
     model = models.node(name).model
     how: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     return [
         model.generate(torch.tensor([text]), max_new_tokens=NEW_TOKENS, **how)[0, len(text) :].tolist()
-        for text in texts
+        for text in prompts(*LENGTHS)
     ]
 
 
@@ -50,14 +54,13 @@ def generated(name: str, texts: list[list[int]]) -> list[list[int]]:
 @pytest.mark.parametrize("name", models.MODELS)
 def test_answers_are_those_of_generate(name: str, variant: str) -> None:
     """Prompts cut at nine tokens beside others' decodes; texts beyond windows and tiles of 64 keys."""
-    texts = prompts(3, 30, 61, 100)
     by_kernels = NativeDecoder(models.node(name), library(variant), threads=2)
 
     served = engine(by_kernels, max_step_tokens=9)
-    found = answers(served, texts)
+    found = answers(served, prompts(*LENGTHS))
 
     assert served.stats().kernels == variant.removeprefix("emulated_")
-    assert found == generated(name, texts)
+    assert found == generated(name)
     assert len({token for answer in found for token in answer}) > 20
 
 
