@@ -5,6 +5,7 @@ import base64
 import json
 import os
 import signal
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,12 +15,13 @@ import httpx
 import pytest
 import torch
 
-from shared.events import AnyEvent, NodeReady, OutputChunk, RequestFinished, WalkCompleted
+from shared.events import AnyEvent, NodeReady, OutputChunk, OutputFence, RequestFinished, WalkCompleted
 from tests.e2e import clients
 from tests.e2e.deploy import Running, serve
 from tests.shared.models.orpheus.oracle import generate, prompt, speech
 from tests.tiny.orpheus import tiny_orpheus
 
+pytestmark = pytest.mark.timeout(300)  # whatever a layout is asked, its first test waits for
 LAYOUTS: Final = {
     "orpheus": {"prefill": 0, "decode": 0, "snac_chunk": 0},
     "orpheus_two_ranks": {"prefill": 0, "decode": 0, "snac_chunk": 1},
@@ -49,6 +51,8 @@ class Heard:
         logs: what the log has of each, in order.
         generated: the answer of `/generate`, line by line.
         bereft: what was heard of `without-an-end` when SNAC's worker was killed in its middle.
+        halved: what was heard of each of `TOGETHER` when the two workers of the language model were killed
+            in its middle, and what the log has of it.
         broken: by form, what was had of it when the gateway was killed in its middle, what its successor
             gave on top of that, and what it gives of the whole.
         replayed: what `dalsegno replay` found, by request.
@@ -58,6 +62,7 @@ class Heard:
     logs: dict[str, list[AnyEvent]] = field(default_factory=dict)
     generated: list[dict[str, Any]] = field(default_factory=list)
     bereft: bytes = b""
+    halved: dict[str, tuple[bytes, list[AnyEvent]]] = field(default_factory=dict)
     broken: dict[str, tuple[bytes, bytes, bytes]] = field(default_factory=dict)
     replayed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -108,9 +113,30 @@ async def ask(running: Running) -> Heard:
                 await reader.until(reader.subjects.outputs_of("bereft"), OutputChunk)
                 os.kill(running.pids.worker[str(LAYOUTS[LARGEST]["snac_chunk"])], signal.SIGKILL)
             heard.bereft = bereft.result()
+            await clients.wait_until_ready(running)
+            heard.halved = await halve(running, reader, say)
         if model == "orpheus":
             heard.broken = await break_off(running, http)
     return heard
+
+
+TOGETHER: Final = ("without-an-end", "as-published")
+LANGUAGE_MODEL: Final = ("prefill", "decode")
+
+
+async def halve(
+    running: Running,
+    reader: clients.Reader,
+    say: Callable[[str, dict[str, Any]], Coroutine[None, None, bytes]],
+) -> dict[str, tuple[bytes, list[AnyEvent]]]:
+    """Kill the workers of prefill and decode at once, in the middle of several speeches."""
+    async with asyncio.TaskGroup() as tasks:
+        saying = {name: tasks.create_task(say(f"halved-{name}", ASKED[name])) for name in TOGETHER}
+        for name in TOGETHER:
+            await reader.until(reader.subjects.outputs_of(f"halved-{name}"), OutputChunk)
+        for walk in LANGUAGE_MODEL:
+            os.kill(running.pids.worker[str(LAYOUTS[LARGEST][walk])], signal.SIGKILL)
+    return {name: (task.result(), await reader.events(f"halved-{name}")) for name, task in saying.items()}
 
 
 FORMS: Final[dict[str, dict[str, Any]]] = {
@@ -265,3 +291,20 @@ def test_a_speech_goes_on_where_it_was_when_its_vocoder_is_killed(deployments: D
 
     assert heard.bereft == heard.sounds["without-an-end"]
     assert heard.replayed["bereft"]["matches"]
+
+
+def test_speeches_go_on_where_they_were_when_their_language_model_is_killed(deployments: Deployments) -> None:
+    heard = deployments.heard(LARGEST)
+    logs = [log for _, log in heard.halved.values()]
+    disturbed = [log for log in logs if any(isinstance(event, OutputFence) for event in log)]
+
+    assert {name: sound for name, (sound, _) in heard.halved.items()} == {
+        name: heard.sounds[name] for name in TOGETHER
+    }
+    assert disturbed, "the kill came too late to disturb anybody"
+    for log in disturbed:
+        fence = next(place for place, event in enumerate(log) if isinstance(event, OutputFence))
+        before = [event for event in log[:fence] if isinstance(event, OutputChunk)]
+        [finished] = [event for event in log if isinstance(event, RequestFinished)]
+        assert 0 < len(before) <= finished.output.chunks  # what was heard of the first attempt stays
+    assert all(heard.replayed[f"halved-{name}"]["matches"] for name in TOGETHER)
