@@ -179,6 +179,10 @@ def setting(name: str, text: str, source: str) -> Setting:
             f"put it into {key.variable}{elsewhere}"
         )
     value = _value(key, text, source)
+    if name in _MAPS and isinstance(
+        value, dict
+    ):  # each of its keys is a setting, which `check` has words for
+        return Setting(key=name, text=text, value=value, source=source)
     try:
         msgspec.convert(value, key.type)
     except msgspec.ValidationError as error:

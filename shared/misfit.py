@@ -51,7 +51,9 @@ def misfit(error: msgspec.ValidationError, value: object, kind: Any) -> Misfit:
             return Misfit(place, "unknown name")
         expected = " or ".join(_nouns(_kind_at(place, inspect.type_info(kind)), None)) or "a value"
         return Misfit(place, f"expected {expected}, found nothing", is_missing=True)
-    if "[...]" in place or " in `" in place:  # somewhere in a map: msgspec does not say where
+    if "[...]" in place:
+        place = _with_key(place, value, inspect.type_info(kind))
+    if "[...]" in place or " in `" in place:  # somewhere in a map, and it is not plain where
         return Misfit(place, f"{text[:1].lower()}{text[1:]}")
     found = _value_at(place, value)
     nouns = list(_nouns(_kind_at(place, inspect.type_info(kind)), found))
@@ -93,10 +95,44 @@ def _steps(place: str) -> Iterator[str | int]:
         yield int(index) if index else name
 
 
-def _value_at(place: str, value: Any) -> object:
+def _value_at(place: str, value: Any) -> Any:
     for step in _steps(place):
         value = value[step]
     return value
+
+
+def _with_key(place: str, value: Any, kind: inspect.Type) -> str:
+    """`place` with the key of the item that does not fit, which msgspec leaves out; else as it is.
+
+    One pass over the items, whatever their number: a client may send a million.
+    """
+    before, _, behind = place.partition("[...]")
+    map_ = _kind_at(before, kind)
+    of_map = next((one for one in _members(map_) if isinstance(one, inspect.DictType)), None)
+    if behind or of_map is None:
+        return place
+    for key, item in _value_at(before, value).items():
+        if not any(_fits(member, item) for member in _members(of_map.value_type)):
+            is_a_step = isinstance(key, str) and key != "" and not {*key} & {*".[]`"}
+            return f"{before}.{key}".lstrip(".") if is_a_step else place
+    return place
+
+
+def _fits(kind: inspect.Type, found: object) -> bool:
+    """Whether `found` is of a plain kind and within its bounds; True for what is not plain."""
+    match kind:
+        case inspect.IntType():
+            return isinstance(found, int) and not isinstance(found, bool) and not _bound(kind, found)
+        case inspect.FloatType():
+            return isinstance(found, int | float) and not isinstance(found, bool) and not _bound(kind, found)
+        case inspect.StrType():
+            return isinstance(found, str) and not _length(kind, found, str, "character")
+        case inspect.BoolType():
+            return isinstance(found, bool)
+        case inspect.NoneType():
+            return found is None
+        case _:
+            return True
 
 
 def _kind_at(place: str, kind: inspect.Type) -> inspect.Type:

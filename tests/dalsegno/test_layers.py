@@ -190,6 +190,25 @@ def test_a_wrong_value_in_the_file_is_the_files() -> None:
         effective(port=1)
 
 
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("walk_timeouts_s.decode=x", "walk_timeouts_s.decode: expected a number, found 'x'"),
+        ("walk_timeouts_s={prefill: 9, decode: 0}", "walk_timeouts_s.decode: expected a number > 0, found 0"),
+        ("devices={0:cpu}", "devices.0:cpu: expected a rank, an integer >= 0, found '0:cpu'"),
+        ("devices={0: 1}", "devices.0: expected auto, cpu, cuda or cuda:N, found 1"),
+    ],
+)
+def test_a_wrong_value_in_a_map_is_told_by_its_key_and_by_where_it_was_said(flag: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        effective(flag, walk_timeouts_s={"prefill": 9})
+    assert raised.value.message == f"--set: {message}"
+
+    with pytest.raises(ConfigError) as raised:
+        effective(walk_timeouts_s={"decode": "x"})
+    assert raised.value.message == "x.yaml: walk_timeouts_s.decode: expected a number, found 'x'"
+
+
 def test_what_does_not_fit_the_model_is_told_by_where_it_was_said() -> None:
     with pytest.raises(ConfigError, match=r"^--set: checkpoint /here/nowhere does not exist"):
         effective("checkpoint=nowhere")

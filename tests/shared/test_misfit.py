@@ -85,11 +85,29 @@ def test_a_rule_over_several_fields_names_the_field_it_is_of() -> None:
         assert misfit(caught.value, value, Whole).place == place
 
 
-def test_a_misfit_in_a_map_has_no_place_of_its_own_and_still_words() -> None:
+@pytest.mark.parametrize(
+    ("map_", "message"),
+    [
+        ({"a": 1, "b": "x"}, "map.b: expected an integer, found 'x'"),
+        ({"a": True}, "map.a: expected an integer, found true"),
+        ({"5": None}, "map.5: expected an integer, found null"),
+        ({"a.b": "x"}, "map[...]: expected `int`, got `str`"),
+    ],
+)
+def test_a_misfit_in_a_map_names_the_key_where_that_can_be_written(map_: Any, message: str) -> None:
     with pytest.raises(msgspec.ValidationError) as caught:
-        msgspec.convert({"map": {"a": "b"}}, Whole)
+        msgspec.convert({"map": map_}, Whole)
 
-    assert misfit(caught.value, {"map": {"a": "b"}}, Whole).place.startswith("map")
+    assert misfit(caught.value, {"map": map_}, Whole).message == message
+
+
+def test_a_misfit_in_a_map_by_itself_names_the_key() -> None:
+    kind = dict[str, Annotated[float, Meta(gt=0)]]
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.convert({"a": 2, "b": -1.5}, kind)
+
+    found = misfit(caught.value, {"a": 2, "b": -1.5}, kind)
+    assert (found.place, found.problem) == ("b", "expected a number > 0, found -1.5")
 
 
 @pytest.mark.parametrize(
