@@ -103,6 +103,7 @@ def examine(config: DeploymentConfig) -> Report:
     devices, amiss = _devices(config)
     amiss += _network(config)
     hosted, links = layout.hosted(graph, groups), layout.links(graph, groups)
+    amiss += _attention(config, hosted, devices)
     return Report(
         config=config,
         graph=graph,
@@ -331,6 +332,19 @@ def _devices(config: DeploymentConfig) -> tuple[dict[int, str], list[str]]:
             found[rank] = config.device_of(rank)
             amiss.append(f"{error.message}: rank {rank} does not start here")
     return found, amiss
+
+
+def _attention(config: DeploymentConfig, hosted: list[Hosted], devices: Mapping[int, str]) -> Iterator[str]:
+    """Who was named to attend on a GPU, and is to do it on a CPU: a worker refuses that."""
+    named = config.model_kwargs.get("attention", "auto")
+    leaders = [rank for one in hosted if one.engine is EngineKind.KV for rank in one.ranks]
+    on_cpu = sorted({it for rank in leaders for it in config.copy_of(rank) if devices[it] == "cpu"})
+    if named != "auto" and on_cpu:
+        do = "does" if len(on_cpu) == 1 else "do"
+        yield (
+            f"model_kwargs.attention is {named!r}, which is for GPUs: "
+            f"{_ranks(tuple(on_cpu))} {do} not start on a CPU"
+        )
 
 
 def _shared(devices: Mapping[int, str]) -> Iterator[str]:

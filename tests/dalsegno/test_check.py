@@ -143,6 +143,22 @@ def test_replicas_and_devices_are_told(tmp_path: Path, weights: Path) -> None:
     assert "right, though not for this machine;" in check(path, "--checkpoint", str(weights)).stdout
 
 
+@pytest.mark.parametrize("named", ["triton", "flashinfer"])
+def test_who_attends_on_gpus_alone_is_told_where_there_is_a_cpu(
+    tmp_path: Path, weights: Path, named: str
+) -> None:
+    told = ("--checkpoint", str(weights), "--set", f"model_kwargs.attention={named}")
+    on_cpus = ("--set", "model_kwargs.device=cpu")
+    of_two = f"model_kwargs.attention is '{named}', which is for GPUs: ranks 0, 1 do not start on a CPU"
+
+    assert of_two in said(written(tmp_path, "tp2"), *told, *on_cpus)["warnings"]
+    assert said(written(tmp_path, "colocated"), *told, *on_cpus)["warnings"] == [
+        f"model_kwargs.attention is '{named}', which is for GPUs: rank 0 does not start on a CPU"
+    ]
+    on_gpus = written(tmp_path, "pd", devices={0: "cuda:98", 1: "cuda:99"})
+    assert "attention" not in str(said(on_gpus, *told)["warnings"])
+
+
 @pytest.mark.parametrize("address", ["nowhere.invalid", "203.0.113.1", "a..b"])
 def test_an_address_that_a_worker_could_not_listen_at_is_told(
     tmp_path: Path, weights: Path, address: str
