@@ -100,7 +100,8 @@ _PROFILE_PARTS: Final = click.option(
 _DATA_DIR: Final = click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The deployment's, running or at rest. [default: $DALSEGNO_DATA_DIR, else the one in ./.dalsegno]",
+    help="The deployment's, running or at rest. [default: $DALSEGNO_DATA_DIR, else the one in ./.dalsegno, "
+    "of several the one that runs]",
 )
 _DATA_DIR_OF_SERVE: Final = click.option(
     "--data-dir",

@@ -24,7 +24,7 @@ from shared.subjects import Subjects
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What the person told: a server, or a data dir; else the environment does, else it is the only one here.
+    """What the person told: a server, or a data dir; else the environment does, else it is the one here.
 
     Attributes:
         prefix: None is the environment's, or `ds`.
@@ -120,9 +120,11 @@ def _data_dir(told: Path | None) -> DataDir:
         return DataDir(told.expanduser().resolve())
     here = Path(".dalsegno")
     found = sorted(entry for entry in here.glob("*") if (entry / "nats").is_dir()) if here.is_dir() else []
-    if len(found) == 1:
-        return DataDir(found[0].resolve())
-    names = ", ".join(map(str, found)) or "none"
+    running = [path for path in found if DataDir(path).running() is not None] if len(found) > 1 else []
+    meant = running if len(running) == 1 else found
+    if len(meant) == 1:
+        return DataDir(meant[0].resolve())
+    names = ", ".join(f"{path} (running)" if path in running else str(path) for path in found) or "none"
     raise DataDirError(
         f"which log? Data dirs in ./.dalsegno: {names}; name one with --data-dir, or use --nats"
     )
