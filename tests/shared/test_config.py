@@ -114,6 +114,18 @@ def test_a_file_that_is_no_configuration_is_told_in_one_line_without_repeating_i
     assert "\n" not in raised.value.message
 
 
+def test_a_file_that_cannot_be_read_is_told_with_the_reason_and_named_once(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    with pytest.raises(ConfigError) as raised:
+        config.resolve(str(file))
+    assert raised.value.message == f"cannot read the configuration {file}: No such file or directory"
+
+    file.write_bytes(b"model: \xff")
+    with pytest.raises(ConfigError) as raised:
+        config.resolve(str(file))
+    assert raised.value.message == f"cannot read the configuration {file}: it is no text in UTF-8"
+
+
 # ---- a checkpoint that is not named --------------------------------------------------------------------
 
 
