@@ -142,20 +142,21 @@ def told(
     """Both runs side by side, for people and for programs."""
     sides = {"recorded": [one.reply for one in arrivals], "now": [now[one.request_id] for one in arrivals]}
     summaries = {name: _summary(replies) for name, replies in sides.items()}
+    requests = "request" if len(arrivals) == 1 else "requests"
     lines = [
-        f"load replay of {len(arrivals)} requests at {speed:g} times the speed they came with",
+        f"load replay of {len(arrivals)} {requests} at {speed:g} times the speed they came with",
         f"{'':<28}{'recorded':>12}{'now':>12}",
     ]
     for name in summaries["recorded"]:
         cells = [_cell(summary[name]) for summary in summaries.values()]
         lines.append(f"{name:<28}{cells[0]:>12}{cells[1]:>12}")
-    requests = [
+    each = [
         {"request_id": one.request_id}
         | {side: {"outcome": r.outcome, "first_s": r.first_s, "whole_s": r.whole_s, "tokens": _tokens(r)}
            for side, r in (("recorded", one.reply), ("now", now[one.request_id]))}
         for one in arrivals
     ]  # fmt: skip
-    return lines, {"level": "load", "speed": speed, **summaries, "requests": requests}
+    return lines, {"level": "load", "speed": speed, **summaries, "requests": each}
 
 
 def _summary(replies: Iterable[Reply]) -> dict[str, float | int | None]:

@@ -292,7 +292,8 @@ def _load(asked: Asked) -> int:
     if not found:
         raise ClientError("there is nothing to ask again: no request was let in")
     spread_s = (found[-1].reply.submitted_ns - found[0].reply.submitted_ns) / 1e9 / speed
-    click.echo(f"asking {len(found)} requests over {spread_s:,.1f} s", err=True)
+    requests = "request" if len(found) == 1 else "requests"
+    click.echo(f"asking {len(found)} {requests} over {spread_s:,.1f} s", err=True)
     now = asyncio.run(load.ask_again(found, _target(asked), speed))
     looking.show(load.told(found, now, speed), as_json=asked.as_json)
     return 0 if all(reply.outcome == "finished" for reply in now.values()) else 1

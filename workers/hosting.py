@@ -65,7 +65,9 @@ class Seat:
     def __str__(self) -> str:
         if not self.neighbours:
             return str(self.device)
-        return f"{self.device}, which ranks {', '.join(map(str, self.neighbours))} compute on too"
+        others = ", ".join(map(str, self.neighbours))
+        who = f"rank {others} computes" if len(self.neighbours) == 1 else f"ranks {others} compute"
+        return f"{self.device}, which {who} on too"
 
 
 def seat(config: DeploymentConfig, rank: int) -> Seat:

@@ -93,6 +93,7 @@ def test_both_are_told_side_by_side() -> None:
         now[name] = one.reply
     lines, data = load.told(found, now, 1.0)
     assert lines[0] == "load replay of 3 requests at 1 times the speed they came with"
+    assert load.told(found[:1], now, 2.0)[0][0].startswith("load replay of 1 request at 2 times")
     assert [line.split() for line in lines if line.startswith("finished")] == [["finished", "3", "3"]]
     assert data["level"] == "load"
     assert data["recorded"] == data["now"]

@@ -103,7 +103,9 @@ def test_ranks_on_one_device_know_of_each_other(monkeypatch: pytest.MonkeyPatch)
     assert (seat(config, 0).neighbours, seat(config, 0).pools) == ((2,), 2)
     assert (seat(config, 1).neighbours, seat(config, 1).pools) == ((), 1)
     assert (seat(config, 4).neighbours, seat(config, 4).pools) == ((), 0)
-    assert str(seat(config, 2)) == "cuda:0, which ranks 0 compute on too"
+    assert str(seat(config, 2)) == "cuda:0, which rank 0 computes on too"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert str(seat(config, 2)) == "cuda:0, which ranks 0, 1 compute on too"
 
 
 def test_ranks_on_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +133,7 @@ def test_ranks_on_one_device_leave_each_other_memory(
     half = make_engine(two, EngineSettings(), 1, no_progress).stats().kv_total
 
     assert whole // 2 - 16 <= half <= whole // 2
-    assert "llm in torch.float32 on cpu, which ranks 0 compute on too; KV pool: " in caplog.text
+    assert "llm in torch.float32 on cpu, which rank 0 computes on too; KV pool: " in caplog.text
     assert "one of 2 shares of 25% of 0.06 GiB available memory" in caplog.text
 
 
