@@ -22,6 +22,7 @@ _X86_64 = ("x86_64", "AMD64")
 _FLAGS = (
     *("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-math-errno"),
     *("-Wall", "-Wextra", "-Werror", "-Wno-psabi"),
+    "-Wno-unknown-warning-option",  # Clang does not know the next one
     "-Wno-maybe-uninitialized",  # of GCC's own intrinsics
 )
 

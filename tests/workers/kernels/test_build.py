@@ -44,6 +44,23 @@ def test_a_compiler_that_refuses_is_told_with_what_it_said(
     assert list((tmp_path / "built").iterdir()) == []
 
 
+def test_clang_is_not_told_of_warnings_it_does_not_know(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It refuses a warning it has never heard of, even one to be silent about, unless that is allowed."""
+    compiler = tmp_path / "clang++"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *-Wno-unknown-warning-option*) ;; *-Wno-maybe-uninitialized*-Werror*|'
+        "*-Werror*-Wno-maybe-uninitialized*) echo 'unknown warning option' >&2; exit 1 ;; esac\n"
+        'for made; do :; done; echo compiled > "$made"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+
+    assert build.build(VARIANTS[0], tmp_path / "built").read_text() == "compiled\n"
+
+
 def test_libraries_of_other_sources_are_cleared_away(tmp_path: Path) -> None:
     ours = tmp_path / build.file_name(VARIANTS[0])
     for path in (ours, tmp_path / "kernels-amx-000000000000.so", tmp_path / "README"):
