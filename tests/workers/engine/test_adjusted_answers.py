@@ -5,6 +5,7 @@ The texts come one by one and are cut into spans, beside others that ask for not
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -91,10 +92,13 @@ CASES = (
 )  # fmt: skip
 
 
+@cache
+def node_of(family: Family) -> DecoderLM:
+    return load(tiny_checkpoint(family))
+
+
 def engine_of(family: Family, rows: int = 4) -> KVEngine:
-    return KVEngine(
-        load(tiny_checkpoint(family)), num_blocks=64, block_size=8, max_step_tokens=9, max_rows=rows
-    )
+    return KVEngine(node_of(family), num_blocks=64, block_size=8, max_step_tokens=9, max_rows=rows)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
