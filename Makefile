@@ -10,7 +10,7 @@ PYTHON ?= $(firstword $(foreach python,python3 python3.14 python3.13 python3.12 
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
-JOBS   ?= 2
+JOBS   ?= 3
 MODEL  ?= demo
 CODE   := configs conductor dalsegno gateway shared workers
 
@@ -32,8 +32,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 serve: setup
 	@$(BIN)/dalsegno serve $(MODEL) $(if $(PORT),--port $(PORT))
 
-# Two processes, each with whole files of tests: most of them wait for others that they have started. Those are
-# some hundred, of the same modules: whatever else is asked for, let each module be compiled once.
+# Three processes for two cores, each with whole files of tests: many wait for others that they have started, and
+# two leave a fifth of the cores idle. Those others are some hundred, of the same modules: whatever else is asked
+# for, let each module be compiled once.
 test: setup
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
