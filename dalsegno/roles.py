@@ -4,7 +4,7 @@ SIGTERM and Ctrl-C cancel the role, which stops in its own order (a gateway fini
 second one ends it at once. Exit statuses:
 
     0    told to stop, and did
-    1    something it needs is missing now, and may come: the log cannot be reached
+    1    something it needs is missing now, and may come: the log cannot be reached, the port is taken
     70   a bug; the traceback says where
     78   it will never run as it was told to: an unknown model, a checkpoint it cannot serve, a library
          that is not installed

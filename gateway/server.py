@@ -5,6 +5,7 @@ uvicorn's here: whoever runs the role cancels it.
 """
 
 import asyncio
+import errno
 import resource
 import socket
 import time
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp
 
 from gateway.connection import Connection, ConnectionLimits
 from shared.config import GatewaySettings
-from shared.errors import ClientError
+from shared.errors import CapacityError, ClientError
 
 CUT_S: Final = 2
 """How long connections have to close once their answers are given, or given up."""
@@ -31,6 +32,12 @@ class ListenError(ClientError):
     code = "cannot_listen"
 
 
+class PortTakenError(CapacityError):
+    """Another process has the port: as a rule the gateway before this one, which still drains."""
+
+    code = "port_taken"
+
+
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -41,7 +48,8 @@ def bind(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 is any free one.
 
     Raises:
-        ListenError: the address is taken, or not ours.
+        ListenError: the address is not ours.
+        PortTakenError: somebody listens there.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -56,8 +64,9 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(2048)
     except OSError as error:
         listener.close()
-        reason = error.strerror or error
-        raise ListenError(f"cannot listen on {host}:{port}: {reason}; choose another --port") from error
+        message = f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port"
+        taken = error.errno == errno.EADDRINUSE
+        raise (PortTakenError(message) if taken else ListenError(message)) from error
     return listener
 
 

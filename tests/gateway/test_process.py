@@ -14,6 +14,7 @@ import pytest
 from gateway import server
 from gateway.app import GatewayOptions, run
 from shared.config import GatewaySettings, resolve
+from shared.errors import ClientError
 from shared.events import RequestCancel, RequestSubmitted, WorkerJoined, decode, encode
 from shared.log import jetstream
 from shared.log.port import Log
@@ -157,16 +158,21 @@ async def test_past_the_deadline_streams_end_with_an_error_and_are_not_cancelled
     assert not any(isinstance(event, RequestCancel) for event in cancels)
 
 
-def test_a_port_that_is_taken_is_one_clear_line() -> None:
+def test_a_port_that_is_taken_is_one_clear_line_and_may_be_free_later() -> None:
     taken = server.bind("127.0.0.1", 0)
     port = taken.getsockname()[1]
     try:
-        with pytest.raises(server.ListenError, match=f"cannot listen on 127.0.0.1:{port}: .*choose another"):
+        said = f"cannot listen on 127.0.0.1:{port}: .*choose another"
+        with pytest.raises(server.PortTakenError, match=said) as raised:
             server.bind("127.0.0.1", port)
     finally:
         taken.close()
+    assert not isinstance(raised.value, ClientError)  # which would be status 78: never start it again
+    server.bind("127.0.0.1", port).close()
 
 
 def test_a_host_that_is_not_ours_is_one_clear_line() -> None:
     with pytest.raises(server.ListenError, match=r"cannot listen on no\.such\.host\.invalid"):
         server.bind("no.such.host.invalid", 0)
+    with pytest.raises(server.ListenError, match=r"cannot listen on 192\.0\.2\.1:0: .*choose another"):
+        server.bind("192.0.2.1", 0)
