@@ -223,6 +223,7 @@ def _kv_node(
 def _by_kernels(node: "Node", settings: EngineSettings, at: Seat) -> "Node":
     """The node, computed by our own kernels where they are wanted and know it."""
     if settings.kernels == "torch":
+        _LOGGER.info("%s is computed by torch: kernels is set so", node.name)
         return node
     if at.device.type == "cuda":
         from workers.engine.gpu_kernels import by_gpu_kernels  # noqa: PLC0415 - where there is CUDA

@@ -119,7 +119,8 @@ def build(variant: Variant, folder: Path, *, also: Sequence[str] = ()) -> Path:
         except subprocess.TimeoutExpired as error:
             raise BuildError(f"{command} was not done after {COMPILE_S:.0f} s") from error
         if ran.returncode:
-            raise BuildError(f"{command} ended with status {ran.returncode}: {ran.stderr.strip()[-2000:]}")
+            said = ran.stderr.strip()[-2000:] or "it said nothing"
+            raise BuildError(f"{command} ended with status {ran.returncode}: {said}")
         made.replace(target)
     return target
 

@@ -44,7 +44,8 @@ def by_cpu_kernels(node: Node, *, threads: int) -> Node:
     kernels = library.load()
     if kernels is None:
         return node
-    _LOGGER.info("%s is computed by the CPU kernels for %s, %d threads", node.name, kernels.variant, threads)
+    many = "1 thread" if threads == 1 else f"{threads} threads"
+    _LOGGER.info("%s is computed by the CPU kernels for %s, %s", node.name, kernels.variant, many)
     return NativeDecoder(node, kernels, threads=threads)
 
 

@@ -97,10 +97,6 @@ class Unsqueezing {
   int32_t step_ = 0, due_;
 };
 
-#endif
-
-#if DALSEGNO_SQUEEZES
-
 // How a unit is squeezed: which exponents have a number. Zero has the last one, and as many that follow one another
 // the others: a sample tells which.
 class Squeezing {
