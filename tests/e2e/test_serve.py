@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,25 +86,56 @@ def test_nobody_reads_a_secret_in_a_process_list(deployment: Running) -> None:
         assert not [other for other in theirs if other in environ]
 
 
-async def test_ctrl_c_leaves_nothing_and_the_next_start_goes_on(tmp_path: Path) -> None:
-    profile = tmp_path / "profile.json"
-    with deploy.serve(tmp_path, "--profile", str(profile)) as running:
-        before = chat(running)
-        pids = running.all_pids()
-        assert running.stop() == 0
-        await gone(*pids)
-        assert not running.ready_file.exists()
-    check_one_answer(timelines.read(profile))
-    with deploy.serve(tmp_path) as running:
-        assert chat(running) == before
-        requests = [
-            line for line in dalsegno("log", "--data-dir", str(running.data_dir)).splitlines() if line
-        ]
-        pids = running.all_pids()
-        running.launcher.kill()
-        running.launcher.wait()
-        await gone(*pids)  # a launcher killed with -9 takes all with it
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """A deployment that was served, asked once, and told to stop by Ctrl-C.
+
+    Attributes:
+        folder: to serve it again from.
+        left: whether its ready file was still there behind its end.
+    """
+
+    folder: Path
+    answer: str
+    pids: list[int]
+    status: int
+    left: bool
+    profile: list[Stretch]
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Life:
+    folder = tmp_path_factory.mktemp("lives")
+    profile = folder / "profile.json"
+    with deploy.serve(folder, "--profile", str(profile)) as running:
+        answer, pids = chat(running), running.all_pids()
+        status = running.stop()
+        left = running.ready_file.exists()
+    found = timelines.read(profile)
+    return Life(folder=folder, answer=answer, pids=pids, status=status, left=left, profile=found)
+
+
+@pytest.fixture(scope="module")
+def second(first: Life) -> Iterator[Running]:
+    """The same deployment, started again."""
+    with deploy.serve(first.folder) as running:
+        yield running
+
+
+async def test_ctrl_c_leaves_nothing(first: Life) -> None:
+    assert first.status == 0
+    assert not first.left
+    await gone(*first.pids)
+
+
+def test_the_next_start_goes_on(first: Life, second: Running) -> None:
+    assert chat(second) == first.answer
+    requests = dalsegno("log", "--data-dir", str(second.data_dir)).splitlines()
     assert sum("finished" in line for line in requests) == 2  # one of each life
+
+
+def test_a_profile_has_what_every_process_did_for_an_answer(first: Life) -> None:
+    check_one_answer(first.profile)
 
 
 def check_one_answer(found: list[Stretch]) -> None:
@@ -152,13 +185,19 @@ def wait_until_ready(running: Running) -> None:
 
 
 @pytest.mark.slow
-def test_whoever_is_killed_is_back_and_serves(tmp_path: Path) -> None:
-    with deploy.serve(tmp_path) as running:
-        before = chat(running)
-        for role in ("gateway", "conductor", "worker", "nats"):
-            kill(running, role)
-            wait_until_ready(running)
-            assert chat(running) == before, role
+def test_whoever_is_killed_is_back_and_serves(first: Life, second: Running) -> None:
+    for role in ("gateway", "conductor", "worker", "nats"):
+        kill(second, role)
+        wait_until_ready(second)
+        assert chat(second) == first.answer, role
+
+
+async def test_a_launcher_that_is_killed_takes_all_with_it(second: Running) -> None:
+    """The last of its tests."""
+    pids = second.all_pids()
+    second.launcher.kill()
+    second.launcher.wait()
+    await gone(*pids)
 
 
 def test_it_joins_a_nats_that_runs_already(tmp_path: Path) -> None:
