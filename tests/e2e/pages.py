@@ -45,6 +45,8 @@ NOT_RUN: Final[Mapping[str, str]] = {
 }
 """What is not run but parsed, by how the command begins; and why."""
 
+_OF_THE_MAKE_AROUND: Final = frozenset({"ARGS", "JOBS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES"})
+"""What `make test ARGS=...` leaves to every make below it."""
 _DOTS: Final = (
     (re.compile(r"^\\.\\.\\.\n", re.MULTILINE), r"(?:.*\n)*"),
     (re.compile(r"\n\\.\\.\\.$"), r"(?:\n.*)*"),
@@ -402,7 +404,8 @@ def parse(command: str) -> None:
         case "make", _:
             # -n: it says what it would do. PYTHON: it need not look for one.
             told = ["make", "-n", f"PYTHON={sys.executable}", *args]
-            done = subprocess.run(told, cwd=ROOT, check=True, capture_output=True, text=True)
+            env = {key: value for key, value in os.environ.items() if key not in _OF_THE_MAKE_AROUND}
+            done = subprocess.run(told, cwd=ROOT, check=True, capture_output=True, text=True, env=env)
             for names in re.findall(r"-m benchmarks(.*)", done.stdout):
                 assert names.startswith(" peers") or set(names.split()) <= {*MEASUREMENTS, *TABLES}, command
         case "pip", ["install", what]:
