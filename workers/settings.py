@@ -70,7 +70,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ConfigError: less than one token for each row.
         """
         rows = self.rows_on(device_type)
-        tokens = self.max_step_tokens or max(rows, 4096 if device_type == "cuda" else 2048)
+        # Beside everybody who decodes: a prompt must not wait for the next step by one token.
+        tokens = self.max_step_tokens or rows + (4096 if device_type == "cuda" else 2048)
         if tokens < rows:
             raise ConfigError(
                 f"model_kwargs.max_step_tokens is {tokens}: expected at least max_rows, which is {rows}"

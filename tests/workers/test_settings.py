@@ -10,8 +10,8 @@ def test_without_model_kwargs_everything_suits_the_device() -> None:
     found = settings.parse({})
 
     assert (found.dtype, found.device, found.block_size) == ("auto", "auto", 16)
-    assert (found.rows_on("cpu"), found.step_tokens_on("cpu")) == (64, 2048)
-    assert (found.rows_on("cuda"), found.step_tokens_on("cuda")) == (256, 4096)
+    assert (found.rows_on("cpu"), found.step_tokens_on("cpu")) == (64, 64 + 2048)
+    assert (found.rows_on("cuda"), found.step_tokens_on("cuda")) == (256, 256 + 4096)
 
 
 def test_what_is_set_is_taken() -> None:
@@ -24,7 +24,7 @@ def test_what_is_set_is_taken() -> None:
 
 
 def test_many_rows_raise_the_budget_of_a_step() -> None:
-    assert settings.parse({"max_rows": 3000}).step_tokens_on("cpu") == 3000
+    assert settings.parse({"max_rows": 3000}).step_tokens_on("cpu") == 3000 + 2048
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from shared.errors import BugError
 from workers import memory
 from workers.engine.gpu_kernels import Kernel, kernel_for
 from workers.engine.node import Node
-from workers.engine.pages import Pages
+from workers.engine.pages import WAIT_S, Pages
 from workers.engine.step import Int32s, Spans, Step
 
 ATTENTION: Final = "dalsegno_paged"
@@ -84,6 +84,11 @@ class PagedPool:
         """So many cells are in use, from the first on: have the memory of more of them ready."""
         if self._pages is not None:
             self._pages.reach(tokens)
+
+    def wait_for_pages(self) -> None:
+        """Until the first tokens' memory is there: the first answers are not to compete with who takes it."""
+        if self._pages is not None:
+            self._pages.wait(WAIT_S)
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:

@@ -120,9 +120,10 @@ class KVEngine:
         )
         # The last block is for padding.
         self._pool = PagedPool.of(node, slots=blocks.capacity_tokens + block_size, kernel=kernel)
+        self._pool.reach(0)
         node.use_attention(ATTENTION)
         check_node(node, kernel)
-        self._pool.reach(0)
+        self._pool.wait_for_pages()
         self._runner = Runner(
             node,
             self._pool,

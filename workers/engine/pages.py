@@ -23,6 +23,8 @@ AHEAD: Final = 8192
 """So many tokens' pages are there before they are wanted; when half of them are used, more are taken."""
 MOST_BYTES: Final = 2**30
 """No more than that ahead: where tokens take much, steps are slow, and fewer tokens are enough."""
+WAIT_S: Final = 2.0
+"""So long a start waits for the first of them: a virtual machine's host may be slow to find them."""
 _AT_ONCE: Final = 1024
 """Tokens: the next layers' first pages are there before this layer's last."""
 _MADV_POPULATE_WRITE: Final = 23  # of Linux 5.14; Python has no name for it
@@ -59,10 +61,10 @@ class Pages:
             self._taking = Thread(target=self._take, args=(begin, self.taken), name="pages", daemon=True)
             self._taking.start()
 
-    def wait(self) -> None:
-        """Until all is there that was asked for."""
+    def wait(self, most_s: float | None = None) -> None:
+        """Until all is there that was asked for, or so long."""
         if self._taking is not None:
-            self._taking.join()
+            self._taking.join(most_s)
 
     def _take(self, begin: int, end: int) -> None:
         for first in range(begin, end, _AT_ONCE):

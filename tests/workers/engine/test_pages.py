@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from shared.models.decoder_lm.nodes import DecoderLM
 from workers import memory
 from workers.engine import pages
+from workers.engine.kv_engine import KVEngine
 from workers.engine.pages import AHEAD, Pages
 
 CELL = (4, 64)  # 1 KiB of float32 a cell
@@ -106,3 +108,10 @@ def test_a_kernel_that_cannot_give_them_early_is_not_asked_again(monkeypatch: py
     assert asked.taken == taken
     layers[0].fill_(1)
     assert ctypes.c_float.from_address(layers[0].data_ptr()).value == 1
+
+
+def test_an_engine_has_them_when_it_is_made(qwen3: DecoderLM) -> None:
+    made = KVEngine(qwen3, num_blocks=4096, block_size=8, max_step_tokens=24, max_rows=8)
+
+    for layer in made._pool.keys:
+        assert resident_pages(layer[:AHEAD]) == pages_of(layer[:AHEAD])
