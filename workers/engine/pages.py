@@ -23,7 +23,7 @@ AHEAD: Final = 8192
 """So many tokens' pages are there before they are wanted; when half of them are used, more are taken."""
 MOST_BYTES: Final = 2**30
 """No more than that ahead: where tokens take much, steps are slow, and fewer tokens are enough."""
-WAIT_S: Final = 2.0
+WAIT_S: Final = 1.0
 """So long a start waits for the first of them: a virtual machine's host may be slow to find them."""
 _AT_ONCE: Final = 1024
 """Tokens: the next layers' first pages are there before this layer's last."""
