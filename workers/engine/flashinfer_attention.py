@@ -193,7 +193,37 @@ class _Plan:
         return list(self._wrapper._plan_info)  # noqa: SLF001 - nothing else tells, and a wrong one answers wrong
 
 
-class FlashInfer:
+class _Attending:
+    """What layers of one kind have planned computes them; whose plan that is, who plans says."""
+
+    def __call__(
+        self,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        step: Step,
+        *,
+        scaling: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        layers = _Layers(
+            heads=queries.shape[1],
+            kv_heads=keys.shape[1],
+            dim=keys.shape[2],
+            dtype=keys.dtype,
+            block_size=step.spans.block_size,
+            scaling=scaling,
+            window=window,
+            softcap=softcap,
+        )
+        return self._planned(layers, step).run(queries, keys, values)
+
+    def _planned(self, layers: _Layers, step: Step) -> _Plan:
+        raise NotImplementedError
+
+
+class FlashInfer(_Attending):
     """A kernel that plans each step (`workers.engine.gpu_kernels.PlanningKernel`), for engines of one thread.
 
     Args:
@@ -209,19 +239,8 @@ class FlashInfer:
         self._pages: _Pages | None = None
         self._made: set[tuple[_Layers, bool]] = set()
 
-    def __call__(
-        self,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        step: Step,
-        *,
-        scaling: float | None = None,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
-        layers = _layers(queries, keys, step, scaling, window, softcap)
-        kind = layers, len(queries) == len(step.rows)
+    def _planned(self, layers: _Layers, step: Step) -> _Plan:
+        kind = layers, int(step.spans.query_offsets[-1]) == len(step.rows)
         if step is not self._step or self._pages is None:
             self._step, self._pages, self._made = step, _Pages.of(step.spans, self.device), set()
         if kind not in self._plans:
@@ -229,7 +248,7 @@ class FlashInfer:
         if kind not in self._made:
             self._plans[kind].make(self._pages)
             self._made.add(kind)
-        return self._plans[kind].run(queries, keys, values)
+        return self._plans[kind]
 
     def recorded(self) -> "RecordedFlashInfer":
         return RecordedFlashInfer(self)
@@ -253,7 +272,7 @@ class FlashInfer:
         return self._workspace
 
 
-class RecordedFlashInfer:
+class RecordedFlashInfer(_Attending):
     """Of the steps of one size (`workers.engine.gpu_kernels.RecordedKernel`), over buffers of its own.
 
     It plans when layers of a kind are first reached, which is before anything is recorded.
@@ -264,23 +283,12 @@ class RecordedFlashInfer:
         self._plans: dict[_Layers, _Plan] = {}
         self._numbers: dict[_Layers, list[int]] = {}
 
-    def __call__(
-        self,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        step: Step,
-        *,
-        scaling: float | None = None,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
-        layers = _layers(queries, keys, step, scaling, window, softcap)
+    def _planned(self, layers: _Layers, step: Step) -> _Plan:
         if layers not in self._plans:
             plan = self._plan(layers, len(step.rows), len(step.rows) * step.block_table.shape[1])
             plan.make(_Pages.of(step.spans, self._whole.device))
             self._plans[layers], self._numbers[layers] = plan, plan.numbers
-        return self._plans[layers].run(queries, keys, values)
+        return self._plans[layers]
 
     def plan(self, step: Step) -> None:
         """See `RecordedKernel`."""
@@ -321,26 +329,6 @@ def by_tensor_cores(group: int) -> bool:
     others (mini-sglang) take tensor cores too.
     """
     return group >= 4
-
-
-def _layers(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    step: Step,
-    scaling: float | None,
-    window: int | None,
-    softcap: float | None,
-) -> _Layers:
-    return _Layers(
-        heads=queries.shape[1],
-        kv_heads=keys.shape[1],
-        dim=keys.shape[2],
-        dtype=keys.dtype,
-        block_size=step.spans.block_size,
-        scaling=scaling,
-        window=window,
-        softcap=softcap,
-    )
 
 
 def _workspace_bytes(layers: _Layers, processors: int, rows: int | None = None) -> int:

@@ -111,7 +111,6 @@ inline bool allowed() {
 // Rows of x times the next `depth` of a unit: added to y, or in its place.
 inline void multiply_unit(const bfloat16* x, size_t stride, int rows, const bfloat16* w, int depth, bool adds,
                           const char* next, size_t bytes, Floats* y) {
-  constexpr int UNIT = 4;
   constexpr size_t TILE_ROW = 64, Y_ROW = UNIT * sizeof(Floats);
   const size_t panel = size_t(LANES) * depth;
   const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, lines = (TILE_ROWS * UNIT + tiles - 1) / tiles;

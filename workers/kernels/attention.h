@@ -24,7 +24,7 @@ struct Shape {
   float scaling;
 };
 
-// What of a step attention needs: see `Step` in api.cpp.
+// What of a step attention needs: see `Step` in body.cpp.
 struct Cells {
   const int32_t* table;  // (spans' rows, blocks)
   int table_stride;

@@ -16,6 +16,7 @@
 namespace dalsegno {
 
 constexpr int LANES = 16;
+constexpr int UNIT = 4;  // vectors, of as many panels of a matrix, that are computed together
 
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));

@@ -53,7 +53,7 @@ class Unsqueezing {
 
   const char* at() const { return at_; }
 
-  void next(Words (&now)[4]) {
+  void next(Words (&now)[UNIT]) {
     // From memory to the cache some microseconds before, across pages, which processors do not do by themselves.
     constexpr int AHEAD = 32 * SQUEEZED_STEP;
     for (int line = 0; line < SQUEEZED_STEP; line += 64) __builtin_prefetch(at_ + AHEAD + line, 0, 3);
@@ -65,7 +65,7 @@ class Unsqueezing {
     now[3] = joined(_mm512_srli_epi16(numbers, 12), second, _mm512_srli_epi16(second, 8));
     at_ += SQUEEZED_STEP;
     if (step_++ == due_) [[unlikely]] {
-      Words copy[4];  // or `now` would be in memory at every step
+      Words copy[UNIT];  // or `now` would be in memory at every step
       std::memcpy(copy, now, sizeof copy);
       patch_ = patched(copy, patch_);
       due_ = patch_->step;
@@ -83,8 +83,8 @@ class Unsqueezing {
   }
 
   // Put a step's patches where they belong; the next one is given.
-  __attribute__((noinline)) static const Patch* patched(Words (&vectors)[4], const Patch* patch) {
-    uint16_t all[4 * 32];
+  __attribute__((noinline)) static const Patch* patched(Words (&vectors)[UNIT], const Patch* patch) {
+    uint16_t all[UNIT * 32];
     std::memcpy(all, vectors, sizeof all);
     for (const int32_t step = patch->step; patch->step == step; ++patch) all[patch->place] = patch->bits;
     std::memcpy(vectors, all, sizeof all);
@@ -104,7 +104,7 @@ class Squeezing {
   Squeezing(const bfloat16* unit, int depth) : unit_(unit), depth_(depth) {
     constexpr int SAMPLE = 7;  // every seventh: of all columns
     int seen[256] = {};
-    for (size_t at = 0; at < size_t(UNIT_COLUMNS) * depth; at += SAMPLE) ++seen[unit[at].bits >> 7 & 0xFF];
+    for (size_t at = 0; at < size_t(UNIT) * LANES * depth; at += SAMPLE) ++seen[unit[at].bits >> 7 & 0xFF];
     int most = -1;
     for (int base = 1; base + IN_A_ROW <= 256; ++base) {
       int here = 0;
@@ -117,7 +117,7 @@ class Squeezing {
   int32_t patches() const {
     int32_t found = 0;
     for (int32_t step = 0; step < depth_ / 2; ++step)
-      for (int vector = 0; vector < 4; ++vector) found += __builtin_popcount(numbered(weights(step, vector)).others);
+      for (int vector = 0; vector < UNIT; ++vector) found += __builtin_popcount(numbered(weights(step, vector)).others);
     return found;
   }
 
@@ -130,7 +130,7 @@ class Squeezing {
     into += TABLE_BYTES;
     for (int32_t step = 0; step < depth_ / 2; ++step, into += SQUEEZED_STEP) {
       __m512i numbers = _mm512_setzero_si512(), rest[2] = {numbers, numbers};
-      for (int vector = 0; vector < 4; ++vector) {
+      for (int vector = 0; vector < UNIT; ++vector) {
         const __m512i w = weights(step, vector);
         const Numbered found = numbered(w);
         for (uint32_t others = found.others; others; others &= others - 1) {
@@ -152,7 +152,7 @@ class Squeezing {
   }
 
  private:
-  static constexpr int IN_A_ROW = EXPONENTS - 1, UNIT_COLUMNS = 4 * LANES;
+  static constexpr int IN_A_ROW = EXPONENTS - 1;
 
   struct Numbered {
     __m512i numbers;

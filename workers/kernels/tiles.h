@@ -24,7 +24,6 @@
 
 namespace dalsegno {
 
-constexpr int UNIT = 4;              // panels that are computed together
 constexpr int UNITS_IN_A_ROW = 4;
 constexpr size_t BLOCK_BYTES = 384 << 10;  // of x, that stay in a core's cache beside a panel
 constexpr int MOST_ROWS_OF_BLOCK = 192;
