@@ -48,6 +48,7 @@ class Report:
         warnings: will be slow, or will not work here.
         is_for_here: this machine has the devices, the address and the libraries.
         tokenizer_fits: it was here, and the family takes it; what does not fit is refused.
+        model_fits: the same of the model, by its `config.json`.
     """
 
     config: DeploymentConfig
@@ -60,6 +61,7 @@ class Report:
     warnings: list[str]
     is_for_here: bool
     tokenizer_fits: bool
+    model_fits: bool
 
 
 class _Refusal(click.ClickException):
@@ -74,8 +76,8 @@ def check(model: str, *, as_json: bool, **told: Any) -> None:
     """Say whether serve would take MODEL, and what would run where.
 
     MODEL is a name in configs/, a YAML file, or a folder with a Hugging Face checkpoint. Nothing is started;
-    the tokenizer is read where it is there, and no weights are. The exit status is 0, or 78 where it cannot
-    be served.
+    the tokenizer is read where it is there, the model is made without memory, and no weights are read. The
+    exit status is 0, or 78 where it cannot be served.
     """
     try:
         found = configuration.effective(model, options.settings_in(told))
@@ -96,10 +98,11 @@ def examine(config: DeploymentConfig) -> Report:
     """What `config` comes to, on this machine as far as devices and the network go.
 
     Raises:
-        CheckpointError: the tokenizer is none of the family's.
+        CheckpointError: the tokenizer is none of the family's, or a worker would refuse the model.
+        ConfigError: the family's nodes cannot be placed so.
     """
     graph, groups = registry.graph(config.model), config.groups
-    tokenizer_fits = _tokenizer_fits(config)
+    tokenizer_fits, model_fits = _tokenizer_fits(config), _model_fits(config)
     devices, amiss = _devices(config)
     amiss += _network(config)
     hosted, links = layout.hosted(graph, groups), layout.links(graph, groups)
@@ -115,6 +118,7 @@ def examine(config: DeploymentConfig) -> Report:
         warnings=[*amiss, *_moving(config, links), *_looping(graph, config)],
         is_for_here=not amiss,
         tokenizer_fits=tokenizer_fits,
+        model_fits=model_fits,
     )
 
 
@@ -138,9 +142,11 @@ def lines(report: Report) -> Iterator[str]:
         yield from _hanging("note", note)
     for warning in report.warnings:
         yield from _hanging("warning", warning)
-    unseen = "weights are" if report.tokenizer_fits else "tokenizer and weights are"
+    seen = {"model": report.model_fits, "tokenizer": report.tokenizer_fits}
+    unseen = ", ".join(what for what, fits in seen.items() if not fits)
+    unseen = f"{unseen} and weights" if unseen else "weights"
     where = "" if report.is_for_here else ", though not for this machine"
-    yield from _hanging("ok", f"the placement is right{where}; {unseen} looked at when it starts")
+    yield from _hanging("ok", f"the placement is right{where}; {unseen} are looked at when it starts")
 
 
 def as_data(report: Report) -> dict[str, Any]:
@@ -286,6 +292,21 @@ def _tokenizer_fits(config: DeploymentConfig) -> bool:
     except ModuleNotFoundError:
         return False
     processing.load(checkpoint, max_seq_len=config.max_seq_len)
+    return True
+
+
+def _model_fits(config: DeploymentConfig) -> bool:
+    """Whether workers take the model, by the code they load it with; False where that is not here.
+
+    Raises:
+        CheckpointError, ConfigError: they do not.
+    """
+    try:
+        from workers import hosting
+
+        hosting.examine(config)
+    except ModuleNotFoundError:  # a machine that plans for others needs no torch
+        return False
     return True
 
 

@@ -24,6 +24,7 @@ from workers import memory
 from workers.devices import choose_device
 from workers.engine.cpu_threads import cores, kernel_threads, stateless_threads
 from workers.engine.gpu_kernels import Kernel, attention_of
+from workers.engine.gpu_streams import Turn, use_gpu_stream
 from workers.engine.speculate import PromptLookup, Proposer
 from workers.imports import import_transformers
 from workers.pool_size import PoolSize, pool_size
@@ -113,6 +114,7 @@ def make_engine(
 ) -> "KVEngine":
     """Load the KV node of `rank` and make its engine; `export_to` is where keys and values are handed on.
 
+    Called in the engine's thread, which has a GPU's stream of its own from then on.
     Where the node is shared, `copy` is with whom: this rank leads then.
 
     Raises:
@@ -133,6 +135,7 @@ def make_engine(
     if copy is None:  # the members of a copy meet within each layer
         node = _by_kernels(node, settings, at)
     draft = _draft(config, node, settings, at, progress)
+    use_gpu_stream(device, Turn.FIRST)
     blocks = _pool_of(config, settings, node, draft, at).blocks
     followers = Followers(copy.lines) if copy is not None else None
     if followers is not None:
@@ -172,6 +175,8 @@ def make_follower(
 ) -> "FollowingEngine":
     """Load this rank's part of the KV node it shares, and make the engine that follows the copy's leader.
 
+    Called in the engine's thread, as `make_engine` is.
+
     Raises:
         GroupLostError: a member is gone.
         CheckpointError: the checkpoint cannot be served.
@@ -185,6 +190,7 @@ def make_follower(
     [name] = nodes_of(config, rank, EngineKind.KV)
     node = _kv_node(config, name, settings, at.device, progress, copy)
     kernel = attention_of(node, settings.attention)
+    use_gpu_stream(at.device, Turn.FIRST)
     [line] = copy.lines
     leader = Leader(line)
     return FollowingEngine(
@@ -212,12 +218,49 @@ def _kv_node(
 
         peers = TorchPeers(copy.meeting, device)
     node: Node = _load(config, name, settings, device, progress, peers=peers)
-    if config.max_seq_len > node.max_positions:
+    _check_length(config, node.max_positions)
+    return node
+
+
+def examine(config: DeploymentConfig) -> None:
+    """Refuse what a rank would refuse of its KV node before it reads a weight: for who plans.
+
+    A family of another package may not know how to look at its nodes so: then nothing is refused here.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be served, or not by so many ranks together.
+        ConfigError: the configuration asks for what is not there.
+    """
+    copies = {
+        (node, len(config.copy_of(rank)))
+        for rank in config.ranks
+        for node in nodes_of(config, rank, EngineKind.KV)
+    }
+    if not copies:
+        return
+    import_transformers()
+    nodes = registry.face(config.model, "nodes")
+    for node, members in sorted(copies):
+        if members > 1:
+            _check_shares(config, nodes.load, node, members)
+        if (look := getattr(nodes, "examine", None)) is not None:
+            _check_length(config, look(Path(config.checkpoint), node, members=members))
+
+
+def _check_length(config: DeploymentConfig, max_positions: int) -> None:
+    if config.max_seq_len > max_positions:
         raise ConfigError(
             f"max_seq_len is {config.max_seq_len}, but the model in {config.checkpoint} was made for "
-            f"{node.max_positions} tokens; set max_seq_len to at most that"
+            f"{max_positions} tokens; set max_seq_len to at most that"
         )
-    return node
+
+
+def _check_shares(config: DeploymentConfig, load: Callable[..., Any], node: str, members: int) -> None:
+    if "peers" not in signature(load).parameters:
+        raise ConfigError(
+            f"node_groups: {config.model} does not know how to share {node!r} among {members} ranks; "
+            "leave tp_size away"
+        )
 
 
 def _by_kernels(node: "Node", settings: EngineSettings, at: Seat) -> "Node":
@@ -315,7 +358,7 @@ def _proposer(
 def make_stateless(
     config: DeploymentConfig, settings: EngineSettings, rank: int, progress: Progress
 ) -> StatelessNodes:
-    """Load the stateless nodes of `rank`, one after the other.
+    """Load the stateless nodes of `rank`, one after the other; called in their thread, as `make_engine` is.
 
     Raises:
         CheckpointError: the checkpoint cannot be served.
@@ -323,8 +366,10 @@ def make_stateless(
     """
     at = seat(config, rank)
     names = nodes_of(config, rank, EngineKind.STATELESS)
+    loaded = {name: _load(config, name, settings, at.device, progress) for name in names}
+    use_gpu_stream(at.device, Turn.LAST)
     nodes = StatelessNodes(
-        {name: _load(config, name, settings, at.device, progress) for name in names},
+        loaded,
         at.device,
         beside_kv=bool(nodes_of(config, rank, EngineKind.KV)),
         cpu_cores=at.cores,
@@ -348,11 +393,8 @@ def _load(
         ConfigError: the family's nodes cannot be shared.
     """
     load = registry.face(config.model, "nodes").load
-    if peers is not None and "peers" not in signature(load).parameters:
-        raise ConfigError(
-            f"node_groups: {config.model} does not know how to share {node!r} among {peers.size} ranks; "
-            "leave tp_size away"
-        )
+    if peers is not None:
+        _check_shares(config, load, node, peers.size)
     return load(
         Path(config.checkpoint),
         node,

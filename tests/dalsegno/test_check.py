@@ -1,16 +1,24 @@
 """`dalsegno check`: what is said of a configuration, without starting it."""
 
 import json
+import sys
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from dalsegno.check import examine
 from dalsegno.cli import main
 from dalsegno.drawing import WIDTH
 from shared import config
+from shared.config import DeploymentConfig, NodeGroup
+from shared.models.checkpoint import CheckpointError, UnsupportedArchitectureError
+from shared.models.transformers_lm.loader import load_decoder
+from shared.models.transformers_lm.sharding import Unheard
 from tests.tiny import tiny_checkpoint
 from workers.data_plane.transports import nixl
 
@@ -43,7 +51,8 @@ def weights(tmp_path: Path) -> Path:
     folder = tmp_path / "weights"
     folder.mkdir()
     shape = {"num_hidden_layers": 28, "num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128}
-    said = shape | {"torch_dtype": "bfloat16", "max_position_embeddings": 131072}
+    named = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16"}
+    said = shape | named | {"hidden_size": 3072, "max_position_embeddings": 131072}
     (folder / "config.json").write_text(json.dumps(said))
     return folder
 
@@ -233,6 +242,66 @@ def test_what_a_worker_would_refuse_is_refused_here(
     answer = json.loads(as_json.stdout)
     assert answer["ok"] is False
     assert text in answer["error"]
+
+
+def shared_by(ranks: int, checkpoint: Path) -> DeploymentConfig:
+    groups = [NodeGroup(node_names=["prepare", "llm"], ranks=list(range(ranks)), tp_size=ranks)]
+    return msgspec.structs.replace(config.resolve(str(checkpoint)), node_groups=groups)
+
+
+def test_a_model_that_so_many_ranks_cannot_share_is_refused_in_the_workers_words(tmp_path: Path) -> None:
+    folder = tiny_checkpoint()
+    with pytest.raises(UnsupportedArchitectureError) as refused:
+        load_decoder(folder, "llm", peers=Unheard(0, 3))
+    groups = [{"node_names": ["prepare", "llm"], "ranks": [0, 1, 2], "tp_size": 3}]
+    path = tmp_path / "three.yaml"
+    path.write_text(yaml.safe_dump({"model": "decoder_lm", "max_seq_len": 64, "node_groups": groups}))
+
+    result = check(str(path), "--checkpoint", str(folder))
+
+    assert result.exit_code == 78
+    assert result.stderr == f"Error: {refused.value.message}\n"
+    assert examine(shared_by(2, folder)).model_fits  # two can
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
+        {"architectures": ["NoSuchForCausalLM"]},
+        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+        {"rope_scaling": {"rope_type": "no such"}},
+    ],
+    ids=["states", "nobody knows it", "four bits", "angles"],
+)
+def test_a_model_that_a_worker_would_refuse_is_refused_in_its_words(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    folder = tmp_path / "changed"
+    copytree(tiny_checkpoint(), folder)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | changed))
+    with pytest.raises(CheckpointError) as refused:
+        load_decoder(folder, "llm")
+
+    result = check(str(folder))
+
+    assert result.exit_code == 78
+    assert result.stderr == f"Error: {refused.value.message}\n"
+
+
+def test_where_no_torch_is_the_model_is_left_to_the_worker(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: Path
+) -> None:
+    monkeypatch.delattr("workers.hosting", raising=False)
+    monkeypatch.setitem(sys.modules, "workers.hosting", None)
+
+    result = check(written(tmp_path, "orpheus"), "--checkpoint", str(weights))
+
+    assert result.exit_code == 0, result.output
+    assert " ".join(result.stdout.split()).endswith(
+        "ok: the placement is right; model, tokenizer and weights are looked at when it starts"
+    )
 
 
 def test_every_named_configuration_is_right(weights: Path) -> None:

@@ -1,3 +1,6 @@
+import json
+from pathlib import Path
+from shutil import copytree
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -293,6 +296,25 @@ def test_a_family_that_does_not_know_how_to_share_its_node_is_refused(
         ),
     ):
         make_follower(config, EngineSettings(), 1, no_progress, Copy(meeting, [line]))
+    with pytest.raises(ConfigError, match="does not know how to share 'LLM' among 2 ranks"):
+        hosting.examine(config)
+
+
+def test_texts_longer_than_the_models_are_refused_also_where_its_config_says_no_length(
+    tmp_path: Path,
+) -> None:
+    """The model's class has a length then, and configurations are read by those who do not know classes."""
+    folder = tmp_path / "silent"
+    copytree(tiny_checkpoint("llama"), folder)
+    raw = json.loads((folder / "config.json").read_text())
+    del raw["max_position_embeddings"]
+    (folder / "config.json").write_text(json.dumps(raw))
+    config = msgspec.structs.replace(resolve("demo"), checkpoint=str(folder), max_seq_len=2048)
+
+    hosting.examine(config)
+
+    with pytest.raises(ConfigError, match=r"max_seq_len is 2049, but the model in .* was made for 2048"):
+        hosting.examine(msgspec.structs.replace(config, max_seq_len=2049))
 
 
 def test_those_who_share_a_node_on_one_machine_leave_each_other_room() -> None:

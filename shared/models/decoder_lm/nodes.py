@@ -10,10 +10,10 @@ import torch
 from shared.errors import BugError
 from shared.models.base import Peers
 from shared.models.progress import Progress, silent
-from shared.models.transformers_lm.loader import load_decoder
+from shared.models.transformers_lm.loader import examine_decoder, load_decoder
 from shared.models.transformers_lm.node import DecoderLM, TokenStep
 
-__all__ = ["NODE", "DecoderLM", "TokenStep", "load"]
+__all__ = ["NODE", "DecoderLM", "TokenStep", "examine", "load"]
 
 NODE: Final = "llm"
 """The node's name in the graph."""
@@ -47,3 +47,12 @@ def load(
     if node != NODE:
         raise BugError(f"decoder_lm has no node {node!r} with weights; it has {NODE!r}")
     return load_decoder(checkpoint, node, device=device, dtype=dtype, progress=progress, peers=peers)
+
+
+def examine(checkpoint: Path, node: str, *, members: int = 1) -> int:
+    """What `load` would refuse before it reads a weight (see `examine_decoder`).
+
+    Raises:
+        CheckpointError, UnsupportedArchitectureError: as `load` does.
+    """
+    return examine_decoder(checkpoint, members=members)

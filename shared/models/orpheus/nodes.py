@@ -71,6 +71,17 @@ def load(
     return SnacDecoder(snac, rows=GPU_ROWS if on.type == "cuda" else 1)
 
 
+def examine(checkpoint: Path, node: str, *, members: int = 1) -> int:
+    """What `load` would refuse of the language model before it reads a weight (see `examine_decoder`).
+
+    Raises:
+        CheckpointError, UnsupportedArchitectureError: as `load` does.
+    """
+    from shared.models.transformers_lm.loader import examine_decoder  # noqa: PLC0415 - as in `load`
+
+    return examine_decoder(checkpoint, members=members)
+
+
 class SnacDecoder:
     """SNAC as a stateless node (`shared.models.base.StatelessNode`).
 

@@ -74,6 +74,30 @@ def load_decoder(
     )
 
 
+def examine_decoder(checkpoint: Path, *, members: int = 1) -> int:
+    """What `load_decoder` would refuse for what `config.json` says; no file of weights need be there.
+
+    Args:
+        checkpoint: the folder.
+        members: how many are to share the model.
+
+    Returns:
+        How many tokens a text may have.
+
+    Raises:
+        CheckpointError, UnsupportedArchitectureError: as `load_decoder` does.
+    """
+    raw = read_json(checkpoint / "config.json")
+    model_class = model_class_of(raw, checkpoint)
+    config = config_of(model_class, raw, checkpoint)
+    quantised_of(raw, (), checkpoint)
+    max_positions = max_positions_of(config, raw)
+    # Members' parts are of one shape, so one is looked at.
+    part = _part_of(model_class, Unheard(0, members) if members > 1 else None, heard=False)
+    probe_layout(part, config, max_positions)
+    return max_positions
+
+
 def _part_of(model_class: Any, peers: Peers | None, *, heard: bool) -> Any:
     """The class of this member's part, with sums over all of them where that is to be heard."""
     if peers is None:
