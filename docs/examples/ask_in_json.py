@@ -31,6 +31,8 @@ async def ask(server, model, question):
     print("".join(chunk.get("text", "") for chunk in chunks))
     print(event["type"], event.get("failure", event.get("usage")), file=sys.stderr)
     await client.close()
+    if event["type"] != "request.finished.v1":  # rejected, failed or cancelled
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

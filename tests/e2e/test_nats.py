@@ -67,9 +67,9 @@ def test_the_examples_print_the_answer(name: str, deployment: Running) -> None:
     assert (ended.returncode, ended.stdout) == (0, ANSWER), ended.stderr
 
 
-def test_an_example_says_why_it_is_rejected(deployment: Running) -> None:
-    script = clients.example("ask_over_nats.py")
-    command = [sys.executable, "-P", str(script), str(deployment.ready_file), "none", QUESTION]
+@pytest.mark.parametrize("name", ["ask_over_nats.py", "ask_in_json.py"])
+def test_an_example_that_is_rejected_says_why_and_ends_with_1(name: str, deployment: Running) -> None:
+    command = [sys.executable, "-P", str(clients.example(name)), str(deployment.ready_file), "none", QUESTION]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 1
     assert "model_not_found" in ended.stderr
