@@ -43,7 +43,7 @@ class Pids(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach a running deployment: the content of `--ready-file` and of `deployment.json`.
+    """How to reach a running deployment: the content of `--ready-file` and of `deployment.json` (`Sign`).
 
     Attributes:
         nats_token: the token of a server that was joined, if it has one for all.
@@ -175,14 +175,91 @@ def write_private(path: Path, content: Any) -> None:
     Raises:
         DataDirError: the file cannot be written.
     """
+    os.close(_written(path, content))
+
+
+@dataclass(slots=True)
+class Sign:
+    """A file that says that a deployment is ready: true for as long as whoever wrote it holds it (flock).
+
+    Who is killed cannot remove it. But the kernel lets go of it then, and so it is known for a lie: a process
+    id alone could be another's by now, or be of another container.
+    """
+
+    path: Path
+    _handle: int | None = None
+
+    def write(self, deployment: Deployment) -> None:
+        """Write it, or write it anew.
+
+        Raises:
+            DataDirError: it cannot be written.
+        """
+        before, self._handle = self._handle, _written(self.path, deployment, hold=True)
+        if before is not None:
+            os.close(before)
+
+    def clear(self) -> None:
+        """Remove what somebody left behind who did not come to it, before anything of ours is there.
+
+        Raises:
+            ClientError: a deployment that runs holds it, or it cannot be removed.
+        """
+        if is_held(self.path):
+            raise ClientError(
+                f"{self.path} is the ready file of a deployment that runs; name another", code="ready_file"
+            )
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise ClientError(f"cannot write {self.path}: {error.strerror}", code="ready_file") from error
+
+    def withdraw(self) -> None:
+        """Remove it, if it was written: it would be a lie from here on."""
+        if self._handle is None:
+            return
+        with contextlib.suppress(OSError):  # who removed it before did the same
+            self.path.unlink()
+        os.close(self._handle)
+        self._handle = None
+
+
+def is_held(path: Path) -> bool:
+    """Whether whoever wrote a `Sign` there lives: what it says is true then, and else of the past."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        is_the_one = os.path.samestat(os.fstat(handle), path.stat())
+    except BlockingIOError:
+        return True
+    except OSError:  # it is gone by now
+        return False
+    finally:
+        os.close(handle)
+    return not is_the_one and is_held(path)  # it was written anew while we looked
+
+
+def _written(path: Path, content: Any, *, hold: bool = False) -> int:
+    """Write a file, see `write_private`; its handle, which holds it (flock) where it is to."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.unlink(missing_ok=True)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(json.dumps(msgspec.to_builtins(content), indent=2) + "\n")
-        draft.replace(path)
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            if hold:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            with os.fdopen(handle, "w", closefd=False) as file:
+                file.write(json.dumps(msgspec.to_builtins(content), indent=2) + "\n")
+            draft.replace(path)
+        except OSError:
+            os.close(handle)
+            raise
     except OSError as error:
         raise DataDirError(f"cannot write {path}: {error.strerror}") from error
+    return handle
 
 
 def _flock(handle: int, data_dir: DataDir) -> None:

@@ -30,7 +30,7 @@ from typing import Final
 from dalsegno import address, configuration, datadir, environment, health, neighbour, reaper
 from dalsegno.address import Listen
 from dalsegno.console import Console, Warnings
-from dalsegno.datadir import DataDir, Deployment, Pids
+from dalsegno.datadir import DataDir, Deployment, Pids, Sign
 from dalsegno.layers import Setting
 from dalsegno.private_nats import PrivateNats
 from dalsegno.private_roles import private_roles
@@ -93,8 +93,9 @@ def serve(options: ServeOptions) -> None:
     # Locked first: who starts the same thing twice is told so, and the files are left to whom they belong.
     with data.lock() as hold:
         listens = address.free(config.gateway.host, config.gateway.port, config.recovery.gateways)
-        for file in described_in(options, data):
-            _forget(file)
+        signs = signs_of(options, data)
+        for sign in signs:
+            sign.clear()
         data.remember(config)
         colours = sys.stderr.isatty() and environment.read().colours
         console = Console(
@@ -121,7 +122,7 @@ def serve(options: ServeOptions) -> None:
             _heard(Warnings(console)),
             profiled(options.profile) as parts,
         ):
-            asyncio.run(_serve(options, config, listens, data, console, ready, parts))
+            asyncio.run(_serve(options, config, listens, data, console, ready, parts, signs))
 
 
 @contextlib.contextmanager
@@ -142,6 +143,7 @@ async def _serve(
     console: Console,
     ready: Callable[[], None],
     parts: Path | None,
+    signs: Sequence[Sign],
 ) -> None:
     is_synced = config.nats.durability == "host"
     roles = private_roles(config.ranks) if config.nats.url is None else _told(config)
@@ -159,7 +161,7 @@ async def _serve(
             gateway_grace_s=config.gateway.drain_s + GRACE_S,
             commands=commands(options, config, listens, url, roles if nats is not None else None, parts),
             console=console,
-            files=described_in(options, data),
+            signs=signs,
             keep=partial(_keep, url, roles[PROVISIONER], config.nats.prefix, keeping, console, nats),
             reap=partial(_reap, url, roles[READER], config.nats.prefix),
             ready=ready,
@@ -265,9 +267,17 @@ def data_dir_of(config: DeploymentConfig) -> DataDir:
     return datadir.of(config.name, Path(config.data_dir) if config.data_dir is not None else None)
 
 
-def described_in(options: ServeOptions, data: DataDir) -> list[Path]:
-    """The files that describe the deployment while it is ready."""
-    return [data.deployment_file, *([options.ready_file] if options.ready_file is not None else [])]
+def signs_of(options: ServeOptions, data: DataDir) -> list[Sign]:
+    """The files that describe the deployment while it is ready.
+
+    Raises:
+        ClientError: such a file cannot be written.
+    """
+    files = [data.deployment_file, *([options.ready_file] if options.ready_file is not None else [])]
+    for file in files:
+        if not file.parent.is_dir():
+            raise ClientError(f"cannot write {file}: {file.parent} is no folder", code="ready_file")
+    return list(map(Sign, files))
 
 
 def commands(
@@ -350,7 +360,7 @@ class Launcher:
         listens: where each gateway listens.
         commands: `worker-<rank>`, `gateway`, `gateway-2`, ..., `conductor`, `conductor-2`, ..., in the order
             of starting.
-        files: where the deployment is described while it is ready.
+        signs: where the deployment is described while it is ready.
         keep: makes the log's stream while the roles start, and looks after it.
         reap: ends workers that the deployment has given up; told which there are, and how to end one.
         ready: called once, when all is.
@@ -365,7 +375,7 @@ class Launcher:
     gateway_grace_s: float
     commands: Sequence[Command]
     console: Console
-    files: Sequence[Path]
+    signs: Sequence[Sign]
     keep: Callable[[], Awaitable[None]]
     reap: Callable[[Processes, Kill], Awaitable[None]]
     ready: Callable[[], None]
@@ -402,8 +412,8 @@ class Launcher:
                 waiting.cancel()
                 await self._drain()
         finally:
-            for file in self.files:
-                _forget(file)
+            for sign in self.signs:
+                sign.withdraw()
         if self._failure is not None:
             raise self._failure
 
@@ -496,15 +506,5 @@ class Launcher:
                 worker={n.removeprefix("worker-"): p for n, p in pids.items() if n.startswith("worker-")},
             ),
         )
-        for file in self.files:
-            datadir.write_private(file, deployment)
-
-
-def _forget(file: Path) -> None:
-    """Remove what an earlier run left; a file that is there says that all is ready."""
-    if not file.parent.is_dir():
-        raise ClientError(f"cannot write {file}: {file.parent} is no folder", code="ready_file")
-    try:
-        file.unlink(missing_ok=True)
-    except OSError as error:
-        raise ClientError(f"cannot write {file}: {error.strerror}", code="ready_file") from error
+        for sign in self.signs:
+            sign.write(deployment)

@@ -1,15 +1,20 @@
 import contextlib
 import json
 import stat
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
+from typing import Final
 
 import msgspec
 import pytest
 
 from dalsegno import configuration, datadir
-from dalsegno.datadir import DataDir, DataDirError, Deployment, Pids
+from dalsegno.datadir import DataDir, DataDirError, Deployment, Pids, Sign
 from shared.config import resolve
-from shared.errors import CapacityError
+from shared.errors import CapacityError, ClientError
 
 DEPLOYMENT = Deployment(
     url="http://127.0.0.1:8000",
@@ -104,6 +109,66 @@ def test_the_ready_file_has_the_documented_shape(tmp_path: Path) -> None:
         "prefix": "ds",
         "pids": {"nats": 1, "gateway": [2], "conductor": [3], "worker": {"0": 4}},
     }
+
+
+# ---- a file that says that all is ready ---------------------------------------------------------------
+
+ANNOUNCES: Final = """
+import sys, time
+from pathlib import Path
+from dalsegno.datadir import Sign
+from tests.dalsegno.test_datadir import DEPLOYMENT
+sign = Sign(Path(sys.argv[1]))
+for _ in range(2):
+    sign.write(DEPLOYMENT)
+print("written", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def announcing(path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Another process, which has written a ready file and lives until the block ends, or is killed in it."""
+    told = (sys.executable, "-c", ANNOUNCES, str(path))
+    with subprocess.Popen(told, stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        yield process
+        process.kill()
+
+
+def test_a_ready_file_is_held_while_who_wrote_it_lives_and_no_longer(tmp_path: Path) -> None:
+    path = tmp_path / "ready.json"
+    assert not datadir.is_held(path)
+    with announcing(path) as launcher:
+        assert datadir.is_held(path)
+        assert subprocess.run(["flock", "-ns", path, "true"], check=False).returncode == 1
+        launcher.kill()
+        launcher.wait()
+        assert path.exists()  # nobody was left who could remove it
+        assert not datadir.is_held(path)
+        assert subprocess.run(["flock", "-ns", path, "true"], check=False).returncode == 0
+
+
+def test_what_a_killed_one_left_is_cleared_and_what_another_holds_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "ready.json"
+    with announcing(path):
+        with pytest.raises(ClientError, match=r"ready\.json is the ready file of a deployment that runs"):
+            Sign(path).clear()
+        assert path.exists()
+    Sign(path).clear()
+    assert not path.exists()
+
+
+def test_who_has_written_nothing_withdraws_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "ready.json"
+    path.write_text("another's")
+    mine = Sign(path)
+    mine.withdraw()
+    assert path.exists()
+    mine.write(DEPLOYMENT)
+    mine.withdraw()
+    assert not path.exists()
 
 
 def test_a_deployment_is_found_while_it_runs_and_not_after(tmp_path: Path) -> None:

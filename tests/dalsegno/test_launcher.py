@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from dalsegno import address, configuration, environment, launcher, signals
+from dalsegno import address, configuration, datadir, environment, launcher, signals
 from dalsegno.address import Listen
 from dalsegno.launcher import Launcher, ServeOptions
 from dalsegno.private_nats import PrivateNats
@@ -104,7 +104,7 @@ def serving(tmp_path: Path) -> Serving:
                 *(command(name, OBEDIENT) for name in stand_bys),
             ],
             console=heard,
-            files=[running.ready_file],
+            signs=[datadir.Sign(running.ready_file)],
             keep=keep,
             reap=reap,
             ready=ready.set,
@@ -140,6 +140,7 @@ async def test_once_all_is_ready_the_ready_file_says_how_to_reach_it(serving: Se
         assert all(runs(pid) for pid in running.all_pids())
         assert (len(pids["gateway"]), len(pids["conductor"]), list(pids["worker"])) == (1, 1, ["0"])
         assert stat.S_IMODE(running.ready_file.stat().st_mode) == 0o600
+        assert datadir.is_held(running.ready_file)
     assert not running.ready_file.exists()  # it would be a lie from here on
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from dalsegno import environment
+from dalsegno.datadir import is_held
 from shared.log.server import NatsServer
 from tests import timelines
 from tests.dalsegno.fakes import gone
@@ -195,9 +196,12 @@ def test_whoever_is_killed_is_back_and_serves(first: Life, second: Running) -> N
 async def test_a_launcher_that_is_killed_takes_all_with_it(second: Running) -> None:
     """The last of its tests."""
     pids = second.all_pids()
+    assert is_held(second.ready_file)
     second.launcher.kill()
     second.launcher.wait()
     await gone(*pids)
+    assert second.ready_file.exists()
+    assert not is_held(second.ready_file), "the file that it left tells of a deployment that runs"
 
 
 def test_it_joins_a_nats_that_runs_already(tmp_path: Path) -> None:
