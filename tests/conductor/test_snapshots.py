@@ -1,6 +1,7 @@
 """The snapshot file: used when it fits, passed over with a word when it does not, and never in the way."""
 
 import asyncio
+import errno
 import hashlib
 import logging
 import stat
@@ -123,15 +124,21 @@ async def test_one_flipped_byte_is_found_wherever_it_is(
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"dalsegno snapshot\n", b"something else", b"dalsegno snapshot\n\xff\0\0\0"]
+    ("content", "why"),
+    [
+        (b"", "it is no snapshot"),
+        (b"dalsegno snapshot\n", "it is no snapshot"),
+        (b"something else", "it is no snapshot"),
+        (b"dalsegno snapshot\n\xff\0\0\0", "Input data was truncated"),
+    ],
 )
 async def test_a_file_of_another_kind_is_passed_over(
-    content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    content: bytes, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     script = served()
     snapshots = Snapshots(tmp_path, fold_digest=FOLD)
     snapshots.path.write_bytes(content + hashlib.blake2b(content, digest_size=32).digest())
-    await passed_over(snapshots, log_of(script), caplog)
+    assert await passed_over(snapshots, log_of(script), caplog) == why
 
 
 async def test_that_of_another_log_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -221,7 +228,8 @@ async def test_a_state_that_does_not_fit_the_cluster_is(
 async def test_a_file_that_cannot_be_read_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     snapshots = Snapshots(tmp_path, fold_digest=FOLD)
     snapshots.path.mkdir()
-    await passed_over(snapshots, log_of(served()), caplog)
+    why = await passed_over(snapshots, log_of(served()), caplog)
+    assert why == f"[Errno {errno.EISDIR}] Is a directory: '{snapshots.path}'"
 
 
 # ---- writing ---------------------------------------------------------------------------------------
