@@ -86,7 +86,8 @@ def _nccl(store: Any, meeting: Meeting) -> Any:
     if not _DISTRIBUTED.is_nccl_available():
         raise CapacityError("tp_size on GPUs needs a torch with NCCL, and this one has none")
     nccl = _DISTRIBUTED.ProcessGroupNCCL
-    options = nccl.Options()
+    # Sums are a part of steps, and have a stream of their own: it goes first as theirs (`gpu_streams`).
+    options = nccl.Options(is_high_priority_stream=True)
     options._timeout = timedelta(seconds=CONNECT_S)  # noqa: SLF001 - no public way
     return nccl(store, meeting.index, meeting.size, options)
 

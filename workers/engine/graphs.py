@@ -52,11 +52,17 @@ class Capture(Protocol):
 
 
 class CudaCapture:
-    """CUDA graphs on a device, all of one pool of memory."""
+    """CUDA graphs on a device, all of one pool of memory; make it in the thread that replays them.
+
+    A kernel keeps the priority of the stream it was recorded on, wherever it is replayed: so that is the one
+    of the thread's own (`workers.engine.gpu_streams`).
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device: Final = device
-        self._stream: Final = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream: Final = torch.cuda.Stream(  # type: ignore[no-untyped-call]
+            device, priority=torch.cuda.current_stream(device).priority
+        )
         self._pool: Final = torch.cuda.graph_pool_handle()
 
     def capture(self, compute: Callable[[], None]) -> Replay:

@@ -3,13 +3,12 @@
 A firing fails alone. A node tells which one failed, or raises: then each firing of the batch is run once
 more by itself, which a node without a state allows.
 
-On a GPU they have a stream of their own: what they compute does not stand in line before the other
-engine's next step.
+On a GPU they are computed on the calling thread's stream (`workers.engine.gpu_streams`): what goes out is in
+main memory, and the thread has waited for it.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import torch
@@ -52,25 +51,15 @@ class StatelessNodes:
         self.device: Final = device
         self.max_batch: Final = {name: node.max_batch for name, node in nodes.items()}
         self._nodes = dict(nodes)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # what loading them has begun there is on another stream
-        self._stream: torch.cuda.Stream | None = (
-            torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call] # torch has no types here
-        )
 
     @torch.inference_mode()
     def run(self, node: str, firings: Sequence[Firing]) -> list[Fired | DalSegnoError]:
         """What each firing came to; one that fails does not raise."""
-        on_stream: AbstractContextManager[object] = (
-            torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
-        )
-        with on_stream:
-            items = [self._item(firing) for firing in firings]
-            results = iter(self._run(node, [item for item in items if isinstance(item, Item)]))
-            return [
-                _fired(node, next(results)) if isinstance(item, Item) else _failure(node, item)
-                for item in items
-            ]
+        items = [self._item(firing) for firing in firings]
+        results = iter(self._run(node, [item for item in items if isinstance(item, Item)]))
+        return [
+            _fired(node, next(results)) if isinstance(item, Item) else _failure(node, item) for item in items
+        ]
 
     def _item(self, firing: Firing) -> Item | Exception:
         try:

@@ -1,5 +1,6 @@
 import socket
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -70,3 +71,21 @@ def test_a_member_that_does_not_answer_is_not_waited_for_for_ever(monkeypatch: p
     with pytest.raises(GroupLostError, match="a sum over all members failed"):
         one.add(torch.ones(3))
     assert other.size == 2, "it is there, and does nothing"
+
+
+def test_between_gpus_sums_go_first_as_steps_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[SimpleNamespace] = []
+
+    class Nccl(SimpleNamespace):
+        Options = SimpleNamespace
+
+        def __init__(self, store: object, index: int, size: int, options: SimpleNamespace) -> None:
+            made.append(options)
+            super().__init__(set_timeout=lambda _: None)
+
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Nccl, raising=False)
+
+    TorchPeers(meetings(1)[0], torch.device("cuda", 0))
+
+    assert [options.is_high_priority_stream for options in made] == [True]
