@@ -3,10 +3,16 @@
 A language model of 50 million weights and a stack of convolutions as vocoders have them, both random, each
 in its engine's own thread as a worker has them. The vocoder never pauses, which no real one does: two of its
 firings are always under way. In turns: the decode alone, beside a vocoder of the same priority, and beside
-one that gives way, as ours does (`workers.engine.cpu_threads`).
+one that gives way, as ours does: a thread on a CPU (`workers.engine.cpu_threads`), a stream on a GPU
+(`workers.engine.gpu_streams`).
+
+    python -m benchmarks beside                  # with the others, on the CPU
+    python -m benchmarks.beside --device cuda    # not run there yet: no GPU was at hand
 """
 
+import argparse
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,10 +23,15 @@ from typing import Any, Final
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.report import RATIO, Figure, spread
+from benchmarks.gpu import NO_GPU
+from benchmarks.machine import described
+from benchmarks.report import RATIO, Figure, show, spread
 from shared.models.base import Item, KVLayout, StatelessResult
 from shared.models.transformers_lm.node import DecoderLM
 from workers.arrays import to_array
+from workers.engine.gpu_kernels import kernel_for
+from workers.engine.gpu_streams import Turn, use_gpu_stream
+from workers.engine.graphs import CudaCapture
 from workers.engine.kv_engine import KVEngine
 from workers.engine.sequence import SequenceSpec
 from workers.engine.thread import EngineThread
@@ -32,6 +43,7 @@ SECONDS: Final = 1.2
 ROWS: Final = 2
 _LAYERS: Final = 12
 _POSITIONS: Final = 1024
+_ANSWER: Final = 1000
 
 
 class _Vocoder:
@@ -39,7 +51,7 @@ class _Vocoder:
 
     max_batch = 8
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         layers: list[torch.nn.Module] = []
         width = 768
         for stride in (8, 8, 4, 2):
@@ -50,14 +62,15 @@ class _Vocoder:
                     width, width, 7, padding=3 * dilation, dilation=dilation, groups=width
                 )
                 layers += [torch.nn.GELU(), convolution, torch.nn.Conv1d(width, width, 1)]
-        self._layers = torch.nn.Sequential(*layers, torch.nn.Conv1d(width, 1, 7, padding=3)).eval()
+        whole = torch.nn.Sequential(*layers, torch.nn.Conv1d(width, 1, 7, padding=3))
+        self._layers = whole.eval().to(device)
 
     def run(self, items: Sequence[Item]) -> list[StatelessResult | Exception]:
         sounds = self._layers(torch.stack([item.inputs["latents"] for item in items]))
         return [StatelessResult(outputs={"audio": sound}) for sound in sounds]
 
 
-def _engine() -> KVEngine:
+def _engine(device: torch.device) -> KVEngine:
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=512,
@@ -68,37 +81,65 @@ def _engine() -> KVEngine:
         vocab_size=16_000,
         max_position_embeddings=_POSITIONS,
     )
+    on_gpu = device.type == "cuda"
+    model: Any = LlamaForCausalLM(config).eval().requires_grad_(requires_grad=False)
     node = DecoderLM(
-        LlamaForCausalLM(config).eval().requires_grad_(requires_grad=False),
+        model.to(device, torch.bfloat16 if on_gpu else torch.float32),
         name="llm",
         layout=KVLayout(layers=_LAYERS, kv_heads=4, head_dim=64),
         max_positions=_POSITIONS,
         weights_digest="",
     )
-    return KVEngine(node, num_blocks=256, block_size=16, max_step_tokens=64, max_rows=2 * ROWS)
+    use_gpu_stream(device, Turn.FIRST)
+    return KVEngine(
+        node,
+        num_blocks=256,
+        block_size=16,
+        max_step_tokens=64,
+        max_rows=2 * ROWS,
+        capture=CudaCapture(device) if on_gpu and kernel_for(device.type) is not None else None,
+    )
+
+
+def _nodes(device: torch.device, *, gives_way: bool) -> StatelessNodes:
+    vocoder = _Vocoder(device)
+    use_gpu_stream(device, Turn.LAST if gives_way else Turn.FIRST)
+    return StatelessNodes({"vocoder": vocoder}, device, beside_kv=gives_way)
 
 
 class _Bench:
     """Both engines, and what they have done so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.tokens = 0
         self.firings = 0
         self._keys = (str(number) for number in count())
-        self.engine = EngineThread(_engine, self._on_outputs, self._on_error, on_cancelled=lambda *_: None)
+        self._decoding: set[str] = set()
+        self.engine = EngineThread(
+            lambda: _engine(device), self._on_outputs, self._on_error, on_cancelled=lambda *_: None
+        )
 
     def _on_outputs(self, outputs: Sequence[Any]) -> None:
         self.tokens += len(outputs)
+        for output in outputs:
+            if output.finish is not None and output.key in self._decoding:
+                self._decoding.remove(output.key)
+                self._decode()  # a GPU is through with one in less than a round
 
     def _on_error(self, keys: Sequence[str], error: Exception) -> None:
         raise error
 
+    def _decode(self) -> None:
+        key = next(self._keys)
+        self._decoding.add(key)
+        self.engine.submit(SequenceSpec(key=key, prompt_ids=[1, 2, 3], max_tokens=_ANSWER))
+
     @asynccontextmanager
     async def decoding(self) -> AsyncIterator[None]:
-        keys = [next(self._keys) for _ in range(ROWS)]
-        for key in keys:
-            self.engine.submit(SequenceSpec(key=key, prompt_ids=[1, 2, 3], max_tokens=1000))
+        for _ in range(ROWS):
+            self._decode()
         yield
+        keys, self._decoding = self._decoding, set()
         for key in keys:
             self.engine.cancel(key)
 
@@ -122,17 +163,12 @@ class _Bench:
         return found
 
 
-async def _measure() -> list[Figure]:
-    def vocoder(*, beside_kv: bool) -> StatelessThread:
-        return StatelessThread(
-            lambda: StatelessNodes({"vocoder": _Vocoder()}, torch.device("cpu"), beside_kv=beside_kv)
-        )
-
-    bench = _Bench()
+async def _measure(device: torch.device) -> list[Figure]:
+    bench = _Bench(device)
     ways: dict[str, StatelessThread | None] = {
         "alone": None,
-        "beside one that gives way": vocoder(beside_kv=True),
-        "beside one of its priority": vocoder(beside_kv=False),
+        "beside one that gives way": StatelessThread(lambda: _nodes(device, gives_way=True)),
+        "beside one of its priority": StatelessThread(lambda: _nodes(device, gives_way=False)),
     }
     found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     threads: list[EngineThread | StatelessThread] = [
@@ -157,6 +193,21 @@ async def _measure() -> list[Figure]:
     return figures
 
 
-def measure() -> list[Figure]:
+def measure(device: str = "cpu") -> list[Figure]:
     """How fast the decode is, and how fast beside each vocoder."""
-    return asyncio.run(_measure())
+    return asyncio.run(_measure(torch.device(device)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.beside", description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    device: str = parser.parse_args().device
+    if device == "cuda" and not torch.cuda.is_available():
+        print("no GPU, or no torch with CUDA: nothing was measured", file=sys.stderr)
+        sys.exit(NO_GPU)
+    print(described())
+    show({"beside": measure(device)})
+
+
+if __name__ == "__main__":
+    main()
