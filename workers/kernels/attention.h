@@ -151,10 +151,11 @@ inline void by_rows(int rows, const Work& work) {
 template <class T>
 class Attending {
  public:
-  Attending(const Shape& shape, const Cells& cells, const QueryTile& tile, const T* keys, const T* values)
-      : shape_(shape), cells_(cells), tile_(tile), pool_keys_(keys), pool_values_(values) {}
+  Attending(const Shape& shape, const Cells& cells, const T* keys, const T* values)
+      : shape_(shape), cells_(cells), pool_keys_(keys), pool_values_(values) {}
 
-  void operator()(const float* query, size_t query_stride, T* out, size_t out_stride) {
+  void compute(const QueryTile& tile, const float* query, size_t query_stride) {
+    tile_ = tile;
     for (int row = 0; row < rows(); ++row) {
       const float* from = query + token_of(row) * query_stride + head_of(row) * shape_.dim;
       for (int at = 0; at < shape_.dim; at += LANES) store(&q_[row][at], load(from + at)), store(&sums_[row][at], Floats{});
@@ -169,6 +170,10 @@ class Attending {
       for (int row = 0; row < rows(); ++row) soften(row, begin);
       for (int from = 0; from < count_; from += at_once()) weigh_some(from);
     }
+  }
+
+  // What was computed last.
+  void keep(T* out, size_t out_stride) const {
     for (int row = 0; row < rows(); ++row) {
       T* to = out + token_of(row) * out_stride + head_of(row) * shape_.dim;
       for (int at = 0; at < shape_.dim; at += LANES) store(to + at, load(&sums_[row][at]) * (1.0f / total_[row]));
@@ -278,7 +283,7 @@ class Attending {
 
   const Shape& shape_;
   const Cells& cells_;
-  const QueryTile& tile_;
+  QueryTile tile_{};
   const T *pool_keys_, *pool_values_;
   int count_ = 0, following_ = 0;  // keys of the tile, and of the next one that are fetched
   const T *keys_[KEYS], *values_[KEYS], *next_[KEYS];

@@ -127,50 +127,39 @@ struct Body {
 
   static constexpr int PHASES = 8;  // of a layer
 
-  void operator()(Team& team) const {
+  void operator()(Team::Member& member) const {
     int phase = 0;
     const int tokens = step.tokens;
-    each(team, phase++, [&](int token) {
+    member.each(phase++, tokens, [&](int token) {
       std::memcpy(state + token * size_t(state_width), step.hidden + token * size_t(model.hidden),
                   model.hidden * sizeof(float));
     });
     for (int number = 0; number < model.layers; ++number) {
       const Layer& layer = model.layer[number];
       T *keys = static_cast<T*>(step.keys[number]), *values = static_cast<T*>(step.values[number]);
-      normalise(team, phase++, layer.norm_in);
-      product(team, phase++, narrow, narrow_width, tokens, packed<T>(layer.qkv),
+      normalise(member, phase++, layer.norm_in);
+      product(member, phase++, narrow, narrow_width, tokens, packed<T>(layer.qkv),
               [&](int row, int column, const Floats* y) { put_floats(qkv + row * size_t(qkv_width) + column, y); });
-      team.meet();
-      each(team, phase++, [&](int token) { turn_and_keep(layer, token, keys, values); });
-      attention(team, phase++, layer, keys, values);
-      product(team, phase++, narrow, narrow_width, tokens, packed<T>(layer.o), adding(layer.o_bias, layer.o.n));
-      team.meet();
-      normalise(team, phase++, layer.norm_post);
-      product(team, phase++, narrow, narrow_width, tokens, packed<T>(layer.gate_up),
+      member.each(phase++, tokens, [&](int token) { turn_and_keep(layer, token, keys, values); });
+      attention(member, phase++, layer, keys, values);
+      product(member, phase++, narrow, narrow_width, tokens, packed<T>(layer.o), adding(layer.o_bias, layer.o.n));
+      normalise(member, phase++, layer.norm_post);
+      product(member, phase++, narrow, narrow_width, tokens, packed<T>(layer.gate_up),
               [&](int row, int column, const Floats* y) {
                 T* to = wide + row * size_t(wide_width) + column / 2;
                 for (int pair = 0; pair < UNIT / 2; ++pair)
                   store(to + pair * LANES, silu(y[2 * pair]) * y[2 * pair + 1]);
               });
-      team.meet();
-      product(team, phase++, wide, wide_width, tokens, packed<T>(layer.down), adding(nullptr, 0));
-      team.meet();
+      product(member, phase++, wide, wide_width, tokens, packed<T>(layer.down), adding(nullptr, 0));
     }
-    each(team, phase++, [&](int token) {
+    member.each(phase++, tokens, [&](int token) {
       norm(state + token * size_t(state_width), model.norm, model.hidden, model.eps,
            step.hidden + token * size_t(model.hidden));
     });
   }
 
-  // Each token once; all are done when it returns.
-  template <class Work>
-  void each(Team& team, int phase, const Work& work) const {
-    for (int token; (token = team.take(phase)) < step.tokens;) work(token);
-    team.meet();
-  }
-
-  void normalise(Team& team, int phase, const float* weight) const {
-    each(team, phase, [&](int token) {
+  void normalise(Team::Member& member, int phase, const float* weight) const {
+    member.each(phase, step.tokens, [&](int token) {
       T* to = narrow + token * size_t(narrow_width);
       norm(state + token * size_t(state_width), weight, model.hidden, model.eps, to);
       std::memset(to + model.hidden, 0, (round_up(model.hidden, Format<T>::GRAIN) - model.hidden) * sizeof(T));
@@ -209,13 +198,14 @@ struct Body {
     }
   }
 
-  void attention(Team& team, int phase, const Layer& layer, const T* keys, const T* values) const {
+  void attention(Team::Member& member, int phase, const Layer& layer, const T* keys, const T* values) const {
     const Shape shape{model.heads, model.kv_heads, model.dim, layer.window, model.scaling};
     const Cells cells{step.block_table, step.table_stride, step.block_size};
-    const int pieces = static_cast<int>(tiles.size());
-    for (int piece; (piece = team.take(phase)) < pieces;)
-      Attending<T>(shape, cells, tiles[piece], keys, values)(qkv, qkv_width, narrow, narrow_width);
-    team.meet();
+    Attending<T> attending(shape, cells, keys, values);
+    member.share(
+        phase, static_cast<int>(tiles.size()), 1,
+        [&](int piece, bool) { attending.compute(tiles[piece], qkv, qkv_width); },
+        [&](int) { attending.keep(narrow, narrow_width); });
   }
 };
 
@@ -262,8 +252,8 @@ template <class T>
 void run_linear(Context& context, const Packed<T>& w, const float* x, int rows, float* y, size_t stride) {
   const int depth = w.depth(), width = row_stride<T>(depth);
   T* narrow = reinterpret_cast<T*>(context.scratch.room(rows * sizeof(T) * width));
-  context.team.run(2, [&](Team& team) {
-    for (int row; (row = team.take(0)) < rows;) {
+  context.team.run(2, [&](Team::Member& member) {
+    member.each(0, rows, [&](int row) {
       T* to = narrow + row * size_t(width);
       const float* from = x + row * size_t(w.k);
       int at = 0;
@@ -276,9 +266,8 @@ void run_linear(Context& context, const Packed<T>& w, const float* x, int rows, 
         std::memcpy(to + at, rounded, (w.k - at) * sizeof(T));
       }
       std::memset(to + w.k, 0, (depth - w.k) * sizeof(T));
-    }
-    team.meet();
-    product(team, 1, narrow, width, rows, w, [&](int row, int column, const Floats* values) {
+    });
+    product(member, 1, narrow, width, rows, w, [&](int row, int column, const Floats* values) {
       float* to = y + row * stride + column;
       if (column + UNIT * LANES <= w.n) return put_floats(to, values);
       float all[UNIT * LANES];
@@ -291,9 +280,10 @@ void run_linear(Context& context, const Packed<T>& w, const float* x, int rows, 
 // Each unit of a packed matrix once.
 template <class Work>
 void of_units(void* context, const Packed<bfloat16>& w, const Work& work) {
-  static_cast<Context*>(context)->team.run(1, [&](Team& team) {
-    for (int unit; (unit = team.take(0)) < w.units();)
+  static_cast<Context*>(context)->team.run(1, [&](Team::Member& member) {
+    member.each(0, w.units(), [&](int unit) {
       work(unit, Squeezing(reinterpret_cast<const bfloat16*>(w.unit(unit)), w.depth()));
+    });
   });
 }
 
@@ -336,6 +326,9 @@ void* dalsegno_open(int threads) {
 }
 void dalsegno_close(void* context) { delete static_cast<Context*>(context); }
 
+// How many pieces of its work a thread did that another one had taken.
+int64_t dalsegno_helped(void* context) { return static_cast<Context*>(context)->team.helped(); }
+
 // Bytes of a packed matrix (n, k).
 int64_t dalsegno_packed_bytes(int dtype, int32_t n, int32_t k) {
   const int64_t columns = round_up(n, UNIT * LANES);
@@ -344,11 +337,11 @@ int64_t dalsegno_packed_bytes(int dtype, int32_t n, int32_t k) {
 
 void dalsegno_pack(void* context, int dtype, void* into, const void* w, int32_t n, int32_t k, int64_t stride,
                    int columns, int32_t offset) {
-  static_cast<Context*>(context)->team.run(1, [&](Team& team) {
+  static_cast<Context*>(context)->team.run(1, [&](Team::Member& member) {
     if (dtype)
-      pack(team, 0, static_cast<bfloat16*>(into), static_cast<const bfloat16*>(w), n, k, stride, Columns(columns), offset);
+      pack(member, 0, static_cast<bfloat16*>(into), static_cast<const bfloat16*>(w), n, k, stride, Columns(columns), offset);
     else
-      pack(team, 0, static_cast<float*>(into), static_cast<const float*>(w), n, k, stride, Columns(columns), offset);
+      pack(member, 0, static_cast<float*>(into), static_cast<const float*>(w), n, k, stride, Columns(columns), offset);
   });
 }
 

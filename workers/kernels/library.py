@@ -85,6 +85,7 @@ class Library:
         pointer, integer = c_void_p, c_int32
         self.open: Final = self._function("open", pointer, c_int)
         self.close: Final = self._function("close", None, pointer)
+        self.helped: Final = self._function("helped", c_int64, pointer)
         self.packed_bytes: Final = self._function("packed_bytes", c_int64, c_int, integer, integer)
         self.pack: Final = self._function(
             "pack", None, pointer, c_int, pointer, pointer, integer, integer, c_int64, c_int, integer

@@ -1,15 +1,24 @@
 // Threads that compute one step together, and how they share it.
 //
-// Between two steps they sleep; within one they meet at barriers a few hundred times, so they spin there. Who is
-// done takes the next piece of the phase, whichever that is: a thread whose core the operating system gives to
-// somebody else for a moment then costs the others a piece, not a half.
+// A step is a row of phases, a phase so many pieces. Members take pieces as they get to them, and the next phase
+// begins when all pieces of one are done, whoever did them: nobody waits for a member. One whose core the
+// operating system gives to somebody else for a moment has taken a piece with it, though; who then waits longer
+// than a piece takes computes it once more. So a piece is computed where nobody else sees it, and kept by
+// whoever is ready first: what the other one made is thrown away, and it comes after through the phases that
+// were done without it.
+//
+// Such a straggler reads what others already write for later phases. That is meant: what it comes to is never
+// kept, and it takes no index from there.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__linux__)
@@ -29,12 +38,59 @@ inline void rest() {
 #endif
 }
 
+// Time that goes on evenly, in units of its own.
+inline uint64_t ticks() {
+#if defined(__x86_64__)
+  return __builtin_ia32_rdtsc();
+#else
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+#endif
+}
+
+constexpr uint64_t PATIENCE = 50'000;  // ticks: some tens of microseconds
+
+// Waits, and lets others have the core when that takes long.
+class Waiting {
+ public:
+  void operator()() {
+    if (++turns_ < 4000)
+      rest();
+    else
+      std::this_thread::yield();  // a member's core is somebody else's at the moment: perhaps this one helps
+  }
+
+ private:
+  int turns_ = 0;
+};
+
+// Pieces of a phase that a member has taken and that nobody has kept yet: from `next` up to `end`.
+struct Range {
+  uint64_t bits;  // phase + 1, next, end
+  static constexpr int WIDTH = 24;
+  static constexpr uint64_t MASK = (uint64_t(1) << WIDTH) - 1;
+  static Range of(int phase, int next, int end) {
+    return {uint64_t(phase + 1) << 2 * WIDTH | uint64_t(next) << WIDTH | uint64_t(end)};
+  }
+  int next() const { return static_cast<int>(bits >> WIDTH & MASK); }
+  int end() const { return static_cast<int>(bits & MASK); }
+  bool has_any_of(int phase) const { return bits >> 2 * WIDTH == uint64_t(phase + 1) && next() < end(); }
+  Range behind_next() const { return {bits + (uint64_t(1) << WIDTH)}; }
+};
+
+// What the others see of a member, in a cache line of its own.
+struct alignas(64) Seat {
+  std::atomic<uint64_t> range{0};   // `Range`
+  std::atomic<uint64_t> done{0};    // phase + 1, and how many pieces of it this member has kept
+};
+
 class Team {
  public:
+  class Member;
+
   // Throws std::system_error where the operating system has no thread left for it.
-  explicit Team(int size) : size_(size < 1 ? 1 : size) {
+  explicit Team(int size) : seats_(size < 1 ? 1 : size) {
     try {
-      for (int number = 1; number < size_; ++number) threads_.emplace_back([this] { follow(); });
+      for (int number = 1; number < this->size(); ++number) threads_.emplace_back([this, number] { follow(number); });
     } catch (...) {
       end();
       throw;
@@ -46,46 +102,15 @@ class Team {
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  // Have every member call `work(*this)`, whose pieces are in so many phases. One caller at a time.
+  // Have members call `work(member)`, whose pieces are in so many phases. It is done when this returns, and
+  // nobody is in it. One caller at a time.
   template <class Work>
-  void run(int phases, const Work& work) {
-    const std::lock_guard<std::mutex> alone(mutex_);
-    if (static_cast<int>(taken_size_) < phases) {
-      taken_ = std::make_unique<std::atomic<int>[]>(phases);
-      taken_size_ = phases;
-    }
-    for (int phase = 0; phase < phases; ++phase) taken_[phase].store(0, std::memory_order_relaxed);
-    work_ = [](const void* work, Team& team) { (*static_cast<const Work*>(work))(team); };
-    argument_ = &work;
-    if (size_ > 1) {
-      call_.fetch_add(1, std::memory_order_release);
-      call_.notify_all();
-    }
-    work(*this);
-    meet();  // nobody is in it any more
-  }
+  void run(int phases, const Work& work);
 
-  // The next piece of a phase that nobody has taken.
-  int take(int phase) { return taken_[phase].fetch_add(1, std::memory_order_relaxed); }
+  int size() const { return static_cast<int>(seats_.size()); }
 
-  // Wait for all members.
-  void meet() {
-    if (size_ == 1) return;
-    const uint32_t turn = turn_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
-      arrived_.store(0, std::memory_order_relaxed);
-      turn_.store(turn + 1, std::memory_order_release);
-      return;
-    }
-    for (int turns = 0; turn_.load(std::memory_order_acquire) == turn; ++turns) {
-      if (turns < 4000)
-        rest();
-      else
-        std::this_thread::yield();  // a member's core is somebody else's at the moment: perhaps this one helps
-    }
-  }
-
-  int size() const { return size_; }
+  // How many pieces were kept by another member than the one who had taken them.
+  int64_t helped() const { return helped_.load(std::memory_order_relaxed); }
 
  private:
   void end() {
@@ -95,32 +120,147 @@ class Team {
     for (auto& thread : threads_) thread.join();
   }
 
-  void follow() {
-#if defined(__linux__)
-    pthread_setname_np(pthread_self(), "engine-team");
-#endif
-    uint32_t seen = 0;
-    for (;;) {
-      for (int turns = 0; turns < 2000 && call_.load(std::memory_order_acquire) == seen; ++turns) rest();
-      call_.wait(seen, std::memory_order_acquire);
-      ++seen;
-      if (ends_) return;
-      work_(argument_, *this);
-      meet();
-    }
+  void follow(int number);
+
+  // Whether there is something to take part in: who wakes up too late is not waited for.
+  bool joins() {
+    int inside = inside_.load(std::memory_order_relaxed);
+    while (inside > 0)
+      if (inside_.compare_exchange_weak(inside, inside + 1, std::memory_order_acquire)) return true;
+    return false;
   }
 
-  const int size_;
+  std::vector<Seat> seats_;
   std::vector<std::thread> threads_;
   std::mutex mutex_;
   std::atomic<uint32_t> call_{0};
   std::atomic<bool> ends_{false};
-  void (*work_)(const void*, Team&) = nullptr;
+  void (*work_)(const void*, Member&) = nullptr;
   const void* argument_ = nullptr;
-  std::unique_ptr<std::atomic<int>[]> taken_;
-  size_t taken_size_ = 0;
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<uint32_t> turn_{0};
+  std::unique_ptr<std::atomic<int>[]> taken_;  // of each phase: how many pieces
+  int taken_size_ = 0;
+  std::atomic<int64_t> helped_{0};
+  alignas(64) std::atomic<int> inside_{0};  // how many members are in the work; 0 where nobody may come any more
 };
+
+// One thread of a team, in its work. All members go through the same phases.
+class Team::Member {
+ public:
+  Member(Team& team, int number) : team_(team), number_(number) {}
+
+  int team_size() const { return team_.size(); }
+
+  // Each piece of a phase once; all are done when it returns. For short ones: nobody helps with them.
+  template <class Work>
+  void each(int phase, int pieces, const Work& work) {
+    uint64_t& done = enter(phase);
+    for (int piece; (piece = take(phase, 1)) < pieces; ++done) work(piece);
+    mine().done.store(done, std::memory_order_release);
+    for (Waiting wait; !is_done(phase, pieces);) wait();
+  }
+
+  // The same of long ones, so many of which are taken at once. `compute(piece, is_followed)` tells nobody, and
+  // `keep(piece)` puts where it belongs what was computed last; `is_followed` says that the next piece is taken, too.
+  template <class Compute, class Keep>
+  void share(int phase, int pieces, int at_once, const Compute& compute, const Keep& keep) {
+    enter(phase);
+    uint64_t now = ticks(), took = 0;
+    for (int first; (first = take(phase, at_once)) < pieces;) {
+      const int end = std::min(first + at_once, pieces);
+      mine().range.store(Range::of(phase, first, end).bits, std::memory_order_release);
+      work_off(mine(), phase, compute, keep);
+      const uint64_t then = std::exchange(now, ticks());
+      took = now - then;
+    }
+    const uint64_t patience = std::max(2 * took, PATIENCE);
+    for (Waiting wait; !is_done(phase, pieces); wait()) {
+      if (ticks() - now < patience) continue;
+      for (Seat& other : team_.seats_) work_off(other, phase, compute, keep);
+    }
+  }
+
+ private:
+  Seat& mine() { return team_.seats_[number_]; }
+
+  uint64_t& enter(int phase) {
+    done_ = uint64_t(phase + 1) << 32;
+    mine().done.store(done_, std::memory_order_release);
+    return done_;
+  }
+
+  int take(int phase, int count) { return team_.taken_[phase].fetch_add(count, std::memory_order_relaxed); }
+
+  // Compute what is left of a range, as long as there is some.
+  template <class Compute, class Keep>
+  void work_off(Seat& seat, int phase, const Compute& compute, const Keep& keep) {
+    Range range{seat.range.load(std::memory_order_acquire)};
+    while (range.has_any_of(phase)) {
+      const int piece = range.next();
+      compute(piece, piece + 1 < range.end());
+      // Who moves the range on keeps the piece; who does not is told where it is now.
+      if (!seat.range.compare_exchange_strong(range.bits, range.behind_next().bits, std::memory_order_acq_rel)) continue;
+      range = range.behind_next();
+      keep(piece);
+      mine().done.store(++done_, std::memory_order_release);
+      if (&seat != &mine()) team_.helped_.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+
+  bool is_done(int phase, int pieces) const {
+    uint64_t sum = 0;
+    for (const Seat& seat : team_.seats_) {
+      const uint64_t done = seat.done.load(std::memory_order_acquire), of = done >> 32;
+      if (of > uint64_t(phase + 1)) return true;  // it was, or nobody would be further on
+      if (of == uint64_t(phase + 1)) sum += done & 0xFFFFFFFF;
+    }
+    return sum == uint64_t(pieces);
+  }
+
+  Team& team_;
+  const int number_;
+  uint64_t done_ = 0;  // `Seat::done` of this one
+};
+
+template <class Work>
+void Team::run(int phases, const Work& work) {
+  const std::lock_guard<std::mutex> alone(mutex_);
+  if (taken_size_ < phases) {
+    taken_ = std::make_unique<std::atomic<int>[]>(phases);
+    taken_size_ = phases;
+  }
+  for (int phase = 0; phase < phases; ++phase) taken_[phase].store(0, std::memory_order_relaxed);
+  for (Seat& seat : seats_) {
+    seat.range.store(0, std::memory_order_relaxed);
+    seat.done.store(0, std::memory_order_relaxed);
+  }
+  work_ = [](const void* work, Member& member) { (*static_cast<const Work*>(work))(member); };
+  argument_ = &work;
+  inside_.store(1, std::memory_order_release);
+  if (size() > 1) {
+    call_.fetch_add(1, std::memory_order_release);
+    call_.notify_all();
+  }
+  Member first(*this, 0);
+  work(first);
+  int only = 1;
+  for (Waiting wait; !inside_.compare_exchange_strong(only, 0, std::memory_order_acquire); only = 1) wait();
+}
+
+inline void Team::follow(int number) {
+#if defined(__linux__)
+  pthread_setname_np(pthread_self(), "engine-team");
+#endif
+  uint32_t seen = 0;
+  for (;;) {
+    for (int turns = 0; turns < 2000 && call_.load(std::memory_order_acquire) == seen; ++turns) rest();
+    call_.wait(seen, std::memory_order_acquire);
+    seen = call_.load(std::memory_order_acquire);
+    if (ends_) return;
+    if (!joins()) continue;
+    Member member(*this, number);
+    work_(argument_, member);
+    inside_.fetch_sub(1, std::memory_order_release);
+  }
+}
 
 }  // namespace dalsegno

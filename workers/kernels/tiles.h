@@ -212,24 +212,27 @@ void multiply_unit(const T* x, size_t stride, int rows, const Packed<T>& w, int 
 // All members: y = x W^T, for x (rows, depth). `put(row, column, vectors)` is told of each row of a unit; columns
 // beyond n are among them.
 template <class T, class Put>
-void product(Team& team, int phase, const T* x, size_t stride, int rows, const Packed<T>& w, const Put& put) {
+void product(Team::Member& member, int phase, const T* x, size_t stride, int rows, const Packed<T>& w, const Put& put) {
   const int depth = w.depth(), units = w.units();
   const int most = std::clamp<int>(BLOCK_BYTES / (sizeof(T) * depth), ROWS, MOST_ROWS_OF_BLOCK);
   // As even as can be: a block of two rows would read all weights once more.
   const int fewest = (rows + most - 1) / most;
   const int block = std::min(round_up((rows + fewest - 1) / fewest, ROWS), MOST_ROWS_OF_BLOCK);
   const int blocks = (rows + block - 1) / block;
-  const int run = std::clamp(units / (8 * team.size()), 1, UNITS_IN_A_ROW), runs = (units + run - 1) / run;
+  const int at_once = std::clamp(units / (8 * member.team_size()), 1, UNITS_IN_A_ROW);
   Floats y[MOST_ROWS_OF_BLOCK * UNIT];
-  for (int piece; (piece = team.take(phase)) < blocks * runs;) {
-    // All of a matrix for one block before the next: x comes from the cache, the weights once for each block.
-    const int first = piece / runs * block, count = std::min(block, rows - first);
-    const int end = std::min(units, (piece % runs + 1) * run);
-    for (int unit = piece % runs * run; unit < end; ++unit) {
-      multiply_unit(x + first * stride, stride, count, w, unit, unit + 1 < end, y);
-      for (int row = 0; row < count; ++row) put(first + row, unit * UNIT * LANES, y + row * UNIT);
-    }
-  }
+  // All of a matrix for one block before the next: x comes from the cache, the weights once for each block.
+  const auto first = [&](int piece) { return piece / units * block; };
+  const auto count = [&](int piece) { return std::min(block, rows - first(piece)); };
+  member.share(
+      phase, blocks * units, at_once,
+      [&](int piece, bool is_followed) {
+        const int unit = piece % units;
+        multiply_unit(x + first(piece) * stride, stride, count(piece), w, unit, is_followed && unit + 1 < units, y);
+      },
+      [&](int piece) {
+        for (int row = 0; row < count(piece); ++row) put(first(piece) + row, piece % units * UNIT * LANES, y + row * UNIT);
+      });
 }
 
 // Where the rows of a matrix go among the columns of the packed one.
@@ -246,11 +249,11 @@ inline int packed_column(Columns columns, int number, int offset) {
 
 // All members: put the rows of `w` (n, k) where they belong. What is not put anywhere has to be zero already.
 template <class T>
-void pack(Team& team, int phase, T* into, const T* w, int n, int k, size_t stride, Columns columns, int offset) {
+void pack(Team::Member& member, int phase, T* into, const T* w, int n, int k, size_t stride, Columns columns, int offset) {
   constexpr int STEP = Format<T>::DEPTH, AT_ONCE = 32;
   const size_t depth = round_up(k, Format<T>::GRAIN);
   const int groups = (n + LANES - 1) / LANES;
-  for (int group; (group = team.take(phase)) < groups;) {
+  member.each(phase, groups, [&](int group) {
     const int end = std::min(n, (group + 1) * LANES);
     for (int from = 0; from < k; from += AT_ONCE)
       for (int number = group * LANES; number < end; ++number) {
@@ -259,7 +262,7 @@ void pack(Team& team, int phase, T* into, const T* w, int n, int k, size_t strid
         for (int at = from; at < std::min(k, from + AT_ONCE); ++at)
           to[size_t(at / STEP) * LANES * STEP + at % STEP] = w[number * stride + at];
       }
-  }
+  });
 }
 
 }  // namespace dalsegno

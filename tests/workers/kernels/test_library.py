@@ -41,6 +41,12 @@ class Product:
         assert status == 0
         return y
 
+    @property
+    def helped(self) -> int:
+        """How many pieces a thread did that another one had taken."""
+        found: int = self._by.helped(self._context)
+        return found
+
     def close(self) -> None:
         self._by.close(self._context)
 

@@ -1,0 +1,78 @@
+"""Threads that compute together while the operating system takes the core from some of them."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from tests.workers.engine.oracle import run
+from tests.workers.kernels import models
+from tests.workers.kernels.libraries import NAMES, library
+from tests.workers.kernels.test_decoder import engine
+from tests.workers.kernels.test_library import Product
+from workers.engine.sequence import SequenceSpec
+from workers.kernels.decoder import NativeDecoder
+from workers.kernels.library import BFLOAT16
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="says which core a thread is on")
+
+TURNS = 20_000
+
+
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """For this thread, and for those that are made in it."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_thread_without_a_core_has_begun_is_done_by_another_and_comes_to_the_same_bits(
+    name: str,
+) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(2048, 512).bfloat16(), torch.randn(24, 512)
+    alone = Product(library(name), BFLOAT16, weight, threads=1)
+    expected = alone(x)
+
+    with on_one_core():
+        three = Product(library(name), BFLOAT16, weight, threads=3)
+        for _ in range(TURNS):
+            assert torch.equal(three(x), expected)
+            if three.helped > 10:
+                break
+
+    assert three.helped > 10
+    alone.close()
+    three.close()
+
+
+def test_steps_come_to_the_same_probabilities_on_a_core_that_its_threads_have_to_share() -> None:
+    kernels = library(NAMES[-1])
+    spec = SequenceSpec(key="", prompt_ids=list(range(5, 405)), max_tokens=20, ignore_eos=True, logprobs=5)
+
+    def decoder(threads: int) -> NativeDecoder:
+        node = models.node("qwen2", dtype=torch.bfloat16, intermediate_size=2048)
+        return NativeDecoder(node, kernels, threads=threads)
+
+    def answer(by: NativeDecoder) -> list[tuple[int, object]]:
+        [found] = run(engine(by, max_step_tokens=128, prefix_cache=False), [spec]).values()
+        return [(output.token_id, output.score) for output in found]
+
+    expected = answer(decoder(threads=1))
+    with on_one_core():
+        crowded = decoder(threads=4)
+        for _ in range(TURNS):
+            assert answer(crowded) == expected
+            if (helped := kernels.helped(crowded._context)) > 30:
+                break
+
+    assert helped > 30
+    assert len({token for token, _ in expected}) > 5
