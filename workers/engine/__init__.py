@@ -38,6 +38,7 @@ triton_attention.py, triton_layers.py   the kernels
 flashinfer_attention.py   attention by FlashInfer, where it is asked for
 gpu_decoder.py  a node that is computed by them
 graphs.py       steps that are recorded on a GPU, and replayed
+gpu_streams.py  which stream of a GPU a thread launches on
 
 A node that several ranks share:
 
