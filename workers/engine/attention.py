@@ -31,7 +31,7 @@ from shared.errors import BugError
 from workers import memory
 from workers.engine.gpu_kernels import Kernel, kernel_for
 from workers.engine.node import Node
-from workers.engine.pages import WAIT_S, Pages
+from workers.engine.pages import Pages
 from workers.engine.step import Int32s, Spans, Step
 
 ATTENTION: Final = "dalsegno_paged"
@@ -81,14 +81,13 @@ class PagedPool:
         return other
 
     def reach(self, tokens: int) -> None:
-        """So many cells are in use, from the first on: have the memory of more of them ready."""
+        """So many cells are in use, from the first on."""
         if self._pages is not None:
             self._pages.reach(tokens)
 
-    def wait_for_pages(self) -> None:
-        """Until the first tokens' memory is there: the first answers are not to compete with who takes it."""
-        if self._pages is not None:
-            self._pages.wait(WAIT_S)
+    def prepare(self, most_s: float) -> bool:
+        """Have the memory of the next cells ready, as far as it comes in that time; whether there is more."""
+        return self._pages is not None and self._pages.take(most_s)
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:

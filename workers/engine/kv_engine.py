@@ -31,6 +31,7 @@ from workers.engine.lockstep import Followers
 from workers.engine.node import Node
 from workers.engine.outcomes import EngineStats, StepFailedError, Work, of_one
 from workers.engine.pace import Pace
+from workers.engine.pages import LONGEST_S, WAIT_S
 from workers.engine.runner import Launched, Ran, Runner
 from workers.engine.sampler import NOT_A_TOKEN
 from workers.engine.scheduler import STRETCH, Scheduler, Span
@@ -120,10 +121,9 @@ class KVEngine:
         )
         # The last block is for padding.
         self._pool = PagedPool.of(node, slots=blocks.capacity_tokens + block_size, kernel=kernel)
-        self._pool.reach(0)
         node.use_attention(ATTENTION)
         check_node(node, kernel)
-        self._pool.wait_for_pages()
+        self._pool.prepare(WAIT_S)
         self._runner = Runner(
             node,
             self._pool,
@@ -221,6 +221,10 @@ class KVEngine:
     def resume(self, key: str) -> bool:
         """Let a sequence take part again; False when it is not here."""
         return self._set_held(key, held=False)
+
+    def prepare(self) -> bool:
+        """Use some milliseconds in which nobody asks for anything; whether there is more to prepare."""
+        return self._pool.prepare(LONGEST_S)
 
     def step(self) -> list[Output]:
         """Give what one forward led to. Without work, nothing is run.

@@ -3,7 +3,8 @@
 A pool is larger than what most of its answers need, so its memory is not there until it is used, from the
 first block on (`workers.memory.zeros`). But a step whose tokens are the first on their pages waits for these,
 and all its threads with it: 2.6 s for each gigabyte where a virtual machine's host has to find them, a fifth
-of a prompt's time. So they are taken beside the steps, some thousand tokens before they are wanted.
+of a prompt's time. So they are taken while nobody asks for anything, some thousand tokens before they are
+wanted. Not beside steps: who takes pages has one of the cores that steps compute on.
 """
 
 import ctypes
@@ -11,8 +12,8 @@ import logging
 import mmap
 import os
 import sys
-from collections.abc import Sequence
-from threading import Thread
+import time
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
@@ -20,13 +21,15 @@ import torch
 _LOGGER: Final = logging.getLogger(__name__)
 
 AHEAD: Final = 8192
-"""So many tokens' pages are there before they are wanted; when half of them are used, more are taken."""
+"""So many tokens' pages are there before they are wanted."""
 MOST_BYTES: Final = 2**30
 """No more than that ahead: where tokens take much, steps are slow, and fewer tokens are enough."""
 WAIT_S: Final = 1.0
-"""So long a start waits for the first of them: a virtual machine's host may be slow to find them."""
+"""So long a start takes the first of them: a virtual machine's host may be slow to find them."""
 _AT_ONCE: Final = 1024
 """Tokens: the next layers' first pages are there before this layer's last."""
+LONGEST_S: Final = 0.005
+"""So long are they taken before it is asked again whether there is a step to compute."""
 _MADV_POPULATE_WRITE: Final = 23  # of Linux 5.14; Python has no name for it
 
 
@@ -38,42 +41,48 @@ class Pages:
 
     Attributes:
         ahead: so many tokens' pages are taken before they are wanted.
-        taken: the cells before this one have their pages, or were asked for.
+        taken: the cells before this one have their pages, or steps took them.
     """
 
     def __init__(self, cells: Sequence[torch.Tensor]) -> None:
-        self._cells: Final = cells  # they hold the memory, while a thread is at it too
+        self._cells: Final = cells  # they hold the memory
         self._slots: Final = len(cells[0])
-        # The thread sees numbers alone: one that is in torch when the interpreter ends may abort the process.
         self._places: Final = [(part.data_ptr(), part.nbytes // self._slots) for part in cells]
         self.ahead: Final = max(1, min(AHEAD, MOST_BYTES // sum(nbytes for _, nbytes in self._places)))
         self.taken = 0
-        self._taking: Thread | None = None
+        self._used = 0
         self._is_refused = sys.platform != "linux"
+        self._parts = self._missing()
 
     def reach(self, tokens: int) -> None:
-        """So many cells are in use, from the first on. Returns at once."""
-        if self.taken - tokens >= self.ahead // 2 or self._is_refused or self.taken >= self._slots:
-            return
-        if self._taking is None or not self._taking.is_alive():
-            # Not for ever, so that a pool that is let go of is gone.
-            begin, self.taken = self.taken, min(tokens + self.ahead, self._slots)
-            self._taking = Thread(target=self._take, args=(begin, self.taken), name="pages", daemon=True)
-            self._taking.start()
+        """So many cells are in use, from the first on."""
+        self._used = tokens
 
-    def wait(self, most_s: float | None = None) -> None:
-        """Until all is there that was asked for, or so long."""
-        if self._taking is not None:
-            self._taking.join(most_s)
+    def take(self, most_s: float) -> bool:
+        """Take pages for so long; whether any are left to take."""
+        if self._is_refused:
+            return False
+        begun_s = time.monotonic()
+        for address, nbytes in self._parts:
+            if number := _populate(address, nbytes):
+                self._is_refused = True
+                _LOGGER.info("pages of the KV pool are taken when they are used: %s", os.strerror(number))
+                return False
+            if time.monotonic() - begun_s > most_s:
+                return True
+        self._parts = self._missing()
+        return False
 
-    def _take(self, begin: int, end: int) -> None:
-        for first in range(begin, end, _AT_ONCE):
-            count = min(_AT_ONCE, end - first)
+    def _missing(self) -> Iterator[tuple[int, int]]:
+        """The next pages to take, part by part: where they are, and how many bytes."""
+        while True:
+            first = max(self.taken, self._used)
+            count = min(_AT_ONCE, self._used + self.ahead - first, self._slots - first)
+            if count <= 0:
+                return
             for address, nbytes in self._places:
-                if number := _populate(address + first * nbytes, count * nbytes):
-                    self._is_refused = True
-                    _LOGGER.info("pages of the KV pool are taken when they are used: %s", os.strerror(number))
-                    return
+                yield address + first * nbytes, count * nbytes
+            self.taken = first + count
 
 
 def _populate(address: int, nbytes: int) -> int:

@@ -2,8 +2,8 @@
 
 Between the two are two bounded mailboxes and nothing else. Towards the engine: sequences, cancellations,
 and who is to be held, read at every step boundary; when it is full, `submit` refuses. Towards the loop:
-what a step led to, one wake-up per step; when that is full, the engine waits. An idle engine blocks on
-its mailbox.
+what a step led to, one wake-up per step; when that is full, the engine waits. An idle engine prepares what
+it can for the next requests, and then blocks on its mailbox.
 
 The engine is made in the thread too, for it loads the model there. No torch is imported here.
 """
@@ -40,6 +40,7 @@ class Engine(Protocol):
     def cancel(self, key: str) -> bool: ...
     def hold(self, key: str) -> bool: ...
     def resume(self, key: str) -> bool: ...
+    def prepare(self) -> bool: ...
     def step(self) -> list[Output]: ...
     def stats(self) -> EngineStats: ...
 
@@ -184,7 +185,7 @@ class EngineThread:
         self._ready.set_result(engine)
         try:
             while not self._inbox.is_closed:
-                self._obey(engine, self._inbox.take(wait=not engine.has_work))
+                self._obey(engine, self._inbox.take(wait=not engine.has_work and not engine.prepare()))
                 if engine.has_work and not self._inbox.is_closed:
                     self._step(engine)
         except BaseException as error:  # noqa: BLE001 - raised again by `wait`

@@ -40,11 +40,14 @@ def pages_of(cells: torch.Tensor) -> int:
     return (cells.data_ptr() + cells.nbytes) // 4096 - -(-cells.data_ptr() // 4096)
 
 
+def take_all(asked: Pages) -> None:
+    while asked.take(10):
+        pass
+
+
 def test_the_first_tokens_pages_are_there_before_anybody_wants_them_in_every_layer() -> None:
     layers = cells_of(3 * AHEAD, layers=3)
-    asked = Pages(layers)
-    asked.reach(0)
-    asked.wait()
+    take_all(Pages(layers))
     for layer in layers:
         assert resident_pages(layer[:AHEAD]) == pages_of(layer[:AHEAD])
         # A large page at the end may reach some tokens further.
@@ -52,21 +55,41 @@ def test_the_first_tokens_pages_are_there_before_anybody_wants_them_in_every_lay
         assert not layer.any()
 
 
-def test_more_are_taken_when_half_of_them_are_used_and_none_beyond_the_pool() -> None:
+def test_as_many_more_are_taken_as_were_used_and_none_beyond_the_pool() -> None:
     [layer] = cells_of(2 * AHEAD, layers=1)
     asked = Pages([layer])
-    asked.reach(1)
-    asked.wait()
-    assert asked.taken == AHEAD + 1
-    asked.reach(AHEAD // 2)
-    assert asked.taken == AHEAD + 1, "half of them is left"
-    asked.reach(AHEAD // 2 + 2)
-    asked.wait()
-    assert asked.taken == AHEAD // 2 + 2 + AHEAD
+    take_all(asked)
+    assert asked.taken == AHEAD
+    asked.reach(100)
+    take_all(asked)
+    assert asked.taken == AHEAD + 100
     asked.reach(2 * AHEAD)
-    asked.wait()
+    take_all(asked)
+    assert asked.taken == AHEAD + 100, "steps have taken the others"
+    asked = Pages([layer])
+    asked.reach(2 * AHEAD - 5)
+    take_all(asked)
     assert asked.taken == 2 * AHEAD
-    assert resident_pages(layer) == pages_of(layer)
+
+
+def test_what_steps_have_used_is_not_taken_again() -> None:
+    [layer] = cells_of(3 * AHEAD, layers=1)
+    asked = Pages([layer])
+    asked.reach(AHEAD)
+    take_all(asked)
+    assert asked.taken == 2 * AHEAD
+    assert resident_pages(layer[: AHEAD // 2]) == 0
+
+
+def test_a_turn_ends_when_its_time_is_over_and_the_next_goes_on_behind_it() -> None:
+    layers = cells_of(AHEAD, layers=2)
+    asked = Pages(layers)
+    turns = 1
+    while asked.take(0):
+        turns += 1
+    assert turns == 1 + 2 * AHEAD // 1024
+    assert asked.taken == AHEAD
+    assert all(resident_pages(layer) == pages_of(layer) for layer in layers)
 
 
 def test_tokens_that_take_much_are_fewer_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,25 +97,24 @@ def test_tokens_that_take_much_are_fewer_ahead(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(pages, "MOST_BYTES", 3000 * 1024)
     layers = cells_of(2 * AHEAD, layers=3)
     asked = Pages(layers)
-    asked.reach(0)
-    asked.wait()
+    take_all(asked)
     assert asked.taken == asked.ahead == 1000
     asked.reach(501)
-    asked.wait()
+    take_all(asked)
     assert asked.taken == 1501
     for layer in layers:
         assert resident_pages(layer[:1501]) == pages_of(layer[:1501])
         assert resident_pages(layer[AHEAD:]) == 0
 
 
-def test_a_token_that_takes_more_than_all_that_is_taken_ahead_is_still_reached(
+def test_a_token_that_takes_more_than_all_that_is_taken_ahead_is_still_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pages, "MOST_BYTES", 1)
     [layer] = cells_of(16, layers=1)
     asked = Pages([layer])
     asked.reach(4)
-    asked.wait()
+    take_all(asked)
     assert asked.taken == 5
 
 
@@ -100,12 +122,11 @@ def test_a_kernel_that_cannot_give_them_early_is_not_asked_again(monkeypatch: py
     monkeypatch.setattr(pages, "_MADV_POPULATE_WRITE", 4711)
     layers = cells_of(AHEAD, layers=2)
     asked = Pages(layers)
-    asked.reach(0)
-    asked.wait()
+    assert not asked.take(10)
+    monkeypatch.undo()
+    asked.reach(5)
+    assert not asked.take(10)
     assert resident_pages(layers[0]) == 0
-    taken = asked.taken
-    asked.reach(AHEAD)
-    assert asked.taken == taken
     layers[0].fill_(1)
     assert ctypes.c_float.from_address(layers[0].data_ptr()).value == 1
 

@@ -35,6 +35,9 @@ class ScriptedEngine:
         self.begun = Semaphore(0)
         self.permits = Semaphore(0)
         self.broken: Exception | None = None
+        self.to_prepare = 0
+        self.prepared = 0
+        self.preparing: Semaphore | None = None
 
     @property
     def has_work(self) -> bool:
@@ -60,6 +63,13 @@ class ScriptedEngine:
     def resume(self, key: str) -> bool:
         self.held.discard(key)
         return key in self.live
+
+    def prepare(self) -> bool:
+        assert not self.has_work
+        if self.preparing is not None:
+            self.preparing.acquire()
+        self.prepared += 1
+        return self.prepared < self.to_prepare
 
     def step(self) -> list[Output]:
         self.step_keys = tuple(key for key in self.live if key not in self.held)
@@ -133,6 +143,22 @@ async def test_sequences_join_at_step_boundaries_and_a_step_is_delivered_at_once
         assert await reports.next() == ("tokens", "a")
         assert await reports.next() == ("tokens", "a", "b", "c")
         assert engine.threads == {"engine"}
+
+
+async def test_an_engine_nobody_asks_prepares_bit_by_bit_and_whoever_comes_is_computed_in_between() -> None:
+    engine = ScriptedEngine()
+    engine.to_prepare, engine.preparing = 3, Semaphore(0)
+    async with running(engine) as (thread, reports):
+        engine.preparing.release()
+        thread.submit(spec("a"))
+        engine.preparing.release()
+        await begun(engine)
+        prepared = engine.prepared
+        engine.permits.release()
+
+        assert await reports.next() == ("tokens", "a")
+        assert 0 < prepared < 3
+        engine.preparing.release(10)
 
 
 async def test_a_cancel_in_the_middle_of_a_step_is_effective_at_its_end_and_counted() -> None:
