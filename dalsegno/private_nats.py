@@ -1,17 +1,15 @@
 """The private nats-server as something to supervise.
 
 `shared.log.server.NatsServer` is synchronous, and on Linux its process ends with the thread that started
-it. So all its calls are made by one thread, which lives as long as this object is open.
+it. So what starts and ends it is called by one thread, which lives as long as this object is open. Another
+waits for its end: to look for that now and then took more CPU than all else the launcher does.
 """
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
 
 from shared.log.server import NatsServer
-
-_LOOK_EVERY_S: Final = 0.05
 
 
 @dataclass(slots=True)
@@ -40,9 +38,7 @@ class PrivateNats:
 
     async def wait(self) -> int:
         try:
-            while self.server.pid is not None:  # noqa: ASYNC110 - a process's end sets no event of ours
-                await asyncio.sleep(_LOOK_EVERY_S)
-            return self.server.poll() or 0
+            return await asyncio.to_thread(self.server.wait)
         except asyncio.CancelledError:
             self.kill()
             raise

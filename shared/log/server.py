@@ -189,9 +189,13 @@ class NatsServer:
                 self._failed_write = failed[-1].decode(errors="replace").partition("] ")[2].strip()
         return self._failed_write
 
-    def poll(self) -> int | None:
-        """The exit status of a process that ended by itself; None while it runs or if none was started."""
-        return None if self._process is None else self._process.poll()
+    def wait(self) -> int:
+        """Wait until the process ends, whoever ends it: its exit status, negative for a signal.
+
+        From any thread, and at once where it does not run.
+        """
+        process = self._process
+        return 0 if process is None else process.wait()
 
     def _write_config(self, port: int) -> None:
         def quoted(text: str) -> str:

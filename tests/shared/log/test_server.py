@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,11 +65,24 @@ def test_a_server_that_died_by_itself_is_noticed(server: NatsServer) -> None:
     pid = server.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    while (status := server.poll()) is None:
-        os.sched_yield()
-    assert status == -signal.SIGKILL
+    assert server.wait() == -signal.SIGKILL
+    assert server.pid is None
     server.start()
     assert server.pid not in {None, pid}
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_who_waits_for_a_server_is_not_in_the_way_of_who_ends_it(server: NatsServer, end: str) -> None:
+    server.start()
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(server.wait)
+        getattr(server, end)()
+        waiting.result(10)
+    assert server.pid is None
+
+
+def test_nobody_waits_for_a_server_that_does_not_run(server: NatsServer) -> None:
+    assert server.wait() == 0
 
 
 def test_the_token_is_in_a_private_file_and_on_no_command_line(server: NatsServer) -> None:
@@ -86,7 +100,7 @@ def test_a_data_folder_in_use_is_a_clear_error(server: NatsServer) -> None:
     server.start()
     with pytest.raises(ServerStartError, match="in use by another nats-server"):
         NatsServer(server.log_file.parent).start()
-    assert server.poll() is None
+    assert server.pid is not None
     server.kill()
     successor = NatsServer(server.log_file.parent)
     successor.start()
