@@ -23,6 +23,7 @@ import msgspec
 
 from conductor import epochs
 from conductor.core.cluster import Cluster
+from conductor.core.react import Deadline
 from conductor.core.schedule import Deployment
 from conductor.deployment import deployment_of
 from conductor.digests import fold_digest
@@ -49,7 +50,7 @@ _BEATS_IN_SILENCE: Final = 6
 """So many beats fit into the shortest silence that means something; half of them may be late."""
 _LOOK_S: Final = 0.1
 _LOOK_SELDOM: Final = 100
-"""How often it is looked whether a time limit has passed; less often with thousands, of 1 us each."""
+"""How often it is looked, at most, whether a limit has passed; less often with thousands, of 1 us each."""
 _PROBE_S: Final = 0.5
 _RECORDS_AT_ONCE: Final = 500
 """While so many and more are there to be read, beats are sent and heard in between."""
@@ -144,6 +145,7 @@ class Conductor:
         self._workers = Workers(self._echoes, recovery.worker_silent_s, recovery.worker_hung_s)
         self._leader = Leader(self._echoes, recovery.leader_silent_s, answer_s=2 * self._beat_s)
         self._timers = Timers()
+        self._look_at_limits = asyncio.Event()
         self._alone = alone
 
     @property
@@ -219,6 +221,7 @@ class Conductor:
         self._folded += 1
         self._last = record
         self._timers.read(record.seq, record.time_ns, time.monotonic())
+        self._look_at_limits.set()
         if folded.note and is_news:
             extra = quoting(folded.quotation) if folded.quotation else None
             _LOGGER.log(logging.INFO if self.leading else logging.DEBUG, folded.note, extra=extra)
@@ -359,17 +362,28 @@ class Conductor:
 
     # ---- time limits ---------------------------------------------------------------------------------
     async def _time(self) -> None:
-        took_s = 0.0
+        """Say which limits are over: look when the next one is, and when something was read or acked."""
+        loop = asyncio.get_running_loop()
         while True:
+            took_s, next_s = 0.0, None
+            if self._led:
+                began_s, limits = time.monotonic(), self._cluster.deadlines()
+                due = self._timers.due(limits, began_s)
+                took_s = time.monotonic() - began_s
+                for deadline in due:
+                    self._timers.say(deadline)
+                    await self._writer.pass_deadline(deadline, partial(self._said, deadline))
+                next_s = self._timers.next_s(limits, time.monotonic())
+            at_s = None if next_s is None else loop.time() + next_s
             await asyncio.sleep(max(_LOOK_S, _LOOK_SELDOM * took_s))
-            if not self._led:
-                continue
-            began_s = time.monotonic()
-            due = self._timers.due(self._cluster.deadlines(), began_s)
-            took_s = time.monotonic() - began_s
-            for deadline in due:
-                self._timers.say(deadline)
-                await self._writer.pass_deadline(deadline, partial(self._timers.stored, deadline))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(at_s):
+                    await self._look_at_limits.wait()
+            self._look_at_limits.clear()
+
+    def _said(self, deadline: Deadline, seq: int) -> None:
+        self._timers.stored(deadline, seq)
+        self._look_at_limits.set()
 
     # ---- snapshots -----------------------------------------------------------------------------------
     def _count_for_snapshot(self) -> None:

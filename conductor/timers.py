@@ -46,6 +46,17 @@ class Timers:
         now_ns = self._ahead_ns + round(now_s * _NS_PER_S)
         return [one for one in listed if one.at_ns <= now_ns and one not in self._said]
 
+    def next_s(self, deadlines: Iterable[Deadline], now_s: float) -> float | None:
+        """In how long the next of those limits will be over that nobody said to be; None without one.
+
+        Only a record that is read, or the ack of what was said, makes it sooner.
+        """
+        if self._ahead_ns is None:
+            return None
+        now_ns = self._ahead_ns + round(now_s * _NS_PER_S)
+        left_ns = [one.at_ns - now_ns for one in deadlines if one not in self._said]
+        return max(min(left_ns), 0) / _NS_PER_S if left_ns else None
+
     def say(self, deadline: Deadline) -> None:
         """It is on its way into the log."""
         self._said[deadline] = None

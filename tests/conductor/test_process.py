@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Iterable
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from conductor import epochs
+from conductor import epochs, process
+from conductor.core.react import Deadline
 from conductor.snapshots import Snapshots
+from conductor.timers import Timers
 from shared.events import (
     DeadlinePassed,
     EpochOpened,
@@ -340,6 +343,29 @@ async def test_a_request_whose_time_is_over_fails() -> None:
     submitted, *_, end = [record for record in server.records if record.subject.endswith(".r1")]
     assert passed.deadline_ns == submitted.time_ns + 300_000_000 <= end.time_ns
     assert (failed.failure.code, failed.failure.status) == ("deadline_exceeded", 504)
+
+
+async def test_a_limit_that_is_far_away_is_looked_at_only_when_something_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = 0
+
+    class Counted(Timers):
+        def due(self, deadlines: Iterable[Deadline], now_s: float) -> list[Deadline]:
+            nonlocal looks
+            looks += 1
+            return super().due(deadlines, now_s)
+
+    monkeypatch.setattr(process, "Timers", Counted)
+    server = FakeServer(SUBJECTS)
+    log, watcher = FakeLog(server), Watcher(server)
+    async with conducting(FakeLog(server)):
+        life = await join(log)
+        await submit(log, timeout_s=600)
+        await watcher.until(NodeReady)
+        async with beating(log, life):
+            folded = (await until_it_says(log, "c1", "leading", times=40))["meters"]["folded"]
+    assert 0 < looks <= folded
 
 
 async def test_one_that_the_log_stored_too_early_is_said_again() -> None:

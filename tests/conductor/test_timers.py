@@ -94,3 +94,20 @@ def test_limits_that_are_gone_are_forgotten() -> None:
     assert list(watch._said) == [limit(5, "r99")]
     watch.stored(limit(5, "r1"), 9)
     assert list(watch._said) == [limit(5, "r99")]
+
+
+def test_the_next_limit_is_the_earliest_that_nobody_said_to_be_over() -> None:
+    watch = timers()
+    assert watch.next_s([limit(7), limit(5), limit(6)], 1.5) == 3.5
+    watch.say(limit(5))
+    assert watch.next_s([limit(7), limit(5), limit(6)], 1.5) == 4.5
+    assert watch.next_s([limit(5)], 1.5) is None
+
+
+def test_a_limit_that_is_over_is_not_waited_for() -> None:
+    assert timers().next_s([limit(5)], 6.0) == 0
+
+
+def test_there_is_no_next_limit_without_one_or_before_anything_was_read() -> None:
+    assert timers().next_s([], 1.0) is None
+    assert Timers().next_s([limit(5)], 1.0) is None
