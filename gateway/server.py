@@ -10,7 +10,7 @@ import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Final, cast
 
@@ -39,9 +39,31 @@ class PortTakenError(CapacityError):
 
 
 class _Server(uvicorn.Server):
+    """uvicorn's, told when to exit: its own looks whether it is to ten times a second, idle or not."""
+
+    def __init__(self, config: uvicorn.Config, look_every_s: float) -> None:
+        super().__init__(config)
+        self._look_every_s = look_every_s
+        self._told = asyncio.Event()
+
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
+
+    async def main_loop(self) -> None:
+        """End what clients leave unfinished, and keep the date of answers, until told to exit."""
+        while not await self.on_tick(0):
+            now_s = time.monotonic()
+            for connection in _connections(self):
+                connection.look(now_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._look_every_s):
+                    await self._told.wait()
+
+    def exit(self) -> None:
+        """Take nothing new, and close what is there."""
+        self.should_exit = True
+        self._told.set()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -99,30 +121,19 @@ async def serving(
         proxy_headers=False,
         timeout_graceful_shutdown=CUT_S + 1,
     )
-    server = _Server(config)
+    server = _Server(config, limits.look_every_s)
     _room_for_files(settings.max_connections)
     async with asyncio.TaskGroup() as tasks:
         http = tasks.create_task(server.serve([listener]), name="http")
-        looking = tasks.create_task(_look(server, limits.look_every_s), name="slow clients")
         try:
             yield
         finally:
-            server.should_exit = True
+            server.exit()
             await asyncio.wait({http}, timeout=CUT_S)  # in order, also when the block failed
             for connection in _connections(server):  # what its client does not take
                 connection.wire.transport.abort()
             await asyncio.wait({http})
-            looking.cancel()
             listener.close()
-
-
-async def _look(server: uvicorn.Server, every_s: float) -> None:
-    """End what clients leave unfinished."""
-    while True:
-        await asyncio.sleep(every_s)
-        now_s = time.monotonic()
-        for connection in _connections(server):
-            connection.look(now_s)
 
 
 def _connections(server: uvicorn.Server) -> list[Connection]:

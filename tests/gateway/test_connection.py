@@ -127,11 +127,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Connection]:
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks at connections but the test, so that times can be told."""
-
-    async def never(*_: object) -> None:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(server, "_look", never)
+    monkeypatch.setattr(connection.ConnectionLimits, "look_every_s", 3600.0)
 
 
 @asynccontextmanager
@@ -366,6 +362,13 @@ async def test_a_client_that_takes_little_is_not(made: list[Connection]) -> None
         served.look(55 * 10)
         served.look(55 * 10 + 61)
         await app.left.wait()
+
+
+@pytest.mark.usefixtures("by_hand")
+async def test_a_server_that_is_told_to_end_does_not_wait_for_its_next_look(made: list[Connection]) -> None:
+    async with serving(made) as served, served.client() as client:
+        await client.send(GET)
+        assert (await client.answer())[0] == 200
 
 
 async def test_a_server_that_ends_does_not_wait_for_a_client_that_takes_nothing(
