@@ -48,7 +48,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_rows: Annotated[int, Meta(ge=1, le=4096)] | None = None
     prefix_cache: bool = True
     warm: list[Annotated[str, Meta(min_length=1)] | list[dict[str, Any]]] = []
-    stretch: Annotated[float, Meta(ge=1, le=1000)] | None = 1.8
+    stretch: Annotated[float, Meta(ge=1, le=1000)] | None = 1.7
     speculate: Annotated[int, Meta(ge=0, le=32)] = 0
     draft: str | None = None
     kernels: Literal["auto", "torch"] = "auto"

@@ -1,8 +1,10 @@
 """How much of a prompt is computed beside sequences that decode, so that their tokens do not stall.
 
 A step costs what its decodes cost, and so much for each token of a prompt beside them. Both are learned from
-the steps that were run; a step may take `stretch` times what its decodes take alone, and `LONGEST_S` where
-prompts come first. Pure: it is told times, and asks no clock.
+the steps that were run. A step may take `stretch` times what it would without prompts if all decoded whose
+prompts wait: so long will their steps be soon anyway, and a few tokens beside the first who decodes would
+keep the others waiting. It may take `LONGEST_S` where prompts come first. Pure: it is told times, and asks
+no clock.
 """
 
 from typing import Final
@@ -20,7 +22,7 @@ class Pace:
     """The allowance for prompts beside decodes.
 
     Args:
-        stretch: how many times as long as its decodes alone a step may take.
+        stretch: how many times as long as without prompts a step may take.
         least: tokens of prompts that are computed whatever they cost, so that each comes to its end.
     """
 
@@ -29,15 +31,15 @@ class Pace:
             raise ValueError(f"expected stretch and least to be at least 1, found {stretch} and {least}")
         self._stretch = stretch
         self._least = least
-        self._decodes_s: dict[int, float] = {}
+        self._decodes: dict[int, tuple[float, float]] = {}  # of each order of magnitude: how many, and s
         self._token_s: float | None = None
 
-    def allowance(self, decodes: int) -> int:
-        """How many tokens of prompts fit beside so many decodes."""
-        alone_s = self._alone_s(decodes)
-        if alone_s is None or not self._token_s:
+    def allowance(self, decodes: int, prompts: int) -> int:
+        """How many tokens of so many prompts are computed beside so many decodes."""
+        alone_s, soon_s = self._alone_s(decodes), self._alone_s(decodes + prompts)
+        if alone_s is None or soon_s is None or not self._token_s:
             return self._least
-        return max(self._least, int((self._stretch - 1) * alone_s / self._token_s))
+        return max(self._least, int((self._stretch * soon_s - alone_s) / self._token_s))
 
     def most(self) -> int:
         """How many tokens of prompts a step has at most, whoever else is in it."""
@@ -49,7 +51,8 @@ class Pace:
         """A step has come to its end."""
         if decodes and not prefill_tokens:
             size = decodes.bit_length()
-            self._decodes_s[size] = _mixed(self._decodes_s.get(size), took_s)
+            number, alone_s = self._decodes.get(size, (None, None))
+            self._decodes[size] = _mixed(number, decodes), _mixed(alone_s, took_s)
         elif prefill_tokens:
             alone_s = self._alone_s(decodes) if decodes else 0.0
             if alone_s is not None:
@@ -57,11 +60,13 @@ class Pace:
                 self._token_s = _mixed(self._token_s, per_token_s)
 
     def _alone_s(self, decodes: int) -> float | None:
-        """What so many decodes cost alone: as the nearest number of them that was seen."""
-        if not self._decodes_s:
-            return None
-        size = decodes.bit_length()
-        return self._decodes_s[min(self._decodes_s, key=lambda seen: abs(seen - size))]
+        """What so many decodes cost alone: on the line through the two nearest numbers seen."""
+        nearest = sorted(self._decodes.values(), key=lambda seen: abs(seen[0] - decodes))[:2]
+        if len(nearest) < 2:
+            return nearest[0][1] if nearest else None
+        (few, few_s), (many, many_s) = sorted(nearest)
+        slope_s = max(0.0, (many_s - few_s) / (many - few))  # measured with noise: more never cost less
+        return max(few_s, many_s + slope_s * (decodes - many))
 
 
 def _mixed(before: float | None, now: float) -> float:

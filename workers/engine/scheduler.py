@@ -8,9 +8,9 @@ The policy, in order:
    block for each that runs already. Nobody overtakes for want of room. What the prefix cache has is not
    computed again; who wants what another is just computing waits for it, and lets others pass.
 3. **What a step is.** One token of every sequence that decodes; then spans of prompts within the budget of
-   `max_step_tokens`, beside decodes no more than their pace allows (`workers.engine.pace`). But when so many
-   wait for their first token that the step would bring it to half as many as decode (and to `CROWD`), they
-   come first, all in one: a crowd that is let in by a few tokens a step keeps itself waiting.
+   `max_step_tokens`, beside decodes no more than their pace allows (`workers.engine.pace`). But when the step
+   would bring their first token to `CROWD`, and to twice as many as have to pause for it, they come first,
+   all in one: a crowd that is let in by a few tokens a step keeps itself waiting.
 4. **When blocks run out.** A sequence takes blocks as it grows. When there is none left, who is last by (1)
    is *preempted*: it gives its blocks back and waits again, with its tokens; what the prefix cache still has
    of them then is not computed again. The first one always gets on, so all do.
@@ -32,8 +32,8 @@ from workers.engine.pace import Pace
 from workers.engine.prefix_cache import Node, PrefixCache
 from workers.engine.sequence import Sequence
 
-STRETCH: Final = 1.8
-"""How many times as long as without prompts a step may take beside them."""
+STRETCH: Final = 1.7
+"""How many times as long as without prompts a step may take (`workers.engine.pace`)."""
 CROWD: Final = 4
 """So many first tokens in one step are worth a pause of those who have theirs."""
 _NONE: Final = range(0)
@@ -357,9 +357,9 @@ class Scheduler:
         budget = min(budget, self.pace.most())
         spans = _cut(prompts, budget)
         firsts = sum(span.reaches_end for span in spans)
-        if not decodes or firsts >= max(CROWD, decodes / 2):
+        if not decodes or firsts >= max(CROWD, 2 * decodes):
             return spans
-        return _cut(prompts, min(budget, self.pace.allowance(decodes)))
+        return _cut(prompts, min(budget, self.pace.allowance(decodes, len(prompts))))
 
 
 def _cut(prompts: Iterable[Sequence], budget: int) -> list[Span]:

@@ -430,18 +430,18 @@ def paced(decoding: int, **sizes: Any) -> Scheduler:
 
 
 def test_a_crowd_that_waits_for_its_first_token_comes_first() -> None:
-    one = paced(decoding=6)
+    one = paced(decoding=2)
     for number in range(CROWD):
         one.add(sequence(f"p{number}", 20))
 
-    assert [count for _, _, count in run_step(one)] == [1] * 6 + [20] * CROWD
+    assert [count for _, _, count in run_step(one)] == [1] * 2 + [20] * CROWD
 
 
 @pytest.mark.parametrize(
     ("decoding", "prompts"),
     [
-        (6, [20] * (CROWD - 1)),  # too few
-        (CROWD * 2 + 2, [20] * CROWD),  # fewer than half of those whom they would stop
+        (1, [20] * (CROWD - 1)),  # too few
+        (CROWD // 2 + 1, [20] * CROWD),  # fewer than twice as many as would have to pause
         (1, [90] * 5),  # many, but one step brings one of them to its end
         (1, [500]),
     ],
