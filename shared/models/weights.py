@@ -89,6 +89,8 @@ def read_shards(checkpoint: Path) -> list[Shard]:
         weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
     except msgspec.DecodeError as error:
         raise CheckpointError(f"{index} cannot be read: {error}; download it again") from error
+    if not weight_map:
+        raise CheckpointError(f"{index} names no file: its weight_map is empty; download it again")
     shards = []
     for name in sorted(set(weight_map.values())):
         if Path(name).name != name:

@@ -200,12 +200,19 @@ def _parts_of(
     tensor, method = tensors[name], config["quant_method"]
     module, _, last = name.rpartition(".")
     scale, zeros = f"{module}.{_SCALES[method]}", f"{module}.{_ZEROS}"
-    if scale not in tensors or tensors[scale].dtype not in _FLOATS or len(tensor.shape) != 2:
+    is_stored_so = len(tensor.shape) == 2 and (last != _PACKED or tensor.dtype == "I32")
+    if not is_stored_so or scale not in tensors or tensors[scale].dtype not in _FLOATS:
         raise CheckpointError(
-            f"{checkpoint}: {name} is {tensor.dtype}{list(tensor.shape)}, expected a matrix, and floats "
-            f"in {scale} beside it; are config.json and the weights of one checkpoint?"
+            f"{checkpoint}: {name} is {tensor.dtype}{list(tensor.shape)}, expected a matrix"
+            f"{' of I32' if last == _PACKED else ''}, and floats in {scale} beside it; are config.json and "
+            "the weights of one checkpoint?"
         )
     rows, columns = tensor.shape[0], tensor.shape[1] * (4 if last == _PACKED else 1)
+    if not (rows and columns and tensors[scale].elements):
+        raise CheckpointError(
+            f"{checkpoint}: {name} is {rows} x {columns} with {tensors[scale].elements} numbers in {scale}, "
+            "expected more than none; are config.json and the weights of one checkpoint?"
+        )
     parts = _Parts(
         name,
         scale,

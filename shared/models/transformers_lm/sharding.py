@@ -16,7 +16,7 @@ asks for something else is refused, and so are matrices that do not divide, and 
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -61,6 +61,10 @@ class Cut:
     index: int
     size: int
     matrices: int = 1
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of that shape has such a part: else a part would be of another tensor's shape."""
+        return len(shape) >= -self.dim and shape[self.dim] % (self.matrices * self.size) == 0
 
     def of(self, tensor: Any, shape: tuple[int, ...]) -> torch.Tensor:
         """The part; `tensor` is one, or a slice of a file, of which only that is read."""
@@ -145,25 +149,43 @@ def cuts_of(model_class: Any, config: Any, names: Iterable[str]) -> Mapping[str,
     Raises:
         UnsupportedArchitectureError: a tensor is not stored in a way that can be cut.
     """
-    with torch.device("meta"):
-        model = model_class(deepcopy(config))
+    model = _without_memory(model_class, config)
     parts: Mapping[str, Cut] = getattr(model, _PARTS, MappingProxyType({}))
     if not parts:
         return {}
+    found: dict[str, Cut] = {}
+    for name, renamed, converter in _places(model, names):
+        cut = parts.get(renamed)
+        if cut is not None:
+            found[name] = cut if converter is None else _of_merged(converter, cut, name, model)
+    return found
+
+
+def floats_among(model_class: Any, config: Any, names: Iterable[str]) -> list[str]:
+    """Those of the tensors in the files, by their names there, that become floats of the model."""
+    model = _without_memory(model_class, config)
+    state = model.state_dict()
+    places = _places(model, names)
+    return [name for name, place, _ in places if place in state and state[place].is_floating_point()]
+
+
+def _without_memory(model_class: Any, config: Any) -> Any:
+    with torch.device("meta"):
+        return model_class(deepcopy(config))
+
+
+def _places(model: Any, names: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
+    """Names in the files, each with that of its place in the model, and what merges several into one."""
     mapping = get_model_conversion_mapping(model)
     renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
     converters = [one for one in mapping if isinstance(one, WeightConverter)]
     by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
     state, prefix = model.state_dict(), model.base_model_prefix
-    found: dict[str, Cut] = {}
     for name in sorted(names, key=dot_natural_key):  # as transformers goes through them: some rules remember
         renamed, pattern = rename_source_key(name, renamings, converters, prefix, state)
         if renamed not in state and name in state:
             renamed, pattern = name, None
-        cut = parts.get(renamed)
-        if cut is not None:
-            found[name] = cut if pattern is None else _of_merged(by_pattern[pattern], cut, name, model)
-    return found
+        yield name, renamed, None if pattern is None else by_pattern[pattern]
 
 
 def _of_merged(converter: Any, cut: Cut, name: str, model: Any) -> Cut:

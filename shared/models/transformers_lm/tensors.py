@@ -6,7 +6,7 @@ goes to a GPU, it does so by itself; no second model stands beside the one that 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -21,11 +21,13 @@ from transformers.utils import logging as transformers_logging
 from shared.models.checkpoint import CheckpointError
 from shared.models.progress import Progress
 from shared.models.transformers_lm.quantised import Quantised
-from shared.models.transformers_lm.sharding import Cut, cuts_of
+from shared.models.transformers_lm.sharding import Cut, cuts_of, floats_among
 from shared.models.weights import Shard
 
 _RECOMPUTED: Final = "rotary_emb.inv_freq"
 """Stored by old checkpoints although it follows from `config.json`."""
+_FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
+"""What says by itself which number it is. Whole numbers stand for others, and nobody said for which."""
 _MERGED: Final = re.compile(r"\.experts\.\d+\.")
 """In the names of matrices that are stored expert by expert, and become one of all experts."""
 
@@ -80,6 +82,7 @@ def load_weights(
     only the member's part of each is read; what is `quantised` is read as floats.
     """
     transformers_logging.disable_progress_bar()
+    folder, name_of_class = shards[0].path.parent, model_class.__name__
     sizes = {name: tensor.nbytes for shard in shards for name, tensor in shard.tensors.items()}
     slices: dict[str, Any] = {}
     for shard in shards:
@@ -88,6 +91,9 @@ def load_weights(
     if quantised is not None:
         sizes, slices = quantised.sizes(sizes), quantised.slices(slices)
     cuts = cuts_of(model_class, config, sizes)
+    misfit = _code_among(model_class, config, shards, quantised) or _uncut(slices, cuts)
+    if misfit:
+        raise CheckpointError(f"the weights in {folder} do not fit {name_of_class}: {misfit}")
     sizes |= {name: sizes[name] // cut.size for name, cut in cuts.items()}
     counter = _Counter(sum(sizes.values()), progress)
     state = {
@@ -106,14 +112,13 @@ def load_weights(
                 output_loading_info=True,
             )
     except RuntimeError as error:
+        raise CheckpointError(f"the weights in {folder} do not fit {name_of_class}: {error}") from error
+    if misfits := sorted(info["mismatched_keys"]):
+        name, found, expected = misfits[0]
+        whose = " in the part of one rank" if cuts else ""
         raise CheckpointError(
-            f"the weights in {shards[0].path.parent} do not fit {model_class.__name__}: {error}"
-        ) from error
-    if wrong := sorted(info["mismatched_keys"]):
-        name, found, expected = wrong[0]
-        raise CheckpointError(
-            f"the weights in {shards[0].path.parent} do not fit {model_class.__name__}: {len(wrong)} tensors "
-            f"have another shape, {name} is {tuple(found)}, expected {tuple(expected)}; "
+            f"the weights in {folder} do not fit {name_of_class}: {len(misfits)} tensors have another shape, "
+            f"{name} is {tuple(found)}, expected {tuple(expected)}{whose}; "
             "are config.json and the weights of one checkpoint?"
         )
     spare = {name for name in info["unexpected_keys"] if not name.endswith(_RECOMPUTED)}
@@ -121,10 +126,41 @@ def load_weights(
         if names:
             listed = ", ".join(sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
             raise CheckpointError(
-                f"the weights in {shards[0].path.parent} {what} {model_class.__name__}: "
+                f"the weights in {folder} {what} {name_of_class}: "
                 f"{len(names)} tensors, {listed}; are config.json and the weights of one checkpoint?"
             )
     return model.requires_grad_(requires_grad=False)
+
+
+def _code_among(
+    model_class: Any, config: Any, shards: list[Shard], quantised: Quantised | None
+) -> str | None:
+    """Which weight is stored in numbers that stand for others, and nobody says for which; None if none is."""
+    tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
+    known = quantised.weights.keys() | quantised.spare if quantised is not None else frozenset[str]()
+    codes = {
+        name: tensor.dtype
+        for name, tensor in tensors.items()
+        if tensor.dtype not in _FLOATS and name not in known
+    }
+    for name in floats_among(model_class, config, codes) if codes else ():
+        return (
+            f"{name} is stored as {codes[name]}, expected floats, or a quantization_config in config.json "
+            "that says what it stands for"
+        )
+    return None
+
+
+def _uncut(slices: Mapping[str, Any], cuts: Mapping[str, Cut]) -> str | None:
+    """Which tensor has no part for each member; None if all have."""
+    for name, cut in cuts.items():
+        shape = tuple(slices[name].get_shape())
+        if not cut.fits(shape):
+            return (
+                f"{name} is {shape}, of which {cut.size} ranks cannot have a part each; are config.json and "
+                "the weights of one checkpoint?"
+            )
+    return None
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from shared.models.checkpoint import CheckpointError
-from shared.models.weights import read_shard, read_shards, weights_digest
+from shared.models.weights import INDEX, read_shard, read_shards, weights_digest
 from tests.tiny import tiny_checkpoint, write_checkpoint
 
 
@@ -78,6 +78,12 @@ def test_a_damaged_index_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors.index.json").write_bytes(content)
 
     with pytest.raises(CheckpointError, match=r"index\.json cannot be read"):
+        read_shards(tmp_path)
+
+
+def test_an_index_that_names_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / INDEX).write_text('{"weight_map": {}}')
+    with pytest.raises(CheckpointError, match="its weight_map is empty; download it again"):
         read_shards(tmp_path)
 
 

@@ -232,6 +232,10 @@ def _with_too_few(tensors: Tensors) -> None:
     tensors["model.layers.0.mlp.up_proj.weight_scale_inv"] = torch.ones(2, 2)
 
 
+def _without_numbers(tensors: Tensors) -> None:
+    tensors["model.layers.0.mlp.up_proj.weight_scale_inv"] = torch.ones(0)
+
+
 def _with_bytes(tensors: Tensors) -> None:
     name = "model.layers.0.mlp.up_proj.weight_scale_inv"
     tensors[name] = tensors[name].to(torch.uint8)
@@ -242,6 +246,7 @@ def _with_bytes(tensors: Tensors) -> None:
     [
         (_without_scale, r"up_proj.weight is F8_E4M3\[\d+, \d+\], expected .*weight_scale_inv beside it"),
         (_with_too_few, r"weight_scale_inv has 4 numbers, expected \d+: one for each 16 x 16 of"),
+        (_without_numbers, r"up_proj.weight is \d+ x \d+ with 0 numbers in .*expected more than none"),
         (_with_bytes, "expected a matrix, and floats in .*weight_scale_inv beside it"),
     ],
 )
@@ -254,4 +259,15 @@ def test_scales_that_do_not_fit_are_told_before_anything_is_read(
     save_file(tensors, stored / "model.safetensors", metadata={"format": "pt"})
 
     with pytest.raises(CheckpointError, match=why):
+        load_decoder(stored, "llm")
+
+
+def test_weights_are_packed_in_words_of_32_bits_and_in_no_others(tmp_path: Path) -> None:
+    _, stored = quantised(tmp_path, compressed("pack-quantized", group_size=16), packed_by_groups)
+    tensors = load_file(stored / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight_packed"
+    tensors[name] = tensors[name].to(torch.int64)
+    save_file(tensors, stored / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(CheckpointError, match=r"weight_packed is I64\[.*\], expected a matrix of I32"):
         load_decoder(stored, "llm")
