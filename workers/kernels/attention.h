@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <type_traits>
 
 #include "numbers.h"
@@ -190,9 +191,9 @@ class Attending {
     return static_cast<size_t>(tile_.head + row / rows_of_head()) * group() + row % group();
   }
 
-  // Heads side by side are read as they lie in memory: some keys of all of them, then the next. One by itself has
-  // all of a tile at once.
-  int at_once() const { return tile_.heads > 1 ? KEYS / 4 : KEYS; }
+  // Heads side by side are read as they lie in memory: some keys of all of them, then the next. The fewer, the more
+  // evenly is memory asked, but no fewer than are scored together. One by itself has all of a tile at once.
+  int at_once() const { return std::max<int>(group() % 2 ? 16 : 8, std::bit_floor<unsigned>(KEYS / tile_.heads)); }
 
   // Where the tile's keys and values are, and the next tile's first keys.
   void look_up(int begin, int end) {
