@@ -130,11 +130,12 @@ def make_engine(
     device = at.device
     rows, step_tokens = settings.rows_on(device.type), settings.step_tokens_on(device.type)
     [name] = nodes_of(config, rank, EngineKind.KV)
-    node = _kv_node(config, name, settings, device, progress, copy)
-    kernel = attention_of(node, settings.attention)
-    if copy is None:  # the members of a copy meet within each layer
-        node = _by_kernels(node, settings, at)
-    draft = _draft(config, node, settings, at, progress)
+    with memory.given_back():
+        node = _kv_node(config, name, settings, device, progress, copy)
+        kernel = attention_of(node, settings.attention)
+        if copy is None:  # the members of a copy meet within each layer
+            node = _by_kernels(node, settings, at)
+        draft = _draft(config, node, settings, at, progress)
     use_gpu_stream(device, Turn.FIRST)
     blocks = _pool_of(config, settings, node, draft, at).blocks
     followers = Followers(copy.lines) if copy is not None else None
@@ -188,7 +189,8 @@ def make_follower(
 
     at = seat(config, rank)
     [name] = nodes_of(config, rank, EngineKind.KV)
-    node = _kv_node(config, name, settings, at.device, progress, copy)
+    with memory.given_back():
+        node = _kv_node(config, name, settings, at.device, progress, copy)
     kernel = attention_of(node, settings.attention)
     use_gpu_stream(at.device, Turn.FIRST)
     [line] = copy.lines

@@ -1,12 +1,19 @@
-"""How much memory this process may still take, as operating system and container say; and large pages."""
+"""How much memory this process may still take, as operating system and container say; and how it is taken."""
 
+import ctypes
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")
+_TRIM_THRESHOLD: Final = -1  # malloc.h
+_MMAP_THRESHOLD: Final = -3  # malloc.h
+_OF_ITS_OWN: Final = 1 << 20
+_LARGEST: Final = 32 << 20
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
@@ -29,6 +36,29 @@ def zeros(nbytes: int) -> mmap.mmap:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         made.madvise(mmap.MADV_HUGEPAGE)
     return made
+
+
+@contextmanager
+def given_back() -> Iterator[None]:
+    """Have the operating system get at once what is let go of: around what makes much for a moment.
+
+    glibc takes a block from a heap, of which each thread may have its own, unless it is larger than a size
+    that grows with what was let go of, up to 32 MB; and a heap keeps its holes. A model of eight bits is read
+    by way of float32, matrix by matrix, and packed by way of its floats: 0.9 GB of them left 2.4 GB taken, of
+    which 0.7 GB were in use (2026-11).
+
+    Behind it, that size is what it grows to: steps that take and let go of tensors fault no pages in again.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # no glibc, and nothing like this is known of it
+        yield
+        return
+    mallopt(_MMAP_THRESHOLD, _OF_ITS_OWN)
+    try:
+        yield
+    finally:
+        mallopt(_MMAP_THRESHOLD, _LARGEST)
+        mallopt(_TRIM_THRESHOLD, 2 * _LARGEST)  # as glibc has it: else it goes back to none
 
 
 def _meminfo_bytes(path: Path) -> int | None:

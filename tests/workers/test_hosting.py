@@ -1,4 +1,6 @@
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shutil import copytree
 from types import SimpleNamespace
@@ -240,6 +242,24 @@ def test_progress_is_told_while_weights_load() -> None:
     assert len(told) > 5
     assert max(done for done, *_ in told) == told[0][1]
     assert {name for *_, name in told} == {"llm"}
+
+
+def test_what_loading_makes_for_a_moment_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+
+    @contextmanager
+    def given_back() -> Iterator[None]:
+        given.append("from here")
+        yield
+        given.append("to here")
+
+    monkeypatch.setattr(memory, "given_back", given_back)
+    told = msgspec.structs.replace(EngineSettings(), speculate=2, draft=resolve("demo").checkpoint)
+    make_engine(
+        resolve("demo"), told, 0, lambda done, total, _: given.append("read") if done == total else None
+    )
+
+    assert given == ["from here", "read", "read", "to here"]  # the model, and the one that guesses for it
 
 
 def test_a_rank_makes_the_nodes_that_are_placed_on_it() -> None:
