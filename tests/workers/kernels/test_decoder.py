@@ -85,6 +85,19 @@ def test_probabilities_are_the_same_bits_alone_and_among_others_and_however_a_pr
         assert [output.score for output in found] == [output.score for output in together[key]]
 
 
+@pytest.mark.parametrize(("kv_heads", "sharers"), [(3, 2), (5, 1), (6, 3), (12, 2)])
+def test_any_number_of_heads_is_attended_to_side_by_side(kv_heads: int, sharers: int) -> None:
+    by_torch, node = (
+        models.node(num_key_value_heads=kv_heads, num_attention_heads=kv_heads * sharers) for _ in range(2)
+    )
+    texts = prompts(*(70 + 9 * number for number in range(8)))
+
+    found = answers(engine(NativeDecoder(node, library(NAMES[-1]), threads=1)), texts)
+
+    assert found == answers(engine(by_torch), texts)
+    assert len({token for answer in found for token in answer}) > 20
+
+
 def test_in_bfloat16_logits_are_nearer_to_the_exact_ones_than_transformers_are() -> None:
     exact, rounded = models.node(), models.node(dtype=torch.bfloat16)
     for parameter, stored in zip(exact.model.parameters(), rounded.model.parameters(), strict=True):
