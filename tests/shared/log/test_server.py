@@ -85,6 +85,20 @@ def test_nobody_waits_for_a_server_that_does_not_run(server: NatsServer) -> None
     assert server.wait() == 0
 
 
+@pytest.mark.parametrize(("cores", "told", "found"), [(2, None, "1"), (2, "2", "2"), (3, None, None)])
+def test_where_there_are_few_cores_it_keeps_to_one_unless_told(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch, cores: int, told: str | None, found: str | None
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.delenv("GOMAXPROCS", raising=False)
+    if told is not None:
+        monkeypatch.setenv("GOMAXPROCS", told)
+    server.start()
+    environment = Path(f"/proc/{server.pid}/environ").read_text(encoding="utf-8").split("\0")
+    told_it = [one.partition("=")[2] for one in environment if one.startswith("GOMAXPROCS=")]
+    assert told_it == ([] if found is None else [found])
+
+
 def test_the_token_is_in_a_private_file_and_on_no_command_line(server: NatsServer) -> None:
     server.start()
     config = server.log_file.parent / "server.conf"
