@@ -4,8 +4,8 @@
     FILE.parts/conductor.4712├──> FILE   {"traceEvents": [...]}
     FILE.parts/worker-0.4713 ┘
 
-A part's lines are events as they are (`shared.timeline`); a process that was killed leaves half a line at the
-end of its own.
+A part's lines are events as they are, one or several with commas between (`shared.timeline`); a process that
+was killed leaves half a line at the end of its own.
 """
 
 import re

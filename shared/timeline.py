@@ -6,7 +6,8 @@
 
 As with `shared.tracing` there is one per process, which a role's entry sets up. A trace tells of one request
 and is for a collector; a timeline has everything, and is for a file: `dalsegno serve --profile FILE`. Each
-process writes a part of its own, one event per line in Chrome's trace event format, which Perfetto reads; the
+process writes a part of its own in Chrome's trace event format, which Perfetto reads: a line has an event, or
+two with a comma between that make no sense without one another, for a process may be killed in any line. The
 launcher joins the parts (`dalsegno.profile`). Their clock is the machine's, so that they fit together.
 
 Times are whole microseconds. Perfetto drops a slice that overlaps another of its thread, were it by a
@@ -48,7 +49,7 @@ class Timeline:
         self._threads: set[int] = set()
         self._began_s: Final = now_s()
         self._behind_s: Final = time.time() - now_s()
-        self._write(name="process_name", ph="M", args={"name": role})
+        self._write({"name": "process_name", "ph": "M", "args": {"name": role}})
 
     def slice(self, name: str, since_s: float, until_s: float, **told: Any) -> None:
         """Something this thread did. Slices of a thread are nested, or one behind the other."""
@@ -99,9 +100,8 @@ class Timeline:
         number = threading.get_native_id()
         if number not in self._threads:
             self._threads.add(number)
-            self._write(
-                name="thread_name", ph="M", tid=number, args={"name": threading.current_thread().name}
-            )
+            name = threading.current_thread().name
+            self._write({"name": "thread_name", "ph": "M", "tid": number, "args": {"name": name}})
         return number
 
     def _events(self, *events: dict[str, Any]) -> None:
@@ -109,16 +109,17 @@ class Timeline:
         if self._left <= 0:
             return
         self._left -= len(events)
-        for event in events:
-            self._write(**event)
+        self._write(*events)
         if self._left <= 0:
-            self._write(name="the profile is full", ph="i", s="p", ts=events[-1]["ts"])
+            self._write({"name": "the profile is full", "ph": "i", "s": "p", "ts": events[-1]["ts"]})
 
-    def _write(self, **event: Any) -> None:
+    def _write(self, *events: dict[str, Any]) -> None:
+        """A line with these events."""
         if self._file.closed:
             return
+        line = b",".join(_encode({"pid": self._pid, "tid": self._pid, **event}) for event in events)
         try:
-            self._file.write(_encode({"pid": self._pid, "tid": self._pid, **event}) + b"\n")
+            self._file.write(line + b"\n")
         except OSError as error:
             with suppress(OSError):  # what is held back cannot be written either
                 self._file.close()

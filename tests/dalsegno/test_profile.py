@@ -37,6 +37,21 @@ def test_half_a_line_of_a_process_that_was_killed_is_left_out(tmp_path: Path) ->
     assert len(read(tmp_path / "profile.json")) == 1
 
 
+def test_what_was_under_way_in_a_process_that_was_killed_is_told_whole_or_not_at_all(tmp_path: Path) -> None:
+    part = Timeline(tmp_path / "worker-0.1", "worker-0")
+    for number in range(3):
+        part.stretch("publish output", "log", number, number + 1.0, seq=number)
+    part.close()
+    written, told = (tmp_path / "worker-0.1").read_bytes(), set()
+    for length in range(len(written)):
+        with profiled(tmp_path / "profile.json") as parts:
+            assert parts is not None
+            (parts / "worker-0.1").write_bytes(written[:length])
+        told.add(len(read(tmp_path / "profile.json")))
+
+    assert told == {0, 1, 2}
+
+
 def test_a_deployment_that_failed_leaves_its_profile_too(tmp_path: Path) -> None:
     def fail() -> None:
         with profiled(tmp_path / "profile.json") as parts:

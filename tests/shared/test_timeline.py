@@ -23,7 +23,7 @@ def off_again() -> Iterator[None]:
 
 
 def events_in(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return [event for line in file.read_text().splitlines() for event in json.loads(f"[{line}]")]
 
 
 def stretches_in(folder: Path) -> list[Stretch]:
