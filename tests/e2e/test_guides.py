@@ -21,7 +21,8 @@ from workers.settings import EngineSettings
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="the pages' commands are curl's")
 OF_THE_ENGINE: Final = {field.name for field in msgspec.structs.fields(EngineSettings)}
 ORPHEUS_3B: Final = {
-    "num_hidden_layers": 28, "num_key_value_heads": 8, "head_dim": 128,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 3072,
+    "num_hidden_layers": 28, "num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128,
     "max_position_embeddings": 131_072, "torch_dtype": "bfloat16", "vocab_size": 156_940,
 }  # fmt: skip
 """As much of its checkpoint as `dalsegno check` looks at, beside a tokenizer."""
