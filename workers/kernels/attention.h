@@ -65,32 +65,34 @@ inline Floats sums(const Floats (&v)[16]) {
 }
 #endif
 
-inline void add_products(Floats& into, const float* q, const float* k, int dim) {
-  for (int at = 0; at < dim; at += LANES) into += load(q + at) * load(k + at);
-}
-inline void add_products(Floats& into, const bfloat16* q, const bfloat16* k, int dim) {
+// How many numbers of a head are multiplied at once, and what they add to a sum.
+template <class T>
+constexpr int AT_ONCE = sizeof(T) == 2 ? 2 * LANES : LANES;
+inline void add_products(Floats& into, Floats q, Floats k) { into += q * k; }
+inline void add_products(Floats& into, Words q, Words k) {
 #if defined(__AVX512BF16__)
-  for (int at = 0; at < dim; at += 2 * LANES)
-    into = (Floats)_mm512_dpbf16_ps((__m512)into, (__m512bh)load_raw<Words>(q + at), (__m512bh)load_raw<Words>(k + at));
+  into = (Floats)_mm512_dpbf16_ps((__m512)into, (__m512bh)q, (__m512bh)k);
 #else
-  for (int at = 0; at < dim; at += 2 * LANES) {
-    const Words a = load_raw<Words>(q + at), b = load_raw<Words>(k + at);
-    into += as<Floats>(a << 16) * as<Floats>(b << 16);
-    into += as<Floats>(a & 0xFFFF0000) * as<Floats>(b & 0xFFFF0000);
-  }
+  into += as<Floats>(q << 16) * as<Floats>(k << 16);
+  into += as<Floats>(q & 0xFFFF0000) * as<Floats>(k & 0xFFFF0000);
 #endif
 }
+inline Floats factors(const float* at) { return load(at); }
+inline Words factors(const bfloat16* at) { return load_raw<Words>(at); }
 
 // Scores of `rows` queries with `16 / rows` keys.
 template <class T, int rows>
 inline void score(const T* const* keys, const T* q, int dim, float scaling, float* scores) {
   constexpr int each = 16 / rows;
-  Floats products[16];
-  for (int row = 0; row < rows; ++row)
+  Floats products[16] = {};
+  for (int at = 0; at < dim; at += AT_ONCE<T>) {
+    decltype(factors(q)) mine[rows];
+    for (int row = 0; row < rows; ++row) mine[row] = factors(q + row * MOST_DIM + at);
     for (int key = 0; key < each; ++key) {
-      products[row * each + key] = Floats{};
-      add_products(products[row * each + key], q + row * MOST_DIM, keys[key], dim);
+      const auto k = factors(keys[key] + at);
+      for (int row = 0; row < rows; ++row) add_products(products[row * each + key], mine[row], k);
     }
+  }
   const Floats found = sums(products) * scaling;
   for (int row = 0; row < rows; ++row)
     std::memcpy(scores + row * KEYS, reinterpret_cast<const float*>(&found) + row * each, each * sizeof(float));
