@@ -392,6 +392,7 @@ class KVEngine:
             asked += vector is not None
             if token == NOT_A_TOKEN or any(isnan(told.logprob) for told in of_prompt) or _is_broken(vector):
                 failed.append(spec.key)
+                self._scheduler.distrust(span.sequence)
                 continue
             if of_prompt or is_last:
                 outputs.append(self._prompt_output(span.sequence, of_prompt, vector, is_last=is_last))

@@ -93,9 +93,14 @@ class PrefixCache:
         self._pool.cache(block)
         return node
 
+    def hide(self, node: Node) -> None:
+        """Let nobody find a block any more, nor what is cached behind it; the pool takes them in their turn."""
+        assert node.parent is not None, "a root has no block"
+        if node.parent.children.get(node.content) is node:  # and not hidden before, and another in its place
+            del node.parent.children[node.content]
+
     def _forget(self, block: int) -> None:
         node = self._of_block.pop(block)
         if node.children:
             raise BugError(f"block {block} is evicted before what is cached behind it")
-        assert node.parent is not None, "a root has no block"
-        del node.parent.children[node.content]
+        self.hide(node)

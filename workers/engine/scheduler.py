@@ -206,6 +206,11 @@ class Scheduler:
         path = self.cache.match([*sequence.ids, 0], sequence.spec.cache_root)  # of which the last is never
         return len(path) * self.blocks.block_size
 
+    def distrust(self, sequence: Sequence) -> None:
+        """Have nobody begin with what was computed of a sequence."""
+        if self.cache is not None and sequence.path:
+            self.cache.hide(sequence.path[0])
+
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence: finished, failed or cancelled; its blocks and its row are free again."""
         if sequence.row is None:

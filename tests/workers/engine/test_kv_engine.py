@@ -300,6 +300,29 @@ def test_logits_that_are_no_numbers_fail_their_sequence_only(
     assert ids(answer) == ids(expected["b"])
 
 
+def test_nobody_begins_with_what_was_computed_of_a_text_whose_states_are_no_numbers(
+    qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One token whose embedding is not finite: a damaged row, or a value too large for float16."""
+    broken = 7
+    begins = [5] * 16 + [9] * 15
+    damaged = [*begins[:8], broken, *begins[9:]]
+    requests = [spec("a", prompt_ids=damaged), spec("b", prompt_ids=begins)]
+    expected = ids(run(engine(qwen3), requests[1:])["b"])
+    served = engine(qwen3, max_step_tokens=64)
+    embeddings = qwen3.model.get_input_embeddings()
+    weight = embeddings.weight.detach().clone()
+    weight[broken] = torch.inf
+    monkeypatch.setitem(embeddings._parameters, "weight", torch.nn.Parameter(weight, requires_grad=False))
+    for key in ("a", "a again"):
+        served.add(replace(requests[0], key=key))
+        with pytest.raises(StepFailedError, match="not numbers for 1 of 1"):
+            served.step()
+    [answer] = run(served, requests[1:]).values()
+
+    assert ids(answer) == expected
+
+
 def test_it_counts_the_work_it_has_done(qwen3: DecoderLM) -> None:
     counted = engine(qwen3)
     run(counted, [spec("a", max_tokens=3, ignore_eos=True), spec("b", max_tokens=2, ignore_eos=True)])

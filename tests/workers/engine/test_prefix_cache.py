@@ -80,6 +80,24 @@ def test_a_second_copy_of_a_block_is_not_cached() -> None:
     assert cache.size == 1
 
 
+def test_what_is_hidden_is_found_by_nobody_and_can_be_cached_anew() -> None:
+    cache, pool = cache_of(blocks=8)
+    old = put(cache, pool, [1, 2, 3, 4])
+    [first, _] = cache.match([1, 2, 3, 4, 5])
+    cache.hide(first)
+    assert found(cache, [1, 2, 3, 4, 5]) == []
+
+    new = put(cache, pool, [1, 2, 3, 4])
+    cache.hide(first)
+    assert found(cache, [1, 2, 3, 4, 5]) == new
+    assert not set(old) & set(new)
+
+    pool.release(old)
+    pool.allocate(4)  # what was not used yet
+    assert pool.allocate(2), "what is hidden is evicted as everything else is"
+    assert found(cache, [1, 2, 3, 4, 5]) == new
+
+
 def test_behind_what_was_evicted_nothing_can_be_cached() -> None:
     cache, pool = cache_of(blocks=2)
     blocks = put(cache, pool, [1, 2])
