@@ -65,9 +65,9 @@ inline Floats sums(const Floats (&v)[16]) {
 }
 #endif
 
-// How many numbers of a head are multiplied at once, and what they add to a sum.
+// How many numbers of a head `add_products` multiplies in one go.
 template <class T>
-constexpr int AT_ONCE = sizeof(T) == 2 ? 2 * LANES : LANES;
+constexpr int FACTORS = sizeof(T) == 2 ? 2 * LANES : LANES;
 inline void add_products(Floats& into, Floats q, Floats k) { into += q * k; }
 inline void add_products(Floats& into, Words q, Words k) {
 #if defined(__AVX512BF16__)
@@ -85,7 +85,7 @@ template <class T, int rows>
 inline void score(const T* const* keys, const T* q, int dim, float scaling, float* scores) {
   constexpr int each = 16 / rows;
   Floats products[16] = {};
-  for (int at = 0; at < dim; at += AT_ONCE<T>) {
+  for (int at = 0; at < dim; at += FACTORS<T>) {
     decltype(factors(q)) mine[rows];
     for (int row = 0; row < rows; ++row) mine[row] = factors(q + row * MOST_DIM + at);
     for (int key = 0; key < each; ++key) {
@@ -149,8 +149,8 @@ inline void by_rows(int rows, const Work& work) {
   }
 }
 
-// One tile of queries, and some heads of keys: all heads that share these, of `query` (tokens, heads * dim) in
-// float32. A row is a head's query: head by head, no more than `MOST_ROWS` of them.
+// Attends for one tile of queries after another, with some heads of keys: all heads that share these, of `query`
+// (tokens, heads * dim) in float32. A row is a head's query: head by head, no more than `MOST_ROWS` of them.
 template <class T>
 class Attending {
  public:
@@ -169,9 +169,9 @@ class Attending {
     for (int begin = seen_from / KEYS * KEYS; begin < end; begin += KEYS) {
       count_ = std::min(KEYS, end - begin);
       look_up(begin, end);
-      for (int from = 0; from < count_; from += at_once()) score_some(from);
+      for (int from = 0; from < count_; from += keys_at_once()) score_some(from);
       for (int row = 0; row < rows(); ++row) soften(row, begin);
-      for (int from = 0; from < count_; from += at_once()) weigh_some(from);
+      for (int from = 0; from < count_; from += keys_at_once()) weigh_some(from);
     }
   }
 
@@ -194,8 +194,9 @@ class Attending {
   }
 
   // Heads side by side are read as they lie in memory: some keys of all of them, then the next. The fewer, the more
-  // evenly is memory asked, but no fewer than are scored together. One by itself has all of a tile at once.
-  int at_once() const { return std::max<int>(group() % 2 ? 16 : 8, std::bit_floor<unsigned>(KEYS / tile_.heads)); }
+  // evenly is memory asked, but no fewer than are scored together: 16 by a row alone, 8 by two. One by itself has all
+  // of a tile at once.
+  int keys_at_once() const { return std::max<int>(group() % 2 ? 16 : 8, std::bit_floor<unsigned>(KEYS / tile_.heads)); }
 
   // Where the tile's keys and values are, and the next tile's first keys.
   void look_up(int begin, int end) {
@@ -210,7 +211,7 @@ class Attending {
       values_[key] = pool_values_ + at;
     }
     for (int key = count_; key < KEYS; ++key) keys_[key] = keys_[count_ - 1];  // some are scored, none is seen
-    following_ = std::clamp(end - begin - KEYS, 0, at_once());
+    following_ = std::clamp(end - begin - KEYS, 0, keys_at_once());
     for (int key = 0; key < following_; ++key) next_[key] = pool_keys_ + offset_of(begin + KEYS + key);
   }
 
@@ -222,14 +223,14 @@ class Attending {
   }
 
   void score_some(int from) {
-    const int count = std::min(at_once(), count_ - from), next = from + count;
+    const int count = std::min(keys_at_once(), count_ - from), next = from + count;
     for (int head = 0; head < tile_.heads; ++head) {
       if (next < count_)
-        fetch(keys_ + next, std::min(at_once(), count_ - next), head);
+        fetch(keys_ + next, std::min(keys_at_once(), count_ - next), head);
       else
-        fetch(values_, std::min(at_once(), count_), head);
+        fetch(values_, std::min(keys_at_once(), count_), head);
       const T* keys[KEYS];
-      for (int key = 0; key < at_once(); ++key) keys[key] = keys_[from + key] + head * shape_.dim;
+      for (int key = 0; key < keys_at_once(); ++key) keys[key] = keys_[from + key] + head * shape_.dim;
       by_rows(rows_of_head(), [&](auto rows, int row) {
         row += head * rows_of_head();
         score_keys<T, rows>(keys, q_[row], count, shape_.dim, shape_.scaling, scores_[row] + from);
@@ -238,10 +239,10 @@ class Attending {
   }
 
   void weigh_some(int from) {
-    const int count = std::min(at_once(), count_ - from), next = from + count;
+    const int count = std::min(keys_at_once(), count_ - from), next = from + count;
     for (int head = 0; head < tile_.heads; ++head) {
       if (next < count_)
-        fetch(values_ + next, std::min(at_once(), count_ - next), head);
+        fetch(values_ + next, std::min(keys_at_once(), count_ - next), head);
       else
         fetch(next_, following_, head);
       const T* values[KEYS];

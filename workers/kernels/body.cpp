@@ -243,8 +243,9 @@ void run_body(Context& context, const Model& model, const Step& step) {
   float* qkv = state + tokens * state_width;
   T* narrow = reinterpret_cast<T*>(qkv + tokens * qkv_width);
   T* wide = narrow + tokens * narrow_width;
-  const Body<T> body{model,      step, tiles_of(context.tiles, model, step, context.team.size()), qkv, narrow, wide, state, qkv_width,
-                     narrow_width, wide_width, state_width};
+  const std::vector<QueryTile>& tiles = tiles_of(context.tiles, model, step, context.team.size());
+  const Body<T> body{model, step,      tiles,        qkv,        narrow,     wide,
+                     state, qkv_width, narrow_width, wide_width, state_width};
   context.team.run(2 + model.layers * Body<T>::PHASES, body);
 }
 
@@ -326,7 +327,7 @@ void* dalsegno_open(int threads) {
 }
 void dalsegno_close(void* context) { delete static_cast<Context*>(context); }
 
-// How many pieces of its work a thread did that another one had taken.
+// How many pieces were kept by another thread than the one that had taken them.
 int64_t dalsegno_helped(void* context) { return static_cast<Context*>(context)->team.helped(); }
 
 // Bytes of a packed matrix (n, k).

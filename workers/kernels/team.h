@@ -1,11 +1,11 @@
 // Threads that compute one step together, and how they share it.
 //
 // A step is a row of phases, a phase so many pieces. Members take pieces as they get to them, and the next phase
-// begins when all pieces of one are done, whoever did them: nobody waits for a member. One whose core the
-// operating system gives to somebody else for a moment has taken a piece with it, though; who then waits longer
-// than a piece takes computes it once more. So a piece is computed where nobody else sees it, and kept by
-// whoever is ready first: what the other one made is thrown away, and it comes after through the phases that
-// were done without it.
+// begins when all pieces of one are done, whoever did them. In short phases (`each`) that is waited for. In long
+// ones (`share`) nobody waits for a member whose core the operating system has given to somebody else: who has
+// waited longer than pieces take computes the other's piece once more, where nobody else sees it. Who is ready
+// first keeps it; the other one throws its own away and comes after, through the phases that were done without it.
+// Only at the end of a call is everybody in it waited for.
 //
 // Such a straggler reads what others already write for later phases. That is meant: what it comes to is never
 // kept, and it takes no index from there.
@@ -47,7 +47,7 @@ inline uint64_t ticks() {
 #endif
 }
 
-constexpr uint64_t PATIENCE = 50'000;  // ticks: some tens of microseconds
+constexpr uint64_t LEAST_PATIENCE = 50'000;  // ticks, some tens of microseconds: also of who took no piece itself
 
 // Waits, and lets others have the core when that takes long.
 class Waiting {
@@ -63,18 +63,16 @@ class Waiting {
   int turns_ = 0;
 };
 
-// Pieces of a phase that a member has taken and that nobody has kept yet: from `next` up to `end`.
+// Pieces of a phase that a member has taken and that nobody has kept yet: `left` of them, from `next` on.
 struct Range {
-  uint64_t bits;  // phase + 1, next, end
-  static constexpr int WIDTH = 24;
-  static constexpr uint64_t MASK = (uint64_t(1) << WIDTH) - 1;
+  uint64_t bits;  // phase + 1 (16), next (32), how many are left from there on (16)
   static Range of(int phase, int next, int end) {
-    return {uint64_t(phase + 1) << 2 * WIDTH | uint64_t(next) << WIDTH | uint64_t(end)};
+    return {uint64_t(phase + 1) << 48 | uint64_t(next) << 16 | uint64_t(end - next)};
   }
-  int next() const { return static_cast<int>(bits >> WIDTH & MASK); }
-  int end() const { return static_cast<int>(bits & MASK); }
-  bool has_any_of(int phase) const { return bits >> 2 * WIDTH == uint64_t(phase + 1) && next() < end(); }
-  Range behind_next() const { return {bits + (uint64_t(1) << WIDTH)}; }
+  int next() const { return static_cast<int>(bits >> 16 & 0xFFFFFFFF); }
+  int left() const { return static_cast<int>(bits & 0xFFFF); }
+  bool has_any_of(int phase) const { return bits >> 48 == uint64_t(phase + 1) && left(); }
+  Range behind_next() const { return {bits + (uint64_t(1) << 16) - 1}; }
 };
 
 // What the others see of a member, in a cache line of its own.
@@ -137,6 +135,7 @@ class Team {
   std::atomic<bool> ends_{false};
   void (*work_)(const void*, Member&) = nullptr;
   const void* argument_ = nullptr;
+  uint64_t run_ = 0;  // how many there were: tells who joins which one it is
   std::unique_ptr<std::atomic<int>[]> taken_;  // of each phase: how many pieces
   int taken_size_ = 0;
   std::atomic<int64_t> helped_{0};
@@ -153,14 +152,15 @@ class Team::Member {
   // Each piece of a phase once; all are done when it returns. For short ones: nobody helps with them.
   template <class Work>
   void each(int phase, int pieces, const Work& work) {
-    uint64_t& done = enter(phase);
-    for (int piece; (piece = take(phase, 1)) < pieces; ++done) work(piece);
-    mine().done.store(done, std::memory_order_release);
+    enter(phase);
+    for (int piece; (piece = take(phase, 1)) < pieces; ++done_) work(piece);
+    mine().done.store(done_, std::memory_order_release);
     for (Waiting wait; !is_done(phase, pieces);) wait();
   }
 
-  // The same of long ones, so many of which are taken at once. `compute(piece, is_followed)` tells nobody, and
-  // `keep(piece)` puts where it belongs what was computed last; `is_followed` says that the next piece is taken, too.
+  // The same for long ones, taken `at_once` at a time. `compute(piece, is_followed)` must write where no other member
+  // reads, for it may be done twice; `is_followed` says that the next piece is this member's, too. `keep(piece)` puts
+  // what was computed last in its place, and is called by one member alone.
   template <class Compute, class Keep>
   void share(int phase, int pieces, int at_once, const Compute& compute, const Keep& keep) {
     enter(phase);
@@ -172,7 +172,7 @@ class Team::Member {
       const uint64_t then = std::exchange(now, ticks());
       took = now - then;
     }
-    const uint64_t patience = std::max(2 * took, PATIENCE);
+    const uint64_t patience = std::max(2 * took, LEAST_PATIENCE);
     for (Waiting wait; !is_done(phase, pieces); wait()) {
       if (ticks() - now < patience) continue;
       for (Seat& other : team_.seats_) work_off(other, phase, compute, keep);
@@ -182,10 +182,9 @@ class Team::Member {
  private:
   Seat& mine() { return team_.seats_[number_]; }
 
-  uint64_t& enter(int phase) {
+  void enter(int phase) {
     done_ = uint64_t(phase + 1) << 32;
     mine().done.store(done_, std::memory_order_release);
-    return done_;
   }
 
   int take(int phase, int count) { return team_.taken_[phase].fetch_add(count, std::memory_order_relaxed); }
@@ -196,7 +195,7 @@ class Team::Member {
     Range range{seat.range.load(std::memory_order_acquire)};
     while (range.has_any_of(phase)) {
       const int piece = range.next();
-      compute(piece, piece + 1 < range.end());
+      compute(piece, range.left() > 1);
       // Who moves the range on keeps the piece; who does not is told where it is now.
       if (!seat.range.compare_exchange_strong(range.bits, range.behind_next().bits, std::memory_order_acq_rel)) continue;
       range = range.behind_next();
@@ -235,6 +234,7 @@ void Team::run(int phases, const Work& work) {
   }
   work_ = [](const void* work, Member& member) { (*static_cast<const Work*>(work))(member); };
   argument_ = &work;
+  ++run_;
   inside_.store(1, std::memory_order_release);
   if (size() > 1) {
     call_.fetch_add(1, std::memory_order_release);
@@ -251,14 +251,19 @@ inline void Team::follow(int number) {
   pthread_setname_np(pthread_self(), "engine-team");
 #endif
   uint32_t seen = 0;
+  uint64_t last = 0;
   for (;;) {
     for (int turns = 0; turns < 2000 && call_.load(std::memory_order_acquire) == seen; ++turns) rest();
     call_.wait(seen, std::memory_order_acquire);
     seen = call_.load(std::memory_order_acquire);
     if (ends_) return;
     if (!joins()) continue;
-    Member member(*this, number);
-    work_(argument_, member);
+    // Who lost its core on the way from one run's call has come to the next run, and is called to it once more
+    // when it is through. Nobody goes through a run twice: what it had done would be taken back.
+    if (std::exchange(last, run_) != run_) {
+      Member member(*this, number);
+      work_(argument_, member);
+    }
     inside_.fetch_sub(1, std::memory_order_release);
   }
 }

@@ -1,9 +1,11 @@
 """Threads that compute together while the operating system takes the core from some of them."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from tests.workers.kernels.libraries import NAMES, library
 from tests.workers.kernels.test_decoder import engine
 from tests.workers.kernels.test_library import Product
 from workers.engine.sequence import SequenceSpec
+from workers.kernels import build
 from workers.kernels.decoder import NativeDecoder
 from workers.kernels.library import BFLOAT16
 
@@ -76,3 +79,15 @@ def test_steps_come_to_the_same_probabilities_on_a_core_that_its_threads_have_to
 
     assert helped > 30
     assert len({token for token, _ in expected}) > 5
+
+
+def test_a_thread_that_was_late_for_one_run_goes_through_the_next_once(tmp_path: Path) -> None:
+    compiler = build.compiler()
+    assert compiler is not None
+    program, source = tmp_path / "called_twice", Path(__file__).with_name("called_twice.cpp")
+    flags = ("-std=c++20", "-O1", "-pthread", f"-I{build.SOURCES}")
+    subprocess.run([compiler, *flags, str(source), "-o", str(program)], check=True, timeout=build.COMPILE_S)
+
+    ran = subprocess.run([program], check=False, timeout=60)
+
+    assert ran.returncode == 0
