@@ -29,8 +29,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         prefix_cache: whether what was computed of a text is kept for others that begin alike.
         warm: beginnings that are computed before the rank is ready: texts as they stand, or chats, which
             the checkpoint's template renders.
-        stretch: how many times as long a step may take for prompts beside answers under way; None is
-            without limit.
+        stretch: how many times as long a step with prompts may take as decodes alone would, those who wait
+            counted among them; None is without limit.
         speculate: so many tokens at most are guessed ahead for each answer in a step; 0 is none.
         draft: a folder with a smaller checkpoint that guesses; without one, what followed the same tokens
             before is guessed.

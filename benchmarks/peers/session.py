@@ -127,7 +127,7 @@ def measure(
             begun_s = time.perf_counter()
             speeds.append(memory.bytes_per_s())
             peer.wake()
-            time.sleep(_REST_S)  # what it does of itself while nobody asks was stopped with it
+            time.sleep(_REST_S)  # what it does while idle was stopped with it
             peer.ask(_prompts(1, _WARM_PROMPT, f"woken {number}"), _WARM_TOKENS)
             for count in clients:
                 asked = _prompts(count, PROMPT, f"round {number}, {count} at a time")

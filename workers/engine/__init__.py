@@ -32,6 +32,7 @@ draft.py        a smaller model that guesses
 Attention, and what computes the layers on a GPU:
 
 attention.py    the one attention function of all models, over the pool
+pages.py        a pool's memory, taken while nobody asks
 llama_like.py   which models our own kernels know                             no torch
 gpu_kernels.py  whether a GPU's are there; those of CPUs are `workers.kernels`
 triton_attention.py, triton_layers.py   the kernels

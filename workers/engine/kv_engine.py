@@ -31,7 +31,7 @@ from workers.engine.lockstep import Followers
 from workers.engine.node import Node
 from workers.engine.outcomes import EngineStats, StepFailedError, Work, of_one
 from workers.engine.pace import Pace
-from workers.engine.pages import LONGEST_S, WAIT_S
+from workers.engine.pages import START_S, TURN_S
 from workers.engine.runner import Launched, Ran, Runner
 from workers.engine.sampler import NOT_A_TOKEN
 from workers.engine.scheduler import STRETCH, Scheduler, Span
@@ -61,7 +61,8 @@ class KVEngine:
         export_to: where keys and values go that are handed on; none are without it.
         cpu_cores: how many of the machine's cores are for it, on a CPU; all when absent.
         prefix_cache: whether keys and values are kept for others that begin with the same tokens.
-        stretch: how many times as long a step may take for prompts beside decodes; None is without limit.
+        stretch: how many times as long a step with prompts may take as decodes alone would, those who wait
+            counted among them; None is without limit.
         proposer: who guesses tokens, at most `guesses` for each decode in a step; nobody when absent.
         followers: who runs each forward too, where the node is a part of one; its sums wait for them.
         capture: who records the steps of decodes, which are replayed then; not where there are followers.
@@ -123,7 +124,7 @@ class KVEngine:
         self._pool = PagedPool.of(node, slots=blocks.capacity_tokens + block_size, kernel=kernel)
         node.use_attention(ATTENTION)
         check_node(node, kernel)
-        self._pool.prepare(WAIT_S)
+        self._pool.prepare(START_S)
         self._runner = Runner(
             node,
             self._pool,
@@ -224,7 +225,7 @@ class KVEngine:
 
     def prepare(self) -> bool:
         """Use some milliseconds in which nobody asks for anything; whether there is more to prepare."""
-        return self._pool.prepare(LONGEST_S)
+        return self._pool.prepare(TURN_S)
 
     def step(self) -> list[Output]:
         """Give what one forward led to. Without work, nothing is run.

@@ -1,10 +1,10 @@
 """How much of a prompt is computed beside sequences that decode, so that their tokens do not stall.
 
 A step costs what its decodes cost, and so much for each token of a prompt beside them. Both are learned from
-the steps that were run. A step may take `stretch` times what it would without prompts if all decoded whose
-prompts wait: so long will their steps be soon anyway, and a few tokens beside the first who decodes would
-keep the others waiting. It may take `LONGEST_S` where prompts come first. Pure: it is told times, and asks
-no clock.
+the steps that were run. A step beside decodes may take `stretch` times what decodes alone would take if all
+whose prompts wait decoded too. Their steps will soon be that long anyway, and letting them in by a few tokens
+beside the first who decodes would keep them waiting. Where prompts come first it may take `LONGEST_S`. Pure:
+it is told times, and asks no clock.
 """
 
 from typing import Final
@@ -22,7 +22,8 @@ class Pace:
     """The allowance for prompts beside decodes.
 
     Args:
-        stretch: how many times as long as without prompts a step may take.
+        stretch: how many times as long a step with prompts may take as decodes alone would, those who wait
+            counted among them.
         least: tokens of prompts that are computed whatever they cost, so that each comes to its end.
     """
 

@@ -4,7 +4,8 @@ A pool is larger than what most of its answers need, so its memory is not there 
 first block on (`workers.memory.zeros`). But a step whose tokens are the first on their pages waits for these,
 and all its threads with it: 2.6 s for each gigabyte where a virtual machine's host has to find them, a fifth
 of a prompt's time. So they are taken while nobody asks for anything, some thousand tokens before they are
-wanted. Not beside steps: who takes pages has one of the cores that steps compute on.
+wanted. Not beside steps: who takes pages has one of the cores that steps compute on. A worker that never
+rests takes them in its steps.
 """
 
 import ctypes
@@ -21,15 +22,15 @@ import torch
 _LOGGER: Final = logging.getLogger(__name__)
 
 AHEAD: Final = 8192
-"""So many tokens' pages are there before they are wanted."""
+"""So many tokens' pages are taken ahead, as far as there was time."""
 MOST_BYTES: Final = 2**30
 """No more than that ahead: where tokens take much, steps are slow, and fewer tokens are enough."""
-WAIT_S: Final = 1.0
-"""So long a start takes the first of them: a virtual machine's host may be slow to find them."""
+START_S: Final = 1.0
+"""So long a start may take for the first of them: a virtual machine's host may be slow to find them."""
 _AT_ONCE: Final = 1024
 """Tokens: the next layers' first pages are there before this layer's last."""
-LONGEST_S: Final = 0.005
-"""So long are they taken before it is asked again whether there is a step to compute."""
+TURN_S: Final = 0.005
+"""How long a turn is; then it is asked again whether there is a step to compute."""
 _MADV_POPULATE_WRITE: Final = 23  # of Linux 5.14; Python has no name for it
 
 

@@ -94,7 +94,7 @@ class PrefixCache:
         return node
 
     def hide(self, node: Node) -> None:
-        """Let nobody find a block any more, nor what is cached behind it; the pool takes them in their turn."""
+        """Let nobody find a block and what is cached behind it; the pool takes them in their turn."""
         assert node.parent is not None, "a root has no block"
         if node.parent.children.get(node.content) is node:  # and not hidden before, and another in its place
             del node.parent.children[node.content]

@@ -8,9 +8,9 @@ The policy, in order:
    block for each that runs already. Nobody overtakes for want of room. What the prefix cache has is not
    computed again; who wants what another is just computing waits for it, and lets others pass.
 3. **What a step is.** One token of every sequence that decodes; then spans of prompts within the budget of
-   `max_step_tokens`, beside decodes no more than their pace allows (`workers.engine.pace`). But when the step
-   would bring their first token to `CROWD`, and to twice as many as have to pause for it, they come first,
-   all in one: a crowd that is let in by a few tokens a step keeps itself waiting.
+   `max_step_tokens`, beside decodes no more than their pace allows (`workers.engine.pace`). But where prompts
+   without that limit would bring `CROWD` sequences to their first token, and twice as many as decode, they
+   are not held to it: a crowd that is let in by a few tokens a step keeps itself waiting.
 4. **When blocks run out.** A sequence takes blocks as it grows. When there is none left, who is last by (1)
    is *preempted*: it gives its blocks back and waits again, with its tokens; what the prefix cache still has
    of them then is not computed again. The first one always gets on, so all do.
@@ -33,7 +33,7 @@ from workers.engine.prefix_cache import Node, PrefixCache
 from workers.engine.sequence import Sequence
 
 STRETCH: Final = 1.7
-"""How many times as long as without prompts a step may take (`workers.engine.pace`)."""
+"""How many times as long a step with prompts may take as decodes alone would (`workers.engine.pace`)."""
 CROWD: Final = 4
 """So many first tokens in one step are worth a pause of those who have theirs."""
 _NONE: Final = range(0)
