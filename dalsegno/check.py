@@ -48,7 +48,7 @@ class Report:
         warnings: will be slow, or will not work here.
         is_for_here: this machine has the devices, the address and the libraries.
         tokenizer_fits: it was here, and the family takes it; what does not fit is refused.
-        model_fits: the same of the model, by its `config.json`.
+        model_fits: the same of the model, by its `config.json`; False too where the family cannot look at it.
     """
 
     config: DeploymentConfig
@@ -296,7 +296,7 @@ def _tokenizer_fits(config: DeploymentConfig) -> bool:
 
 
 def _model_fits(config: DeploymentConfig) -> bool:
-    """Whether workers take the model, by the code they load it with; False where that is not here.
+    """Whether workers take the model, by the code they load it with; False where nothing looked.
 
     Raises:
         CheckpointError, ConfigError: they do not.
@@ -304,10 +304,9 @@ def _model_fits(config: DeploymentConfig) -> bool:
     try:
         from workers import hosting
 
-        hosting.examine(config)
+        return hosting.examine(config)
     except ModuleNotFoundError:  # a machine that plans for others needs no torch
         return False
-    return True
 
 
 def _network(config: DeploymentConfig) -> Iterator[str]:

@@ -224,10 +224,10 @@ def _kv_node(
     return node
 
 
-def examine(config: DeploymentConfig) -> None:
-    """Refuse what a rank would refuse of its KV node before it reads a weight: for who plans.
+def examine(config: DeploymentConfig) -> bool:
+    """Refuse what a rank would refuse of its KV nodes before it reads a weight; whether they were looked at.
 
-    A family of another package may not know how to look at its nodes so: then nothing is refused here.
+    A family of another package may not know how to: then it refuses to share what it cannot, and no more.
 
     Raises:
         CheckpointError: the checkpoint cannot be served, or not by so many ranks together.
@@ -239,14 +239,16 @@ def examine(config: DeploymentConfig) -> None:
         for node in nodes_of(config, rank, EngineKind.KV)
     }
     if not copies:
-        return
+        return False
     import_transformers()
     nodes = registry.face(config.model, "nodes")
+    look = getattr(nodes, "examine", None)
     for node, members in sorted(copies):
         if members > 1:
             _check_shares(config, nodes.load, node, members)
-        if (look := getattr(nodes, "examine", None)) is not None:
+        if look is not None:
             _check_length(config, look(Path(config.checkpoint), node, members=members))
+    return look is not None
 
 
 def _check_length(config: DeploymentConfig, max_positions: int) -> None:

@@ -17,6 +17,7 @@ from dalsegno.drawing import WIDTH
 from shared import config
 from shared.config import DeploymentConfig, NodeGroup
 from shared.models.checkpoint import CheckpointError, UnsupportedArchitectureError
+from shared.models.decoder_lm import nodes
 from shared.models.transformers_lm.loader import load_decoder
 from shared.models.transformers_lm.sharding import Unheard
 from tests.tiny import tiny_checkpoint
@@ -301,6 +302,19 @@ def test_where_no_torch_is_the_model_is_left_to_the_worker(
     assert result.exit_code == 0, result.output
     assert " ".join(result.stdout.split()).endswith(
         "ok: the placement is right; model, tokenizer and weights are looked at when it starts"
+    )
+
+
+def test_a_model_whose_family_does_not_look_at_it_is_left_to_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(nodes, "examine")
+
+    result = check("demo")
+
+    assert result.exit_code == 0, result.output
+    assert " ".join(result.stdout.split()).endswith(
+        "ok: the placement is right; model and weights are looked at when it starts"
     )
 
 

@@ -331,10 +331,14 @@ def test_texts_longer_than_the_models_are_refused_also_where_its_config_says_no_
     (folder / "config.json").write_text(json.dumps(raw))
     config = msgspec.structs.replace(resolve("demo"), checkpoint=str(folder), max_seq_len=2048)
 
-    hosting.examine(config)
+    assert hosting.examine(config)
 
     with pytest.raises(ConfigError, match=r"max_seq_len is 2049, but the model in .* was made for 2048"):
         hosting.examine(msgspec.structs.replace(config, max_seq_len=2049))
+
+
+def test_a_deployment_without_a_kv_node_has_none_that_was_looked_at() -> None:
+    assert not hosting.examine(orpheus((["snac_decoder"], [0])))
 
 
 def test_those_who_share_a_node_on_one_machine_leave_each_other_room() -> None:
