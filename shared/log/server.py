@@ -34,9 +34,9 @@ _HOST: Final = "127.0.0.1"
 _WRITE_FAILED: Final = b"Critical write error"
 _PR_SET_PDEATHSIG: Final = 1
 _FEW_CORES: Final = 2
-"""Where there are no more, the server keeps to one: it works for a few milliseconds a second, and for each
-message Go wakes threads on all it may use, beside an engine that computes there. At 40 messages a second that
-is 13 % of its CPU, idle 27 %, and flat out as many are stored and delivered (20,000 a second; 2026-11)."""
+"""With no more cores than these the server is told to use one. It works for a few milliseconds a second, but
+for each message Go wakes a thread on every core it may use, where an engine computes. One core saves 13 % of
+its CPU time at 40 messages a second, and 27 % idle, and costs nothing flat out (20,000 a second; 2026-11)."""
 _PORTS: Final = range(10_240, 32_768)
 """Below Linux's ephemeral ports: there, a client dialling a dead server's port can be handed that very
 port as its own source, connect to itself, and so keep the server from ever binding it again."""
@@ -196,7 +196,7 @@ class NatsServer:
     def wait(self) -> int:
         """Wait until the process ends, whoever ends it: its exit status, negative for a signal.
 
-        From any thread, and at once where it does not run.
+        From any thread; 0 where none was started, or it was ended by `stop` or `kill` before.
         """
         process = self._process
         return 0 if process is None else process.wait()
@@ -242,7 +242,7 @@ class NatsServer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=_modest() | os.environ,
+            env=_cores_told() | os.environ,
             pass_fds=[lock],
             start_new_session=True,
             preexec_fn=_die_with_parent(),  # noqa: PLW1509 - one system call, prepared before the fork
@@ -280,8 +280,8 @@ class NatsServer:
         return f"see {self.log_file}, or run it by hand with --config {self._config_file}"
 
 
-def _modest() -> dict[str, str]:
-    """How many cores the server may use, where nobody told it."""
+def _cores_told() -> dict[str, str]:
+    """What the server's environment says of cores, unless ours does already."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {"GOMAXPROCS": "1"} if cores <= _FEW_CORES else {}
 

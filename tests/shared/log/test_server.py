@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -71,13 +72,23 @@ def test_a_server_that_died_by_itself_is_noticed(server: NatsServer) -> None:
     assert server.pid not in {None, pid}
 
 
-@pytest.mark.parametrize("end", ["stop", "kill"])
-def test_who_waits_for_a_server_is_not_in_the_way_of_who_ends_it(server: NatsServer, end: str) -> None:
+@pytest.mark.parametrize(("end", "status"), [("stop", 0), ("kill", -signal.SIGKILL)])
+def test_who_waits_for_a_server_is_not_in_the_way_of_who_ends_it(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch, end: str, status: int
+) -> None:
+    waits, wait = threading.Event(), subprocess.Popen.wait
+
+    def noted(process: "subprocess.Popen[bytes]", timeout: float | None = None) -> int:
+        waits.set()
+        return wait(process, timeout)
+
     server.start()
+    monkeypatch.setattr(subprocess.Popen, "wait", noted)
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(server.wait)
+        assert waits.wait(10), "else it could be ended before anybody waits"
         getattr(server, end)()
-        waiting.result(10)
+        assert waiting.result(10) == status
     assert server.pid is None
 
 
