@@ -43,7 +43,7 @@ class Pids(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach a running deployment: the content of `--ready-file` and of `deployment.json` (`Sign`).
+    """How to reach a running deployment: what `--ready-file` and `deployment.json` hold (`ReadyFile`).
 
     Attributes:
         nats_token: the token of a server that was joined, if it has one for all.
@@ -179,7 +179,7 @@ def write_private(path: Path, content: Any) -> None:
 
 
 @dataclass(slots=True)
-class Sign:
+class ReadyFile:
     """A file that says that a deployment is ready: true for as long as whoever wrote it holds it (flock).
 
     Who is killed cannot remove it. But the kernel lets go of it then, and so it is known for a lie: a process
@@ -200,7 +200,7 @@ class Sign:
             os.close(before)
 
     def clear(self) -> None:
-        """Remove what somebody left behind who did not come to it, before anything of ours is there.
+        """Remove what one that was killed left there, before anything of ours is there.
 
         Raises:
             ClientError: a deployment that runs holds it, or it cannot be removed.
@@ -212,7 +212,7 @@ class Sign:
         try:
             self.path.unlink(missing_ok=True)
         except OSError as error:
-            raise ClientError(f"cannot write {self.path}: {error.strerror}", code="ready_file") from error
+            raise ClientError(f"cannot remove {self.path}: {error.strerror}", code="ready_file") from error
 
     def withdraw(self) -> None:
         """Remove it, if it was written: it would be a lie from here on."""
@@ -225,7 +225,7 @@ class Sign:
 
 
 def is_held(path: Path) -> bool:
-    """Whether whoever wrote a `Sign` there lives: what it says is true then, and else of the past."""
+    """Whether the launcher that wrote it still lives; else it tells of the past."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

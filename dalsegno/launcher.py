@@ -30,7 +30,7 @@ from typing import Final
 from dalsegno import address, configuration, datadir, environment, health, neighbour, reaper
 from dalsegno.address import Listen
 from dalsegno.console import Console, Warnings
-from dalsegno.datadir import DataDir, Deployment, Pids, Sign
+from dalsegno.datadir import DataDir, Deployment, Pids, ReadyFile
 from dalsegno.layers import Setting
 from dalsegno.private_nats import PrivateNats
 from dalsegno.private_roles import private_roles
@@ -93,9 +93,9 @@ def serve(options: ServeOptions) -> None:
     # Locked first: who starts the same thing twice is told so, and the files are left to whom they belong.
     with data.lock() as hold:
         listens = address.free(config.gateway.host, config.gateway.port, config.recovery.gateways)
-        signs = signs_of(options, data)
-        for sign in signs:
-            sign.clear()
+        ready_files = ready_files_of(options, data)
+        for file in ready_files:
+            file.clear()
         data.remember(config)
         colours = sys.stderr.isatty() and environment.read().colours
         console = Console(
@@ -122,7 +122,7 @@ def serve(options: ServeOptions) -> None:
             _heard(Warnings(console)),
             profiled(options.profile) as parts,
         ):
-            asyncio.run(_serve(options, config, listens, data, console, ready, parts, signs))
+            asyncio.run(_serve(options, config, listens, data, console, ready, parts, ready_files))
 
 
 @contextlib.contextmanager
@@ -143,7 +143,7 @@ async def _serve(
     console: Console,
     ready: Callable[[], None],
     parts: Path | None,
-    signs: Sequence[Sign],
+    ready_files: Sequence[ReadyFile],
 ) -> None:
     is_synced = config.nats.durability == "host"
     roles = private_roles(config.ranks) if config.nats.url is None else _told(config)
@@ -161,7 +161,7 @@ async def _serve(
             gateway_grace_s=config.gateway.drain_s + GRACE_S,
             commands=commands(options, config, listens, url, roles if nats is not None else None, parts),
             console=console,
-            signs=signs,
+            ready_files=ready_files,
             keep=partial(_keep, url, roles[PROVISIONER], config.nats.prefix, keeping, console, nats),
             reap=partial(_reap, url, roles[READER], config.nats.prefix),
             ready=ready,
@@ -267,7 +267,7 @@ def data_dir_of(config: DeploymentConfig) -> DataDir:
     return datadir.of(config.name, Path(config.data_dir) if config.data_dir is not None else None)
 
 
-def signs_of(options: ServeOptions, data: DataDir) -> list[Sign]:
+def ready_files_of(options: ServeOptions, data: DataDir) -> list[ReadyFile]:
     """The files that describe the deployment while it is ready.
 
     Raises:
@@ -277,7 +277,7 @@ def signs_of(options: ServeOptions, data: DataDir) -> list[Sign]:
     for file in files:
         if not file.parent.is_dir():
             raise ClientError(f"cannot write {file}: {file.parent} is no folder", code="ready_file")
-    return list(map(Sign, files))
+    return list(map(ReadyFile, files))
 
 
 def commands(
@@ -360,7 +360,7 @@ class Launcher:
         listens: where each gateway listens.
         commands: `worker-<rank>`, `gateway`, `gateway-2`, ..., `conductor`, `conductor-2`, ..., in the order
             of starting.
-        signs: where the deployment is described while it is ready.
+        ready_files: where the deployment is described while it is ready.
         keep: makes the log's stream while the roles start, and looks after it.
         reap: ends workers that the deployment has given up; told which there are, and how to end one.
         ready: called once, when all is.
@@ -375,7 +375,7 @@ class Launcher:
     gateway_grace_s: float
     commands: Sequence[Command]
     console: Console
-    signs: Sequence[Sign]
+    ready_files: Sequence[ReadyFile]
     keep: Callable[[], Awaitable[None]]
     reap: Callable[[Processes, Kill], Awaitable[None]]
     ready: Callable[[], None]
@@ -412,8 +412,8 @@ class Launcher:
                 waiting.cancel()
                 await self._drain()
         finally:
-            for sign in self.signs:
-                sign.withdraw()
+            for file in self.ready_files:
+                file.withdraw()
         if self._failure is not None:
             raise self._failure
 
@@ -506,5 +506,5 @@ class Launcher:
                 worker={n.removeprefix("worker-"): p for n, p in pids.items() if n.startswith("worker-")},
             ),
         )
-        for sign in self.signs:
-            sign.write(deployment)
+        for file in self.ready_files:
+            file.write(deployment)

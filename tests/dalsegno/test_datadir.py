@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from dalsegno import configuration, datadir
-from dalsegno.datadir import DataDir, DataDirError, Deployment, Pids, Sign
+from dalsegno.datadir import DataDir, DataDirError, Deployment, Pids, ReadyFile
 from shared.config import resolve
 from shared.errors import CapacityError, ClientError
 
@@ -116,11 +116,11 @@ def test_the_ready_file_has_the_documented_shape(tmp_path: Path) -> None:
 ANNOUNCES: Final = """
 import sys, time
 from pathlib import Path
-from dalsegno.datadir import Sign
+from dalsegno.datadir import ReadyFile
 from tests.dalsegno.test_datadir import DEPLOYMENT
-sign = Sign(Path(sys.argv[1]))
+file = ReadyFile(Path(sys.argv[1]))
 for _ in range(2):
-    sign.write(DEPLOYMENT)
+    file.write(DEPLOYMENT)
 print("written", flush=True)
 sys.stdin.read()
 """
@@ -154,16 +154,21 @@ def test_what_a_killed_one_left_is_cleared_and_what_another_holds_is_not(tmp_pat
     path = tmp_path / "ready.json"
     with announcing(path):
         with pytest.raises(ClientError, match=r"ready\.json is the ready file of a deployment that runs"):
-            Sign(path).clear()
+            ReadyFile(path).clear()
         assert path.exists()
-    Sign(path).clear()
+    ReadyFile(path).clear()
     assert not path.exists()
+
+
+def test_what_cannot_be_removed_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ClientError, match=rf"cannot remove {tmp_path}: "):  # a folder
+        ReadyFile(tmp_path).clear()
 
 
 def test_who_has_written_nothing_withdraws_nothing(tmp_path: Path) -> None:
     path = tmp_path / "ready.json"
     path.write_text("another's")
-    mine = Sign(path)
+    mine = ReadyFile(path)
     mine.withdraw()
     assert path.exists()
     mine.write(DEPLOYMENT)

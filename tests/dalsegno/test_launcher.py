@@ -104,7 +104,7 @@ def serving(tmp_path: Path) -> Serving:
                 *(command(name, OBEDIENT) for name in stand_bys),
             ],
             console=heard,
-            signs=[datadir.Sign(running.ready_file)],
+            ready_files=[datadir.ReadyFile(running.ready_file)],
             keep=keep,
             reap=reap,
             ready=ready.set,
