@@ -6,7 +6,7 @@ firings are always under way. In turns: the decode alone, beside a vocoder of th
 one that gives way, as ours does: a thread on a CPU (`workers.engine.cpu_threads`), a stream on a GPU
 (`workers.engine.gpu_streams`).
 
-    python -m benchmarks beside                  # with the others, on the CPU
+    python -m benchmarks beside                  # on the CPU
     python -m benchmarks.beside --device cuda    # not run there yet: no GPU was at hand
 """
 

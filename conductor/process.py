@@ -50,7 +50,8 @@ _BEATS_IN_SILENCE: Final = 6
 """So many beats fit into the shortest silence that means something; half of them may be late."""
 _LOOK_S: Final = 0.1
 _LOOK_SELDOM: Final = 100
-"""How often it is looked, at most, whether a limit has passed; less often with thousands, of 1 us each."""
+"""Seconds between two looks at the limits, at least; and so many times what a look took, where there are
+thousands."""
 _PROBE_S: Final = 0.5
 _RECORDS_AT_ONCE: Final = 500
 """While so many and more are there to be read, beats are sent and heard in between."""

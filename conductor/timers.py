@@ -47,7 +47,7 @@ class Timers:
         return [one for one in listed if one.at_ns <= now_ns and one not in self._said]
 
     def next_s(self, deadlines: Iterable[Deadline], now_s: float) -> float | None:
-        """In how long the next of those limits will be over that nobody said to be; None without one.
+        """Seconds until the next limit is over that was not said to be; None without one.
 
         Only a record that is read, or the ack of what was said, makes it sooner.
         """

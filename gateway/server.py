@@ -39,7 +39,7 @@ class PortTakenError(CapacityError):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, told when to exit: its own looks whether it is to ten times a second, idle or not."""
+    """uvicorn's, which ends when it is told to; its own asks ten times a second."""
 
     def __init__(self, config: uvicorn.Config, look_every_s: float) -> None:
         super().__init__(config)
@@ -52,7 +52,7 @@ class _Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """End what clients leave unfinished, and keep the date of answers, until told to exit."""
-        while not await self.on_tick(0):
+        while not await self.on_tick(0):  # 0: it counts ticks, and sets the date at every tenth
             now_s = time.monotonic()
             for connection in _connections(self):
                 connection.look(now_s)

@@ -40,7 +40,7 @@ def zeros(nbytes: int) -> mmap.mmap:
 
 @contextmanager
 def given_back() -> Iterator[None]:
-    """Have the operating system get at once what is let go of: around what makes much for a moment.
+    """Give freed memory back to the operating system at once: around what makes much for a moment.
 
     glibc takes a block from a heap, of which each thread may have its own, unless it is larger than a size
     that grows with what was let go of, up to 32 MB; and a heap keeps its holes. A model of eight bits is read
@@ -58,7 +58,7 @@ def given_back() -> Iterator[None]:
         yield
     finally:
         mallopt(_MMAP_THRESHOLD, _LARGEST)
-        mallopt(_TRIM_THRESHOLD, 2 * _LARGEST)  # as glibc has it: else it goes back to none
+        mallopt(_TRIM_THRESHOLD, 2 * _LARGEST)  # glibc's own rule, which setting the other ends
 
 
 def _meminfo_bytes(path: Path) -> int | None:

@@ -54,8 +54,8 @@ class Capture(Protocol):
 class CudaCapture:
     """CUDA graphs on a device, all of one pool of memory; make it in the thread that replays them.
 
-    A kernel keeps the priority of the stream it was recorded on, wherever it is replayed: so that is the one
-    of the thread's own (`workers.engine.gpu_streams`).
+    A kernel keeps the priority of the stream it was recorded on, wherever it is replayed: so they are
+    recorded on a stream with the priority of the thread's own (`workers.engine.gpu_streams`).
     """
 
     def __init__(self, device: torch.device) -> None:

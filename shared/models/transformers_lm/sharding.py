@@ -63,7 +63,7 @@ class Cut:
     matrices: int = 1
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of that shape has such a part: else a part would be of another tensor's shape."""
+        """Whether such a tensor divides into parts: cut all the same, 65 rows in two would pass for 64."""
         return len(shape) >= -self.dim and shape[self.dim] % (self.matrices * self.size) == 0
 
     def of(self, tensor: Any, shape: tuple[int, ...]) -> torch.Tensor:

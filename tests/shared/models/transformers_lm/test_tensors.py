@@ -125,7 +125,7 @@ def changed(folder: Path, family: Family, name: str, change: Callable[[torch.Ten
         ("mixtral", "model.layers.1.block_sparse_moe.experts.2.w3.weight"),
     ],
 )
-def test_whole_numbers_of_which_nobody_says_what_they_stand_for_are_refused(
+def test_what_is_not_stored_as_floats_is_refused_unless_it_is_said_what_it_stands_for(
     tmp_path: Path, family: Family, name: str, dtype: torch.dtype
 ) -> None:
     checkpoint = changed(tmp_path, family, name, lambda tensor: tensor.to(dtype))
