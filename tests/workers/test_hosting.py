@@ -337,8 +337,10 @@ def test_texts_longer_than_the_models_are_refused_also_where_its_config_says_no_
         hosting.examine(msgspec.structs.replace(config, max_seq_len=2049))
 
 
-def test_a_deployment_without_a_kv_node_has_none_that_was_looked_at() -> None:
-    assert not hosting.examine(orpheus((["snac_decoder"], [0])))
+def test_a_model_without_a_kv_node_has_none_that_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosting, "nodes_of", lambda config, rank, kind: [])
+
+    assert not hosting.examine(orpheus((["LLM", "snac_decoder"], [0])))
 
 
 def test_those_who_share_a_node_on_one_machine_leave_each_other_room() -> None:
