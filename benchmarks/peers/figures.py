@@ -62,7 +62,7 @@ class Wave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What was found out about one peer: a wave a round, by how many requests it had.
+    """What was found out about one peer: its waves, by how many requests each had.
 
     Attributes:
         ready_s: from its start until it could be asked.

@@ -24,6 +24,7 @@ class _Nowhere(Environment):
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "QWEN3_0_6B", SMALL)
     monkeypatch.setattr("benchmarks.peers.bandwidth._BYTES", 1 << 20)
+    monkeypatch.setattr(session, "_REST_S", 0.0)
 
 
 def _peer(folder: Path, behaviour: str) -> Peer:
@@ -66,7 +67,7 @@ def test_who_fails_at_its_turn_or_does_not_start_is_out_and_the_others_go_on(tmp
 
     assert sorted(now.failures) == ["no answer", "no start"]
     assert "this prompt is too much" in now.failures["no answer"]
-    assert {count: len(rounds) for count, rounds in waves.pop("well").items()} == {1: 2, 2: 2}
+    assert {count: len(rounds) for count, rounds in waves.pop("well").items()} == {1: 6, 2: 2}
     assert not waves
     assert len(speeds) == 3  # two turns in the first round
 
