@@ -31,7 +31,7 @@ from workers.engine.lockstep import Followers
 from workers.engine.node import Node
 from workers.engine.outcomes import EngineStats, StepFailedError, Work, of_one
 from workers.engine.pace import Pace
-from workers.engine.pages import START_S, TURN_S
+from workers.engine.pages import TURN_S
 from workers.engine.runner import Launched, Ran, Runner
 from workers.engine.sampler import NOT_A_TOKEN
 from workers.engine.scheduler import STRETCH, Scheduler, Span
@@ -124,7 +124,6 @@ class KVEngine:
         self._pool = PagedPool.of(node, slots=blocks.capacity_tokens + block_size, kernel=kernel)
         node.use_attention(ATTENTION)
         check_node(node, kernel)
-        self._pool.prepare(START_S)
         self._runner = Runner(
             node,
             self._pool,

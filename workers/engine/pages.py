@@ -25,8 +25,6 @@ AHEAD: Final = 8192
 """So many tokens' pages are taken ahead, as far as there was time."""
 MOST_BYTES: Final = 2**30
 """No more than that ahead: where tokens take much, steps are slow, and fewer tokens are enough."""
-START_S: Final = 1.0
-"""So long a start may take for the first of them: a virtual machine's host may be slow to find them."""
 _AT_ONCE: Final = 1024
 """Tokens: the next layers' first pages are there before this layer's last."""
 TURN_S: Final = 0.005

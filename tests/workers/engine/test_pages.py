@@ -131,8 +131,10 @@ def test_a_kernel_that_cannot_give_them_early_is_not_asked_again(monkeypatch: py
     assert ctypes.c_float.from_address(layers[0].data_ptr()).value == 1
 
 
-def test_an_engine_has_them_when_it_is_made(qwen3: DecoderLM) -> None:
+def test_an_engine_takes_them_while_nobody_asks(qwen3: DecoderLM) -> None:
     made = KVEngine(qwen3, num_blocks=4096, block_size=8, max_step_tokens=24, max_rows=8)
+    while made.prepare():
+        pass
 
     for layer in made._pool.keys:
         assert resident_pages(layer[:AHEAD]) == pages_of(layer[:AHEAD])
