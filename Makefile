@@ -12,7 +12,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 JOBS   ?= 3
 MODEL  ?= demo
-CODE   := configs conductor dalsegno gateway shared workers
+CODE   := configs conductor dalsegno gateway models shared workers
 
 .PHONY: setup serve test check fix bench soak chaos clean
 
@@ -47,7 +47,7 @@ check: setup
 fix: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	$(BIN)/python -m dalsegno.reference docs/configuration.md
+	$(BIN)/python -m dalsegno.config.reference docs/configuration.md
 
 # Beside others' engines, then ours alone: ratios first, 20 minutes. The first time it installs some gigabytes
 # of others' software, in ~/.cache/dalsegno-bench; who cannot be installed is named, and the rest goes on.

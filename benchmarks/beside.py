@@ -3,8 +3,8 @@
 A language model of 50 million weights and a stack of convolutions as vocoders have them, both random, each
 in its engine's own thread as a worker has them. The vocoder never pauses, which no real one does: two of its
 firings are always under way. In turns: the decode alone, beside a vocoder of the same priority, and beside
-one that gives way, as ours does: a thread on a CPU (`workers.engine.cpu_threads`), a stream on a GPU
-(`workers.engine.gpu_streams`).
+one that gives way, as ours does: a thread on a CPU (`workers.machine.cpu_threads`), a stream on a GPU
+(`workers.kv_engine.gpu.streams`).
 
     python -m benchmarks beside                  # on the CPU
     python -m benchmarks.beside --device cuda    # not run there yet: no GPU was at hand
@@ -26,17 +26,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.gpu import NO_GPU
 from benchmarks.machine import described
 from benchmarks.report import RATIO, Figure, show, spread
-from shared.models.base import Item, KVLayout, StatelessResult
-from shared.models.transformers_lm.node import DecoderLM
-from workers.arrays import to_array
-from workers.engine.gpu_kernels import kernel_for
-from workers.engine.gpu_streams import Turn, use_gpu_stream
-from workers.engine.graphs import CudaCapture
-from workers.engine.kv_engine import KVEngine
-from workers.engine.sequence import SequenceSpec
-from workers.engine.thread import EngineThread
-from workers.stateless.nodes import StatelessNodes
-from workers.stateless.thread import StatelessThread
+from models.base import Item, KVLayout, StatelessResult
+from models.transformers_lm.node import DecoderLM
+from workers.data_plane.arrays import to_array
+from workers.kv_engine.attention.kernels import kernel_for
+from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.gpu.graphs import CudaCapture
+from workers.kv_engine.gpu.streams import Turn, use_gpu_stream
+from workers.kv_engine.sequence import SequenceSpec
+from workers.kv_engine.thread import EngineThread
+from workers.stateless_engine.nodes import StatelessNodes
+from workers.stateless_engine.thread import StatelessThread
 
 ROUNDS: Final = 8
 SECONDS: Final = 1.2

@@ -14,7 +14,7 @@ from benchmarks.client import Connection
 from benchmarks.machine import new_loop
 from benchmarks.report import Figure
 from shared.events import AnyEvent, NodeReady, OutputChunk, WalkCompleted, decode
-from shared.log.jetstream import connect
+from shared.log.nats.jetstream import connect
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from tests.e2e.deploy import Running, serve
 

@@ -32,15 +32,15 @@ from transformers import (
 
 from benchmarks.machine import described
 from benchmarks.report import RATIO, Figure, show, spread
-from shared.config import ConfigError
-from shared.models.base import KVLayout
-from shared.models.transformers_lm.node import DecoderLM
-from workers.engine.attention import ATTENTION
-from workers.engine.gpu_kernels import Kernel, attention_of, by_gpu_kernels, kernel_for
-from workers.engine.graphs import Capture, CudaCapture
-from workers.engine.kv_engine import KVEngine
-from workers.engine.node import Node
-from workers.engine.sequence import SequenceSpec
+from configs.deployment import ConfigError
+from models.base import KVLayout
+from models.transformers_lm.node import DecoderLM
+from workers.kv_engine.attention.kernels import Kernel, attention_of, by_gpu_kernels, kernel_for
+from workers.kv_engine.attention.paged import ATTENTION
+from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.gpu.graphs import Capture, CudaCapture
+from workers.kv_engine.node import Node
+from workers.kv_engine.sequence import SequenceSpec
 
 NO_GPU: Final = 2
 """The exit status where there is none."""

@@ -16,10 +16,10 @@ import numpy as np
 
 from benchmarks.random_model import VOCABULARY, engine, node, prompt
 from benchmarks.report import RATIO, Figure, spread
+from models.text.guides import CompiledGuide, Guides
 from shared.events import Guide
-from shared.models.guides import CompiledGuide, Guides
-from workers.engine.kv_engine import KVEngine
-from workers.engine.sequence import Sampling, SequenceSpec
+from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.sequence import Sampling, SequenceSpec
 
 ROWS: Final = (1, 8, 32)
 TOKENS: Final = 64

@@ -28,9 +28,9 @@ from benchmarks.machine import new_loop
 from benchmarks.report import RATIO, Figure
 from shared.errors import CapacityError, TensorGone
 from shared.tensors import Handle
+from workers.data_plane import assembly
 from workers.data_plane.port import Bytes
 from workers.data_plane.store import ArenaStore, MakeTransport, open_store
-from workers.data_plane.transports import choice
 from workers.data_plane.transports.local import LocalTransport
 from workers.data_plane.transports.shm import ShmTransport
 from workers.data_plane.transports.shm_named import NamedShmTransport
@@ -78,7 +78,7 @@ class _Way:
 
 
 def _chosen(name: str) -> Sequence[MakeTransport]:
-    return choice.chosen([name], choice.Network())
+    return assembly.chosen([name], assembly.Network())
 
 
 WAYS: Final = {
@@ -86,7 +86,7 @@ WAYS: Final = {
     "shm, by name": _Way(name="shm, by name", makes=lambda: [NamedShmTransport], is_named=True),
     **{
         name: _Way(name=name, makes=lambda name=name: _chosen(name))  # type: ignore[misc]
-        for name in choice.NAMES
+        for name in assembly.NAMES
         if name in {"tcp", "nixl"}
     },
 }

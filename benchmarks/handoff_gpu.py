@@ -23,13 +23,13 @@ import torch
 
 from benchmarks.machine import described, new_loop
 from benchmarks.report import RATIO, Figure
-from workers.data_plane import backing
-from workers.data_plane.arena import Arena
-from workers.data_plane.device_arena import DeviceArena, DeviceBytes
-from workers.data_plane.transports.cuda_driver import Driver, find_driver
+from workers.data_plane.memory import backing
+from workers.data_plane.memory.arena import Arena
+from workers.data_plane.memory.cuda_driver import Driver, find_driver
+from workers.data_plane.memory.device_arena import DeviceArena, DeviceBytes
+from workers.data_plane.transport import Locator, Peer
 from workers.data_plane.transports.cuda_ipc import CudaIpcTransport
 from workers.data_plane.transports.landing import ArenaLanding
-from workers.data_plane.transports.port import Locator, Peer
 from workers.data_plane.transports.shm import ShmTransport
 
 MB: Final = 1 << 20

@@ -13,6 +13,7 @@ import msgspec
 from conductor.core.cluster import Cluster
 from conductor.core.request import Decision
 from conductor.core.schedule import Deployment
+from models import registry
 from shared.events import (
     EpochOpened,
     Event,
@@ -27,7 +28,6 @@ from shared.events import (
     encode,
 )
 from shared.log.port import StoredRecord
-from shared.models import registry
 from shared.subjects import CONDUCTOR_WRITER, Subjects, worker_writer
 from shared.tensors import inline_ids
 from shared.transcript import Transcript

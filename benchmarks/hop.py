@@ -20,10 +20,10 @@ from typing import Final
 from benchmarks import histories
 from benchmarks.machine import cpu_s, new_loop
 from benchmarks.report import Figure
-from shared.config import resolve
+from configs.deployment import resolve
 from shared.events import NodeReady, RequestFinished, decode, encode
-from shared.log.jetstream import JetStreamLog, connect, provision
-from shared.log.server import NatsServer
+from shared.log.nats.jetstream import JetStreamLog, connect, provision
+from shared.log.nats.private_server import NatsServer
 from shared.subjects import Subjects
 
 SUBJECTS: Final = Subjects()

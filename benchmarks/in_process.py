@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 
 from benchmarks.client import Reply
-from shared.config import DeploymentConfig
+from configs.deployment import DeploymentConfig
+from models import registry
+from models.base import Processing
 from shared.events import Inputs, Params
-from shared.models import registry
-from shared.models.base import Processing
 from shared.tensors import read_ids
 from workers import settings
-from workers.answer import Answer
-from workers.engine.sequence import Sampling, SequenceSpec, TokenOutput
-from workers.hosting import make_engine
+from workers.generation.generated_text import Answer
+from workers.kv_engine.sequence import Sampling, SequenceSpec, TokenOutput
+from workers.loading.hosting import make_engine
 
 
 @dataclass(slots=True)

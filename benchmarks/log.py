@@ -22,10 +22,10 @@ from typing import Any
 import msgspec
 import uvloop
 
-from shared.log.credentials import Credentials
-from shared.log.jetstream import connect, provision
+from shared.log.nats.credentials import Credentials
+from shared.log.nats.jetstream import connect, provision
+from shared.log.nats.private_server import NatsServer
 from shared.log.port import Log
-from shared.log.server import NatsServer
 from shared.subjects import Subjects
 
 _SUBJECTS = Subjects("bench")

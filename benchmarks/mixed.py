@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from benchmarks.random_model import engine, node, prompt, spec
 from benchmarks.report import RATIO, Figure, spread
-from workers.engine.kv_engine import KVEngine
-from workers.engine.sequence import TokenOutput
+from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.sequence import TokenOutput
 
 ANSWERS: Final = 8
 LONG: Final = 4096

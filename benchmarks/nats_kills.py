@@ -24,9 +24,9 @@ from typing import Final
 import uvloop
 
 from benchmarks.report import Figure
-from shared.log.jetstream import JetStreamLog, connect, provision
+from shared.log.nats.jetstream import JetStreamLog, connect, provision
+from shared.log.nats.private_server import NatsServer
 from shared.log.port import StoredRecord
-from shared.log.server import NatsServer
 from shared.subjects import Subjects
 
 ROUNDS: Final = 100

@@ -12,8 +12,8 @@ from typing import Final
 
 from benchmarks.random_model import engine, node, prompt, spec
 from benchmarks.report import RATIO, Figure, spread
-from workers.engine.kv_engine import KVEngine
-from workers.engine.sequence import TokenOutput
+from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.sequence import TokenOutput
 
 REQUESTS: Final = 32
 PREFIX: Final = 512

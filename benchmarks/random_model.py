@@ -5,12 +5,12 @@ from typing import Any, Final
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from shared.models.base import KVLayout
-from shared.models.transformers_lm.node import DecoderLM
-from workers.engine.cpu_threads import cores, kernel_threads
-from workers.engine.kv_engine import KVEngine
-from workers.engine.sequence import SequenceSpec
-from workers.kernels.decoder import by_cpu_kernels
+from models.base import KVLayout
+from models.transformers_lm.node import DecoderLM
+from workers.cpu_kernels.decoder import by_cpu_kernels
+from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.sequence import SequenceSpec
+from workers.machine.cpu_threads import cores, kernel_threads
 
 VOCABULARY: Final = 16_000
 LAYERS: Final = 8

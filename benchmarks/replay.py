@@ -27,14 +27,14 @@ from benchmarks.report import RATIO, Figure, spread
 from conductor.core.cluster import Cluster
 from conductor.core.replay import Replayer
 from conductor.deployment import deployment_of
-from dalsegno.garbage import collected_seldom
-from dalsegno.verdicts import pins
-from shared.config import resolve
+from configs.deployment import resolve
+from dalsegno.replay.verdicts import pins
+from dalsegno.serve.gc_tuning import collected_seldom
+from models import registry
 from shared.events import encode
-from shared.log.jetstream import connect
+from shared.log.nats.jetstream import connect
+from shared.log.nats.private_server import NatsServer
 from shared.log.port import StoredRecord
-from shared.log.server import NatsServer
-from shared.models import registry
 
 REQUESTS: Final = 10_000
 ROUNDS: Final = 5

@@ -11,9 +11,9 @@ from itertools import count
 from typing import Final
 
 from benchmarks.report import Figure, spread
-from workers.engine.blocks import BlockManager
-from workers.engine.scheduler import Scheduler
-from workers.engine.sequence import Sequence, SequenceSpec
+from workers.kv_engine.cache.blocks import BlockManager
+from workers.kv_engine.scheduler import Scheduler
+from workers.kv_engine.sequence import Sequence, SequenceSpec
 
 RUNNING: Final = 1000
 STEPS: Final = 100

@@ -24,8 +24,8 @@ from benchmarks.client import Connection, Reply
 from benchmarks.in_process import InProcess
 from benchmarks.machine import cpu_s, new_loop
 from benchmarks.report import RATIO, Figure, spread
-from dalsegno.datadir import Pids
-from shared.config import resolve
+from configs.deployment import resolve
+from dalsegno.serve.data_dir import Pids
 from tests.e2e.deploy import Running, serve
 from tests.tiny import tiny_checkpoint
 

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from benchmarks.random_model import LAYERS, engine, node, prompt, spec
 from benchmarks.report import RATIO, Figure, spread
-from workers.engine.draft import DraftModel
-from workers.engine.kv_engine import KVEngine
-from workers.engine.sequence import Sampling, SequenceSpec, TokenOutput
-from workers.engine.speculate import PromptLookup, Proposer
+from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.sequence import Sampling, SequenceSpec, TokenOutput
+from workers.kv_engine.speculative.draft_model import DraftModel
+from workers.kv_engine.speculative.speculation import PromptLookup, Proposer
 
 ROWS: Final = 2
 TOKENS: Final = 96

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Final
 
 from benchmarks.report import RATIO, Figure, spread
-from dalsegno.address import free
+from dalsegno.config.address import free
 
 ROUNDS: Final = 3
 ALLOWED_S: Final = 2.0

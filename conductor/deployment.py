@@ -2,10 +2,10 @@
 
 from conductor.core.schedule import Deployment
 from conductor.digests import core_digest
-from shared.config import DeploymentConfig
+from configs.deployment import DeploymentConfig
+from models import registry
+from models.base import EngineKind
 from shared.events import Limits
-from shared.models import registry
-from shared.models.base import EngineKind
 
 
 def deployment_of(config: DeploymentConfig, *, max_event_bytes: int) -> Deployment:

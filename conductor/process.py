@@ -1,7 +1,7 @@
 """The conductor's process: it reads the log, lets the core decide, and puts decisions into the log.
 
 Thin. It reads the log, from a snapshot on where it has one, and follows. It claims the next epoch when
-nobody leads (`conductor.pulses` says so), and leads from the moment it reads that claim back, because then
+nobody leads (`conductor.liveness` says so), and leads from the moment it reads that claim back, because then
 it has folded everything before it: it publishes what is decided but not recorded, and goes on. It says which
 workers are lost, and which time limits have passed (`conductor.timers`); what follows from that is the
 core's to decide. Once it reads a higher epoch, it follows.
@@ -27,21 +27,21 @@ from conductor.core.react import Deadline
 from conductor.core.schedule import Deployment
 from conductor.deployment import deployment_of
 from conductor.digests import fold_digest
-from conductor.pulses import Echoes, Leader, Workers
+from conductor.liveness import Echoes, Leader, Workers
 from conductor.snapshots import Snapshots
 from conductor.timers import Timers
 from conductor.writer import DecisionWriter
+from configs.deployment import DeploymentConfig, RecoverySettings
+from models import registry
 from shared import faults
-from shared.config import DeploymentConfig, RecoverySettings
 from shared.errors import CapacityError
-from shared.log import jetstream
-from shared.log.credentials import NOBODY, Credentials
+from shared.log.capacity_watch import RoomWatch
+from shared.log.nats import jetstream
+from shared.log.nats.credentials import NOBODY, Credentials
 from shared.log.port import Log, LogState, LogUnavailableError, StoredRecord, WrongLastSequenceError
-from shared.log.room_watch import RoomWatch
 from shared.meters import ConductorMeters
-from shared.models import registry
-from shared.said import quoting
 from shared.subjects import Subjects
+from shared.telemetry.log_fields import quoting
 
 _LOGGER = logging.getLogger("conductor")
 BEAT_S: Final = 0.25

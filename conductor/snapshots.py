@@ -25,9 +25,9 @@ import msgspec
 
 from conductor.core import snapshot
 from conductor.core.cluster import Cluster
+from models.base import ModelGraph
 from shared import faults
 from shared.log.port import Log, StoredRecord
-from shared.models.base import ModelGraph
 from shared.subjects import Subjects
 
 _LOGGER: Final = logging.getLogger(__name__)

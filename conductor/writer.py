@@ -12,12 +12,13 @@ import msgspec
 from conductor.core.cluster import Cluster
 from conductor.core.react import Deadline
 from conductor.core.request import Decision
-from conductor.pulses import Loss
-from shared import faults, tracing
+from conductor.liveness import Loss
+from shared import faults
 from shared.errors import CapacityError
 from shared.events import DeadlinePassed, Event, NodeReady, OutputFence, WalkStop, WorkerLost, encode
 from shared.log.port import Log
 from shared.subjects import CONDUCTOR_WRITER, Subjects
+from shared.telemetry import tracing
 
 
 class DecisionWriter:

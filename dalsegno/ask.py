@@ -16,7 +16,7 @@ from threading import Timer
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from dalsegno.bearer import bearer
+from dalsegno.client.bearer_token import bearer
 from shared.errors import CapacityError, ClientError, DalSegnoError
 
 _CONNECT_S: Final = 10.0

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import yaml
 
-from dalsegno.reference import meanings_of
+from dalsegno.config.reference import meanings_of
 from shared import events, tensors
 from shared.events import Event
 from shared.subjects import DEFAULT_ORIGIN, Subjects

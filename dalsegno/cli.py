@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from dalsegno import options
+from dalsegno.config import options
 from shared.errors import DalSegnoError
 
 if TYPE_CHECKING:
-    from dalsegno.roles import RoleOptions
+    from dalsegno.serve.role_process import RoleOptions
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 EX_INTERRUPTED: Final = 130
 
 _ELSEWHERE: Final = {
-    "check": ("dalsegno.check", "check"),
-    "config": ("dalsegno.effective", "config"),
-    "export": ("dalsegno.export", "export"),
-    "init-security": ("dalsegno.security", "init_security"),
-    "log": ("dalsegno.history", "log"),
-    "replay": ("dalsegno.replay", "replay"),
+    "check": ("dalsegno.check.command", "check"),
+    "config": ("dalsegno.config.command", "config"),
+    "export": ("dalsegno.bundle.export", "export"),
+    "init-security": ("dalsegno.security.command", "init_security"),
+    "log": ("dalsegno.history.command", "log"),
+    "replay": ("dalsegno.replay.command", "replay"),
 }
 """Commands in modules of their own, imported when they are called or listed."""
 
@@ -101,8 +101,8 @@ def serve(model: str, ready_file: Path | None, profile: Path | None, **told: Any
 
     MODEL is a name in configs/ (try `demo`), a YAML file, or a folder with a Hugging Face checkpoint.
     """
-    from dalsegno.launcher import ServeOptions, serve
-    from dalsegno.supervisor import EX_CONFIG, RefusedError
+    from dalsegno.serve.launcher import ServeOptions, serve
+    from dalsegno.serve.supervisor import EX_CONFIG, RefusedError
 
     try:
         serve(
@@ -125,8 +125,8 @@ def ask(**told: Any) -> None:
 
     TEXT is the question; `-` is what stdin says. A server that asks for a key gets $DALSEGNO_API_KEY.
     """
-    from dalsegno import environment
     from dalsegno.ask import Question, ask
+    from dalsegno.config import environment
 
     if told["text"] == "-":
         told["text"] = sys.stdin.read()
@@ -151,13 +151,13 @@ def provision(**told: Any) -> None:
     """
     import asyncio
 
-    from dalsegno import address, configuration
-    from dalsegno.launcher import provision
-    from shared.config import log_keeping, nats_credentials
-    from shared.log.durability import PROMISES
-    from shared.log.permissions import PROVISIONER
+    from configs.deployment import log_keeping, nats_credentials
+    from dalsegno.config import address, resolve
+    from dalsegno.serve.launcher import provision
+    from shared.log.nats.durability import PROMISES
+    from shared.log.nats.permissions import PROVISIONER
 
-    nats = configuration.reach(options.settings_in(told)).nats
+    nats = resolve.reach(options.settings_in(told)).nats
     if nats.url is None:
         raise click.UsageError("which NATS server? Name it with --nats, or in DALSEGNO_NATS_URL")
     url = address.nats_url(nats.url)
@@ -169,18 +169,18 @@ def provision(**told: Any) -> None:
 @options.of_gateway
 def gateway(**told: Any) -> None:
     """Run one gateway: HTTP in, events out."""
-    from dalsegno import roles
+    from dalsegno.serve import role_process
 
-    _leave(roles.gateway(_options(told)))
+    _leave(role_process.gateway(_options(told)))
 
 
 @main.command()
 @options.of_conductor
 def conductor(alone: bool, **told: Any) -> None:
     """Run one conductor; of several, one leads and the others stand by."""
-    from dalsegno import roles
+    from dalsegno.serve import role_process
 
-    _leave(roles.conductor(_options(told), alone=alone))
+    _leave(role_process.conductor(_options(told), alone=alone))
 
 
 @main.command()
@@ -188,9 +188,9 @@ def conductor(alone: bool, **told: Any) -> None:
 @options.of_role
 def worker(rank: int, **told: Any) -> None:
     """Run the worker of one rank."""
-    from dalsegno import roles
+    from dalsegno.serve import role_process
 
-    _leave(roles.worker(_options(told), rank))
+    _leave(role_process.worker(_options(told), rank))
 
 
 @main.command()
@@ -202,13 +202,13 @@ def version() -> None:
 
 
 def _leave(status: int) -> NoReturn:
-    from dalsegno import garbage
+    from dalsegno.serve import gc_tuning
 
-    garbage.leave_all()
+    gc_tuning.leave_all()
     sys.exit(status)
 
 
 def _options(told: dict[str, Any]) -> "RoleOptions":
-    from dalsegno.roles import RoleOptions
+    from dalsegno.serve.role_process import RoleOptions
 
     return RoleOptions(told=options.settings_in(told), **told)

@@ -20,23 +20,24 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from gateway import errors, schema, server
-from gateway.about_routes import about_routes
-from gateway.audio.routes import speech_routes
-from gateway.doors.front import FrontDoor
+from configs.deployment import ApiKey, DeploymentConfig, api_keys
+from gateway import errors, openapi
 from gateway.errors import HttpError
 from gateway.generate.routes import generate_routes
-from gateway.health_routes import health_routes
-from gateway.metrics.routes import metrics_routes
+from gateway.http import server
+from gateway.middleware.stack import FrontDoor
 from gateway.openai.embeddings import embedding_routes
 from gateway.openai.routes import openai_routes
-from gateway.request_routes import request_routes
-from gateway.service import Gateway, Served
-from gateway.warm_routes import warm_routes
-from shared.config import ApiKey, DeploymentConfig, api_keys
+from gateway.operations.about_routes import about_routes
+from gateway.operations.health_routes import health_routes
+from gateway.operations.metrics_routes import metrics_routes
+from gateway.operations.request_routes import request_routes
+from gateway.operations.warm_routes import warm_routes
+from gateway.requests.service import Gateway, Served
+from gateway.speech.routes import speech_routes
 from shared.errors import DalSegnoError
-from shared.log import jetstream
-from shared.log.credentials import NOBODY, Credentials
+from shared.log.nats import jetstream
+from shared.log.nats.credentials import NOBODY, Credentials
 from shared.log.port import DurabilityError, LogRegressedError, LogUnavailableError
 from shared.subjects import Subjects
 
@@ -104,7 +105,7 @@ def create_app(
         app.include_router(routes(gateway))
     for kind, handler in _HANDLERS:
         app.add_exception_handler(kind, handler)
-    schema.complete(app, needs_key=bool(keys))
+    openapi.complete(app, needs_key=bool(keys))
     return app
 
 

@@ -17,8 +17,8 @@ from starlette.types import Send
 from shared.errors import ClientError, DalSegnoError
 from shared.events import Failure
 from shared.log.port import LogRegressedError
-from shared.misfit import Misfit, described
-from shared.said import MAY_QUOTE
+from shared.telemetry.log_fields import MAY_QUOTE
+from shared.validation_errors import Misfit, described
 
 _LOGGER: Final = logging.getLogger(__name__)
 

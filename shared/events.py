@@ -148,7 +148,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     Of a chat, `tools` are functions the model may call, rendered by that template. `tool_choice` says whether
     it does: if it likes (`auto`), not at all (`none`: it is not told of them), at least once (`required`), or
     once, the one that is named. Without `parallel_tool_calls` it calls one at most. The answer is text, with
-    the calls as the model writes them (`shared.models.tool_calls`).
+    the calls as the model writes them (`models.text.tool_calls`).
     """
 
     messages: list[dict[str, Any]] | None = None
@@ -496,7 +496,7 @@ class RequestAdmitted(
 ):
     """`schedule` let a request in. Taken as it is by every replay: it depends on the world.
 
-    `family` names the graph and plan the request follows (`shared.models.registry`). `placement` says each
+    `family` names the graph and plan the request follows (`models.registry`). `placement` says each
     node's rank; `walk_placement`, by walk and node, where it is another one in that walk.
     """
 
@@ -688,7 +688,7 @@ class WorkerJoined(
     says it again each day, with its `incarnation`, because the log forgets. `cards` say, by transport, how
     other workers reach the tensors of this life; of a rank that follows another (`tp_size`), `group` says
     where it waits for that. `tool_calls` is how its model writes calls of tools, one of
-    `shared.models.tool_calls`; empty where it cannot.
+    `models.text.tool_calls`; empty where it cannot.
     """
 
     rank: int

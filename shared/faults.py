@@ -3,8 +3,8 @@
     faults.reach("worker.chunk.acked")
 
 is a call that does nothing, some 30 ns, in every process that was not armed. One is armed by the path of a
-file in `DALSEGNO_FAULT` (read in `dalsegno.environment`). The file holds an order, one line, and may be given
-another at any time; it is read anew at every point:
+file in `DALSEGNO_FAULT` (read in `dalsegno.config.environment`). The file holds an order, one line, and may
+be given another at any time; it is read anew at every point:
 
     worker.chunk.acked:3:kill        the third time this process gets there from now on, it is gone (SIGKILL)
     worker.chunk.acked:1:stop        it stops (SIGSTOP) until somebody lets it go on (SIGCONT)

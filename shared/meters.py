@@ -6,8 +6,8 @@ heard at `/metrics`; there a total that begins anew is a process that was starte
 
 import msgspec
 
-from shared.histogram import Histogram
 from shared.log.port import LogStats
+from shared.telemetry.histogram import Histogram
 
 
 class TensorMeters(msgspec.Struct, frozen=True, kw_only=True):

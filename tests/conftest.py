@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from shared.log.server import NatsServer
+from shared.log.nats.private_server import NatsServer
 from shared.subjects import Subjects
 
 _prefixes = itertools.count()

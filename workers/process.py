@@ -4,7 +4,8 @@
                                             ├──tensors──> TensorStore <──> other workers
                                             └──events──> EventWriter ──> log
 
-Thin: the decisions are in `workers.inbox`, the work in `workers.executor`. While the log is away, what
+Thin: the decisions are in `workers.orders.inbox`, the work in `workers.execution.executor`. While the log is
+away, what
 runs goes on and its events wait in the log's outbox. Cancelled, it takes no more orders, finishes what
 runs within a deadline, and leaves; what is unfinished then, the rank's next life does again.
 
@@ -27,38 +28,39 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
+from configs.deployment import ConfigError, DeploymentConfig
 from shared import faults
-from shared.config import ConfigError, DeploymentConfig
+from shared.epoch_fence import EpochFence
 from shared.errors import CapacityError, WorkerError
 from shared.events import MalformedEventError, WorkerJoined, WorkerLeaving, decode
-from shared.fence import EpochFence
 from shared.ids import Rank
-from shared.log import beats, jetstream
-from shared.log.credentials import NOBODY, Credentials
+from shared.log.nats import heartbeat_connection, jetstream
+from shared.log.nats.credentials import NOBODY, Credentials
 from shared.log.port import Log
 from shared.meters import EdgeMeters, PrefixMeters, TensorMeters, WorkerMeters
-from shared.said import quoting
 from shared.subjects import Subjects
-from workers import group, settings
-from workers.cpu_pool import CpuPool
+from shared.telemetry.log_fields import quoting
+from workers import settings
+from workers.data_plane.assembly import Network, chosen
 from workers.data_plane.port import TensorStore
 from workers.data_plane.store import open_store
-from workers.data_plane.transports.choice import Network, chosen
-from workers.early import EarlyEdges, Heard
-from workers.engine.outcomes import EngineStats
-from workers.executor import Executor
-from workers.following import Follower, Following
-from workers.group import Copy
-from workers.inbox import Ended, Inbox, Joined, Lost, Over, Start, Stop, Superseded, Unreadable
-from workers.life import LAST_WORDS_S, SupersededError, stay_known, until_cancelled
-from workers.lives import Lives, Met, Parted
-from workers.model import Loaded, LocalModel, Model
-from workers.nodes import Hosted
-from workers.pulse import Pulse
-from workers.rows import Rows
+from workers.execution.dispatch import Hosted
+from workers.execution.executor import Executor
+from workers.generation.sequence_handles import Rows
+from workers.kv_engine.counters import EngineStats
+from workers.loading.model import Loaded, LocalModel, Model
+from workers.machine.cpu_pool import CpuPool
+from workers.membership.event_writer import EventWriter
+from workers.membership.heartbeat import Pulse
+from workers.membership.incarnation import LAST_WORDS_S, SupersededError, stay_known, until_cancelled
+from workers.membership.peers import Lives, Met, Parted
+from workers.orders.inbox import Ended, Inbox, Joined, Lost, Over, Start, Stop, Superseded, Unreadable
+from workers.orders.out_of_order import EarlyEdges, Heard
 from workers.settings import EngineSettings
-from workers.streams import EdgeCounts
-from workers.writer import EventWriter
+from workers.streams.request_streams import EdgeCounts
+from workers.tensor_parallel import group
+from workers.tensor_parallel.follower_process import Follower, Following
+from workers.tensor_parallel.group import Copy
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -99,7 +101,7 @@ async def run(options: WorkerOptions) -> None:
     subjects = Subjects(options.prefix)
     pulse = Pulse(
         subjects.beat("worker", str(options.rank)),
-        lambda: beats.open_line(
+        lambda: heartbeat_connection.open_line(
             options.nats_url,
             credentials=options.credentials,
             name=f"worker {options.rank} beats",
@@ -144,7 +146,7 @@ def _follower(
     options: WorkerOptions, engine_settings: EngineSettings, log: Log, subjects: Subjects
 ) -> Follower:
     def make(copy: Copy, on_progress: Callable[[float], None]) -> Following:
-        from workers.hosting import make_follower  # noqa: PLC0415 - torch: see `workers.hosting`
+        from workers.loading.hosting import make_follower  # noqa: PLC0415 - torch: see `workers.loading.hosting`
 
         def tell(done: int, total: int, _: str) -> None:
             on_progress(done / max(total, 1))

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from shared.config import ConfigError, DeploymentConfig, neighbour
-from shared.misfit import misfit
-from shared.models import registry
+from configs.deployment import ConfigError, DeploymentConfig, neighbour
+from models import registry
+from shared.validation_errors import misfit
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

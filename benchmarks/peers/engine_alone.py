@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.peers.protocol import Answer, Ready, drive
-from shared.config import resolve
+from configs.deployment import resolve
 from workers import settings
-from workers.engine.sequence import SequenceSpec, TokenOutput
-from workers.hosting import make_engine
+from workers.kv_engine.sequence import SequenceSpec, TokenOutput
+from workers.loading.hosting import make_engine
 
 DTYPE: Final = "bfloat16"
 
@@ -35,7 +35,9 @@ def _loaded(checkpoint: Path) -> Iterator[Ready]:
         return list(answers.values())
 
     yield Ready(
-        ask, f"workers.hosting.make_engine(..., dtype={DTYPE}).step()", ("dalsegno", "torch", "transformers")
+        ask,
+        f"workers.loading.hosting.make_engine(..., dtype={DTYPE}).step()",
+        ("dalsegno", "torch", "transformers"),
     )
 
 

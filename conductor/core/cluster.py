@@ -26,7 +26,8 @@ from conductor.core.react import Deadline, Fact, LifeEnd, Reaction, Reactor, dea
 from conductor.core.replicas import Memory, Place
 from conductor.core.request import Decision, RankState, Request, World, archived, decided, submitted
 from conductor.core.schedule import Deployment, place_of, refuse, schedule, turn_away
-from shared.addressed import check_address
+from models.base import ModelGraph
+from shared.epoch_fence import EpochFence
 from shared.errors import Divergence
 from shared.events import (
     AnyEvent,
@@ -64,10 +65,9 @@ from shared.events import (
     is_answer_of_server,
     submission_digest,
 )
-from shared.fence import EpochFence
 from shared.ids import is_addressable
 from shared.log.port import StoredRecord
-from shared.models.base import ModelGraph
+from shared.subject_rules import check_address
 from shared.subjects import Address, Subjects
 
 KEEP_ENDED: Final = 10_000

@@ -11,7 +11,7 @@ too): so whoever folds the same log decides the same. Three kinds of event come 
   copy: nothing. Another: a `Divergence`.
 
 How decisions are put together is in `conductor.core.orders`; what is held against a request under which
-workers die, in `conductor.core.suspicion`.
+workers die, in `conductor.core.poison_pills`.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from typing import Final, assert_never
 
 import msgspec
 
-from conductor.core import suspicion
+from conductor.core import poison_pills
 from conductor.core.lifecycle import FACTS, Phase
 from conductor.core.orders import (
     cancelled,
@@ -45,6 +45,8 @@ from conductor.core.request import (
     decided,
     same,
 )
+from configs.placement import rank_of
+from models.base import ModelGraph
 from shared.errors import BugError, DalSegnoError, Divergence, TensorGone
 from shared.events import (
     DeadlinePassed,
@@ -63,8 +65,6 @@ from shared.events import (
     WorkerLost,
 )
 from shared.log.port import StoredRecord
-from shared.models.base import ModelGraph
-from shared.placement import rank_of
 from shared.plans import AtHand, Finish, Journey, PlanRequest, StepResult
 from shared.tensors import Handle
 from shared.transcript import combined
@@ -124,7 +124,7 @@ class Reactor:
             case WalkProgressed():
                 step = request.step(event.index)
                 assert step is not None
-                further = suspicion.after_progress(request, step)
+                further = poison_pills.after_progress(request, step)
                 return Reaction(msgspec.structs.replace(request, suspicion=further))
             case WalkFailed():
                 return self._failed(request, event, world)
@@ -154,7 +154,7 @@ class Reactor:
             return self._end(request, failed(request, Failure(code=BugError.code, message=message)))
         request = msgspec.structs.replace(
             request,
-            suspicion=suspicion.after_step(request, step),
+            suspicion=poison_pills.after_step(request, step),
             results=(*request.results, (step.index, StepResult(results, combined(tracks)))),
             running=tuple(one for one in request.running if one.index != step.index),
         )
@@ -173,7 +173,7 @@ class Reactor:
             return self._end(request, failed(request, event.failure))
         # With a life that is over its tensors are gone; of one that runs, none should be.
         is_over = event.gone_rank is not None and world.incarnation(event.gone_rank) != event.gone_life
-        if not is_over and suspicion.exhausted(request):
+        if not is_over and poison_pills.exhausted(request):
             message = (
                 f"{event.failure.message}; this was try {request.suspicion.tries} of "
                 f"{request.limits.max_attempts} without progress (max_attempts)"
@@ -181,7 +181,7 @@ class Reactor:
             failure = msgspec.structs.replace(event.failure, message=message)
             return self._end(request, failed(request, failure))
         reason = f"tensor {event.gone} is gone: step {producer}, which made it, runs again"
-        against = request.suspicion if is_over else suspicion.after_loss(request, event.gone_life)
+        against = request.suspicion if is_over else poison_pills.after_loss(request, event.gone_life)
         held, decisions = self._hold(request, journey.alone(behind), reason, against, world)
         reaction = self._go_on(held, world, why=reason)
         return Reaction(reaction.request, (*decisions, *reaction.decisions))
@@ -192,12 +192,12 @@ class Reactor:
             return self._end(request, failed(request, otherwise))
         rank, life = event.rank, world.incarnation(event.rank)
         assert life is not None
-        against, reason = suspicion.after_leaving(request), _how_it_ended(event, life)
+        against, reason = poison_pills.after_leaving(request), _how_it_ended(event, life)
         if not isinstance(event, WorkerLeaving):
             read_seq = event.read_seq if isinstance(event, WorkerLost) else None
-            if suspicion.counts(request, rank, life, read_seq) and suspicion.exhausted(request):
+            if poison_pills.counts(request, rank, life, read_seq) and poison_pills.exhausted(request):
                 return self._end(request, failed(request, _given_up(request, rank, reason)))
-            against = suspicion.after_death(request, rank, life, read_seq)
+            against = poison_pills.after_death(request, rank, life, read_seq)
         steps = [str(step.index) for step in request.running]
         undone = f"step {steps[0]} was" if len(steps) == 1 else f"steps {', '.join(steps)} were"
         reason = f"{reason}, before {undone} done"
@@ -422,7 +422,7 @@ class Reactor:
             placement=event.placement,
             walk_placement=event.walk_placement,
             resumptions=request.resumptions + 1,
-            suspicion=held_against if event.on_probation else suspicion.CLEARED,
+            suspicion=held_against if event.on_probation else poison_pills.CLEARED,
         )
         return self._go_on(confirmed(decided(request, event), event.id), world, why=event.reason)
 

@@ -21,6 +21,7 @@ from conductor.core.cluster import Cluster, Folded
 from conductor.core.lifecycle import Phase
 from conductor.core.react import is_of_a_step
 from conductor.core.request import Request
+from models.base import ModelGraph
 from shared.events import (
     AnyEvent,
     Event,
@@ -37,7 +38,6 @@ from shared.events import (
     is_answer_of_server,
 )
 from shared.log.port import StoredRecord
-from shared.models.base import ModelGraph
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.transcript import Transcript
 from shared.walks import StreamInfo, chunks_of

@@ -20,7 +20,7 @@ import msgspec
 
 from conductor.core.affinity import Affinity, pieces
 from conductor.core.request import Request, World
-from shared.placement import PlacedGroup
+from configs.placement import PlacedGroup
 
 Policy: TypeAlias = Literal["fsfs", "rr", "random", "cache_aware"]
 
@@ -44,7 +44,7 @@ class Memory:
 
     Attributes:
         turns: by group, how many were given a rank one after the other.
-        served: of each tenant that is present, how many of its requests were let in (`conductor.core.line`).
+        served: of each tenant that is present, how many of its requests were let in (`conductor.core.queue`).
         affinity: what each rank had.
     """
 

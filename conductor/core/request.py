@@ -93,7 +93,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
-    """What is held against a request under which workers died (`conductor.core.suspicion`).
+    """What is held against a request under which workers died (`conductor.core.poison_pills`).
 
     Attributes:
         tries: how many attempts in a row came no further, the one under way included.

@@ -4,10 +4,11 @@ Pure, but not a function of one request's log: so its result is *recorded as a f
 and counts from its position in the log on. A replay takes it as it is.
 
 Who waits is let in by `priority`, of equals by whose deadline is nearest, then by whose tenant has the fewest
-requests open, or had the fewest let in, then in order of submission (`conductor.core.line`). Which replica
+requests open, or had the fewest let in, then in order of submission (`conductor.core.queue`). Which replica
 a request gets is in `conductor.core.replicas`. More than so many do not wait: they are refused.
 
-Held requests are resumed before others are let in. One under which a worker died (`conductor.core.suspicion`)
+Held requests are resumed before others are let in. One under which a worker died
+(`conductor.core.poison_pills`)
 is tried on the quietest rank there is, one at a time on each: on an empty one, or one with the proven alone,
 where nothing else begins meanwhile; else beside others, for nobody is to wait while a replica is well. Who
 was submitted last comes first: what kills a worker mostly does so at once.
@@ -20,12 +21,12 @@ from typing import Final
 
 import msgspec
 
-from conductor.core import line
+from conductor.core import queue
 from conductor.core.replicas import Memory, Place, Policy, Ranks
 from conductor.core.request import Request, World, ranks_of
+from configs.placement import PlacedGroup, assign
 from shared.errors import ModelNotFoundError
 from shared.events import Failure, Limits, Pins, RequestAdmitted, RequestRejected, RequestResumed
-from shared.placement import PlacedGroup, assign
 
 _TOO_MANY: Final = 429
 
@@ -88,8 +89,8 @@ def schedule(
     resumed = _resume(held, ranks, blamed or {})
     admitted: list[RequestAdmitted] = []
     open_of = Counter([*(place.tenant for place in places), *(one.tenant for one in held)])
-    memory.served = line.welcome(memory.served, {*open_of, *(request.tenant for request in waiting)})
-    for request in line.ordered(waiting, open_of, memory.served):
+    memory.served = queue.welcome(memory.served, {*open_of, *(request.tenant for request in waiting)})
+    for request in queue.ordered(waiting, open_of, memory.served):
         options = [ranks.roomy_in(group) for group in deployment.groups]
         if len(admitted) == free or not all(options):
             break

@@ -22,7 +22,7 @@ import msgspec
 
 from conductor.core.cluster import Cluster
 from conductor.core.request import Request
-from shared.models.base import ModelGraph
+from models.base import ModelGraph
 from shared.subjects import Subjects
 
 CACHES: Final = frozenset({"graph_of", "subjects", "memory", "_reactor"})

@@ -35,7 +35,7 @@ from dalsegno.client.stream import AsyncStream
 from dalsegno.client.synchronous import Client, Stream
 from dalsegno.client.transport import Health
 from shared.events import Usage
-from shared.log.credentials import Credentials
+from shared.log.nats.credentials import Credentials
 
 __all__ = [
     "Answer",

@@ -6,15 +6,15 @@ from typing import Self, Unpack
 from urllib.parse import urlsplit
 
 from dalsegno.client.answer import Answer
+from dalsegno.client.http_transport import HttpTransport
 from dalsegno.client.media import Audio
-from dalsegno.client.over_http import HttpTransport
-from dalsegno.client.question import How, Messages, Question, question
+from dalsegno.client.request import How, Messages, Question, question
 from dalsegno.client.stream import AsyncStream
 from dalsegno.client.transport import Health, Transport
+from models.base import EMBEDDING
 from shared.errors import ClientError
 from shared.ids import is_prefix
-from shared.log.credentials import Credentials
-from shared.models.base import EMBEDDING
+from shared.log.nats.credentials import Credentials
 
 PATIENCE_S = 60.0
 
@@ -37,7 +37,7 @@ class AsyncClient:
         prefix: the deployment's, for NATS.
         patience_s: how long a broken answer is tried to be taken up again; 0 is not at all.
 
-    Every call takes what `dalsegno.client.question.How` lists.
+    Every call takes what `dalsegno.client.request.How` lists.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ def _transport(
         case schemes if schemes and schemes <= {"http", "https"}:
             return HttpTransport(*addresses, api_key=api_key)
         case schemes if schemes and schemes <= {"nats", "tls"}:
-            from dalsegno.client.over_nats import NatsTransport
+            from dalsegno.client.nats_transport import NatsTransport
 
             if not is_prefix(prefix):
                 raise ClientError(

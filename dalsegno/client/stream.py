@@ -14,7 +14,7 @@ from typing import Final, Self
 
 from dalsegno.client.answer import Answer, Chunk, End
 from dalsegno.client.errors import BrokenError, BusyError, UnreachableError
-from dalsegno.client.question import Question
+from dalsegno.client.request import Question
 from dalsegno.client.transport import Transport
 from shared.errors import DalSegnoError
 

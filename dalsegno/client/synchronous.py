@@ -18,11 +18,11 @@ from typing import Any, Final, Generic, Self, TypeVar, Unpack
 from dalsegno.client.answer import Answer, Chunk
 from dalsegno.client.asynchronous import PATIENCE_S, AsyncClient
 from dalsegno.client.media import Audio
-from dalsegno.client.question import How, Messages
+from dalsegno.client.request import How, Messages
 from dalsegno.client.stream import AsyncStream
 from dalsegno.client.transport import Health
 from shared.errors import ClientError
-from shared.log.credentials import Credentials
+from shared.log.nats.credentials import Credentials
 
 _T = TypeVar("_T")
 _END_S: Final = 5.0

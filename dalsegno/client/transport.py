@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dalsegno.client.answer import Chunk, End
-from dalsegno.client.question import Question
+from dalsegno.client.request import Question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.errors import HttpError
 from gateway.openai.answers import usage_of
-from gateway.resume import Position
+from gateway.requests.resume import Position
 from shared.events import OutputChunk, Usage
 from shared.log.port import Durability
 

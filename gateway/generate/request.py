@@ -16,16 +16,16 @@ import msgspec
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
-from gateway import caps, errors
-from gateway.bodies import check_known, params_of, parse_json, parse_object
+from gateway import errors, request_limits
 from gateway.errors import InvalidParamError
+from gateway.http.bodies import check_known, params_of, parse_json, parse_object
 from gateway.openai import requests as openai_requests
 from gateway.openai.requests import ChatRequest
-from gateway.service import Served
+from gateway.requests.service import Served
+from models.base import OF_PROMPTS
 from shared.errors import ClientError
 from shared.events import Inputs, Params, Priority
-from shared.misfit import described, misfit
-from shared.models.base import OF_PROMPTS
+from shared.validation_errors import described, misfit
 
 QUESTIONS: Final = ("text", "messages", "token_ids")
 """One of them is what is asked."""
@@ -108,8 +108,8 @@ def parse(fields: Mapping[str, Any], served: Served) -> GenerateRequest:
         streaming=_boolean(fields, "streaming", default=True),
         model=_text(fields, "model"),
         request_id=_text(fields, "request_id") or None,
-        timeout_s=_seconds(fields, "timeout_s", caps.check_timeout),
-        linger_s=_seconds(fields, "linger_s", caps.check_linger),
+        timeout_s=_seconds(fields, "timeout_s", request_limits.check_timeout),
+        linger_s=_seconds(fields, "linger_s", request_limits.check_linger),
         priority=_priority(fields),
     )
 

@@ -6,13 +6,14 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
-from gateway import caps, resume
-from gateway.answer import Answer, Format, Question
-from gateway.doors.api_keys import holder
+from gateway import request_limits
 from gateway.generate.answers import ChunkLines, Document
 from gateway.generate.request import FIELDS, QUESTIONS, read
-from gateway.service import Gateway
-from gateway.submission import Asked, Recorded, request_id_of
+from gateway.middleware.api_keys import holder
+from gateway.requests import resume
+from gateway.requests.response import Answer, Format, Question
+from gateway.requests.service import Gateway
+from gateway.requests.submission import Asked, Recorded, request_id_of
 
 _QUESTIONS: Final = [{"required": [name]} for name in QUESTIONS]
 _SCHEMA: Final = {"type": "object", "oneOf": _QUESTIONS, "properties": FIELDS}
@@ -31,8 +32,8 @@ def generate_routes(gateway: Gateway) -> APIRouter:
     @router.post("/generate", summary="Answer one message", openapi_extra=_BODY)
     async def generate(request: Request) -> Response:
         parsed = await read(request, gateway.served)
-        caps.check_params(parsed.params, gateway.settings, "model_kwargs.max_tokens")
-        caps.check_messages(len(parsed.inputs.messages or []), gateway.settings)
+        request_limits.check_params(parsed.params, gateway.settings, "model_kwargs.max_tokens")
+        request_limits.check_messages(len(parsed.inputs.messages or []), gateway.settings)
         asked = Asked(
             request_id=request_id_of(parsed.request_id, "gen"),
             id_is_chosen=parsed.request_id is not None,
@@ -41,7 +42,7 @@ def generate_routes(gateway: Gateway) -> APIRouter:
             params=parsed.params,
             created_s=int(time.time()),
             trace=request.headers.get("traceparent"),
-            timeout_s=caps.limit_s(parsed.timeout_s, gateway.settings),
+            timeout_s=request_limits.limit_s(parsed.timeout_s, gateway.settings),
             linger_s=parsed.linger_s or 0.0,
             priority=parsed.priority,
             tenant=holder(request.scope),

@@ -1,7 +1,8 @@
 """OpenAI's answers: server-sent events and one document, for chat and for completions.
 
 Every server-sent event but the last, `[DONE]`, carries as `id` the stream's position behind it
-(`gateway.resume`). A stream that is resumed goes on behind the position it was told, with the events that
+(`gateway.requests.resume`). A stream that is resumed goes on behind the position it was told, with the
+events that
 would have come, to the byte, and says nothing of before. A stream that fails in the middle ends with an
 `error` event and without `[DONE]`.
 """
@@ -14,7 +15,7 @@ import msgspec
 from gateway.errors import HttpError
 from gateway.openai.calls import Calls
 from gateway.openai.logprobs import Listed, TokenList, chat_logprobs, completion_logprobs
-from gateway.resume import Position
+from gateway.requests.resume import Position
 from shared.events import OutputChunk, Usage
 
 _DONE: Final = b"data: [DONE]\n\n"

@@ -7,8 +7,8 @@ text up to there: so a stream that is resumed, at whichever gateway, goes on as 
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shared.models.tool_call_reader import CallPiece, Said, ToolCallReader, call_id
-from shared.models.tool_calls import CallFormat
+from models.text.tool_call_parser import CallPiece, Said, ToolCallReader, call_id
+from models.text.tool_calls import CallFormat
 
 _STOP: Final = "stop"
 _CALLED: Final = "tool_calls"

@@ -1,7 +1,7 @@
 """`POST /v1/embeddings`: OpenAI's request, and its answer.
 
-Each input is a request of its own on the log, as each answer of several is (`gateway.choices`). What makes an
-embedding of it, the checkpoint says (`shared.models.embedding`); what arrives here are its bytes.
+Each input is a request of its own on the log, as each answer of several is (`gateway.requests.choices`).
+What makes an embedding of it, the checkpoint says (`models.text.embedding`); what arrives here are its bytes.
 """
 
 import struct
@@ -15,19 +15,19 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
-from gateway import caps, errors
-from gateway.answer import Answer, Format, Question
-from gateway.bodies import body_schema, params_of, read_object
-from gateway.choices import split
-from gateway.doors.api_keys import holder
+from configs.deployment import GatewaySettings
+from gateway import errors, request_limits
 from gateway.errors import HttpError, InvalidParamError
-from gateway.service import Gateway
-from gateway.submission import Asked, Recorded, request_id_of
-from shared.config import GatewaySettings
+from gateway.http.bodies import body_schema, params_of, read_object
+from gateway.middleware.api_keys import holder
+from gateway.requests.choices import split
+from gateway.requests.response import Answer, Format, Question
+from gateway.requests.service import Gateway
+from gateway.requests.submission import Asked, Recorded, request_id_of
+from models.base import EMBEDDING
 from shared.errors import ClientError
 from shared.events import Inputs, OutputChunk, Params, Priority, Usage
-from shared.misfit import described, misfit
-from shared.models.base import EMBEDDING
+from shared.validation_errors import described, misfit
 
 EMBEDDINGS: Final = "/v1/embeddings"
 
@@ -65,8 +65,8 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InvalidParamError: a value is out of its range.
         """
-        caps.check_timeout(self.timeout_s)
-        caps.check_linger(self.linger_s)
+        request_limits.check_timeout(self.timeout_s)
+        request_limits.check_linger(self.linger_s)
         return params_of({"dimensions": self.dimensions})
 
     def inputs(self, settings: GatewaySettings) -> list[Inputs]:
@@ -176,7 +176,7 @@ def embedding_routes(gateway: Gateway) -> APIRouter:
             params=body.params,
             created_s=int(time.time()),
             trace=request.headers.get("traceparent"),
-            timeout_s=caps.limit_s(body.timeout_s, gateway.settings),
+            timeout_s=request_limits.limit_s(body.timeout_s, gateway.settings),
             linger_s=body.linger_s or 0.0,
             priority=body.priority or 0,
             tenant=holder(request.scope),

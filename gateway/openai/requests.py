@@ -3,7 +3,7 @@
 Names that are unknown are accepted and left alone, as OpenAI's clients expect. Names that are known, would
 change the answer and are not supported are refused by name: an answer that ignores them would be wrong in
 silence. Ranges of parameters are not judged here but by `shared.events.Params`, for HTTP and NATS alike;
-what this deployment allows of them by `gateway.caps`.
+what this deployment allows of them by `gateway.request_limits`.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from gateway import caps, errors
-from gateway.bodies import params_of
+from configs.deployment import GatewaySettings
+from gateway import errors, request_limits
 from gateway.errors import InvalidParamError, NotSupportedError
-from shared.config import GatewaySettings
+from gateway.http.bodies import params_of
 from shared.events import MAX_LOGPROBS, MAX_TOOLS, Inputs, NamedTool, Params, Priority, Tool
-from shared.misfit import described, misfit
+from shared.validation_errors import described, misfit
 
 SCHEMA_FIELD: Final = "response_format.json_schema.schema"
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
@@ -105,8 +105,8 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InvalidParamError: a value is out of its range, or more than allowed.
         """
-        caps.check_timeout(self.timeout_s)
-        caps.check_linger(self.linger_s)
+        request_limits.check_timeout(self.timeout_s)
+        request_limits.check_linger(self.linger_s)
         limit_name, limit = self.limit_tokens
         given = {
             "max_tokens": limit,
@@ -138,7 +138,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
             if name not in said:
                 raise
             raise InvalidParamError(said[name], error.message.replace(name, said[name], 1)) from error
-        caps.check_params(params, settings, limit_name)
+        request_limits.check_params(params, settings, limit_name)
         return params
 
 
@@ -235,8 +235,8 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
         return self.guide if asked is None else asked
 
     def prompts(self, settings: GatewaySettings) -> list[Inputs]:
-        caps.check_messages(len(self.messages), settings)
-        caps.check_choices(1, self.answers, settings)
+        request_limits.check_messages(len(self.messages), settings)
+        request_limits.check_choices(1, self.answers, settings)
         return [self.inputs()]
 
     def inputs(self) -> Inputs:
@@ -297,7 +297,7 @@ class CompletionRequest(_Request, frozen=True, kw_only=True):
                     "prompt: expected a string, an array of token ids, or an array of either, "
                     f"found {described(self.prompt)}",
                 )
-        caps.check_choices(len(given), self.answers, settings)
+        request_limits.check_choices(len(given), self.answers, settings)
         is_list = given is self.prompt
         return [
             _prompt(f"prompt[{number}]" if is_list else "prompt", one) for number, one in enumerate(given)

@@ -10,20 +10,21 @@ from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
-from gateway import caps, resume
-from gateway.answer import Answer, Format, Question
-from gateway.bodies import body_schema, read_object
-from gateway.choices import split
-from gateway.doors.api_keys import holder
+from gateway import request_limits
+from gateway.http.bodies import body_schema, read_object
+from gateway.middleware.api_keys import holder
 from gateway.openai.answers import ChatDocument, ChatStream, CompletionDocument, CompletionStream, Head
 from gateway.openai.calls import Calls
 from gateway.openai.requests import ChatRequest, CompletionRequest, parse
-from gateway.resume import Position
-from gateway.service import Gateway
-from gateway.submission import Asked, Recorded, request_id_of
+from gateway.requests import resume
+from gateway.requests.choices import split
+from gateway.requests.response import Answer, Format, Question
+from gateway.requests.resume import Position
+from gateway.requests.service import Gateway
+from gateway.requests.submission import Asked, Recorded, request_id_of
+from models.text.tool_calls import offered
 from shared.errors import ClientError
 from shared.events import Inputs
-from shared.models.tool_calls import offered
 
 _R = TypeVar("_R", ChatRequest, CompletionRequest)
 CHAT: Final = "/v1/chat/completions"
@@ -147,7 +148,7 @@ def _asked(
         params=params,
         created_s=int(time.time()),
         trace=request.headers.get("traceparent"),
-        timeout_s=caps.limit_s(body.timeout_s, settings),
+        timeout_s=request_limits.limit_s(body.timeout_s, settings),
         linger_s=body.linger_s or 0.0,
         priority=body.priority or 0,
         tenant=holder(request.scope),

@@ -1,7 +1,7 @@
 """The log's port: what the planes ask of it, and no more.
 
 Readers are ordered, ack-less cursors; publishers are tracked to their acks. Two adapters satisfy it,
-`shared.log.jetstream.JetStreamLog` and `shared.log.fake.FakeLog`, under one contract suite
+`shared.log.nats.jetstream.JetStreamLog` and `shared.log.memory.FakeLog`, under one contract suite
 (`tests/shared/log/contract.py`).
 """
 
@@ -12,7 +12,7 @@ from typing import Literal, Protocol, TypeAlias
 import msgspec
 
 from shared.errors import CapacityError, ClientError, DalSegnoError
-from shared.histogram import SECONDS, Histogram
+from shared.telemetry.histogram import SECONDS, Histogram
 
 Durability: TypeAlias = Literal["process", "host", "cluster"]
 """What an acked event survives: the end of any process, of the machine under the server, of one of three

@@ -8,9 +8,9 @@ import torch
 
 from benchmarks import beside
 from benchmarks.gpu import NO_GPU
-from workers.arrays import to_array
-from workers.engine.sequence import Output
-from workers.stateless.thread import StatelessThread
+from workers.data_plane.arrays import to_array
+from workers.kv_engine.sequence import Output
+from workers.stateless_engine.thread import StatelessThread
 
 CPU = torch.device("cpu")
 

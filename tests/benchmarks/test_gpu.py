@@ -8,9 +8,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks import __main__ as benchmarks
 from benchmarks.gpu import NO_GPU, Load, Shape, measure, read_bytes_per_s, shapes
-from tests.workers.engine import flashinfer_reference
-from workers.engine import flashinfer_attention
-from workers.engine.flashinfer_attention import FlashInfer
+from tests.workers.kv_engine import flashinfer_reference
+from workers.kv_engine.attention import flashinfer
+from workers.kv_engine.attention.flashinfer import FlashInfer
 
 CPU = torch.device("cpu")
 TINY = Qwen3Config(
@@ -66,10 +66,8 @@ def test_everybody_is_measured_in_turns_and_ratios_come_first() -> None:
 
 def test_where_flashinfer_attends_it_is_measured_beside_our_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape(name="tiny", model=Qwen3ForCausalLM, config=TINY, goals={1: 1.0})
-    monkeypatch.setattr(flashinfer_attention, "_LEAST_WORKSPACE_BYTES", 1 << 10)
-    monkeypatch.setattr(
-        flashinfer_attention, "kernel_of", lambda node: FlashInfer(flashinfer_reference, node.device)
-    )
+    monkeypatch.setattr(flashinfer, "_LEAST_WORKSPACE_BYTES", 1 << 10)
+    monkeypatch.setattr(flashinfer, "kernel_of", lambda node: FlashInfer(flashinfer_reference, node.device))
 
     figures = measure(shape, CPU, 1e9, Load(prompt=8, answer=4, rounds=1), compiles=False)
 

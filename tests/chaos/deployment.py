@@ -27,8 +27,8 @@ import httpx
 import yaml
 
 from shared import faults
-from shared.log import jetstream
-from shared.log.server import NatsServer, ServerStartError
+from shared.log.nats import jetstream
+from shared.log.nats.private_server import NatsServer, ServerStartError
 from shared.subjects import Subjects
 from tests.chaos import rawlog
 from tests.chaos.clients import Doors

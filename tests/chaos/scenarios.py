@@ -17,8 +17,8 @@ from typing import Final, Protocol, TypeAlias
 import httpx
 import msgspec
 
-from shared.log import jetstream
-from shared.log.durability import Keeping
+from shared.log.nats import jetstream
+from shared.log.nats.durability import Keeping
 from shared.subjects import Subjects
 from tests.chaos.checker import Finding
 from tests.chaos.deployment import Deployment, Nats, Shape, deployed

@@ -13,6 +13,9 @@ import msgspec
 from conductor.core.cluster import Cluster, Folded
 from conductor.core.request import Decision, Request
 from conductor.core.schedule import Deployment
+from configs.placement import PlacedGroup
+from models import registry
+from models.base import ModelGraph
 from shared.events import (
     EpochOpened,
     Event,
@@ -38,9 +41,6 @@ from shared.events import (
 )
 from shared.ids import Rank
 from shared.log.port import StoredRecord
-from shared.models import registry
-from shared.models.base import ModelGraph
-from shared.placement import PlacedGroup
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.tensors import inline_ids
 

@@ -10,7 +10,8 @@ import msgspec
 
 from conductor.core.cluster import Cluster
 from conductor.process import Conductor
-from shared.config import RecoverySettings
+from configs.deployment import RecoverySettings
+from models import registry
 from shared.events import (
     AnyEvent,
     Event,
@@ -22,8 +23,7 @@ from shared.events import (
     decode,
     encode,
 )
-from shared.log.fake import FakeLog, FakeServer
-from shared.models import registry
+from shared.log.memory import FakeLog, FakeServer
 from tests.conductor.script import SUBJECTS, completion, deployment
 
 E = TypeVar("E", bound=Event)

@@ -14,11 +14,11 @@ from typing import Any, Final
 import msgspec
 
 from conductor.core.schedule import Deployment
+from configs.placement import PlacedGroup, rank_of
+from models import registry
+from models.base import EngineKind, ModelGraph
 from shared.events import NodeReady, Usage, WalkCompleted, WalkResult
 from shared.ids import Rank
-from shared.models import registry
-from shared.models.base import EngineKind, ModelGraph
-from shared.placement import PlacedGroup, rank_of
 from shared.plans import Chain, Finish, Join, Plan, PlanRequest, Start, SubPlan, Walk
 from shared.tensors import Handle
 from shared.walks import CLIENT, KEEP, Edge, Fixed, Loop, Node, Section, Stream, StreamingEdge, compile_walk

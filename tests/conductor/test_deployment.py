@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 from conductor.deployment import deployment_of
-from shared.config import DeploymentConfig
-from shared.models import registry
-from shared.placement import NodeGroup
+from configs.deployment import DeploymentConfig
+from configs.placement import NodeGroup
+from models import registry
 from tests.conductor.speech import group
 
 
@@ -33,7 +33,7 @@ def test_a_configuration_says_where_nodes_may_run_and_which_keep_keys_and_values
 
 def test_the_conductor_imports_neither_torch_nor_a_tokenizer_also_where_it_knows_a_graph() -> None:
     code = (
-        "import sys, conductor.process; from shared.models import registry; registry.graph('decoder_lm'); "
+        "import sys, conductor.process; from models import registry; registry.graph('decoder_lm'); "
         "print(sorted(set(sys.modules) & {'torch', 'transformers', 'tokenizers', 'numpy', 'jinja2'}))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

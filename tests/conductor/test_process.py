@@ -14,6 +14,7 @@ from conductor import epochs, process
 from conductor.core.react import Deadline
 from conductor.snapshots import Snapshots
 from conductor.timers import Timers
+from models import registry
 from shared.events import (
     DeadlinePassed,
     EpochOpened,
@@ -25,10 +26,9 @@ from shared.events import (
     WorkerJoined,
     WorkerLost,
 )
-from shared.log.fake import FakeLog, FakeServer
+from shared.log.memory import FakeLog, FakeServer
 from shared.log.port import LogState, LogUnavailableError
 from shared.meters import ConductorMeters
-from shared.models import registry
 from tests.conductor.script import SUBJECTS, completion
 from tests.conductor.shell import (
     QUICK,

@@ -11,7 +11,7 @@ import pytest
 
 from conductor import process
 from conductor.process import ConductorOptions
-from shared.config import DeploymentConfig, NodeGroup
+from configs.deployment import DeploymentConfig, NodeGroup
 from shared.events import (
     Event,
     Inputs,
@@ -23,9 +23,9 @@ from shared.events import (
     decode,
     encode,
 )
-from shared.log import jetstream
+from shared.log.nats import jetstream
+from shared.log.nats.private_server import NatsServer
 from shared.log.port import Log
-from shared.log.server import NatsServer
 from shared.subjects import Subjects
 from tests.conductor.script import completion
 

@@ -12,9 +12,9 @@ import pytest
 from conductor.core.cluster import Cluster
 from conductor.digests import fold_digest
 from conductor.snapshots import Snapshots
-from shared.log.fake import FakeLog, FakeServer
+from models import registry
+from shared.log.memory import FakeLog, FakeServer
 from shared.log.port import LogState, StoredRecord
-from shared.models import registry
 from tests.conductor.script import SUBJECTS, Script, deployment
 
 pytestmark = pytest.mark.timeout(20)

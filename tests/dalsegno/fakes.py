@@ -5,8 +5,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dalsegno.console import Console
-from dalsegno.supervisor import Command
+from dalsegno.serve.supervisor import Command
+from dalsegno.terminal.console import Console
 
 OBEDIENT = """
 import signal

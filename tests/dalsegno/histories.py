@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dalsegno import export
-from dalsegno.bundle import Header, Kept
-from dalsegno.collected import Collected
+from dalsegno.bundle import export
+from dalsegno.bundle.bundle_file import Header, Kept
+from dalsegno.history.collect import Collected
 from shared.events import Inputs, NodeReady, OutputChunk, RequestFinished
 from shared.log.port import LogState, StoredRecord
 from shared.transcript import Transcript

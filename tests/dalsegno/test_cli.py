@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from dalsegno import environment
 from dalsegno.cli import main
-from dalsegno.datadir import DataDir
-from dalsegno.supervisor import Command
-from shared.log.server import NatsServer
+from dalsegno.config import environment
+from dalsegno.serve.data_dir import DataDir
+from dalsegno.serve.supervisor import Command
+from shared.log.nats.private_server import NatsServer
 from tests.dalsegno.fakes import REFUSING
 from tests.hostile import NO_TOKENS
 
@@ -98,7 +98,7 @@ def test_what_a_role_refuses_for_good_is_the_status_of_serve(
     checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = Command(name="worker-0", argv=(sys.executable, "-c", REFUSING), env={})
-    monkeypatch.setattr("dalsegno.launcher.commands", lambda *_: [worker])
+    monkeypatch.setattr("dalsegno.serve.launcher.commands", lambda *_: [worker])
 
     result = dalsegno("serve", checkpoint, "--port", "0", "--data-dir", str(tmp_path / "data"))
     at_once = dalsegno("serve", checkpoint, "--port", "0", "--set", "max_seq_len=65")
@@ -241,7 +241,7 @@ def test_a_role_refuses_an_unknown_model_with_a_status_of_its_own(role: str) -> 
 
 
 def test_serve_imports_neither_torch_nor_an_http_server_nor_nats() -> None:
-    script = "import sys, dalsegno.cli, dalsegno.launcher; print(*sys.modules)"
+    script = "import sys, dalsegno.cli, dalsegno.serve.launcher; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not {"torch", "transformers", "fastapi", "uvicorn", "nats"} & set(loaded.stdout.split())
 

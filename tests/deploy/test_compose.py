@@ -12,10 +12,10 @@ import click
 import pytest
 import yaml
 
+from configs.deployment import GatewaySettings
 from dalsegno.cli import main
-from dalsegno.layers import KEYS
-from shared.config import GatewaySettings
-from shared.log.server import nats_server_binary
+from dalsegno.config.layers import KEYS
+from shared.log.nats.private_server import nats_server_binary
 
 ROOT: Final = Path(__file__).parents[2]
 DEPLOY: Final = ROOT / "deploy"

@@ -18,10 +18,10 @@ import msgspec
 import nats
 import nats.js.client
 
-from dalsegno import environment
+from dalsegno.config import environment
 from shared.events import AnyEvent, Event, MalformedEventError, OutputChunk, OutputFence, decode
-from shared.log import jetstream
-from shared.log.credentials import Credentials
+from shared.log.nats import jetstream
+from shared.log.nats.credentials import Credentials
 from shared.log.port import Log
 from shared.subjects import Subjects
 from shared.transcript import Transcript

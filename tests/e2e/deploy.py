@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from dalsegno import environment
-from dalsegno.datadir import Deployment, Pids
-from shared.log.credentials import Credentials
+from dalsegno.config import environment
+from dalsegno.serve.data_dir import Deployment, Pids
+from shared.log.nats.credentials import Credentials
 
 START_SECONDS: Final = 100.0
 STOP_SECONDS: Final = 60.0

@@ -26,9 +26,9 @@ import click
 import yaml
 
 from benchmarks.__main__ import MEASUREMENTS, TABLES
-from dalsegno import environment
 from dalsegno.cli import main
-from shared.log.server import nats_server_binary
+from dalsegno.config import environment
+from shared.log.nats.private_server import nats_server_binary
 from tests.e2e.clients import PATIENCE_S, ROOT
 from tests.e2e.deploy import Running
 

@@ -13,7 +13,8 @@ import nats.errors
 import nats.js.errors
 import pytest
 
-from dalsegno import bundle, environment
+from dalsegno.bundle import bundle_file
+from dalsegno.config import environment
 from shared.events import OutputChunk, RequestSubmitted, decode, encode
 from tests.e2e import clients
 from tests.e2e.clients import Ended
@@ -78,7 +79,7 @@ def test_a_folder_of_bundles_is_replayed_at_once(taken: Path) -> None:
 
 
 def test_the_configuration_that_was_in_force_is_in_the_bundle(taken: Path) -> None:
-    header = bundle.read(str(taken / "taken.bundle")).header
+    header = bundle_file.read(str(taken / "taken.bundle")).header
     [known] = header.configs.values()
     assert (known["name"], known["model"]) == ("demo", "decoder_lm")
     assert "gateway" not in known
@@ -213,18 +214,18 @@ def test_the_nodes_run_again_give_what_they_gave(varied: Path) -> None:
 
 def test_a_token_that_the_model_does_not_say_is_named(varied: Path, tmp_path: Path) -> None:
     """A log that was altered, or a kernel that was wrong: the log alone cannot tell which."""
-    found = bundle.read(str(varied))
+    found = bundle_file.read(str(varied))
     place = next(n for n, one in enumerate(found.kept) if b"output.chunk" in one.record.data)
     record = found.kept[place].record
     chunk = decode(record.data)
     assert isinstance(chunk, OutputChunk)
     [was, *rest] = chunk.token_ids
     wrong = msgspec.structs.replace(chunk, token_ids=[was ^ 1, *rest])
-    found.kept[place] = bundle.Kept(
+    found.kept[place] = bundle_file.Kept(
         record=msgspec.structs.replace(record, data=encode(wrong)), digest=None, left_out=None
     )
     file = io.BytesIO()
-    bundle.write(file, found.header, found.kept)
+    bundle_file.write(file, found.header, found.kept)
     (tmp_path / "wrong.bundle").write_bytes(file.getvalue())
 
     seen = executed(tmp_path / "wrong.bundle", "--tolerance", "1e-3", status=1)

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from dalsegno.client import question
+from dalsegno.client import request as question
 from tests.e2e import clients
 from tests.e2e.clients import Ended
 from tests.e2e.deploy import Running

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno import environment
+from dalsegno.config import environment
 from shared.subjects import Subjects
 from tests.e2e import clients, deploy
 from tests.e2e.clients import Answer

@@ -12,15 +12,15 @@ import msgspec
 import pytest
 import yaml
 
-from dalsegno import environment
+from configs import deployment as config
+from configs.deployment import SECTIONS, DeploymentConfig, NodeGroup
+from dalsegno.config import environment
 from gateway import errors
-from gateway.audio.encoder import FORMATS
-from gateway.audio.request import SpeechRequest
 from gateway.generate import request as generate_request
 from gateway.openai import requests as openai_requests
 from gateway.openai.requests import ChatRequest, CompletionRequest
-from shared import config
-from shared.config import SECTIONS, DeploymentConfig, NodeGroup
+from gateway.speech.encoder import FORMATS
+from gateway.speech.request import SpeechRequest
 from tests.e2e import clients, pages
 from tests.e2e.deploy import Running
 from tests.e2e.pages import named, rows

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dalsegno import environment
+from dalsegno.config import environment
 from tests.e2e import clients, deploy
 from tests.e2e.clients import Answer
 from tests.e2e.deploy import Running

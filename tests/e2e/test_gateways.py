@@ -18,7 +18,8 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from dalsegno import AsyncClient, Credentials, environment
+from dalsegno import AsyncClient, Credentials
+from dalsegno.config import environment
 from shared import faults
 from shared.events import (
     DeadlinePassed,

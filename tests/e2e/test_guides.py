@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from dalsegno.layers import KEYS
+from dalsegno.config.layers import KEYS
 from tests.e2e import deploy, pages
 from tests.e2e.clients import PATIENCE_S
 from tests.tiny.orpheus import tiny_orpheus

@@ -14,10 +14,10 @@ import yaml
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from dalsegno import environment
-from shared.config import TraceSettings
+from dalsegno.config import environment
 from shared.events import RequestFinished
 from shared.subjects import Subjects
+from shared.telemetry.settings import TraceSettings
 from tests.collector import Collected, Collector, collecting
 from tests.e2e import clients
 from tests.e2e.deploy import Running, serve

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgpack
 import pytest
 
-from dalsegno import bundle, export
+from dalsegno.bundle import bundle_file, export
 from shared.events import MalformedEventError, RequestFinished, decode
 from shared.log.port import StoredRecord
 from tests.dalsegno import histories
@@ -75,7 +75,7 @@ class Copy:
     def write(self, records: list[StoredRecord]) -> None:
         found = export.bundled(histories.collected(records, REQUEST), payloads=True, redact=False)
         with self._path.open("wb") as file:
-            bundle.write(file, *found)
+            bundle_file.write(file, *found)
 
     def replay(self, *args: str, **told: Any) -> clients.Ended:
         return clients.run("replay", str(self._path), *args, **told)

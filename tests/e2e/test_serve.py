@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from dalsegno import environment
-from dalsegno.datadir import is_held
-from shared.log.server import NatsServer
+from dalsegno.config import environment
+from dalsegno.serve.data_dir import is_held
+from shared.log.nats.private_server import NatsServer
 from tests import timelines
 from tests.dalsegno.fakes import gone
 from tests.e2e import deploy

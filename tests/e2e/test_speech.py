@@ -18,7 +18,7 @@ import torch
 from shared.events import AnyEvent, NodeReady, OutputChunk, OutputFence, RequestFinished, WalkCompleted
 from tests.e2e import clients
 from tests.e2e.deploy import Running, serve
-from tests.shared.models.orpheus.oracle import generate, prompt, speech
+from tests.models.orpheus.oracle import generate, prompt, speech
 from tests.tiny.orpheus import tiny_orpheus
 
 pytestmark = pytest.mark.timeout(300)  # whatever a layout is asked, its first test waits for

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.events import Inputs, Params, RequestCancel, RequestSubmitted, encode
-from shared.log import jetstream
+from shared.log.nats import jetstream
 from shared.subjects import Subjects
 from tests.e2e import deploy
 from tests.e2e.deploy import Running

@@ -10,10 +10,10 @@ import pytest
 import yaml
 from hypothesis import given
 
-from shared import config
+from configs import deployment
+from models.checkpoints.files import CheckpointError
+from models.checkpoints.weights import read_shard
 from shared.errors import ClientError
-from shared.models.checkpoint import CheckpointError
-from shared.models.weights import read_shard
 from tests.fuzz.damage import FUZZED, damaged_bytes, damaged_value
 from tests.tiny import tiny_checkpoint
 
@@ -47,7 +47,7 @@ def test_a_damaged_configuration_is_a_config_error(folder: Path, raw: Any) -> No
     path = folder / "damaged.yaml"
     path.write_text(yaml.safe_dump(raw, allow_unicode=False), encoding="utf-8")
 
-    said = refusal(lambda: config.resolve(str(path)), ClientError)
+    said = refusal(lambda: deployment.resolve(str(path)), ClientError)
 
     assert said is None or str(path) in said or "model" in said
 
@@ -58,7 +58,7 @@ def test_damaged_yaml_is_a_config_error(folder: Path, text: bytes) -> None:
     path = folder / "damaged.yaml"
     path.write_bytes(text)
 
-    said = refusal(lambda: config.resolve(str(path)), ClientError)
+    said = refusal(lambda: deployment.resolve(str(path)), ClientError)
 
     assert said is None or str(path) in said or "model" in said
 
@@ -107,6 +107,6 @@ def test_a_damaged_config_json_is_a_typed_error(folder: Path, raw: Any) -> None:
     (folder / "other").mkdir(exist_ok=True)
     (folder / "other" / "config.json").write_text(json.dumps(raw))
 
-    said = refusal(lambda: config.resolve(str(folder / "other")), ClientError)
+    said = refusal(lambda: deployment.resolve(str(folder / "other")), ClientError)
 
     assert said is None or "other" in said

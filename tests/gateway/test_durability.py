@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from shared.events import Failure
-from tests.gateway.audio.test_speech import ASKED, SPEAKER, speak
 from tests.gateway.generate.test_routes import lines
+from tests.gateway.speech.test_speech import ASKED, SPEAKER, speak
 from tests.gateway.world import CHAT, SERVED, Performance, deployment, echo
 
 HEADER = "x-dalsegno-durability"

@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway import submission
 from gateway.errors import InvalidParamError, of_exception, of_failure
+from gateway.requests import submission
 from shared.errors import CapacityError, ClientError, DalSegnoError, WorkerError
 from shared.events import Failure
 from shared.log.port import LogRegressedError, LogUnavailableError, PayloadTooLargeError

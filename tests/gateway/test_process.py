@@ -11,14 +11,14 @@ import httpx
 import msgspec
 import pytest
 
-from gateway import server
+from configs.deployment import GatewaySettings, resolve
 from gateway.app import GatewayOptions, run
-from shared.config import GatewaySettings, resolve
+from gateway.http import server
 from shared.errors import ClientError
 from shared.events import RequestCancel, RequestSubmitted, WorkerJoined, decode, encode
-from shared.log import jetstream
+from shared.log.nats import jetstream
+from shared.log.nats.private_server import NatsServer
 from shared.log.port import Log
-from shared.log.server import NatsServer
 from shared.subjects import Subjects
 from tests.gateway.world import CHAT, Performance
 

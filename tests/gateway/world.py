@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import httpx
 import msgspec
 
-from gateway import server
+from configs.deployment import ApiKey, GatewaySettings
 from gateway.app import create_app
-from gateway.service import Gateway, Served
-from shared.config import ApiKey, GatewaySettings
+from gateway.http import server
+from gateway.requests.service import Gateway, Served
 from shared.events import (
     Event,
     Failure,
@@ -31,7 +31,7 @@ from shared.events import (
     decode,
     encode,
 )
-from shared.log.fake import FakeLog, FakeServer
+from shared.log.memory import FakeLog, FakeServer
 from shared.log.port import LogRegressedError
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.transcript import Transcript

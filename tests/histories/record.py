@@ -18,7 +18,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from dalsegno import bundle
+from dalsegno.bundle import bundle_file
 from shared.events import (
     Event,
     Inputs,
@@ -241,7 +241,7 @@ def _record(recording: Recording, scenes: dict[str, Scene], folder: Path) -> Non
             asyncio.run(_play(recording.model, running, name, scene))
             output = str(FOLDER / f"{name}.bundle")
             _dalsegno("export", name, "-o", output, "--data-dir", str(running.data_dir))
-            found = bundle.read(output)
+            found = bundle_file.read(output)
             _write(Path(output), msgspec.structs.replace(found.header, configs={}), found.kept)
 
 
@@ -260,23 +260,23 @@ def _dalsegno(*args: str) -> None:
 
 def alter() -> None:
     """Make the history that must not match: a decision that does not follow, in a bundle that is whole."""
-    found = bundle.read(str(FOLDER / "plain.bundle"))
+    found = bundle_file.read(str(FOLDER / "plain.bundle"))
     last = found.kept[-1].record
     finished = decode(last.data)
     assert isinstance(finished, RequestFinished)
     usage = msgspec.structs.replace(finished.usage, completion_tokens=finished.usage.completion_tokens + 1)
     data = encode(msgspec.structs.replace(finished, usage=usage))
-    found.kept[-1] = bundle.Kept(
-        record=msgspec.structs.replace(last, data=data), digest=bundle.digest_of(data)
+    found.kept[-1] = bundle_file.Kept(
+        record=msgspec.structs.replace(last, data=data), digest=bundle_file.digest_of(data)
     )
     WRONG.mkdir(exist_ok=True)
     _write(WRONG / "altered.bundle", found.header, found.kept)
 
 
-def _write(path: Path, header: bundle.Header, kept: list[bundle.Kept]) -> None:
+def _write(path: Path, header: bundle_file.Header, kept: list[bundle_file.Kept]) -> None:
     """Without configurations: they name folders of whoever recorded it."""
     with path.open("wb") as file:
-        bundle.write(file, header, kept)
+        bundle_file.write(file, header, kept)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ from typing import Final, get_args
 import pytest
 
 from conductor.core.lifecycle import Phase
-from dalsegno import bundle, replayed
-from dalsegno.verdicts import Outcome
+from dalsegno.bundle import bundle_file
+from dalsegno.replay import recorded_request
+from dalsegno.replay.verdicts import Outcome
 from shared.events import ConductorEvent
 from tests.histories import FOLDER, WRONG
 from tests.histories.record import RECORDINGS
@@ -31,7 +32,7 @@ BUNDLES: Final = sorted(FOLDER.glob("*.bundle"))
 
 
 def outcomes(path: Path) -> list[Outcome]:
-    return replayed.control(replayed.of_bundle(str(path)))
+    return recorded_request.control(recorded_request.of_bundle(str(path)))
 
 
 @pytest.mark.parametrize("path", BUNDLES, ids=lambda path: path.stem)
@@ -55,7 +56,7 @@ def test_a_history_is_small(path: Path) -> None:
 
 
 def test_every_kind_of_decision_is_in_one_of_them() -> None:
-    schemas = {tag for path in BUNDLES for tag in bundle.read(str(path)).header.schemas}
+    schemas = {tag for path in BUNDLES for tag in bundle_file.read(str(path)).header.schemas}
     assert {str(kind.__struct_config__.tag) for kind in get_args(ConductorEvent)} <= schemas
 
 
@@ -71,7 +72,7 @@ def test_the_altered_history_does_not_match_and_it_is_said_where_and_how() -> No
     assert differing - {"writer", "number", "epoch"} == {"usage"}
     counts = [side["usage"]["completion_tokens"] for side in (mismatch.expected, mismatch.recorded)]
     assert counts[1] == counts[0] + 1
-    assert mismatch.seq == bundle.read(str(WRONG / "altered.bundle")).records[-1].seq
+    assert mismatch.seq == bundle_file.read(str(WRONG / "altered.bundle")).records[-1].seq
 
 
 def test_the_folder_is_a_gate_as_it_stands() -> None:

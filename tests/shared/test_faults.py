@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from dalsegno import environment
+from dalsegno.config import environment
 from shared import faults
 
 ROOT: Final = Path(__file__).parents[2]

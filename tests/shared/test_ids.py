@@ -4,7 +4,7 @@ import pytest
 
 from shared.errors import ClientError
 from shared.ids import is_prefix, is_token, parse_request_id
-from shared.log.permissions import permissions
+from shared.log.nats.permissions import permissions
 from shared.subjects import Subjects
 from tests.hostile import NO_TOKENS
 

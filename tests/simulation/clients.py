@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from gateway.relay import Answered, Item
+from gateway.requests.relay import Answered, Item
+from shared.epoch_fence import EpochFence
 from shared.events import (
     Failure,
     OutputChunk,
@@ -19,7 +20,6 @@ from shared.events import (
     RequestRejected,
     RequestSubmitted,
 )
-from shared.fence import EpochFence
 from shared.log.port import StoredRecord
 from shared.subjects import Address
 from shared.transcript import Transcript

@@ -1,6 +1,6 @@
 """Simulated conductors: a leader, stand-bys, and those that do not know that they are deposed.
 
-Real are the core (`conductor.core`) with its snapshots, who is alive by the beats (`conductor.pulses`), and
+Real are the core (`conductor.core`) with its snapshots, who is alive by the beats (`conductor.liveness`), and
 which time limits are over (`conductor.timers`). Simulated is what joins them: what is read and published,
 and when an epoch is opened.
 """
@@ -16,7 +16,7 @@ from conductor.core import snapshot
 from conductor.core.cluster import Cluster
 from conductor.core.react import Deadline
 from conductor.core.request import Decision
-from conductor.pulses import Echoes, Leader, Workers
+from conductor.liveness import Echoes, Leader, Workers
 from conductor.timers import Timers
 from shared.events import DeadlinePassed, EpochOpened, Event, WorkerLost
 from shared.log.port import StoredRecord

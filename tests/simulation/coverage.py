@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
+from shared.epoch_fence import EpochFence
 from shared.events import (
     DeadlinePassed,
     NodeReady,
@@ -23,7 +24,6 @@ from shared.events import (
     WalkProgressed,
     WalkStop,
 )
-from shared.fence import EpochFence
 from tests.simulation.history import Past
 from tests.simulation.invariants import INVARIANTS
 from tests.simulation.plan import RATES

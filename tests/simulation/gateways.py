@@ -1,6 +1,7 @@
 """Simulated gateways: they submit for their clients, and relay what the log says, each chunk once.
 
-Real is the fold that makes an answer of records (`gateway.relay.OutputFold`). Simulated are the hub, which
+Real is the fold that makes an answer of records (`gateway.requests.relay.OutputFold`). Simulated are the
+hub, which
 hands records to the answers they belong to; the buffer, from which an answer whose client is slow is let go
 of and read again from the log later; and the submissions, each stored only if its id is new.
 
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
-from gateway.relay import Failed, Item, OutputFold
+from gateway.requests.relay import Failed, Item, OutputFold
+from shared.epoch_fence import EpochFence
 from shared.events import (
     AnyEvent,
     Failure,
@@ -25,7 +27,6 @@ from shared.events import (
     encode,
     submission_digest,
 )
-from shared.fence import EpochFence
 from shared.log.port import StoredRecord
 from shared.subjects import Address
 from shared.transcript import chunk_bytes

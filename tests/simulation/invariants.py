@@ -15,6 +15,7 @@ from conductor.core import snapshot
 from conductor.core.cluster import Cluster
 from conductor.core.lifecycle import Phase
 from conductor.core.replay import Replayer
+from configs.placement import rank_of
 from shared.events import (
     DeadlinePassed,
     EpochOpened,
@@ -29,7 +30,6 @@ from shared.events import (
     WalkFailed,
     WorkerLost,
 )
-from shared.placement import rank_of
 from shared.subjects import CONDUCTOR_WRITER
 from tests.conductor.script import SUBJECTS
 from tests.simulation import memory

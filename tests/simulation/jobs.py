@@ -30,7 +30,7 @@ from tests.conductor import speech
 from tests.conductor.script import SUBJECTS
 from tests.simulation.questions import FURTHER
 from tests.simulation.speaking import DivergedError, Speaker
-from workers.inbox import StepKey
+from workers.orders.inbox import StepKey
 
 if TYPE_CHECKING:
     from tests.simulation.workers import Worker

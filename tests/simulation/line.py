@@ -1,4 +1,4 @@
-"""One process's line to the log: what `shared.log.jetstream` is to a real one.
+"""One process's line to the log: what `shared.log.nats.jetstream` is to a real one.
 
 A reader, an outbox that sends until it is acked, and the rule that whoever has read, or been acked, past the
 point where the log went back must stop.

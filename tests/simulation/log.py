@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from shared.epoch_fence import EpochFence
 from shared.events import AnyEvent, EpochOpened, MalformedEventError, decode
-from shared.fence import EpochFence
 from shared.log.port import StoredRecord
 from shared.subjects import Address
 from tests.conductor.script import SUBJECTS

@@ -14,10 +14,10 @@ from typing import Any, Final, Literal
 import msgspec
 
 from conductor.core.schedule import Deployment
+from configs.placement import PlacedGroup, rank_of
+from models import registry
+from models.base import ModelGraph
 from shared.events import NodeReady, WalkCompleted
-from shared.models import registry
-from shared.models.base import ModelGraph
-from shared.placement import PlacedGroup, rank_of
 from shared.walks import Fixed, StreamingEdge
 from tests.conductor import script, speech
 

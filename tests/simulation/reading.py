@@ -1,7 +1,8 @@
 """How a simulated process reads the log: a consumer on the server's side, and the real cursor on ours.
 
 The consumer delivers what its reader wants, in order; but what it delivers may be lost on the way, or come
-twice, and each time the connection breaks it is gone. Then the cursor (`shared.log.cursor`) does not trust it
+twice, and each time the connection breaks it is gone. Then the cursor (`shared.log.nats.cursor`) does not
+trust it
 any more, and another one is made, from the cursor's position on. So each record is taken once, in order.
 """
 
@@ -9,7 +10,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from shared.log.cursor import Cursor
+from shared.log.nats.cursor import Cursor
 from shared.log.port import StoredRecord
 from shared.subjects import Address
 from tests.simulation.log import SimLog

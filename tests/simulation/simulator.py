@@ -41,7 +41,7 @@ from tests.simulation.plan import Plan
 from tests.simulation.process import BEAT_MS, Process, drawn
 from tests.simulation.questions import asked
 from tests.simulation.workers import Worker
-from workers.inbox import StepKey
+from workers.orders.inbox import StepKey
 
 QUIET_BEATS: Final = 12
 """So many beats in a row that lead to nothing are the end: more than anybody has to be silent to be lost."""

@@ -1,6 +1,7 @@
 """What a simulated worker puts out in one step: it goes on from what the log has, and says nothing twice.
 
-Real is the recall (`workers.recall`): which of the chunks in the log are this step's, and where its track
+Real is the recall (`workers.execution.recovered_output`): which of the chunks in the log are this step's,
+and where its track
 stands. Tokens go on behind those that are there. A medium is made again from its beginning; what was released
 before has to come out the same.
 """
@@ -12,9 +13,9 @@ from shared.events import NodeReady, OutputChunk, OutputTotals
 from shared.subjects import worker_writer
 from tests.conductor.script import SUBJECTS
 from tests.simulation.models import Part, token
-from workers.inbox import StepKey
-from workers.output import OutputState
-from workers.recall import Recall, Recalled
+from workers.execution.recovered_output import Recall, Recalled
+from workers.generation.output_chunks import OutputState
+from workers.orders.inbox import StepKey
 
 if TYPE_CHECKING:
     from tests.simulation.workers import Worker

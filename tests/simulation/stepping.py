@@ -10,11 +10,11 @@ Records that the log has lost since are not there. `--until STEP` shows the log 
 from operator import itemgetter
 from typing import Final
 
-from dalsegno import story
-from dalsegno.manifest import event_of
-from dalsegno.plain import plain
-from dalsegno.positions import Timeline
-from dalsegno.stepping import Answer, Stepper, line_of
+from dalsegno.bundle.manifest import event_of
+from dalsegno.history import describe
+from dalsegno.replay.states import Timeline
+from dalsegno.replay.stepping import Answer, Stepper, line_of
+from dalsegno.terminal.sanitise import plain
 from shared.log.port import StoredRecord
 from tests.conductor.script import SUBJECTS
 from tests.simulation.simulator import Happening, Simulation
@@ -72,8 +72,9 @@ def lost(record: StoredRecord) -> str:
     event = event_of(record, SUBJECTS)
     if event is None:
         return f"  (lost) {record.seq:>6}  {record.subject}: cannot be read"
-    what = f"{story.who(event):<14} {story.what(event):<18} {event.request_id or ''}  {story.why(event)}"
-    return plain(f"  (lost) {record.seq:>6}  {what}")
+    who, what = describe.who(event), describe.what(event)
+    line = f"{who:<14} {what:<18} {event.request_id or ''}  {describe.why(event)}"
+    return plain(f"  (lost) {record.seq:>6}  {line}")
 
 
 def told_of(happening: Happening) -> str:

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from conductor.core import cluster as clusters
-from conductor.core import orders, react, replicas, schedule, snapshot, suspicion
+from conductor.core import orders, poison_pills, react, replicas, schedule, snapshot
 from conductor.core.cluster import Cluster, Folded
 from conductor.core.request import Decision, Request
-from gateway.relay import Failed, Item
+from gateway.requests.relay import Failed, Item
+from shared.epoch_fence import EpochFence
 from shared.events import Failure, OutputTotals
-from shared.fence import EpochFence
 from tests.simulation import conductors, invariants
 from tests.simulation.gateways import START, Answer, Gateway
 from tests.simulation.invariants import WHILE_IT_RAN, BrokenInvariantError, hold, run
@@ -20,7 +20,7 @@ from tests.simulation.plan import Plan
 from tests.simulation.simulator import Simulation
 from tests.simulation.speaking import Speaker
 from tests.simulation.workers import Worker
-from workers.inbox import Ended, Inbox
+from workers.orders.inbox import Ended, Inbox
 
 Sabotage = Callable[[pytest.MonkeyPatch], None]
 SEEDS = 150
@@ -38,12 +38,12 @@ def no_refusals(patch: pytest.MonkeyPatch) -> None:
 def whoever_was_there_is_to_blame(patch: pytest.MonkeyPatch) -> None:
     """A death counts against each that ran there, alone or not; and nobody is kept alone."""
     suspects_in_company(patch)
-    patch.setattr(suspicion, "counts", suspicion._was_there)
+    patch.setattr(poison_pills, "counts", poison_pills._was_there)
     patch.setattr(react, "_given_up", lambda *_: Failure(code="poison_request", message="to blame"))
 
 
 def patience_with_poison(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(suspicion, "exhausted", lambda request: request.suspicion.tries >= 9)
+    patch.setattr(poison_pills, "exhausted", lambda request: request.suspicion.tries >= 9)
 
 
 def attempts_without_a_reason(patch: pytest.MonkeyPatch) -> None:

@@ -25,9 +25,9 @@ from tests.simulation.jobs import Items, Job, scope_of
 from tests.simulation.process import Process, drawn
 from tests.simulation.reading import Reader
 from workers.data_plane.scopes import Scopes
-from workers.early import Heard
-from workers.inbox import Ended, Inbox, Joined, Lost, Start, StepKey, Stop, Superseded
-from workers.lives import Lives
+from workers.membership.peers import Lives
+from workers.orders.inbox import Ended, Inbox, Joined, Lost, Start, StepKey, Stop, Superseded
+from workers.orders.out_of_order import Heard
 
 if TYPE_CHECKING:
     from tests.simulation.simulator import Simulation

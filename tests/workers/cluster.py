@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shared.config import DeploymentConfig
+from configs.deployment import DeploymentConfig
+from configs.placement import assign, rank_of
+from models.base import ModelGraph
 from shared.events import (
     AnyEvent,
     Event,
@@ -27,13 +29,11 @@ from shared.events import (
     encode,
 )
 from shared.ids import Rank
-from shared.log.fake import FakeLog, FakeServer
-from shared.models.base import ModelGraph
-from shared.placement import assign, rank_of
+from shared.log.memory import FakeLog, FakeServer
 from tests.workers.harness import SUBJECTS
 from workers.data_plane.port import TensorStore
 from workers.data_plane.store import ArenaStore, open_store
-from workers.model import Model
+from workers.loading.model import Model
 from workers.process import Worker
 
 E = TypeVar("E", bound=Event)

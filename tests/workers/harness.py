@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from models.base import CpuResult, EngineKind, ModelGraph, TextDecoder
 from shared.errors import ClientError
 from shared.events import (
     AnyEvent,
@@ -29,14 +30,16 @@ from shared.events import (
     encode,
 )
 from shared.ids import Incarnation, Rank
-from shared.log.fake import FakeLog, FakeServer
-from shared.models.base import CpuResult, EngineKind, ModelGraph, TextDecoder
+from shared.log.memory import FakeLog, FakeServer
 from shared.plans import Finish, Plan, PlanRequest, Walk
 from shared.subjects import Subjects
 from shared.tensors import Handle, inline_ids, read_ids
 from shared.walks import CLIENT, KEEP, Edge, Loop, Node, Parallel, Sequential, compile_walk
 from workers.data_plane.store import open_store
-from workers.engine.sequence import (
+from workers.execution.dispatch import Hosted
+from workers.execution.executor import Executor
+from workers.generation.sequence_handles import Rows
+from workers.kv_engine.sequence import (
     FinishReason,
     Output,
     PromptOutput,
@@ -44,12 +47,9 @@ from workers.engine.sequence import (
     TokenOutput,
     TokenScore,
 )
-from workers.executor import Executor
-from workers.inbox import Start, StepKey, Stop
-from workers.nodes import Hosted
-from workers.pulse import Pulse
-from workers.rows import Rows
-from workers.writer import EventWriter
+from workers.membership.event_writer import EventWriter
+from workers.membership.heartbeat import Pulse
+from workers.orders.inbox import Start, StepKey, Stop
 
 SUBJECTS: Final = Subjects()
 RANK: Final = Rank(0)

@@ -14,11 +14,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shared.config import DeploymentConfig
+from configs.deployment import DeploymentConfig
+from configs.placement import NodeGroup
+from models.base import CpuResult, EngineKind, ModelGraph, TextDecoder
 from shared.errors import DalSegnoError, WorkerError
 from shared.events import Usage
-from shared.models.base import CpuResult, EngineKind, ModelGraph, TextDecoder
-from shared.placement import NodeGroup
 from shared.plans import Finish, Plan, PlanRequest, Walk
 from shared.tensors import Handle
 from shared.walks import (
@@ -39,11 +39,11 @@ from shared.walks import (
 )
 from tests.workers.harness import ByteDecoder
 from workers.data_plane.port import Array
-from workers.engine.outcomes import EngineStats
-from workers.model import Loaded
-from workers.rows import Rows
-from workers.stateless.firing import Fired, Firing
-from workers.stateless.thread import StatelessThread
+from workers.generation.sequence_handles import Rows
+from workers.kv_engine.counters import EngineStats
+from workers.loading.model import Loaded
+from workers.stateless_engine.firing import Fired, Firing
+from workers.stateless_engine.thread import StatelessThread
 
 Floats = npt.NDArray[np.float32]
 SIZE: Final = 1000
@@ -169,7 +169,7 @@ def read(handle: Handle) -> Floats:
 
 @dataclass(slots=True)
 class Arithmetic:
-    """The nodes (`workers.stateless.thread.Nodes`), and what they were given.
+    """The nodes (`workers.stateless_engine.thread.Nodes`), and what they were given.
 
     Attributes:
         gates: by node: it waits in its thread until this is set.

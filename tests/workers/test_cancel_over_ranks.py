@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import torch
 
+from models import registry
 from shared.events import (
     NodeFired,
     NodeReady,
@@ -22,7 +23,6 @@ from shared.events import (
     WalkFailed,
     WalkStopped,
 )
-from shared.models import registry
 from tests.tiny.orpheus import tiny_orpheus
 from tests.workers import harness, mesh
 from tests.workers.cluster import Cluster, clustered, until
@@ -34,8 +34,8 @@ from tests.workers.test_speech_over_ranks import spoken
 from tests.workers.test_walks_over_ranks import count, refine, start_takers
 from workers import settings
 from workers.data_plane.port import TensorStore
-from workers.engine.outcomes import EngineStats
-from workers.model import LocalModel
+from workers.kv_engine.counters import EngineStats
+from workers.loading.model import LocalModel
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ async def test_a_walk_that_is_interrupted_leaves_nothing_on_any_rank_and_late_ed
 async def test_streams_that_are_interrupted_with_a_held_producer_leave_nothing(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.inlet.WINDOW_ITEMS", 16)
+    monkeypatch.setattr("workers.streams.consumer.WINDOW_ITEMS", 16)
     ranks = dict.fromkeys(mesh.GRAPH.nodes, 0) if where == "one rank" else None
     async with meshed(monkeypatch) as cluster:
         orders = cluster.order("r", count(100, width=SIZE), ends=["numbers"], ranks=ranks)
@@ -159,7 +159,7 @@ async def test_a_row_that_is_stopped_in_its_decode_is_out_of_both_ranks_within_t
 async def test_a_speech_that_is_stopped_while_its_row_is_held_frees_all_three_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("workers.inlet.WINDOW_ITEMS", 16)
+    monkeypatch.setattr("workers.streams.consumer.WINDOW_ITEMS", 16)
     used = msgspec.structs.replace(SPEECH, checkpoint=str(tiny_orpheus()))
 
     def model(rank: int, store: TensorStore) -> LocalModel:

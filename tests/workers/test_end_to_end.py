@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer
 
-from shared.config import ConfigError, DeploymentConfig, resolve
+from configs.deployment import ConfigError, DeploymentConfig, resolve
 from shared.events import (
     Event,
     Inputs,
@@ -29,16 +29,16 @@ from shared.events import (
     decode,
     encode,
 )
-from shared.log.fake import FakeLog, FakeServer
+from shared.log.memory import FakeLog, FakeServer
 from shared.tensors import inline_ids, read_ids
 from shared.transcript import Transcript
 from tests.tiny import tiny_checkpoint
 from tests.workers import harness
-from tests.workers.engine.oracle import generate, log_softmax, prompts
 from tests.workers.harness import RANK, SUBJECTS
+from tests.workers.kv_engine.oracle import generate, log_softmax, prompts
 from workers import settings
 from workers.data_plane.store import open_store
-from workers.model import LocalModel
+from workers.loading.model import LocalModel
 from workers.process import Worker
 
 E = TypeVar("E", bound=Event)
@@ -174,7 +174,7 @@ PENALISED = {
 async def test_a_second_attempt_goes_on_exactly_behind_what_was_released(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.output.COALESCE_S", 0.0)  # a chunk for every token
+    monkeypatch.setattr("workers.generation.output_chunks.COALESCE_S", 0.0)  # a chunk for every token
     [prompt] = prompts(1, seed=2)
     async with living() as life:
         life.answer("whole", prompt, **asked)
@@ -216,7 +216,7 @@ SENTENCE: Final = {
 async def test_a_guided_answer_is_what_it_has_to_be_whoever_ends_it(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.output.COALESCE_S", 0.0)  # a chunk for every token
+    monkeypatch.setattr("workers.generation.output_chunks.COALESCE_S", 0.0)  # a chunk for every token
     [prompt] = prompts(1, seed=2)
     asked = {"ignore_eos": False, "max_tokens": 90, **asked}
     async with living() as life:
@@ -289,7 +289,7 @@ async def test_the_least_length_counts_the_tokens_of_earlier_attempts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A token that would end the answer does not, before there are so many, whoever made them."""
-    monkeypatch.setattr("workers.output.COALESCE_S", 0.0)  # a chunk for every token
+    monkeypatch.setattr("workers.generation.output_chunks.COALESCE_S", 0.0)  # a chunk for every token
     least = 10
     [prompt] = prompts(1, seed=2)
     ends = [*{*generate("qwen3", prompt, TOKENS)[3:]}]
@@ -317,7 +317,7 @@ async def test_the_least_length_counts_the_tokens_of_earlier_attempts(
 async def test_after_a_death_one_output_has_all_log_probabilities_of_prompt_and_answer(
     kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.output.COALESCE_S", 0.0)  # a chunk for every token
+    monkeypatch.setattr("workers.generation.output_chunks.COALESCE_S", 0.0)  # a chunk for every token
     [prompt] = prompts(1, seed=2, shortest=30)
     asked: dict[str, Any] = {"sampling": GREEDY, "logprobs": 4, "echo": "the prompt"}
     async with living(max_step_tokens=16) as life:

@@ -16,22 +16,22 @@ from typing import Final
 import msgspec
 import pytest
 
-from shared.config import DeploymentConfig, resolve
+from configs.deployment import DeploymentConfig, resolve
 from shared.events import Event, OutputChunk, WalkCompleted, WorkerJoined, decode, encode
-from shared.log import jetstream
-from shared.log.jetstream import JetStreamLog
-from shared.log.outbox import Outbox
-from shared.log.server import NatsServer
+from shared.log.nats import jetstream
+from shared.log.nats.jetstream import JetStreamLog
+from shared.log.nats.outbox import Outbox
+from shared.log.nats.private_server import NatsServer
 from shared.subjects import Subjects
 from tests.tiny import tiny_checkpoint
 from tests.workers import harness
 from tests.workers.cluster import until
-from tests.workers.engine.oracle import prompts
 from tests.workers.harness import RANK
+from tests.workers.kv_engine.oracle import prompts
 from workers import settings
 from workers.data_plane.store import open_store
-from workers.engine.outcomes import EngineStats
-from workers.model import LocalModel
+from workers.kv_engine.counters import EngineStats
+from workers.loading.model import LocalModel
 from workers.process import Worker
 
 STREAMS: Final = 6
@@ -46,7 +46,7 @@ def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds that a second of a tiny model's work reaches."""
     assert Outbox.__init__.__kwdefaults__ is not None
     monkeypatch.setitem(Outbox.__init__.__kwdefaults__, "max_entries", OUTBOX)
-    monkeypatch.setattr("workers.output.MAX_CHUNK_TOKENS", PER_CHUNK)
+    monkeypatch.setattr("workers.generation.output_chunks.MAX_CHUNK_TOKENS", PER_CHUNK)
 
 
 @pytest.fixture

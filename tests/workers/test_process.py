@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from shared.config import ConfigError, DataPlaneSettings, DeploymentConfig, NodeGroup
+from configs.deployment import ConfigError, DataPlaneSettings, DeploymentConfig, NodeGroup
+from models import registry
+from models.base import CpuResult
 from shared.errors import CapacityError, ClientError, WorkerError
 from shared.events import (
     AnyEvent,
@@ -28,18 +30,16 @@ from shared.events import (
     decode,
     encode,
 )
-from shared.log.fake import FakeLog, FakeServer
+from shared.log.memory import FakeLog, FakeServer
 from shared.meters import WorkerMeters
-from shared.models import registry
-from shared.models.base import CpuResult
 from tests.workers import harness
 from tests.workers.harness import EOS, RANK, SUBJECTS, FakeEngine, ToyProcessing, chat
 from workers import process
 from workers.data_plane.store import open_store
-from workers.life import SupersededError
-from workers.model import Loaded
+from workers.generation.sequence_handles import Rows
+from workers.loading.model import Loaded
+from workers.membership.incarnation import SupersededError
 from workers.process import StuckError, Worker
-from workers.rows import Rows
 
 E = TypeVar("E", bound=Event)
 CONFIG = DeploymentConfig(
@@ -169,7 +169,7 @@ async def test_it_joins_and_says_what_it_hosts() -> None:
 
 
 async def test_it_says_again_who_it_is_and_since_when(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.life.SAY_AGAIN_S", 0.01)
+    monkeypatch.setattr("workers.membership.incarnation.SAY_AGAIN_S", 0.01)
     async with living() as life:
         first = await life.event(WorkerJoined)
         at = await life.incarnation()

@@ -48,7 +48,7 @@ CASES: Final[dict[str, Case]] = {
 
 @pytest.fixture(autouse=True)
 def a_chunk_for_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.output.COALESCE_S", -1.0)
+    monkeypatch.setattr("workers.generation.output_chunks.COALESCE_S", -1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,17 @@ from typing import Any
 
 import msgspec
 
-from shared.config import DeploymentConfig, resolve
+from configs.deployment import DeploymentConfig, resolve
+from configs.placement import NodeGroup
+from models import registry
 from shared.events import NodeFired, OutputChunk, RowState, TensorsReleased, WalkCall, WalkFailed
-from shared.models import registry
-from shared.placement import NodeGroup
 from shared.tensors import inline_ids
 from tests.tiny import tiny_checkpoint
 from tests.workers import harness
 from tests.workers.cluster import Cluster, clustered
 from workers import settings
 from workers.data_plane.port import TensorStore
-from workers.model import LocalModel
+from workers.loading.model import LocalModel
 
 GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 WARM = {"temperature": 0.9, "top_p": 0.9, "top_k": 40}

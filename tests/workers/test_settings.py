@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from shared.config import ConfigError
+from configs.deployment import ConfigError
 from workers import settings
 
 

@@ -7,20 +7,20 @@ import msgspec
 import pytest
 import torch
 
-from shared.config import DeploymentConfig
+from configs.deployment import DeploymentConfig
+from configs.placement import NodeGroup
+from models import registry
+from models.orpheus.graph import SOUND
 from shared.events import OutputChunk, StreamSent, StreamTaken, WalkCall, WalkCompleted, decode
-from shared.models import registry
-from shared.models.orpheus.graph import SOUND
-from shared.placement import NodeGroup
 from shared.tensors import inline_ids
-from tests.shared.models.orpheus import oracle
+from tests.models.orpheus import oracle
 from tests.tiny.orpheus import tiny_orpheus
 from tests.workers.cluster import Cluster, clustered, until
 from workers import settings
 from workers.data_plane.port import TensorStore
-from workers.engine.outcomes import EngineStats
-from workers.inlet import window_of
-from workers.model import LocalModel
+from workers.kv_engine.counters import EngineStats
+from workers.loading.model import LocalModel
+from workers.streams.consumer import window_of
 
 TOKENS = 130
 GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
@@ -108,7 +108,7 @@ async def test_every_layout_says_the_same_and_sounds_before_the_language_model_i
         await cluster.empty("long")
 
         # Nobody takes the tokens: the row is held in the engine, and goes on as soon as somebody does.
-        monkeypatch.setattr("workers.inlet.WINDOW_ITEMS", 16)
+        monkeypatch.setattr("workers.streams.consumer.WINDOW_ITEMS", 16)
         window = window_of(SOUND.chunks)
         assert window < 200
         listen, think = spoken(prompt, tokens=250, to_the_end=False)

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from models import registry
 from shared.events import (
     NodeFired,
     OutputChunk,
@@ -22,14 +23,13 @@ from shared.events import (
     WalkStopped,
     decode,
 )
-from shared.models import registry
 from shared.tensors import Handle
 from shared.walks import Cutter, chunks_of
 from tests.workers import harness, mesh
 from tests.workers.cluster import Cluster, clustered, until
 from tests.workers.mesh import SIZE, MeshModel, handle
 from workers.data_plane.port import TensorStore
-from workers.early import MAX_PER_REQUEST
+from workers.orders.out_of_order import MAX_PER_REQUEST
 
 
 @pytest.fixture(autouse=True)
@@ -412,7 +412,7 @@ async def test_a_taker_that_does_not_get_on_holds_a_fast_producer(
     where: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     items, window = 100, 16
-    monkeypatch.setattr("workers.inlet.WINDOW_ITEMS", window)
+    monkeypatch.setattr("workers.streams.consumer.WINDOW_ITEMS", window)
     ranks = dict.fromkeys(mesh.GRAPH.nodes, 0) if where == "one rank" else None
     async with meshed() as cluster:
 
@@ -446,7 +446,7 @@ async def test_a_taker_that_is_done_before_its_stream_holds_nobody_and_keeps_not
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     items, enough = 100, 2
-    monkeypatch.setattr("workers.inlet.WINDOW_ITEMS", 16)
+    monkeypatch.setattr("workers.streams.consumer.WINDOW_ITEMS", 16)
     ranks = dict.fromkeys(mesh.GRAPH.nodes, 0) if where == "one rank" else None
     async with meshed() as cluster:
         cluster.order("r", count(items, width=SIZE), ends=["numbers"], ranks=ranks)
@@ -467,7 +467,7 @@ async def test_a_taker_that_is_done_before_its_stream_holds_nobody_and_keeps_not
 async def test_who_begins_to_feed_a_stream_that_was_left_already_sends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("workers.inlet.WINDOW_ITEMS", 16)
+    monkeypatch.setattr("workers.streams.consumer.WINDOW_ITEMS", 16)
     async with meshed() as cluster:
         for to in ("take_fixed", "take_sliding", "take_left"):
             sent = StreamSent(
@@ -494,7 +494,7 @@ async def test_who_begins_to_feed_a_stream_that_was_left_already_sends_nothing(
 async def test_a_walk_that_has_enough_does_not_hold_up_the_next_one_of_its_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("workers.inlet.WINDOW_ITEMS", 16)
+    monkeypatch.setattr("workers.streams.consumer.WINDOW_ITEMS", 16)
     async with meshed() as cluster:
         cluster.order("r", count(100), ends=["numbers"])
         enough = WalkCall(name="fixed", args={"enough": 1})

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from dalsegno import environment
+from dalsegno.config import environment
 from shared.events import (
     AnyEvent,
     Event,
@@ -31,10 +31,10 @@ from shared.events import (
     decode,
     encode,
 )
-from shared.log import jetstream
-from shared.log.jetstream import JetStreamLog
+from shared.log.nats import jetstream
+from shared.log.nats.jetstream import JetStreamLog
+from shared.log.nats.private_server import NatsServer
 from shared.log.port import StoredRecord
-from shared.log.server import NatsServer
 from shared.subjects import Subjects
 from shared.transcript import Transcript
 from tests.chaos.proxy import Proxy

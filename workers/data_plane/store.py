@@ -20,13 +20,13 @@ import numpy as np
 
 from shared.errors import BugError, TensorGone
 from shared.tensors import Handle, nbytes_of
-from workers.data_plane import backing
-from workers.data_plane.arena import Arena
+from workers.data_plane.memory import backing
+from workers.data_plane.memory.arena import Arena
 from workers.data_plane.port import INLINE_BYTES, Bytes, StoreStats
 from workers.data_plane.refusals import Refusals
 from workers.data_plane.scopes import Scopes
+from workers.data_plane.transport import Locator, Peer, Transport, TransportError
 from workers.data_plane.transports.local import LocalTransport
-from workers.data_plane.transports.port import Locator, Peer, Transport, TransportError
 from workers.data_plane.transports.shm import ShmTransport
 from workers.data_plane.transports.shm_named import NamedShmTransport
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from conductor.core.lifecycle import Phase
+from configs.placement import PlacedGroup
 from shared.errors import BugError, ClientError
 from shared.events import (
     Failure,
@@ -21,7 +22,6 @@ from shared.events import (
     WalkResult,
     WalkStop,
 )
-from shared.placement import PlacedGroup
 from shared.plans import Chain, Plan, PlanRequest, Start, Step, SubPlan, Walk
 from shared.transcript import combined
 from tests.conductor import speech

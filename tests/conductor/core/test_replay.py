@@ -10,6 +10,8 @@ import pytest
 
 from conductor.core import cluster
 from conductor.core.replay import Replayer, Verdict
+from models import registry
+from models.base import ModelGraph
 from shared.events import (
     EpochOpened,
     Event,
@@ -25,8 +27,6 @@ from shared.events import (
     encode,
 )
 from shared.log.port import StoredRecord
-from shared.models import registry
-from shared.models.base import ModelGraph
 from shared.plans import Chain, Plan, PlanRequest, StepResult, Walk
 from shared.transcript import Transcript
 from tests.conductor import speech

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from conductor.core import line
+from conductor.core import queue
 from conductor.core.affinity import Affinity, pieces
 from conductor.core.lifecycle import Phase
+from configs.placement import PlacedGroup
 from shared.events import Inputs, NodeReady, Params, RequestAdmitted, RequestRejected
 from shared.ids import Rank
-from shared.placement import PlacedGroup
 from tests.conductor.script import LIMITS, Script, deployment
 
 
@@ -63,9 +63,9 @@ def test_tenants_take_turns_whoever_asks_for_more() -> None:
 
 
 def test_nobody_saves_up_turns_by_staying_away() -> None:
-    served_so_far = line.welcome(Counter({"busy": 40}), {"busy", "new"})
+    served_so_far = queue.welcome(Counter({"busy": 40}), {"busy", "new"})
     assert served_so_far == {"busy": 40, "new": 40}
-    assert line.welcome(served_so_far, {"new"}) == {"new": 40}
+    assert queue.welcome(served_so_far, {"new"}) == {"new": 40}
 
 
 def test_of_free_places_each_tenant_gets_as_many() -> None:

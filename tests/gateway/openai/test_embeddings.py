@@ -8,7 +8,7 @@ import numpy as np
 import openai
 import pytest
 
-from shared.config import GatewaySettings
+from configs.deployment import GatewaySettings
 from shared.events import Failure, Inputs, RequestSubmitted
 from tests.gateway.openai.test_routes import openai_client
 from tests.gateway.world import SERVED, Performance, deployment, listening

@@ -7,9 +7,9 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
-from gateway import submission
+from configs.deployment import ApiKey, GatewaySettings
 from gateway.openai.routes import NOT_SERVED
-from shared.config import ApiKey, GatewaySettings
+from gateway.requests import submission
 from shared.events import Failure
 from tests.gateway.openai_schema import check
 from tests.gateway.openai_schema.extract import ROOTS, extract

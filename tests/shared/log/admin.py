@@ -2,7 +2,7 @@
 
 import nats
 
-from shared.log.server import NatsServer
+from shared.log.nats.private_server import NatsServer
 
 
 async def delete_stream(server: NatsServer, stream: str) -> None:

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import nats
 
-from shared.log.credentials import Credentials
-from shared.log.server import nats_server_binary
+from shared.log.nats.credentials import Credentials
+from shared.log.nats.private_server import nats_server_binary
 
 HOST: Final = "127.0.0.1"
 START_S: Final = 30.0

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import pytest
 
 from shared.errors import BugError
+from shared.log.capacity import Room, room_in
 from shared.log.port import (
     Log,
     LogFullError,
@@ -22,7 +23,6 @@ from shared.log.port import (
     StoredRecord,
     WrongLastSequenceError,
 )
-from shared.log.room import Room, room_in
 from shared.subjects import Subjects
 
 _Item = TypeVar("_Item")

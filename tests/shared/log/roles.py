@@ -7,10 +7,10 @@ from typing import Final
 
 from nats.aio.client import Client
 
-from shared.log import nkeys
-from shared.log.credentials import Credentials
-from shared.log.permissions import authorization
-from shared.log.server import NatsServer
+from shared.log.nats import nkeys
+from shared.log.nats.credentials import Credentials
+from shared.log.nats.permissions import authorization
+from shared.log.nats.private_server import NatsServer
 from shared.subjects import Subjects
 
 SUBJECTS: Final = Subjects("ds")

@@ -2,7 +2,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from shared.models.base import EngineKind, ModelGraph
+from models.base import EngineKind, ModelGraph
 from shared.walks import (
     CLIENT,
     CompiledWalk,

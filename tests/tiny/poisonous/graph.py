@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from shared.models.base import ModelGraph
-from shared.models.decoder_lm import graph
+from models.base import ModelGraph
+from models.decoder_lm import graph
 
 GRAPH: Final = ModelGraph(
     family="poisonous", nodes=graph.GRAPH.nodes, walks=graph.GRAPH.walks, plan=graph.GRAPH.plan

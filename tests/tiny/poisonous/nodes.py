@@ -13,8 +13,8 @@ from typing import Any, Final
 import torch
 from tokenizers import Tokenizer
 
-from shared.models.decoder_lm import nodes
-from shared.models.decoder_lm.nodes import DecoderLM
+from models.decoder_lm import nodes
+from models.decoder_lm.nodes import DecoderLM
 
 KILLS: Final = "\x01"
 HANGS: Final = "\x02"

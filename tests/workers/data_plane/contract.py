@@ -25,7 +25,7 @@ from shared.tensors import ITEM_BYTES, Handle, nbytes_of
 from tests.workers.data_plane.kinds import KINDS
 from tests.workers.data_plane.other import Other, filled, other
 from workers.data_plane.store import ArenaStore
-from workers.data_plane.transports.port import Locator
+from workers.data_plane.transport import Locator
 
 ARENA_BYTES: Final = 8 << 20
 BIG: Final = 1 << 20

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from workers.data_plane.memory.cuda_driver import HANDLE_BYTES
 from workers.data_plane.port import Bytes
-from workers.data_plane.transports.cuda_driver import HANDLE_BYTES
 
 
 class CudaError(RuntimeError):

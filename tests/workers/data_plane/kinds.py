@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from workers.data_plane.assembly import Network, chosen
 from workers.data_plane.store import ArenaStore, open_store
-from workers.data_plane.transports.choice import Network, chosen
 from workers.data_plane.transports.local import LocalTransport
 from workers.data_plane.transports.shm import ShmTransport
 from workers.data_plane.transports.shm_named import NamedShmTransport

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
+from workers.data_plane.memory.source import Slot
 from workers.data_plane.port import Bytes
-from workers.data_plane.transports.port import Locator
-from workers.data_plane.transports.source import Slot
+from workers.data_plane.transport import Locator
 
 PAGE: Final = 4096
 

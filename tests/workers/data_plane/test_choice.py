@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
+from workers.data_plane.assembly import Network, chosen
 from workers.data_plane.store import open_store
 from workers.data_plane.transports import nixl
-from workers.data_plane.transports.choice import Network, chosen
 
 EVERYWHERE = Network()
 

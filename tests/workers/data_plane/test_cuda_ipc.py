@@ -11,12 +11,12 @@ import pytest
 from shared.errors import CapacityError, TensorGone
 from tests.workers.data_plane.cuda import Gpus, PretendedCuda
 from tests.workers.data_plane.sources import FreshMemory
-from workers.data_plane import backing
-from workers.data_plane.arena import Arena
-from workers.data_plane.device_arena import EVENTS, DeviceArena, DeviceBytes
-from workers.data_plane.transports.cuda_driver import Driver, find_driver
+from workers.data_plane.memory import backing
+from workers.data_plane.memory.arena import Arena
+from workers.data_plane.memory.cuda_driver import Driver, find_driver
+from workers.data_plane.memory.device_arena import EVENTS, DeviceArena, DeviceBytes
+from workers.data_plane.transport import DEVICE_SEGMENT, Locator, Peer, TransportError
 from workers.data_plane.transports.cuda_ipc import CudaCard, CudaIpcTransport
-from workers.data_plane.transports.port import DEVICE_SEGMENT, Locator, Peer, TransportError
 
 MB = 1 << 20
 WRITER, READER = 1001, 1002

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from workers.data_plane import backing
-from workers.data_plane.arena import Arena
+from workers.data_plane.memory import backing
+from workers.data_plane.memory.arena import Arena
+from workers.data_plane.transport import TransportError
 from workers.data_plane.transports.landing import ArenaLanding
-from workers.data_plane.transports.port import TransportError
 
 PAGES = 16
 

@@ -9,11 +9,11 @@ import pytest
 
 from shared.errors import TensorGone
 from tests.workers.data_plane.sources import FreshMemory
-from workers.data_plane import backing
-from workers.data_plane.arena import Arena
+from workers.data_plane.memory import backing
+from workers.data_plane.memory.arena import Arena
 from workers.data_plane.port import Bytes
+from workers.data_plane.transport import Locator, TransportError
 from workers.data_plane.transports.nixl_reads import HERE, LEAVING, NixlCard, Reads
-from workers.data_plane.transports.port import Locator, TransportError
 
 
 class Lost(Exception):  # noqa: N818 - NIXL's own are called otherwise, too

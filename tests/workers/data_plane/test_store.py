@@ -11,12 +11,12 @@ import pytest
 from shared.errors import BugError, CapacityError, TensorGone
 from shared.tensors import Handle
 from tests.workers.data_plane.other import filled
-from workers.data_plane.arena import Arena
+from workers.data_plane.assembly import Network, chosen
+from workers.data_plane.memory.arena import Arena
 from workers.data_plane.port import INLINE_BYTES, Bytes
 from workers.data_plane.store import ArenaStore, MakeTransport, open_store
-from workers.data_plane.transports.cards import boot, own_network
-from workers.data_plane.transports.choice import Network, chosen
-from workers.data_plane.transports.port import Locator, Peer, TransportError
+from workers.data_plane.transport import Locator, Peer, TransportError
+from workers.data_plane.transports.endpoints import boot, own_network
 from workers.data_plane.transports.shm import ShmTransport
 
 TOTAL = 4 << 20

@@ -22,10 +22,10 @@ import pytest
 from shared.errors import TensorGone
 from tests.workers.data_plane.contract import ProcessContract, TransportContract, folder
 from tests.workers.data_plane.sources import FreshMemory, HandMadeSource
+from workers.data_plane.transport import Locator, Peer, TransportError
 from workers.data_plane.transports import tcp_frames as frames
 from workers.data_plane.transports import tcp_server
-from workers.data_plane.transports.cards import own_network
-from workers.data_plane.transports.port import Locator, Peer, TransportError
+from workers.data_plane.transports.endpoints import own_network
 from workers.data_plane.transports.tcp import TcpCard, TcpTransport
 from workers.data_plane.transports.tcp_frames import Request, Status
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from workers.data_plane.transport import Locator
 from workers.data_plane.transports import tcp_frames as frames
-from workers.data_plane.transports.port import Locator
 from workers.data_plane.transports.tcp_frames import FrameError, Request, Status
 
 TOKEN = bytes(range(32))

@@ -27,14 +27,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.errors import TensorGone
-from workers.data_plane.device_arena import DeviceArena, DeviceBytes
-from workers.data_plane.layout import PAGE
+from workers.data_plane.memory.cuda_driver import DEVICE_TO_HOST, LAZY_PEER_ACCESS, NON_BLOCKING, Driver
+from workers.data_plane.memory.device_arena import DeviceArena, DeviceBytes
+from workers.data_plane.memory.layout import PAGE
+from workers.data_plane.memory.reader import ArenaReader
 from workers.data_plane.port import Bytes
-from workers.data_plane.reader import ArenaReader
-from workers.data_plane.transports.cards import read_card
-from workers.data_plane.transports.cuda_driver import DEVICE_TO_HOST, LAZY_PEER_ACCESS, NON_BLOCKING, Driver
+from workers.data_plane.transport import DEVICE_SEGMENT, Locator, Peer, TransportError
+from workers.data_plane.transports.endpoints import read_card
 from workers.data_plane.transports.landing import Landing
-from workers.data_plane.transports.port import DEVICE_SEGMENT, Locator, Peer, TransportError
 from workers.data_plane.transports.shm import ShmTransport
 
 

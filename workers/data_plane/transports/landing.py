@@ -7,9 +7,9 @@ view of them is gone, also a view of a view, numpy's or torch's: whoever fetches
 from typing import Protocol
 
 from shared.errors import CapacityError
-from workers.data_plane.arena import Arena
+from workers.data_plane.memory.arena import Arena
 from workers.data_plane.port import Bytes
-from workers.data_plane.transports.port import TransportError
+from workers.data_plane.transport import TransportError
 
 
 class Landing(Protocol):

@@ -6,9 +6,9 @@ from typing import Final
 import msgspec
 
 from shared.errors import TensorGone
-from workers.data_plane.arena import Arena
+from workers.data_plane.memory.arena import Arena
 from workers.data_plane.port import Bytes
-from workers.data_plane.transports.port import Locator, Peer
+from workers.data_plane.transport import Locator, Peer
 
 _arenas: Final[weakref.WeakValueDictionary[int, Arena]] = weakref.WeakValueDictionary()
 """By epoch: those of this process."""

@@ -9,9 +9,9 @@ import os
 from typing import Final
 
 from shared.errors import TensorGone
+from workers.data_plane.memory.reader import ArenaReader
 from workers.data_plane.port import Bytes
-from workers.data_plane.reader import ArenaReader
-from workers.data_plane.transports.port import Locator, Peer, TransportError
+from workers.data_plane.transport import Locator, Peer, TransportError
 
 OPEN_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 """What is opened may turn out to be anything: a pipe must not keep us waiting, nor a terminal become ours."""

@@ -33,12 +33,12 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import numpy as np
 
-from workers.data_plane.arena import Arena
+from workers.data_plane.memory.arena import Arena
 from workers.data_plane.port import Bytes
-from workers.data_plane.transports.cards import own_network, read_card
+from workers.data_plane.transport import Locator, Peer, TransportError
+from workers.data_plane.transports.endpoints import own_network, read_card
 from workers.data_plane.transports.landing import ArenaLanding
 from workers.data_plane.transports.nixl_reads import HERE, LEAVING, NixlCard, Reading, Reads
-from workers.data_plane.transports.port import Locator, Peer, TransportError
 
 _LOGGER: Final = logging.getLogger(__name__)
 

@@ -23,10 +23,10 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 
 from shared.errors import TensorGone
-from workers.data_plane.layout import PAIR, PAIR_BYTES, Layout
+from workers.data_plane.memory.layout import PAIR, PAIR_BYTES, Layout
 from workers.data_plane.port import Bytes
+from workers.data_plane.transport import SEGMENT, Locator, TransportError
 from workers.data_plane.transports.landing import Landing
-from workers.data_plane.transports.port import SEGMENT, Locator, TransportError
 
 HERE: Final = b"+"
 LEAVING: Final = b"-"

@@ -9,11 +9,11 @@ from typing import Final
 
 import msgspec
 
-from workers.data_plane.arena import Arena
-from workers.data_plane.backing import MEMFD_NAME
-from workers.data_plane.transports.cards import boot, read_card
+from workers.data_plane.memory.arena import Arena
+from workers.data_plane.memory.backing import MEMFD_NAME
+from workers.data_plane.transport import Peer, TransportError
+from workers.data_plane.transports.endpoints import boot, read_card
 from workers.data_plane.transports.mapped import OPEN_FLAGS, MappedTransport
-from workers.data_plane.transports.port import Peer, TransportError
 
 
 class ShmCard(msgspec.Struct, frozen=True, array_like=True):

@@ -10,11 +10,11 @@ from typing import Annotated, Final
 import msgspec
 
 from shared.errors import TensorGone
-from workers.data_plane.arena import Arena
-from workers.data_plane.backing import is_abandoned
-from workers.data_plane.transports.cards import boot, read_card
+from workers.data_plane.memory.arena import Arena
+from workers.data_plane.memory.backing import is_abandoned
+from workers.data_plane.transport import Peer, TransportError
+from workers.data_plane.transports.endpoints import boot, read_card
 from workers.data_plane.transports.mapped import OPEN_FLAGS, MappedTransport
-from workers.data_plane.transports.port import Peer, TransportError
 
 
 class NamedShmCard(msgspec.Struct, frozen=True, array_like=True):

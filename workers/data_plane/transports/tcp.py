@@ -20,12 +20,12 @@ from typing import Annotated, Final
 import msgspec
 
 from shared.errors import TensorGone
+from workers.data_plane.memory.source import Source
 from workers.data_plane.port import Bytes
+from workers.data_plane.transport import Locator, Peer, TransportError
 from workers.data_plane.transports import tcp_frames as frames
-from workers.data_plane.transports.cards import own_network, read_card
+from workers.data_plane.transports.endpoints import own_network, read_card
 from workers.data_plane.transports.landing import Landing
-from workers.data_plane.transports.port import Locator, Peer, TransportError
-from workers.data_plane.transports.source import Source
 from workers.data_plane.transports.tcp_frames import Request, Status
 from workers.data_plane.transports.tcp_server import TcpServer, prepare, receive_rest, shut
 

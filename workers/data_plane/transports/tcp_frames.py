@@ -11,7 +11,7 @@ import struct
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from workers.data_plane.transports.port import Locator
+from workers.data_plane.transport import Locator
 
 TOKEN_BYTES: Final = 32
 

@@ -28,9 +28,9 @@ import time
 from collections import Counter
 from typing import Final
 
+from workers.data_plane.memory.source import Source
+from workers.data_plane.transport import Locator
 from workers.data_plane.transports import tcp_frames as frames
-from workers.data_plane.transports.port import Locator
-from workers.data_plane.transports.source import Source
 from workers.data_plane.transports.tcp_frames import Status
 
 _LOGGER: Final = logging.getLogger(__name__)

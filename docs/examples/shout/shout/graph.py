@@ -1,8 +1,8 @@
 """The pure face: nodes, walks, plan. The conductor reads it, so it imports no tokenizer and no torch."""
 
+from models.base import EngineKind, ModelGraph
 from shared.errors import ClientError
 from shared.events import Usage
-from shared.models.base import EngineKind, ModelGraph
 from shared.plans import Finish, Plan, PlanRequest, Walk
 from shared.walks import CLIENT, KEEP, Edge, Loop, Node, Sequential, compile_walk
 

@@ -1,6 +1,6 @@
 """The CPU face: what the nodes do. A worker loads it once, and calls it from threads."""
 
-from shared.models.base import CpuResult
+from models.base import CpuResult
 from shared.tensors import Handle
 
 

@@ -1,0 +1,1 @@
+"""Bundles: one recorded request in a file that can be replayed anywhere."""

@@ -1,0 +1,381 @@
+"""A request's records with other contents in the same places, which a replay takes as it takes the log's.
+
+Some of what a log holds is not for a file that is passed on: what lets one worker read another's tensors
+(always), and what a client wrote and was answered (where that is asked for). But decisions carry digests of
+the facts before them, so nothing can be taken out of a log that still agrees with itself.
+
+So it is decided again. Facts are rewritten one by one and folded, beside the log's own; where the log has a
+decision that follows from its facts, there comes the decision that follows from the rewritten ones. A
+decision that did not follow is rewritten like a fact: what was wrong before stays wrong.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+
+from conductor.core.cluster import Cluster, Entry
+from conductor.core.replay import Replayer
+from conductor.core.request import Decision, same
+from models.base import ModelGraph
+from shared.events import (
+    AnyEvent,
+    Failure,
+    Guide,
+    Inputs,
+    MalformedEventError,
+    Media,
+    NamedTool,
+    NodeFired,
+    NodeReady,
+    OutputChunk,
+    OutputFence,
+    OutputTotals,
+    Params,
+    RequestAdmitted,
+    RequestCancel,
+    RequestCancelled,
+    RequestFailed,
+    RequestRejected,
+    RequestSubmitted,
+    RowState,
+    StreamSent,
+    TokenLogprobs,
+    Tool,
+    WalkCall,
+    WalkCompleted,
+    WalkFailed,
+    WalkResult,
+    WalkStop,
+    WorkerJoined,
+    decode,
+    encode,
+)
+from shared.log.port import StoredRecord
+from shared.subjects import Subjects
+from shared.tensors import Handle
+from shared.transcript import Transcript
+
+Rewrite = Callable[[AnyEvent, str | None], AnyEvent]
+"""An event, and the request its subject names, to the event in its place."""
+
+_BUGS_FROM: Final = 500
+"""Messages of lower statuses are about what a client wrote, and quote it."""
+_KEPT_KEYS: Final = frozenset({"role", "type", "finish_reason"})
+"""Whose texts say nothing of a client, and are branched on."""
+_TOKENS_IN: Final = frozenset({"bad_words", "token_ids"})
+
+
+def rewritten(
+    records: Iterable[StoredRecord],
+    rewrite: Rewrite,
+    *,
+    graph_of: Callable[[str], ModelGraph],
+    subjects: Subjects,
+) -> list[StoredRecord]:
+    """The records, rewritten; one in whose bytes nothing is to be changed is the same object."""
+    rewriting = _Rewriting(rewrite, graph_of, subjects)
+    return [rewriting.take(record) for record in records]
+
+
+def unfaithful(
+    before: Iterable[StoredRecord],
+    after: Iterable[StoredRecord],
+    *,
+    graph_of: Callable[[str], ModelGraph],
+    subjects: Subjects,
+) -> dict[str, str]:
+    """Requests that matched in the log and do not as they were rewritten, and what does not match."""
+    sound = Replayer(graph_of, subjects).run(before)
+    found = Replayer(graph_of, subjects).run(after)
+    return {
+        request_id: verdict.mismatch.what
+        for request_id, verdict in found.items()
+        if verdict.mismatch is not None and request_id in sound and sound[request_id].matches
+    }
+
+
+class _Rewriting:
+    """Two folds side by side: of the log as it is, and as it is rewritten."""
+
+    def __init__(self, rewrite: Rewrite, graph_of: Callable[[str], ModelGraph], subjects: Subjects) -> None:
+        self._rewrite = rewrite
+        self._subjects = subjects
+        self._old = Cluster(graph_of, subjects)
+        self._new = Cluster(graph_of, subjects)
+        self._decided: dict[str, Decision] = {}
+        self._spoken: dict[str, tuple[Transcript, Transcript]] = {}
+        self._totals: dict[str, str] = {}
+
+    def take(self, record: StoredRecord) -> StoredRecord:
+        entry = self._old.read(record)
+        if not isinstance(entry, Entry):
+            return self._unreadable(record)
+        event = entry.event
+        old, new = self._decisions(event, self._old), self._decisions(event, self._new)
+        if (decision := old.get(event.id)) is not None and same(event, decision) and event.id in new:
+            self._decided[event.id] = new[event.id]
+        self._old.apply(entry)
+        changed = self._changed(event, entry.address.request_id)
+        if isinstance(event, OutputChunk | OutputFence):
+            assert isinstance(changed, OutputChunk | OutputFence)
+            self._speak(event, changed)
+        if changed != event:
+            record = msgspec.structs.replace(record, data=encode(changed))
+        self._new.fold(record)
+        return record
+
+    @staticmethod
+    def _decisions(event: AnyEvent, cluster: Cluster) -> dict[str, Decision]:
+        request = cluster.request(event.request_id) if event.request_id else None
+        expected = dict(request.expected) if request is not None else {}
+        return expected | cluster.refusals
+
+    def _changed(self, event: AnyEvent, request_id: str | None) -> AnyEvent:
+        if (decision := self._decided.get(event.id)) is not None and type(decision) is type(event):
+            return msgspec.structs.replace(
+                decision, writer=event.writer, number=event.number, epoch=event.epoch
+            )
+        changed = self._rewrite(event, request_id)
+        match changed:
+            case WalkCompleted():
+                tracks = {name: self._told(totals) for name, totals in changed.tracks.items()}
+                return msgspec.structs.replace(changed, output=self._told(changed.output), tracks=tracks)
+            case RequestAdmitted():
+                old, new = self._old.request(str(request_id)), self._new.request(str(request_id))
+                if old is not None and new is not None and changed.pins.submission == old.digest:
+                    pins = msgspec.structs.replace(changed.pins, submission=new.digest)
+                    return msgspec.structs.replace(changed, pins=pins)
+            case _:
+                pass
+        return changed
+
+    def _speak(self, old: OutputChunk | OutputFence, new: OutputChunk | OutputFence) -> None:
+        """Fold a piece of the output in both versions, and note what each digest is in the other."""
+        was, becomes = self._spoken.setdefault(str(old.request_id), (Transcript(), Transcript()))
+        was.fold(old)
+        becomes.fold(new)
+        if isinstance(old, OutputChunk):
+            track = old.track
+            self._totals[was.track(track).totals.digest] = becomes.track(track).totals.digest
+            self._totals[was.totals.digest] = becomes.totals.digest
+
+    def _told(self, totals: OutputTotals) -> OutputTotals:
+        return msgspec.structs.replace(totals, digest=self._totals.get(totals.digest, totals.digest))
+
+    def _unreadable(self, record: StoredRecord) -> StoredRecord:
+        """What nobody could read is not to be read here either; `rewrite` says so of nothing in it."""
+        changed = record
+        if isinstance(self._rewrite, Redaction):
+            changed = msgspec.structs.replace(record, data=self._rewrite.blank(record.data))
+        self._new.fold(changed)
+        return changed
+
+
+# ---- what is rewritten -----------------------------------------------------------------------------------
+
+
+def without_cards(event: AnyEvent, request_id: str | None = None) -> AnyEvent:
+    """Without what lets one worker read another's tensors."""
+    if isinstance(event, WorkerJoined) and event.cards:
+        return msgspec.structs.replace(event, cards={})
+    return event
+
+
+class Redaction:
+    """Without what a client wrote and was answered: texts become digests, tokens and tensors zeros.
+
+    The digests are keyed, and the key is thrown away: equal texts of one bundle are seen to be equal, but no
+    text can be guessed by trying. Lengths in tokens, times, ranks and parameters that are numbers stay.
+
+    Args:
+        admitted: the requests whose model is one of the deployment's; others name what they like.
+    """
+
+    def __init__(self, admitted: Iterable[str]) -> None:
+        self._key = secrets.token_bytes(16)
+        self._admitted = frozenset(admitted)
+
+    def __call__(self, event: AnyEvent, request_id: str | None) -> AnyEvent:
+        event = without_cards(event)
+        match event:
+            case RequestSubmitted():
+                return self._submission(event, is_admitted=request_id in self._admitted)
+            case RequestCancel() | RequestCancelled() | WalkStop():
+                return msgspec.structs.replace(event, reason=self.text(event.reason))
+            case RequestRejected() | RequestFailed() | WalkFailed():
+                return msgspec.structs.replace(event, failure=self._failure(event.failure))
+            case OutputChunk():
+                return self._chunk(event)
+            case WalkCompleted():
+                results = [self._result(one) for one in event.results]
+                return msgspec.structs.replace(event, results=results)
+            case NodeReady():
+                walks = [self._call(one) for one in event.walks]
+                return msgspec.structs.replace(event, walks=walks)
+            case NodeFired():
+                row = self._row(event.row) if event.row is not None else None
+                return msgspec.structs.replace(event, outputs=self._handles(event.outputs), row=row)
+            case StreamSent() if event.items is not None:
+                return msgspec.structs.replace(event, items=_emptied(event.items))
+            case _:
+                return event
+
+    def text(self, text: str) -> str:
+        """What stands for a text; nothing for nothing."""
+        return f"redacted-{self._digest(text.encode(errors='surrogatepass'))}" if text else ""
+
+    def blank(self, data: bytes) -> bytes:
+        """What stands for bytes that are no event."""
+        return f"redacted, {len(data)} bytes: {self._digest(data)}".encode()
+
+    # ---- by kind -----------------------------------------------------------------------------------
+    def _submission(self, event: RequestSubmitted, *, is_admitted: bool) -> RequestSubmitted:
+        inputs, params = event.inputs, event.params
+        forked = event.forked_from
+        if forked is not None:
+            forked = msgspec.structs.replace(forked, changes=self._plain(forked.changes))
+        return msgspec.structs.replace(
+            event,
+            model=event.model if is_admitted else self.text(event.model),
+            correlation=self.text(event.correlation) if event.correlation else event.correlation,
+            inputs=self._inputs(inputs),
+            params=self._params(params),
+            forked_from=forked,
+        )
+
+    def _inputs(self, inputs: Inputs) -> Inputs:
+        return msgspec.structs.replace(
+            inputs,
+            messages=None if inputs.messages is None else self._plain(inputs.messages),
+            text=None if inputs.text is None else self.text(inputs.text),
+            token_ids=None if inputs.token_ids is None else [0] * len(inputs.token_ids),
+            files=[self._medium(one) for one in inputs.files],
+            tools=[self._tool(one) for one in inputs.tools],
+            tool_choice=self._tool_choice(inputs.tool_choice),
+        )
+
+    def _tool(self, tool: Tool) -> Tool:
+        told = tool.function
+        function = msgspec.structs.replace(
+            told,
+            name=self.text(told.name),
+            description=None if told.description is None else self.text(told.description),
+            parameters=None if told.parameters is None else self._schema(told.parameters),
+        )
+        return msgspec.structs.replace(tool, function=function)
+
+    def _tool_choice(self, choice: str | NamedTool | None) -> Any:
+        if not isinstance(choice, NamedTool):
+            return choice
+        function = msgspec.structs.replace(choice.function, name=self.text(choice.function.name))
+        return msgspec.structs.replace(choice, function=function)
+
+    def _guide(self, guide: Guide) -> Guide:
+        schema = guide.json_schema
+        return msgspec.structs.replace(
+            guide,
+            json_schema=self._schema(schema) if isinstance(schema, dict) else schema,
+            regex=None if guide.regex is None else self.text(guide.regex),
+            grammar=None if guide.grammar is None else self.text(guide.grammar),
+            choice=None if guide.choice is None else [self.text(one) for one in guide.choice],
+        )
+
+    def _schema(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """What stands for a schema: its names are a client's, as its texts are."""
+        return {"$comment": self.text(repr(schema))}
+
+    def _params(self, params: Params) -> Params:
+        bad_words: Any = params.bad_words
+        return msgspec.structs.replace(
+            params,
+            guide=None if params.guide is None else self._guide(params.guide),
+            stop=[self.text(one) for one in params.stop],
+            bad_words=bad_words
+            and [self.text(one) if isinstance(one, str) else [0] * len(one) for one in bad_words],
+        )
+
+    def _medium(self, medium: Media) -> Media:
+        return msgspec.structs.replace(
+            medium,
+            data=None if medium.data is None else self._digest(medium.data).encode(),
+            ref=self.text(medium.ref) if medium.ref else medium.ref,
+            name=self.text(medium.name) if medium.name else medium.name,
+        )
+
+    def _chunk(self, chunk: OutputChunk) -> OutputChunk:
+        logprobs = chunk.logprobs
+        return msgspec.structs.replace(
+            chunk,
+            text=self.text(chunk.text),
+            token_ids=[0] * len(chunk.token_ids),
+            logprobs=None if logprobs is None else [_UNKNOWN] * len(logprobs),
+            data=None if chunk.data is None else self._digest(chunk.data).encode(),
+        )
+
+    def _failure(self, failure: Failure) -> Failure:
+        if failure.status >= _BUGS_FROM:
+            return failure
+        return msgspec.structs.replace(failure, message=self.text(failure.message))
+
+    def _result(self, result: WalkResult) -> WalkResult:
+        facts, outputs = self._plain(result.facts), self._handles(result.outputs)
+        return msgspec.structs.replace(result, facts=facts, outputs=outputs)
+
+    def _call(self, call: WalkCall) -> WalkCall:
+        return msgspec.structs.replace(call, args=self._plain(call.args), inputs=self._handles(call.inputs))
+
+    def _row(self, row: RowState) -> RowState:
+        return msgspec.structs.replace(
+            row, token_ids=[0] * len(row.token_ids), logprobs=[_UNKNOWN] * len(row.logprobs)
+        )
+
+    def _handles(self, handles: dict[str, Handle]) -> dict[str, Handle]:
+        return {name: _emptied(handle) for name, handle in handles.items()}
+
+    def _plain(self, value: Any, key: str = "") -> Any:
+        """Values without a type of their own: texts are replaced, and tokens where those are known to be."""
+        match value:
+            case str():
+                return value if key in _KEPT_KEYS else self.text(value)
+            case bytes():
+                return self._digest(value).encode()
+            case dict():
+                return {name: self._plain(item, str(name)) for name, item in value.items()}
+            case list() | tuple():
+                return [self._plain(item, key) for item in value]
+            case int() if key in _TOKENS_IN and not isinstance(value, bool):
+                return 0
+            case _:
+                return value
+
+    def _digest(self, data: bytes) -> str:
+        return hashlib.blake2b(data, digest_size=8, key=self._key).hexdigest()
+
+
+_UNKNOWN: Final = TokenLogprobs(id=0, token=b"")
+
+
+def _emptied(handle: Handle) -> Handle:
+    """A tensor of the same shape, whose inline bytes are zeros."""
+    if handle.data is None:
+        return handle
+    return msgspec.structs.replace(handle, data=bytes(len(handle.data)))
+
+
+def admitted_in(records: Iterable[StoredRecord], subjects: Subjects) -> set[str]:
+    """The requests that the records let in."""
+    found = set()
+    for record in records:
+        address = subjects.parse(record.subject)
+        if address is None or address.kind != "walk":
+            continue
+        try:
+            event = decode(record.data, address.kind)
+        except MalformedEventError:
+            continue
+        if isinstance(event, RequestAdmitted):
+            found.add(str(address.request_id))
+    return found

@@ -1,0 +1,1 @@
+"""`dalsegno check`: validates a configuration and shows its placement without starting it."""

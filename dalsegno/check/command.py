@@ -1,0 +1,439 @@
+"""`dalsegno check MODEL`: whether a configuration can be served, and what runs where, without starting it.
+
+    node          engine     walks       ranks  device
+    LLM           kv         prefill     0      cuda:0
+    LLM           kv         decode      1      cuda:1
+
+Then the ranks as boxes with what passes between them, notes, and warnings of what will be slow. The exit
+status is 0, or 78 (as of a role that will never run as it was told to) with one line that says what is wrong.
+"""
+
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from configs.deployment import ConfigError, DeploymentConfig
+from dalsegno.check import layout
+from dalsegno.check.layout import Hosted, Link
+from dalsegno.config import options, resolve
+from dalsegno.serve.supervisor import EX_CONFIG
+from dalsegno.terminal import sequence_diagram
+from dalsegno.terminal.sequence_diagram import WIDTH, Arrow, Box
+from models import registry
+from models.base import EngineKind, ModelGraph
+from models.checkpoints.files import read_json
+from shared.errors import ClientError
+
+_SHAFTS: Final = {"edge": "─", "kept": "─", "kv": "═", "stream": "┄"}
+_LEGEND: Final = {
+    "─": "─ tensors",
+    "═": "═ keys and values",
+    "┄": "┄ a stream, while both run",
+}
+_BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
+_COLUMNS: Final = ("node", "engine", "walks", "ranks", "device")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a configuration comes to.
+
+    Attributes:
+        devices: by rank; `auto` where it could not be found out here.
+        notes: worth knowing.
+        warnings: will be slow, or will not work here.
+        is_for_here: this machine has the devices, the address and the libraries.
+        tokenizer_fits: it was here, and the family takes it; what does not fit is refused.
+        model_fits: the same of the model, by its `config.json`; False too where the family cannot look at it.
+    """
+
+    config: DeploymentConfig
+    graph: ModelGraph
+    hosted: list[Hosted]
+    links: list[Link]
+    places: list[tuple[int, ...]]
+    devices: Mapping[int, str]
+    notes: list[str]
+    warnings: list[str]
+    is_for_here: bool
+    tokenizer_fits: bool
+    model_fits: bool
+
+
+class _Refusal(click.ClickException):
+    exit_code = EX_CONFIG
+
+
+@click.command()
+@click.argument("model")
+@options.of_serve
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+def check(model: str, *, as_json: bool, **told: Any) -> None:
+    """Say whether serve would take MODEL, and what would run where.
+
+    MODEL is a name in configs/, a YAML file, or a folder with a Hugging Face checkpoint. Nothing is started;
+    the tokenizer is read where it is there, the model is made without memory, and no weights are read. The
+    exit status is 0, or 78 where it cannot be served.
+    """
+    try:
+        found = resolve.effective(model, options.settings_in(told))
+        resolve.check(found)
+        report = examine(found.config)
+    except ClientError as error:
+        if as_json:
+            click.echo(json.dumps({"ok": False, "code": error.code, "error": error.message}))
+            raise SystemExit(EX_CONFIG) from None
+        raise _Refusal(error.message) from error
+    if as_json:
+        click.echo(json.dumps(as_data(report), ensure_ascii=False))
+    else:
+        click.echo("\n".join(lines(report)))
+
+
+def examine(config: DeploymentConfig) -> Report:
+    """What `config` comes to, on this machine as far as devices and the network go.
+
+    Raises:
+        CheckpointError: the tokenizer is none of the family's, or a worker would refuse the model.
+        ConfigError: the family's nodes cannot be placed so.
+    """
+    graph, groups = registry.graph(config.model), config.groups
+    tokenizer_fits, model_fits = _tokenizer_fits(config), _model_fits(config)
+    devices, amiss = _devices(config)
+    amiss += _network(config)
+    hosted, links = layout.hosted(graph, groups), layout.links(graph, groups)
+    amiss += _attention(config, hosted, devices)
+    return Report(
+        config=config,
+        graph=graph,
+        hosted=hosted,
+        links=links,
+        places=layout.places(groups),
+        devices=devices,
+        notes=[*_shared(devices), *_replicas(hosted), *_copies(config)],
+        warnings=[*amiss, *_moving(config, links), *_looping(graph, config)],
+        is_for_here=not amiss,
+        tokenizer_fits=tokenizer_fits,
+        model_fits=model_fits,
+    )
+
+
+def lines(report: Report) -> Iterator[str]:
+    """The report for people, of at most 80 columns."""
+    config, ranks = report.config, report.config.ranks
+    yield f"{config.name}: {config.model} on {_counted(len(ranks), 'rank')}, max_seq_len {config.max_seq_len}"
+    yield f"checkpoint {config.checkpoint}"
+    yield ""
+    yield from _table(report)
+    yield ""
+    arrows = list(_arrows(report))
+    yield from sequence_diagram.draw(list(_boxes(report)), arrows)
+    if arrows:
+        yield ""
+        yield "   ".join(text for shaft, text in _LEGEND.items() if any(one.shaft == shaft for one in arrows))
+    yield ""
+    for stream in _streams(report):
+        yield from _hanging("stream", stream)
+    for note in report.notes:
+        yield from _hanging("note", note)
+    for warning in report.warnings:
+        yield from _hanging("warning", warning)
+    seen = {"model": report.model_fits, "tokenizer": report.tokenizer_fits}
+    unseen = ", ".join(what for what, fits in seen.items() if not fits)
+    unseen = f"{unseen} and weights" if unseen else "weights"
+    where = "" if report.is_for_here else ", though not for this machine"
+    yield from _hanging("ok", f"the placement is right{where}; {unseen} are looked at when it starts")
+
+
+def as_data(report: Report) -> dict[str, Any]:
+    """The report for programs."""
+    config = report.config
+    return {
+        "ok": True,
+        "name": config.name,
+        "model": config.model,
+        "checkpoint": config.checkpoint,
+        "max_seq_len": config.max_seq_len,
+        "ranks": [
+            {"rank": rank, "device": report.devices[rank], "nodes": config.nodes_of(rank)}
+            for rank in config.ranks
+        ],
+        "nodes": [
+            {
+                "node": one.node,
+                "engine": str(one.engine),
+                "walks": one.walks,
+                "ranks": one.ranks,
+                "puts_out": one.puts_out,
+            }
+            for one in report.hosted
+        ],
+        "links": [
+            {
+                "kind": one.kind,
+                "name": one.name,
+                "from": {"walk": one.source[0], "node": one.source[1], "ranks": one.sources},
+                "to": {"walk": one.target[0], "node": one.target[1], "ranks": one.targets},
+                **({"chunks": one.chunks} if one.chunks else {}),
+            }
+            for one in report.links
+        ],
+        "notes": report.notes,
+        "warnings": report.warnings,
+    }
+
+
+# ---- for people --------------------------------------------------------------------------------------
+
+
+def _table(report: Report) -> Iterator[str]:
+    rows = [
+        (
+            one.node,
+            str(one.engine),
+            ", ".join(one.walks),
+            ", ".join("+".join(map(str, members)) for members in _members(report.config, one)),
+            ", ".join(
+                dict.fromkeys(
+                    report.devices[rank] for members in _members(report.config, one) for rank in members
+                )
+            ),
+        )
+        for one in report.hosted
+    ]
+    widths = [max(len(row[column]) for row in [_COLUMNS, *rows]) for column in range(len(_COLUMNS))]
+    others = sum(widths) - widths[2] + 2 * (len(_COLUMNS) - 1)
+    widths[2] = max(len(_COLUMNS[2]), min(widths[2], WIDTH - others))
+    for row in [_COLUMNS, *rows]:
+        walks = list(sequence_diagram.wrapped(row[2], widths[2]))
+        for number, text in enumerate(walks):
+            cells = [*row[:2], text, *row[3:]] if number == 0 else ["", "", text, "", ""]
+            yield "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def _members(config: DeploymentConfig, one: Hosted) -> list[tuple[int, ...]]:
+    """The ranks of each replica of a node: several where they share it."""
+    return [config.copy_of(rank) if one.engine is EngineKind.KV else (rank,) for rank in one.ranks]
+
+
+def _boxes(report: Report) -> Iterator[Box]:
+    for ranks in report.places:
+        here = [one for one in report.hosted if {*one.ranks} & {*ranks}]
+        copies = [report.config.copy_of(rank) for rank in ranks]
+        several = len(copies) > 1 or len(copies[0]) > 1
+        yield Box(
+            title=f"rank{'s' * several} {', '.join('+'.join(map(str, copy)) for copy in copies)}",
+            note=" ".join(dict.fromkeys(report.devices[rank] for copy in copies for rank in copy)),
+            lines=tuple(
+                (one.node, " ".join([", ".join(one.walks), *(f"► {it}" for it in one.puts_out)]))
+                for one in here
+            ),
+        )
+
+
+def _arrows(report: Report) -> Iterator[Arrow]:
+    """Each name once between two places, however many nodes or walks it is from."""
+    place_of = {rank: place for place, ranks in enumerate(report.places) for rank in ranks}
+    seen: set[Arrow] = set()
+    for link in report.links:
+        for source in dict.fromkeys(place_of[rank] for rank in link.sources):
+            for target in dict.fromkeys(place_of[rank] for rank in link.targets):
+                arrow = Arrow(source, target, link.name, _SHAFTS[link.kind])
+                if source != target and arrow not in seen:
+                    seen.add(arrow)
+                    yield arrow
+
+
+def _streams(report: Report) -> Iterator[str]:
+    """Each stream in words, once."""
+    told: dict[str, list[str]] = {}
+    for link in report.links:
+        if link.kind == "stream":
+            to = f"{link.target[1]} ({link.target[0]}), {link.chunks}"
+            told.setdefault(f"{link.name}|{to}", []).append(f"{link.source[1]} ({link.source[0]})")
+    for key, feeders in told.items():
+        name, _, to = key.partition("|")
+        yield f"{name}, from {' and '.join(feeders)} to {to}"
+
+
+def _hanging(label: str, text: str) -> Iterator[str]:
+    """A labelled paragraph; a word that is longer than a line, as a path, has one to itself."""
+    indent = len(label) + 2
+    for number, line in enumerate(sequence_diagram.wrapped(text, WIDTH - indent)):
+        yield f"{'' if number else label + ':':<{indent}}{line}"
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+# ---- what is worth knowing ---------------------------------------------------------------------------
+
+
+def _tokenizer_fits(config: DeploymentConfig) -> bool:
+    """Whether the family takes the checkpoint's tokenizer; False where it is not known here.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    checkpoint = Path(config.checkpoint)
+    if not (checkpoint / "tokenizer.json").is_file():  # a machine that plans for others needs no more
+        return False  # than config.json
+    try:
+        processing = registry.face(config.model, "processing")
+    except ModuleNotFoundError:
+        return False
+    processing.load(checkpoint, max_seq_len=config.max_seq_len)
+    return True
+
+
+def _model_fits(config: DeploymentConfig) -> bool:
+    """Whether workers take the model, by the code they load it with; False where nothing looked.
+
+    Raises:
+        CheckpointError, ConfigError: they do not.
+    """
+    try:
+        from workers.loading import hosting
+
+        return hosting.examine(config)
+    except ModuleNotFoundError:  # a machine that plans for others needs no torch
+        return False
+
+
+def _network(config: DeploymentConfig) -> Iterator[str]:
+    """What the data plane would miss here; a model on one rank opens none."""
+    if len(config.ranks) == 1:
+        return
+    plane, nobody = config.data_plane, f"{_ranks(tuple(config.ranks))} do not start here"
+    if "nixl" in plane.transports and not _has_nixl():
+        yield (
+            "data_plane.transports names nixl, and NIXL is not installed (pip install 'dalsegno[rdma]'): "
+            f"{nobody}"
+        )
+    if {"tcp", "nixl"} & {*plane.transports}:
+        try:
+            family, kind, _, _, where = socket.getaddrinfo(plane.address, 0, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.bind(where)
+        except (OSError, UnicodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no name of a host"
+            yield f"data_plane.address {plane.address!r} is none of this machine ({why}): {nobody}"
+
+
+def _has_nixl() -> bool:
+    try:
+        from workers.data_plane.transports import nixl
+    except ModuleNotFoundError:  # a worker's libraries are not here, and will be where it runs
+        return True
+    return any(find_spec(name) is not None for name in nixl.PACKAGES)
+
+
+def _devices(config: DeploymentConfig) -> tuple[dict[int, str], list[str]]:
+    """Each rank's device as its worker would choose it here, and what is amiss with that."""
+    try:
+        from workers.machine.devices import choose_device
+    except ModuleNotFoundError:  # a machine that plans for others needs no torch
+        return {rank: config.device_of(rank) for rank in config.ranks}, []
+    found: dict[int, str] = {}
+    amiss: list[str] = []
+    for rank in config.ranks:
+        try:
+            found[rank] = str(choose_device(config, rank))
+        except ConfigError as error:
+            found[rank] = config.device_of(rank)
+            amiss.append(f"{error.message}: rank {rank} does not start here")
+    return found, amiss
+
+
+def _attention(config: DeploymentConfig, hosted: list[Hosted], devices: Mapping[int, str]) -> Iterator[str]:
+    """Who was named to attend on a GPU, and is to do it on a CPU: a worker refuses that."""
+    named = config.model_kwargs.get("attention", "auto")
+    leaders = [rank for one in hosted if one.engine is EngineKind.KV for rank in one.ranks]
+    on_cpu = sorted({it for rank in leaders for it in config.copy_of(rank) if devices[it] == "cpu"})
+    if named != "auto" and on_cpu:
+        do = "does" if len(on_cpu) == 1 else "do"
+        yield (
+            f"model_kwargs.attention is {named!r}, which is for GPUs: "
+            f"{_ranks(tuple(on_cpu))} {do} not start on a CPU"
+        )
+
+
+def _shared(devices: Mapping[int, str]) -> Iterator[str]:
+    on: dict[str, list[int]] = {}
+    for rank, device in devices.items():
+        on.setdefault(device, []).append(rank)
+    for device, ranks in on.items():
+        if len(ranks) > 1 and device != "auto":
+            what = "cores and memory" if device == "cpu" else "memory"
+            yield f"{_ranks(tuple(ranks))} share {device}, its {what} too"
+
+
+def _replicas(hosted: list[Hosted]) -> Iterator[str]:
+    for one in hosted:
+        if len(one.ranks) > 1:
+            yield (
+                f"{one.node} ({', '.join(one.walks)}) has {len(one.ranks)} replicas: "
+                f"each request gets one of {_ranks(one.ranks)}"
+            )
+
+
+def _copies(config: DeploymentConfig) -> Iterator[str]:
+    """Whose ranks share a copy of a node."""
+    for group in config.groups:
+        for leader, following in zip(group.ranks, group.followers, strict=False):
+            nodes = (
+                f"{', '.join(group.shared)} ({', '.join(group.walks)})" if group.walks else group.shared[0]
+            )
+            others = ", ".join(map(str, (leader, *following[:-1])))
+            yield f"{nodes} is shared by ranks {others} and {following[-1]} (rank {leader} leads)"
+
+
+def _moving(config: DeploymentConfig, links: list[Link]) -> Iterator[str]:
+    size = _kv_bytes(config)
+    amount = f"{size / 1024:.0f} KiB" if size >= 1024 else f"{size} bytes"
+    each = f", {amount} for each token so far" if size else ""
+    for link in links:
+        if link.kind == "kv" and link.leaves_its_rank:
+            (walk, node), (to, _) = link.source, link.target
+            way = f"from {_ranks(link.sources)} to {_ranks(link.targets)}"
+            move = "move" if link.always_leaves else "may move"
+            yield f"keys and values of {node} {move} {way} between {walk} and {to}{each}"
+
+
+def _kv_bytes(config: DeploymentConfig) -> int:
+    """Of one token's keys and values, as far as the checkpoint says; 0 where it does not."""
+    if EngineKind.KV not in registry.graph(config.model).nodes.values():
+        return 0
+    said = read_json(Path(config.checkpoint) / "config.json")
+    heads, layers = said.get("num_attention_heads"), said.get("num_hidden_layers")
+    kv_heads, width, hidden = (
+        said.get("num_key_value_heads", heads),
+        said.get("head_dim"),
+        said.get("hidden_size"),
+    )
+    if width is None and isinstance(hidden, int) and isinstance(heads, int) and heads:
+        width = hidden // heads
+    if not (isinstance(layers, int) and isinstance(kv_heads, int) and isinstance(width, int)):
+        return 0
+    stored = str(said.get("dtype") or said.get("torch_dtype"))
+    told = str(config.model_kwargs.get("dtype", "auto"))
+    return 2 * layers * kv_heads * width * _BYTES.get(stored if told == "auto" else told, 2)
+
+
+def _looping(graph: ModelGraph, config: DeploymentConfig) -> Iterator[str]:
+    for walk, loop, ranks in layout.loops_over_ranks(graph, config.groups):
+        yield (
+            f"loop {loop} of walk {walk} runs over {_ranks(tuple(ranks))}: "
+            "each of its iterations waits for the way between them"
+        )

@@ -1,0 +1,188 @@
+"""What a placement comes to: which rank runs what, and what passes between ranks. Pure.
+
+    edge      a tensor of one walk, from node to node
+    kept      what one walk keeps and a later one takes
+    kv        what a node with a KV cache remembers, which follows it to the rank of its next walk
+    stream    items that go on while both walks run
+
+What a graph does not say is in which order its walks come, for that is decided request by request: keys and
+values are shown from the first walk of a node, in the graph's order, to its others. The rank where they end
+speaks: what goes before on another rank streams nothing by itself.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from configs.placement import PlacedGroup, home_of
+from models.base import EngineKind, ModelGraph
+from shared.walks import Client, CompiledWalk, Keep
+from shared.walks.chunks import ChunkPolicy, Fixed, LeftContext, SlidingWindow
+
+Kind: TypeAlias = Literal["edge", "kept", "kv", "stream"]
+Home: TypeAlias = tuple[str, str]
+"""A walk, and a node in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosted:
+    """A node in some walks on some ranks: one line of the table. Replicas are one line."""
+
+    node: str
+    engine: EngineKind
+    walks: tuple[str, ...]
+    ranks: tuple[int, ...]
+    puts_out: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What passes from one node of a walk to another; `chunks` says how a stream is cut."""
+
+    kind: Kind
+    name: str
+    source: Home
+    target: Home
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+    chunks: str = ""
+
+    @property
+    def leaves_its_rank(self) -> bool:
+        """Whether it may go from one rank to another."""
+        return len({*self.sources, *self.targets}) > 1
+
+    @property
+    def always_leaves(self) -> bool:
+        """Whether it goes from one rank to another, whichever replicas a request gets."""
+        return not {*self.sources} & {*self.targets}
+
+
+def hosted(graph: ModelGraph, groups: Sequence[PlacedGroup]) -> list[Hosted]:
+    """Every node with its homes, in the graph's order."""
+    found: list[Hosted] = []
+    for node, engine in graph.nodes.items():
+        for group in groups:
+            walks = tuple(
+                name
+                for name, walk in graph.walks.items()
+                if node in walk.nodes and home_of(groups, name, node) is group
+            )
+            if walks:
+                found.append(
+                    Hosted(
+                        node=node,
+                        engine=engine,
+                        walks=walks,
+                        ranks=tuple(group.ranks),
+                        puts_out=_puts_out(graph, node, walks),
+                    )
+                )
+    return found
+
+
+def links(graph: ModelGraph, groups: Sequence[PlacedGroup]) -> list[Link]:
+    """All that passes between nodes of different groups, and all streams."""
+
+    def link(kind: Kind, name: str, source: Home, target: Home, chunks: str = "") -> Link | None:
+        one, other = home_of(groups, *source), home_of(groups, *target)
+        if one is other and kind != "stream":
+            return None
+        return Link(
+            kind=kind,
+            name=name,
+            source=source,
+            target=target,
+            sources=tuple(one.ranks),
+            targets=tuple(other.ranks),
+            chunks=chunks,
+        )
+
+    found = [link("kept", *one) for one in _kept(graph)]
+    found += [
+        link("edge", name, source, target)
+        for walk, compiled in graph.walks.items()
+        for name, source, target in _edges(walk, compiled)
+    ]
+    found += [link("kv", f"KV of {source[1]}", source, target) for source, target in _kv(graph)]
+    for (name, to), stream in graph.streams.items():
+        found += [
+            link("stream", name, feeder, (stream.consumer_walk, to), cut(stream.policy))
+            for feeder in stream.feeders
+            if not _moves_on(graph, groups, feeder, stream.feeders)
+        ]
+    return list(dict.fromkeys(one for one in found if one is not None))
+
+
+def loops_over_ranks(
+    graph: ModelGraph, groups: Sequence[PlacedGroup]
+) -> Iterator[tuple[str, str, list[int]]]:
+    """Each loop whose body runs on several ranks: the walk, the loop, the ranks."""
+    for walk, compiled in graph.walks.items():
+        for name, loop in compiled.loops.items():
+            inside = {home_of(groups, walk, compiled.node_table[index].name) for index in loop.nodes}
+            ranks = sorted({int(rank) for group in inside for rank in group.ranks})
+            if len(inside) > 1 and len(ranks) > 1:
+                yield walk, name, ranks
+
+
+def cut(policy: ChunkPolicy) -> str:
+    """How a stream is cut, in words."""
+    match policy:
+        case Fixed():
+            return f"{policy.count} at a time"
+        case SlidingWindow():
+            return f"windows of {policy.window}, every {policy.stride}"
+        case LeftContext():
+            return f"{policy.count} at a time, with the {policy.context} before"
+
+
+def places(groups: Sequence[PlacedGroup]) -> list[tuple[int, ...]]:
+    """The ranks, those together that run the same."""
+    same: dict[tuple[int, ...], list[int]] = {}
+    for rank in sorted({rank for group in groups for rank in group.ranks}):
+        same.setdefault(tuple(place for place, group in enumerate(groups) if rank in group.ranks), []).append(
+            rank
+        )
+    return [tuple(ranks) for ranks in same.values()]
+
+
+def _puts_out(graph: ModelGraph, node: str, walks: Sequence[str]) -> tuple[str, ...]:
+    routes = (route for walk in walks for route in graph.walks[walk].nodes[node].routes)
+    return tuple(dict.fromkeys(route.to.modality for route in routes if isinstance(route.to, Client)))
+
+
+def _edges(walk: str, compiled: CompiledWalk) -> Iterator[tuple[str, Home, Home]]:
+    for node in compiled.node_table:
+        for route in node.routes:
+            if isinstance(route.to, str):
+                yield route.edge, (walk, node.name), (walk, route.to)
+
+
+def _kept(graph: ModelGraph) -> Iterator[tuple[str, Home, Home]]:
+    """What a walk keeps, and each other walk that takes a value of that name."""
+    for walk, compiled in graph.walks.items():
+        for node in compiled.node_table:
+            for route in node.routes:
+                if isinstance(route.to, Keep):
+                    for other, taking in graph.walks.items():
+                        for to in taking.takers.get(route.edge, ()) if other != walk else ():
+                            yield route.edge, (walk, node.name), (other, to)
+
+
+def _moves_on(
+    graph: ModelGraph, groups: Sequence[PlacedGroup], feeder: Home, feeders: Sequence[Home]
+) -> bool:
+    """Whether keys and values leave `feeder` for another that feeds the same: it streams in its place."""
+    return any(
+        source == feeder and target in feeders and home_of(groups, *source) is not home_of(groups, *target)
+        for source, target in _kv(graph)
+    )
+
+
+def _kv(graph: ModelGraph) -> Iterator[tuple[Home, Home]]:
+    for node, engine in graph.nodes.items():
+        if engine is EngineKind.KV:
+            first, *others = [name for name, walk in graph.walks.items() if node in walk.nodes]
+            for other in others:
+                yield (first, node), (other, node)

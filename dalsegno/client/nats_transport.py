@@ -1,0 +1,234 @@
+"""Over NATS: the request is published, and the answer read from the log, as a gateway does it.
+
+No process stands between: what may die are workers and conductors, and the fold that sorts out their chunks
+(`gateway.requests.relay.OutputFold`) makes that invisible. The log's own reader survives reconnects, so an
+answer does not break off here; it waits.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from typing import Final
+
+from dalsegno.client.answer import Chunk, End
+from dalsegno.client.errors import ConflictError, UnreachableError, error_of
+from dalsegno.client.request import Question
+from dalsegno.client.transport import Health
+from gateway.requests.liveness import Presence
+from gateway.requests.relay import Answered, Failed, Item, Relay, RequestExpiredError, decode_or_none
+from gateway.requests.submission import encode_or_refuse
+from shared.errors import DalSegnoError
+from shared.events import (
+    AnyEvent,
+    MalformedEventError,
+    OutputChunk,
+    RequestCancel,
+    RequestSubmitted,
+    WorkerJoined,
+    decode,
+    encode,
+    submission_digest,
+)
+from shared.ids import parse_request_id
+from shared.log.nats import jetstream
+from shared.log.nats.credentials import NOBODY, Credentials
+from shared.log.port import Log, LogUnavailableError, WrongLastSequenceError
+from shared.subjects import Subjects
+
+_CONNECT_S: Final = 10.0
+_ACCEPT_S: Final = 10.0
+"""How long the log may take to ack a request."""
+_LISTEN_S: Final = 1.2
+"""Beats come twice a second: whoever is not heard in this time is not there."""
+_WRITER: Final = "dalsegno-client"
+
+
+class NatsTransport:
+    """The log of one deployment; connected to when it is needed first."""
+
+    def __init__(
+        self, url: str, *, credentials: Credentials = NOBODY, prefix: str = "ds", log: Log | None = None
+    ) -> None:
+        self._url = url
+        self._credentials = credentials
+        self._subjects = Subjects(prefix)
+        self._log = log
+        self._connecting = asyncio.Lock()
+        self._model: str | None = None
+
+    async def items(self, question: Question, after: int) -> AsyncGenerator[Chunk | End, None]:
+        log = await self._connected()
+        relay = await self._asked(log, question, is_resumed=after >= 0)
+        try:
+            async with aclosing(relay.items()) as items:
+                async for item in items:
+                    told = _told(item)
+                    if isinstance(told, End) or told.index > after:
+                        yield told
+        finally:
+            if not relay.output.ended:
+                with suppress(DalSegnoError):  # a log that is gone takes no cancel
+                    await self.cancel(question.request_id)
+
+    async def cancel(self, request_id: str) -> None:
+        log = await self._connected()
+        cancel = RequestCancel(writer=_WRITER, request_id=request_id, reason="its client no longer wants it")
+        await self._stored(log, self._subjects.control(parse_request_id(request_id)), encode(cancel), None)
+
+    async def health(self) -> Health:
+        log = await self._connected()
+        lives = await self._lives(log)
+        presence = Presence(sorted(lives) or [0])
+        try:
+            async with asyncio.timeout(_LISTEN_S), aclosing(log.listen(self._subjects.beats())) as beats:
+                async for subject, payload in beats:
+                    presence.hear(subject, payload, time.monotonic())
+                    if not presence.missing(time.monotonic(), log_answers=True):
+                        break
+        except TimeoutError:
+            pass
+        told = presence.overview(time.monotonic(), log_answers=log.connected, is_draining=False)
+        missing = tuple(str(one) for one in told["missing"])
+        return Health(is_ready=not missing, status=str(told["state"]), missing=missing, details=told)
+
+    async def models(self) -> list[str]:
+        lives = await self._lives(await self._connected())
+        return list(dict.fromkeys(lives.values()))
+
+    async def close(self) -> None:
+        if self._log is not None:
+            await self._log.close()
+
+    # ---- asking ---------------------------------------------------------------------------------------
+    async def _connected(self) -> Log:
+        async with self._connecting:
+            if self._log is None:
+                try:
+                    self._log = await jetstream.connect(
+                        self._url,
+                        credentials=self._credentials,
+                        subjects=self._subjects,
+                        name=_WRITER,
+                        timeout_s=_CONNECT_S,
+                    )
+                except LogUnavailableError as error:
+                    raise UnreachableError(error.message) from error
+            return self._log
+
+    async def _asked(self, log: Log, question: Question, *, is_resumed: bool) -> Relay:
+        """The request's answer from its beginning, once the request is stored; now or long ago.
+
+        Nothing is run for whoever has a part of the answer already.
+        """
+        event = RequestSubmitted(
+            writer=_WRITER,
+            request_id=question.request_id,
+            model=question.model or await self._served(log),
+            inputs=question.inputs,
+            params=question.params,
+            timeout_s=question.timeout_s,
+            is_first=True,
+        )
+        relay = Relay(log, self._subjects, question.request_id)
+        # Known before the request is stored: all terms that can count for its events begin here or later.
+        term = await log.last(self._subjects.epoch)
+        first_seq = term.seq if term is not None else 1
+        subject = self._subjects.request(question.request_id)
+        seq = None
+        if not is_resumed:
+            with suppress(WrongLastSequenceError):
+                seq = await self._stored(log, subject, encode_or_refuse(event), 0)
+        if seq is None:
+            seq = await self._original(log, event)
+            first_seq = max(1, (await log.state()).first_seq)
+        relay.output.submission_seq = seq
+        relay.reread(first_seq, epoch=0)
+        return relay
+
+    async def _served(self, log: Log) -> str:
+        if self._model is None:
+            models = await self.models()
+            if not models:
+                raise UnreachableError(
+                    f"no worker has been ready yet under the prefix {self._subjects.prefix!r}"
+                )
+            self._model = models[0]
+        return self._model
+
+    async def _stored(self, log: Log, subject: str, data: bytes, expected: int | None) -> int:
+        try:
+            async with asyncio.timeout(_ACCEPT_S):
+                return await log.publish(subject, data, expected_last_seq=expected)
+        except TimeoutError as error:
+            raise UnreachableError(f"the log at {self._url} did not answer within {_ACCEPT_S:g} s") from error
+
+    async def _original(self, log: Log, event: RequestSubmitted) -> int:
+        """Where the request stands that has the id already.
+
+        Raises:
+            ConflictError: that is another request.
+            RequestExpiredError: there is none, any more.
+        """
+        subject = self._subjects.request(event.request_id or "")
+        is_taken = False
+        async with aclosing(log.history([subject])) as records:
+            async for record in records:
+                is_taken = True
+                with suppress(MalformedEventError):
+                    if _is_same(decode(record.data, "request"), event):
+                        return record.seq
+                    break  # what cannot be read is no request: the first that can has the id
+        if not is_taken:
+            expired = RequestExpiredError(event.request_id or "")
+            raise error_of(expired.status, expired.code, expired.message)
+        raise ConflictError(
+            f"request_id {event.request_id!r} is taken by another request: say the same as then, or choose "
+            "another id",
+            code="request_id_conflict",
+            status=409,
+        )
+
+    # ---- who is there ----------------------------------------------------------------------------------
+    async def _lives(self, log: Log) -> dict[int, str]:
+        """The model of every rank that lives, as far as the log tells."""
+        lives: dict[int, str] = {}
+        async with aclosing(log.history([self._subjects.worker_any()])) as records:
+            async for record in records:
+                address = self._subjects.parse(record.subject)
+                event = decode_or_none(record, address) if address is not None else None
+                if isinstance(event, WorkerJoined):
+                    lives[event.rank] = event.model
+        return lives
+
+
+def _is_same(original: AnyEvent, event: RequestSubmitted) -> bool:
+    if not isinstance(original, RequestSubmitted):
+        return False
+    return submission_digest(original) == submission_digest(event)
+
+
+def _told(item: Item) -> Chunk | End:
+    match item:
+        case OutputChunk():
+            return _chunk(item)
+        case Answered():
+            return End(finish_reason=item.finish_reason, usage=item.usage)
+        case Failed():
+            failure = item.failure
+            raise error_of(failure.status, failure.code, failure.message)
+
+
+def _chunk(told: OutputChunk) -> Chunk:
+    metadata = dict(told.metadata)
+    is_echo = bool(metadata.pop("echo", False))
+    return Chunk(
+        index=told.index,
+        modality=told.modality,
+        text=told.text,
+        data=told.data or b"",
+        token_ids=metadata.pop("token_ids", []) if is_echo else told.token_ids,
+        logprobs=told.logprobs,
+        is_echo=is_echo,
+        metadata=metadata,
+    )

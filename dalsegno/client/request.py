@@ -1,0 +1,173 @@
+"""What is asked, and how: one form for every transport.
+
+A question becomes the same inputs and parameters whichever way it goes, so that one request id means one
+request: asked over HTTP, it can be taken up again over NATS.
+"""
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Final, TypedDict
+
+import msgspec
+
+from dalsegno.client.media import File, MediaItem, files_of
+from shared.errors import ClientError
+from shared.events import Inputs, Media, Params
+from shared.ids import RequestId, parse_request_id
+from shared.validation_errors import misfit
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class How(TypedDict, total=False):
+    """Everything that may be said beside the text; what is not said is the server's to choose.
+
+    One of the text, the messages (a chat as OpenAI writes it) and `token_ids` is what is asked. `chat` False:
+    the text is a raw prompt. Media are one item or a list (see `dalsegno.client.media`). `guide`: what the
+    answer has to be, as the fields of `shared.events.Guide`. `timeout_s`: how long the whole may take, from
+    when the server has it.
+    """
+
+    token_ids: Sequence[int]
+    chat: bool
+    images: MediaItem
+    audio: MediaItem
+    video: MediaItem
+    output_modalities: Iterable[str]
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | Mapping[str, float]
+    bad_words: Sequence[str | Sequence[int]]
+    min_tokens: int | None
+    seed: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    logprobs: int | None
+    echo: bool
+    voice: str | None
+    guide: Mapping[str, Any] | None
+    dimensions: int | None
+    warm: bool
+    model: str | None
+    timeout_s: float | None
+
+
+MAX_TIMEOUT_S: Final = 86400.0
+"""The longest that a gateway lets anybody wait for."""
+_MEDIA: Final = {"images": "image", "audio": "audio", "video": "video"}
+_PARAMS: Final = [field.name for field in msgspec.structs.fields(Params) if field.name in How.__annotations__]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One request. `model` None is the one that is served.
+
+    `chooses_outputs` is whether the modalities of the answer were said, or followed from what was.
+    `timeout_s` None is as long as the server allows.
+    """
+
+    request_id: RequestId
+    inputs: Inputs
+    params: Params
+    model: str | None = None
+    chooses_outputs: bool = True
+    timeout_s: float | None = None
+
+    @property
+    def model_kwargs(self) -> dict[str, Any]:
+        """The parameters that say anything, as plain values."""
+        given: dict[str, Any] = msgspec.to_builtins(self.params)
+        return given
+
+
+def question(
+    text: str | None, messages: Messages | None, request_id: str | None, how: Mapping[str, Any]
+) -> Question:
+    """The question in what a caller said; an id is made up if none was chosen.
+
+    Raises:
+        TypeError: a name is unknown.
+        ClientError: a value cannot be meant.
+    """
+    for name in how:
+        _check_known(name)
+    files = [file for name, modality in _MEDIA.items() for file in files_of(modality, how.get(name))]
+    chosen = f"py-{secrets.token_hex(12)}" if request_id is None else request_id
+    return Question(
+        request_id=parse_request_id(chosen),
+        inputs=_inputs({"messages": messages, "text": text, "token_ids": how.get("token_ids")}, how, files),
+        params=_params(how),
+        model=how.get("model"),
+        chooses_outputs=_wanted(how) is not None,
+        timeout_s=_seconds("timeout_s", how.get("timeout_s")),
+    )
+
+
+def _wanted(how: Mapping[str, Any]) -> list[str] | None:
+    """The modalities of the answer: as said, or sound where a voice was; None leaves them to the server."""
+    said = how.get("output_modalities", ("audio",) if how.get("voice") else None)
+    return [said] if isinstance(said, str) else None if said is None else list(said)
+
+
+def _inputs(asked: Mapping[str, Any], how: Mapping[str, Any], files: Sequence[File]) -> Inputs:
+    given = {name: value for name, value in asked.items() if value is not None}
+    if len(given) != 1:
+        found = " and ".join(given) or "none of them"
+        raise ClientError(f"expected one of a text, messages and token_ids; found {found}")
+    modalities = list(dict.fromkeys([*(file.modality for file in files), "text"]))
+    plain = {
+        **given,
+        "chat": how.get("chat", True),
+        "input_modalities": modalities,
+        "output_modalities": _wanted(how) or ["text"],
+    }
+    inputs: Inputs = _fitted(plain, Inputs)
+    media = [Media(modality=file.modality, data=file.data, name=file.name) for file in files]
+    return msgspec.structs.replace(inputs, files=media)
+
+
+def _params(how: Mapping[str, Any]) -> Params:
+    given = {name: how[name] for name in _PARAMS if how.get(name) is not None}
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    params: Params = _fitted(given, Params)
+    return params
+
+
+def _seconds(name: str, found: float | None) -> float | None:
+    if found is not None and not 0 < found <= MAX_TIMEOUT_S:
+        wrong = ClientError(
+            f"{name}: expected seconds above 0 and at most {MAX_TIMEOUT_S:g}, found {found!r}",
+            code="invalid_value",
+        )
+        wrong.param = name
+        raise wrong
+    return found
+
+
+def _fitted(plain: dict[str, Any], kind: Any) -> Any:
+    try:
+        return msgspec.convert(plain, kind)
+    except msgspec.ValidationError as error:
+        found = misfit(error, plain, kind)
+        wrong = ClientError(found.message, code="invalid_value")
+        wrong.param = found.place or None
+        raise wrong from error
+
+
+def _check_known(name: str) -> None:
+    known = How.__annotations__
+    if name in known:
+        return
+    near = get_close_matches(name, known, n=1)
+    advice = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+    raise TypeError(f"unknown argument {name!r}: {advice}")

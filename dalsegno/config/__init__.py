@@ -1,0 +1,1 @@
+"""Configuration from file, environment and flags, and `dalsegno config`."""

@@ -1,0 +1,320 @@
+"""Layers of a configuration: the file's values, over them the environment's, over them the flags'.
+
+    file          gateway: {port: 9000}
+    environment   DALSEGNO_GATEWAY_PORT=9001
+    flag          --set gateway.port=9002            9002 it is, from --set
+
+Every key has a variable, and every key can be set; the names follow from `DeploymentConfig`. Of a map
+(`model_kwargs`) each key is a value of its own, a list is one value. Pure: nothing here reads a file or the
+environment; that is done by who calls.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, Final
+
+import msgspec
+from msgspec import inspect
+
+from configs.deployment import (
+    SECRETS,
+    SECTIONS,
+    Base,
+    ConfigError,
+    DeploymentConfig,
+    check,
+    discreet,
+    is_integer_of_64_bits,
+    is_text,
+    neighbour,
+    parse_yaml,
+    paths,
+)
+from shared.validation_errors import Misfit, misfit
+
+VARIABLE_PREFIX: Final = "DALSEGNO_"
+DEFAULT: Final = "default"
+"""The source of what nobody said."""
+
+_INTEGER: Final = re.compile(r"[+-]?\d{1,30}")
+_TRUTH: Final = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(
+    ("false", "no", "off", "0"), False
+)
+_OF_KUBERNETES: Final = re.compile(r"_SERVICE_(HOST|PORT(_.+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?$")
+"""Variables by which Kubernetes describes a service called `dalsegno` or `dalsegno-...` to every pod."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key of the configuration.
+
+    Attributes:
+        name: as it is set: `gateway.port`.
+        type: its annotation.
+        default: as in a YAML file; `msgspec.NODEFAULT` where it must be said.
+    """
+
+    name: str
+    type: Any
+    default: Any
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that says it."""
+        return VARIABLE_PREFIX + self.name.replace(".", "_").upper()
+
+    @property
+    def section(self) -> str:
+        """The section it is in; empty for one at the top."""
+        return self.name.rpartition(".")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One value, said outside the file.
+
+    Attributes:
+        key: `gateway.port`; also a key in a map, as `model_kwargs.max_rows`.
+        text: as it was said.
+        value: what that means, as it would be in a YAML file.
+        source: the variable, or the flag.
+    """
+
+    key: str
+    text: str
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effective:
+    """A configuration, and where each value is from.
+
+    Attributes:
+        sources: of every key, and of every key in a map: a file, a variable, a flag, or `DEFAULT`.
+    """
+
+    config: DeploymentConfig
+    sources: Mapping[str, str]
+
+
+def _keys() -> Iterator[Key]:
+    for field in msgspec.structs.fields(DeploymentConfig):
+        if field.name not in SECTIONS:
+            yield _key(field.name, field)
+    for section, kind in SECTIONS.items():
+        for field in msgspec.structs.fields(kind):
+            yield _key(f"{section}.{field.name}", field)
+
+
+def _key(name: str, field: msgspec.structs.FieldInfo) -> Key:
+    made = field.default_factory
+    default = made() if callable(made) else field.default
+    return Key(name=name, type=field.type, default=default)
+
+
+KEYS: Final[Mapping[str, Key]] = {key.name: key for key in _keys()}
+"""Every key, in the order of the file: those at the top, then section by section."""
+
+_MAPS: Final = frozenset(
+    key.name for key in KEYS.values() if isinstance(inspect.type_info(key.type), inspect.DictType)
+)
+_VARIABLES: Final[Mapping[str, Key]] = {key.variable: key for key in KEYS.values()}
+
+
+def of_environment(environ: Mapping[str, str]) -> list[Setting]:
+    """What the environment says of the configuration; an empty variable says nothing.
+
+    Raises:
+        ConfigError: a variable begins as ours do and is none, or its value is not what its key takes.
+    """
+    found: list[Setting] = []
+    for name, text in sorted(environ.items()):
+        if not name.startswith(VARIABLE_PREFIX) or not text or _is_of_kubernetes(name, text):
+            continue
+        if name not in _VARIABLES:
+            known = {variable.removeprefix(VARIABLE_PREFIX): variable for variable in _VARIABLES}
+            leaves = {key.name.rpartition(".")[2].upper(): key.variable for key in KEYS.values()}
+            near = neighbour(name.removeprefix(VARIABLE_PREFIX), leaves | known, listed=_VARIABLES)
+            raise ConfigError(f"unknown environment variable {name}; {near}")
+        found.append(setting(_VARIABLES[name].name, text, name))
+    return found
+
+
+def of_flag(text: str) -> Setting:
+    """What `--set key=value` says.
+
+    Raises:
+        ConfigError: it is not of that form, there is no such key, or its value is not what the key takes;
+            or the key is a secret, which is no argument.
+    """
+    key, sign, value = text.partition("=")
+    if not sign:
+        raise ConfigError(f"--set {key}: expected key=value, e.g. gateway.port=8001")
+    return setting(key.strip(), value, "--set")
+
+
+def setting(name: str, text: str, source: str) -> Setting:
+    """The value that `text` gives to the key `name`.
+
+    Raises:
+        ConfigError: as told by `of_environment` and `of_flag`; names `source`.
+    """
+    if not is_text(text):
+        raise ConfigError(f"{source}: {name}: expected text in UTF-8, found other bytes")
+    map_, _, inner = name.partition(".")
+    if map_ in _MAPS and inner:
+        value = parse_yaml(text, f"{source}: {name}")
+        return Setting(key=name, text=text, value=value, source=source)
+    key = KEYS.get(name)
+    if key is None:
+        raise ConfigError(f"{source}: unknown key {name}; {_meant(name)}")
+    if name in SECRETS and source.startswith("--"):
+        elsewhere = " or into the file of gateway.api_keys_file" if name == "gateway.api_keys" else ""
+        raise ConfigError(
+            f"{source}: {name} is a secret, and arguments are for all to see: "
+            f"put it into {key.variable}{elsewhere}"
+        )
+    value = _value(key, text, source)
+    if name in _MAPS and isinstance(
+        value, dict
+    ):  # each of its keys is a setting, which `check` has words for
+        return Setting(key=name, text=text, value=value, source=source)
+    try:
+        msgspec.convert(value, key.type)
+    except msgspec.ValidationError as error:
+        found = misfit(error, value, key.type)
+        place = name + (f".{found.place}" if found.place and not found.place.startswith("[") else found.place)
+        raise ConfigError(f"{source}: {discreet(Misfit(place, found.problem))}") from error
+    return Setting(key=name, text=text, value=value, source=source)
+
+
+def overlay(base: Base, settings: Iterable[Setting], here: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The file's values with `settings` over them, later ones over earlier ones; and where each is from.
+
+    Args:
+        base: the file's.
+        settings: what environment and flags say.
+        here: what relative paths in `settings` are relative to.
+    """
+    values = dict(base.values)
+    sources = {name: base.source if _has(base.values, name) else DEFAULT for name in KEYS}
+    if not base.values.get("name"):
+        sources["name"] = base.source
+    for map_ in _MAPS:
+        if isinstance(inner := base.values.get(map_), dict):
+            sources |= {f"{map_}.{key}": base.source for key in inner}
+    said = list(settings)
+    are_paths = paths(next((one.value for one in reversed(said) if one.key == "model"), values.get("model")))
+
+    def as_said_here(key: str, value: Any) -> Any:
+        is_relative = key in are_paths and isinstance(value, str) and not value.startswith("~")
+        return str(here / value) if is_relative else value
+
+    for one in said:
+        if one.key in _MAPS:
+            for key, item in one.value.items():
+                name = f"{one.key}.{key}"
+                _put(values, name, as_said_here(name, item), base.source)
+                sources[name] = one.source
+        else:
+            _put(values, one.key, as_said_here(one.key, one.value), base.source)
+        sources[one.key] = one.source
+    return values, sources
+
+
+def effective(
+    base: Base, settings: Sequence[Setting], here: Path, hub_cache: Path | None = None
+) -> Effective:
+    """The configuration of `base` with `settings` over it, checked.
+
+    `hub_cache` is where the hub's tools put their downloads, for a base that names no checkpoint.
+
+    Raises:
+        ConfigError: it cannot be served; says source, key, value, and what would be right.
+    """
+    values, sources = overlay(base, settings, here)
+    said = {key: source for key, source in sources.items() if source not in {DEFAULT, base.source}}
+    config = check(
+        values, source=base.source, folder=base.folder, name=base.name, sources=said, hub_cache=hub_cache
+    )
+    if sources["checkpoint"] == DEFAULT:
+        sources["checkpoint"] = "the hub's downloads"
+    return Effective(config=config, sources=sources)
+
+
+def _is_of_kubernetes(name: str, text: str) -> bool:
+    return bool(_OF_KUBERNETES.search(name)) or (name.endswith("_PORT") and "://" in text)
+
+
+def _meant(name: str) -> str:
+    if name in SECTIONS:
+        inside = [key.name for key in KEYS.values() if key.section == name]
+        return f"it is a section: expected one of {inside}"
+    leaves = {key.rpartition(".")[2]: key for key in KEYS}
+    return neighbour(name, leaves | {key: key for key in KEYS}, listed=KEYS)
+
+
+def _value(key: Key, text: str, source: str) -> Any:
+    """`text` as the value that a YAML file would have; as it is, where it does not look like one."""
+    kinds = _members(inspect.type_info(key.type))
+    if inspect.NoneType in map(type, kinds) and text in {"", "null"}:
+        return None
+    kind = next(one for one in kinds if not isinstance(one, inspect.NoneType))
+    match kind:
+        case inspect.StrType() | inspect.LiteralType():
+            return text
+        case inspect.BoolType():
+            return _TRUTH.get(text.lower(), text)
+        case inspect.IntType():
+            return _integer(key, text, source) if _INTEGER.fullmatch(text) else text
+        case inspect.FloatType():
+            return _number(text)
+        case inspect.ListType(item_type=inspect.StrType()) if text == "null":
+            return []  # pages in a sandbox call their origin so: that one is said in brackets
+        case inspect.ListType(item_type=inspect.StrType() | inspect.LiteralType()) if text[:1] != "[":
+            return [item for part in text.split(",") if (item := part.strip())]
+        case _:
+            return parse_yaml(text, f"{source}: {key.name}")
+
+
+def _members(kind: inspect.Type) -> tuple[inspect.Type, ...]:
+    return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+
+
+def _integer(key: Key, text: str, source: str) -> int:
+    value = int(text)
+    if not is_integer_of_64_bits(value):
+        raise ConfigError(f"{source}: {key.name}: expected an integer of 64 bits, found {text}")
+    return value
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _has(values: Mapping[str, Any], name: str) -> bool:
+    """Whether the file says something of a key."""
+    section, _, key = name.rpartition(".")
+    inside = values.get(section) if section else values
+    return isinstance(inside, Mapping) and key in inside
+
+
+def _put(values: dict[str, Any], name: str, value: Any, source: str) -> None:
+    """Put a value into its section or map, which is copied: the file's stays as it was read."""
+    section, _, key = name.partition(".")
+    if not key:
+        values[name] = value
+        return
+    inside = values.get(section)
+    if not isinstance(inside, dict | NoneType):
+        problem = f"expected an object, found a {type(inside).__name__}"
+        raise ConfigError(f"{source}: {section}: {problem}")
+    name_of = {str(one): one for one in inside or ()}  # in a file a rank is a number
+    values[section] = {**(inside or {}), name_of.get(key, key): value}

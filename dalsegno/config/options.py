@@ -1,0 +1,160 @@
+"""Options that several commands share. Nothing is imported here that would hold a command up.
+
+What is configured has no default here: an option that is not given leaves environment and file their word
+(`dalsegno.config.resolve`). The defaults in the help are the configuration's, and a test compares them.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from dalsegno.config.layers import Setting
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _prefix(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    from shared.ids import is_prefix
+
+    if value is not None and not is_prefix(value):
+        raise click.BadParameter(f"{value!r}: expected 1 to 64 small letters, digits, '_' or '-'")
+    return value
+
+
+def _set(ctx: click.Context, parameter: click.Parameter, value: Sequence[str]) -> Sequence[str]:
+    """Refuse at once what cannot be: it is a mistake in the arguments."""
+    from configs.deployment import ConfigError
+    from dalsegno.config.layers import of_flag
+
+    for text in value:
+        try:
+            of_flag(text)
+        except ConfigError as error:
+            raise click.BadParameter(error.message.removeprefix("--set: ")) from error
+    return value
+
+
+PREFIX: Final = click.option(
+    "--prefix",
+    show_default="ds",
+    callback=_prefix,
+    help="First token of all subjects; deployments that share a NATS differ in it.",
+)
+SET: Final = click.option(
+    "--set",
+    "set_",
+    metavar="KEY=VALUE",
+    multiple=True,
+    callback=_set,
+    help="Any key of the configuration, e.g. gateway.max_tokens=512; may be said again.",
+)
+_HOST: Final = click.option("--host", show_default="127.0.0.1", help="Where to listen.")
+_PORT: Final = click.option(
+    "--port", type=click.IntRange(0, 65535), show_default="8000", help="0: any free one."
+)
+_NATS: Final = click.option(
+    "--nats",
+    metavar="URL",
+    help="The NATS server, nats://host:port, or several with commas; its token in DALSEGNO_NATS_TOKEN.",
+)
+_NATS_OF_SERVE: Final = click.option(
+    "--nats", metavar="URL", help="Join this NATS server instead of starting a private one."
+)
+_DURABILITY: Final = click.option(
+    "--durability",
+    type=click.Choice(("process", "host", "cluster")),
+    show_default="process",
+    help="What an acked event must survive the end of; a NATS server that does not give it is refused.",
+)
+_LOG_LEVEL: Final = click.option(
+    "--log-level",
+    type=click.Choice(("debug", "info", "warning", "error")),
+    show_default="info",
+    help="What is logged.",
+)
+_LOG_FORMAT: Final = click.option(
+    "--log-format", type=click.Choice(("human", "json")), show_default="human", help="How it is logged."
+)
+_CONFIG: Final = click.option(
+    "--config",
+    "model",
+    required=True,
+    metavar="MODEL",
+    help="The model: a name in configs/, a YAML file, or a checkpoint folder.",
+)
+_CHECKPOINT: Final = click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The folder with the model's weights. [default: the file's, else the hub's download]",
+)
+_PARENT: Final = click.option("--parent", type=int, hidden=True, help="The launcher this role dies with.")
+_PROFILE_PARTS: Final = click.option(
+    "--profile-parts",
+    type=click.Path(path_type=Path, file_okay=False),
+    hidden=True,
+    help="Where this role writes its part of the profile.",
+)
+_DATA_DIR: Final = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The deployment's, running or at rest. [default: $DALSEGNO_DATA_DIR, else the one in ./.dalsegno, "
+    "of several the one that runs]",
+)
+_DATA_DIR_OF_SERVE: Final = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the log is kept. [default: $DALSEGNO_DATA_DIR, else ./.dalsegno/MODEL]",
+)
+_DATA_DIR_OF_CONDUCTOR: Final = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where it notes what it knows, for a quick start. [default: $DALSEGNO_DATA_DIR, else nowhere]",
+)
+_ALONE: Final = click.option(
+    "--alone", is_flag=True, hidden=True, help="No other conductor can lead: do not listen for one."
+)
+_READ_NATS: Final = click.option(
+    "--nats", metavar="URL", help="Read from this NATS server; token in DALSEGNO_NATS_TOKEN."
+)
+
+
+def of_serve(command: _F) -> _F:
+    """What a whole deployment is configured by."""
+    logs = _CHECKPOINT(_LOG_LEVEL(_LOG_FORMAT(SET(command))))
+    return _HOST(_PORT(_DATA_DIR_OF_SERVE(_NATS_OF_SERVE(PREFIX(_DURABILITY(logs))))))
+
+
+def of_role(command: _F) -> _F:
+    """What every role is configured by."""
+    launched = _PARENT(_PROFILE_PARTS(command))
+    return _NATS(PREFIX(_DURABILITY(_CONFIG(_CHECKPOINT(_LOG_LEVEL(_LOG_FORMAT(SET(launched))))))))
+
+
+def of_gateway(command: _F) -> _F:
+    """What a gateway is configured by."""
+    return _HOST(_PORT(of_role(command)))
+
+
+def of_conductor(command: _F) -> _F:
+    """What a conductor is configured by."""
+    return _DATA_DIR_OF_CONDUCTOR(_ALONE(of_role(command)))
+
+
+def of_log(command: _F) -> _F:
+    """Which NATS server it is, and how it is to keep the log."""
+    return _NATS(PREFIX(_DURABILITY(SET(command))))
+
+
+def of_reader(command: _F) -> _F:
+    """The options of every command that reads a log (`dalsegno.history.log_source`)."""
+    return _DATA_DIR(_READ_NATS(PREFIX(command)))
+
+
+def settings_in(told: dict[str, Any]) -> "tuple[Setting, ...]":
+    """Take what is configured out of a command's options."""
+    from dalsegno.config.resolve import FLAGS, settings_of
+
+    return settings_of(**{name: told.pop(name) for name in ("set_", *FLAGS) if name in told})

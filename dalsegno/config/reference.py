@@ -1,0 +1,138 @@
+"""The reference in docs/configuration.md: its tables are written from the structs they tell about.
+
+    $ python -m dalsegno.config.reference docs/configuration.md
+
+writes them anew, each between its two markers; what stands around them is written by people. A key's type and
+default are its annotation's, its meaning is what the struct's docstring says of it under `Attributes`.
+"""
+
+import inspect as python
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import inspect
+
+from configs.deployment import (
+    DataPlaneSettings,
+    DeploymentConfig,
+    GatewaySettings,
+    LogSettings,
+    NatsSettings,
+    NodeGroup,
+    RecoverySettings,
+    SchedulingSettings,
+)
+from shared.telemetry.settings import TraceSettings
+
+_TOLD: Final = {
+    kind.__name__: kind
+    for kind in (
+        DeploymentConfig,
+        NodeGroup,
+        SchedulingSettings,
+        DataPlaneSettings,
+        GatewaySettings,
+        LogSettings,
+        TraceSettings,
+        NatsSettings,
+        RecoverySettings,
+    )
+}
+_TABLE: Final = re.compile(r"(<!-- keys of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_ATTRIBUTE: Final = re.compile(r"^    (\w+): (.+?)(?=^    \w|\Z)", re.MULTILINE | re.DOTALL)
+_HEAD: Final = "| key | type | default | meaning |\n|---|---|---|---|\n"
+
+
+def page(text: str) -> str:
+    """The page with its tables written anew."""
+    return _TABLE.sub(lambda found: f"{found[1]}{table(_TOLD[found[2]])}{found[3]}", text)
+
+
+def table(kind: type[msgspec.Struct]) -> str:
+    """A struct's keys in Markdown, a row each."""
+    meanings = meanings_of(kind)
+    return _HEAD + "".join(
+        f"| `{field.encode_name}` | {_type(field.type)} | {_default(field)} | {meanings[field.name]} |\n"
+        for field in _fields(kind)
+    )
+
+
+def meanings_of(kind: type[msgspec.Struct]) -> Mapping[str, str]:
+    """What the docstring says of each key."""
+    doc = python.cleandoc(kind.__doc__ or "")
+    _, _, attributes = doc.partition("Attributes:\n")
+    return {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(attributes)}
+
+
+def _fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
+    found = inspect.type_info(kind)
+    assert isinstance(found, inspect.StructType)
+    return found.fields
+
+
+def _default(field: inspect.Field) -> str:
+    if field.required:
+        return "required"
+    value: Any = field.default_factory() if callable(field.default_factory) else field.default
+    match value:
+        case None | "":
+            return "none"
+        case msgspec.Struct():
+            return "its keys' own"
+        case str():
+            return f"`{value}`"
+        case float() if value.is_integer():
+            return f"`{int(value)}`"
+        case _:
+            return f"`{json.dumps(value)}`"
+
+
+def _type(kind: inspect.Type) -> str:
+    members = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return " or ".join(_noun(one) for one in members if not isinstance(one, inspect.NoneType))
+
+
+def _noun(kind: inspect.Type) -> str:
+    match kind:
+        case inspect.LiteralType():
+            return ", ".join(f"`{value}`" for value in kind.values)
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.StrType():
+            return "string"
+        case inspect.IntType():
+            return f"integer{''.join(_bounds(kind))}"
+        case inspect.FloatType():
+            return f"number{''.join(_bounds(kind))}"
+        case inspect.ListType(item_type=inspect.StructType()):
+            return "list of maps"
+        case inspect.ListType(item_type=inspect.LiteralType()):
+            return f"list of {_noun(kind.item_type)}"
+        case inspect.ListType():
+            empty = ", not empty" if kind.min_length else ""
+            return f"list of {_noun(kind.item_type).partition(',')[0]}s{empty}"
+        case _:
+            return "map"
+
+
+def _bounds(kind: inspect.IntType | inspect.FloatType) -> Iterator[str]:
+    if kind.gt is not None:
+        yield f", above {kind.gt:g}"
+    if kind.ge is not None:
+        yield f", {kind.ge} to {kind.le}" if kind.le is not None else f", {kind.ge} or more"
+    elif kind.le is not None:
+        yield f" up to {kind.le}"
+
+
+def main(path: Path) -> None:
+    """Write the tables of one page anew."""
+    path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

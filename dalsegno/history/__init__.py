@@ -1,0 +1,1 @@
+"""`dalsegno log`: lists recorded requests and describes their events."""

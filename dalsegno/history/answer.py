@@ -1,0 +1,129 @@
+"""What a request was answered, and when: a fold over its records, as they come or long after.
+
+Times are the log's, so those of two deployments can be compared, and those of today with those of last week.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shared.epoch_fence import EpochFence
+from shared.events import (
+    AnyEvent,
+    Failure,
+    OutputChunk,
+    OutputFence,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestRejected,
+    RequestSubmitted,
+    Usage,
+)
+from shared.transcript import Transcript
+
+
+class Spoken(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of an answer that counts, and the position of the log from which on it does."""
+
+    seq: int
+    chunk: OutputChunk
+
+
+@dataclass(slots=True)
+class Reply:
+    """One request so far.
+
+    Attributes:
+        submitted_ns: when it was stored; 0 before that. `first_ns` is its first chunk's, `end_ns` its end's.
+        outcome: `open`, `finished`, `failed`, `rejected` or `cancelled`.
+        said: the pieces that count, in order.
+        failure: what it failed of, or was refused for.
+    """
+
+    submitted_ns: int = 0
+    first_ns: int | None = None
+    end_ns: int | None = None
+    outcome: str = "open"
+    said: list[Spoken] = field(default_factory=list)
+    finish_reasons: list[str] = field(default_factory=list)
+    usage: Usage | None = None
+    failure: Failure | None = None
+    _transcript: Transcript = field(default_factory=Transcript)
+    _fence: EpochFence = field(default_factory=EpochFence)
+
+    def take(self, event: AnyEvent, seq: int, time_ns: int) -> None:
+        """Fold one event of the request, or an epoch."""
+        if not self._fence.admits(event) or self.outcome != "open":
+            return
+        match event:
+            case RequestSubmitted():
+                self.submitted_ns = self.submitted_ns or time_ns
+            case OutputChunk() | OutputFence():
+                for chunk in self._transcript.fold(event):
+                    if self.first_ns is None and not chunk.is_echo:
+                        self.first_ns = time_ns
+                    self.said.append(Spoken(seq=seq, chunk=chunk))
+            case RequestFinished():
+                self.outcome, self.end_ns = "finished", time_ns
+                self.finish_reasons, self.usage = event.finish_reasons, event.usage
+            case RequestFailed() | RequestRejected():
+                self.outcome = "failed" if isinstance(event, RequestFailed) else "rejected"
+                self.failure, self.end_ns = event.failure, time_ns
+            case RequestCancelled():
+                self.outcome, self.end_ns = "cancelled", time_ns
+            case _:
+                pass
+
+    # ---- what it says ------------------------------------------------------------------------------
+    @property
+    def text(self) -> str:
+        return "".join(one.chunk.text for one in self.said if not one.chunk.is_echo)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for one in self.said for token in one.chunk.token_ids]
+
+    @property
+    def data_bytes(self) -> int:
+        """How much sound or how many images it has."""
+        return sum(len(one.chunk.data) for one in self.said if one.chunk.data is not None)
+
+    @property
+    def data_digest(self) -> str | None:
+        """Of all its sound or images together; None where it has none."""
+        if not self.data_bytes:
+            return None
+        total = hashlib.blake2b(digest_size=16)
+        for one in self.said:
+            total.update(one.chunk.data or b"")
+        return total.hexdigest()
+
+    # ---- how long it took --------------------------------------------------------------------------
+    @property
+    def first_s(self) -> float | None:
+        """From its submission to its first chunk."""
+        return None if self.first_ns is None else (self.first_ns - self.submitted_ns) / 1e9
+
+    @property
+    def whole_s(self) -> float | None:
+        """From its submission to its end."""
+        return None if self.end_ns is None else (self.end_ns - self.submitted_ns) / 1e9
+
+    def plain(self) -> dict[str, object]:
+        """As JSON has it."""
+        usage = self.usage
+        return {
+            "outcome": self.outcome,
+            "finish_reasons": self.finish_reasons,
+            "failure": None if self.failure is None else msgspec.to_builtins(self.failure),
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "data_bytes": self.data_bytes,
+            "data_digest": self.data_digest,
+            "prompt_tokens": None if usage is None else usage.prompt_tokens,
+            "completion_tokens": None if usage is None else usage.completion_tokens,
+            "first_s": self.first_s,
+            "whole_s": self.whole_s,
+        }

@@ -1,0 +1,103 @@
+"""What a request's replay needs of a log: its records, those of its question's other parts, the world's."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final
+
+import msgspec
+
+from dalsegno.history.summary import iso
+from shared.errors import ClientError
+from shared.events import MalformedEventError, RequestSubmitted, decode
+from shared.ids import parse_request_id
+from shared.log.port import Log, LogState, StoredRecord
+from shared.subjects import Subjects
+
+_MANY: Final = 16
+"""From so many parts on the whole log is read: a filter for each of their subjects costs the server more."""
+
+
+class Collected(msgspec.Struct, frozen=True, kw_only=True):
+    """One request's part of a log.
+
+    Attributes:
+        requests: its own id and, where it asked for several answers, those of the others.
+        log: what the log held meanwhile.
+        configs: by digest, the configurations that are known of that log; secrets are masked.
+    """
+
+    request_id: str
+    requests: list[str]
+    subjects: Subjects
+    records: list[StoredRecord]
+    log: LogState
+    configs: dict[str, Any] = {}
+
+
+async def collect(log: Log, subjects: Subjects, request_id: str) -> Collected:
+    """Read what there is of a request.
+
+    Raises:
+        ClientError: it cannot be replayed from this log; says why.
+    """
+    parse_request_id(request_id)
+    state = await log.state()
+    requests = await _parts(log, subjects, request_id)
+    async with aclosing(log.history(_wanted(subjects, requests))) as history:
+        records = [record async for record in history if _concerns(record, subjects, requests)]
+    while records and _of(records[-1], subjects) is None:
+        records.pop()  # the world went on; the request did not
+    _check(request_id, records, subjects, state)
+    return Collected(request_id=request_id, requests=requests, subjects=subjects, records=records, log=state)
+
+
+def _wanted(subjects: Subjects, requests: list[str]) -> list[str]:
+    if len(requests) > _MANY:
+        return subjects.logged()
+    return list({subject: None for one in requests for subject in subjects.replayed(one)})
+
+
+def _concerns(record: StoredRecord, subjects: Subjects, requests: list[str]) -> bool:
+    address = subjects.parse(record.subject)
+    return address is not None and (address.request_id is None or address.request_id in requests)
+
+
+async def _parts(log: Log, subjects: Subjects, request_id: str) -> list[str]:
+    """The ids of a question's parts; of one that is no question, or not there, its own."""
+    async with aclosing(log.history([subjects.request(request_id)])) as history:
+        submission = await _first(history)
+    if submission is None or submission.parts == 1 or submission.parent not in (None, request_id):
+        return [request_id]
+    return [request_id, *(f"{request_id}-{number}" for number in range(1, submission.parts))]
+
+
+async def _first(records: AsyncIterator[StoredRecord]) -> RequestSubmitted | None:
+    async for record in records:
+        try:
+            event = decode(record.data, "request")
+        except MalformedEventError:
+            continue
+        assert isinstance(event, RequestSubmitted), "all that belongs on the subject"
+        return event
+    return None
+
+
+def _of(record: StoredRecord, subjects: Subjects) -> str | None:
+    address = subjects.parse(record.subject)
+    return address.request_id if address is not None else None
+
+
+def _check(request_id: str, records: list[StoredRecord], subjects: Subjects, state: LogState) -> None:
+    own = [record for record in records if _of(record, subjects) == request_id]
+    if any(record.subject == subjects.request(request_id) for record in own):
+        return
+    if own:
+        raise ClientError(
+            f"request {request_id!r} cannot be replayed: its submission has expired; the log begins with "
+            f"record {state.first_seq}, and the oldest that is left of the request is record {own[0].seq}, "
+            f"stored {iso(own[0].time_ns)}"
+        )
+    gone = f", and records before {state.first_seq} have expired" if state.first_seq > 1 else ""
+    raise ClientError(
+        f"the log holds no submission of request {request_id!r}{gone}; `dalsegno log` lists what it has"
+    )

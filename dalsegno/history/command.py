@@ -1,0 +1,113 @@
+"""`dalsegno log`: recent requests, or one request's events, as the log has them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import click
+import msgspec
+
+from dalsegno.config import options
+from dalsegno.history import describe, log_source
+from dalsegno.history.log_source import Source
+from dalsegno.history.summary import HEADER, iso, summaries
+from dalsegno.terminal.sanitise import plain
+from shared.errors import ClientError
+from shared.events import AnyEvent, MalformedEventError, decode
+from shared.ids import parse_request_id
+from shared.log.port import StoredRecord
+from shared.subjects import Subjects
+
+
+@click.command()
+@click.argument("request_id", required=False)
+@click.option("--follow", "-f", is_flag=True, help="Go on as events are stored, until interrupted.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Newest requests shown."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@options.of_reader
+def log(
+    request_id: str | None,
+    follow: bool,
+    limit: int,
+    as_json: bool,
+    nats: str | None,
+    data_dir: Path | None,
+    prefix: str | None,
+) -> None:
+    """Show recent requests, or one request's events.
+
+    The events of REQUEST_ID: time, since the one before, position in the log, who, what, why.
+    """
+    told = Source(nats=nats, data_dir=data_dir, prefix=prefix)
+    if request_id is None and not follow:
+        asyncio.run(_recent(told, limit, as_json=as_json))
+    else:
+        asyncio.run(_events(told, request_id, follow=follow, as_json=as_json))
+
+
+async def _recent(told: Source, limit: int, *, as_json: bool) -> None:
+    async with log_source.open_log(told) as (log_, subjects):
+        found = await summaries(log_, subjects)
+    if as_json:
+        for summary in found[-limit:]:
+            click.echo(json.dumps(summary.plain(), ensure_ascii=False))
+        return
+    click.echo(HEADER if found else "no requests in this log yet")
+    for summary in found[-limit:]:
+        click.echo(plain(summary.line()))
+
+
+async def _events(told: Source, request_id: str | None, *, follow: bool, as_json: bool) -> None:
+    if request_id is not None:
+        parse_request_id(request_id)
+    async with log_source.open_log(told, alive=follow) as (log_, subjects):
+        state = await log_.state()
+        wanted = subjects.all_of(request_id) if request_id else subjects.logged()
+        start = max(1, state.first_seq) if request_id else state.last_seq + 1
+        records = log_.read(wanted, start) if follow else log_.history(wanted)
+        shown = 0
+        async with aclosing(records) as reading:
+            async for line in _lines(reading, subjects, as_json=as_json):
+                click.echo(line)
+                shown += 1
+    if not shown:
+        raise ClientError(
+            f"the log holds nothing of request {request_id!r}; `dalsegno log` lists what it has"
+        )
+
+
+async def _lines(
+    records: AsyncIterator[StoredRecord], subjects: Subjects, *, as_json: bool
+) -> AsyncIterator[str]:
+    before: int | None = None
+    async for record in records:
+        yield _event_json(record, subjects) if as_json else plain(_event_line(record, subjects, before))
+        before = record.time_ns
+
+
+def _event_line(record: StoredRecord, subjects: Subjects, before_ns: int | None) -> str:
+    since = f"+{(record.time_ns - before_ns) / 1e6:.1f} ms" if before_ns is not None else ""
+    head = f"{iso(record.time_ns)} {since:>11} {record.seq:>8}  "
+    try:
+        event = _event_of(record, subjects)
+    except MalformedEventError as error:
+        return f"{head}{'?':<14} {record.subject:<20} unreadable: {error}"
+    return f"{head}{describe.who(event):<14} {describe.what(event):<18} {describe.why(event)}"
+
+
+def _event_json(record: StoredRecord, subjects: Subjects) -> str:
+    head = {"seq": record.seq, "time": iso(record.time_ns), "subject": record.subject}
+    try:
+        event = _event_of(record, subjects)
+    except MalformedEventError as error:
+        return json.dumps(head | {"unreadable": str(error)})
+    return json.dumps(head | {"event": msgspec.to_builtins(event)}, ensure_ascii=False)
+
+
+def _event_of(record: StoredRecord, subjects: Subjects) -> AnyEvent:
+    address = subjects.parse(record.subject)
+    return decode(record.data, address.kind if address else None)

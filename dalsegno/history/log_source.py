@@ -1,0 +1,130 @@
+"""Where a log is read from: a running deployment, a NATS server, or a data dir at rest.
+
+A data dir at rest is opened by a nats-server of its own, for as long as the reading takes; the dir is
+locked meanwhile, so that no deployment starts on it. Nothing here writes to the log.
+"""
+
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from configs import deployment
+from dalsegno.config import address, resolve
+from dalsegno.serve.data_dir import DataDir, DataDirError
+from shared.log.nats.credentials import Credentials
+from shared.log.nats.permissions import CLIENT, READER, authorization
+from shared.log.port import Log
+from shared.subjects import Subjects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What the person told: a server, or a data dir; else the environment does, else it is the one here.
+
+    Attributes:
+        prefix: None is the environment's, or `ds`.
+    """
+
+    nats: str | None = None
+    data_dir: Path | None = None
+    prefix: str | None = None
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the person named a log, and does not mean the one that is there."""
+        return self.nats is not None or self.data_dir is not None
+
+    def __post_init__(self) -> None:
+        if self.nats is not None and self.data_dir is not None:
+            raise click.UsageError("--nats and --data-dir are two different logs: name one of them")
+
+
+@asynccontextmanager
+async def open_log(
+    source: Source, *, alive: bool = False, role: str = READER
+) -> AsyncGenerator[tuple[Log, Subjects], None]:
+    """The log behind `source`, and its subjects.
+
+    Args:
+        source: what the person told.
+        alive: only where somebody may be writing to it.
+        role: what it is opened for: a reader can publish nothing, a client can ask.
+
+    Raises:
+        DataDirError: there is no such data dir, or several to choose from, or nothing runs on it.
+        LogUnavailableError: the server does not answer, or has no such log.
+    """
+    from shared.log.nats import jetstream
+
+    told = resolve.reach(resolve.settings_of(nats=source.nats, prefix=source.prefix))
+    subjects = Subjects(told.nats.prefix)
+    if told.nats.url is not None and source.data_dir is None:
+        url, credentials = address.nats_url(told.nats.url), deployment.nats_credentials(told.nats, role)
+    else:
+        data_dir = _data_dir(source.data_dir or told.data_dir)
+        running = data_dir.running()
+        if running is None and alive:
+            raise DataDirError(
+                f"no deployment is running on {data_dir.path}: nothing new will come; "
+                "leave --follow out to read what there is, or start it with `dalsegno serve`"
+            )
+        if running is None:
+            async with _at_rest(data_dir, subjects) as log:
+                yield log, subjects
+            return
+        url, subjects = running.nats_url, Subjects(running.prefix)
+        credentials = Credentials(**(running.nats_client if role == CLIENT else running.nats_reader))
+    reader = await jetstream.connect(url, credentials=credentials, subjects=subjects, name=role)
+    try:
+        yield reader, subjects
+    finally:
+        await reader.close()
+
+
+def configs(source: Source) -> dict[str, Any]:
+    """The configurations that are known of the log behind `source`, by digest."""
+    told = resolve.reach(resolve.settings_of(nats=source.nats, prefix=source.prefix))
+    if told.nats.url is not None and source.data_dir is None:
+        return {}
+    return _data_dir(source.data_dir or told.data_dir).configs()
+
+
+@asynccontextmanager
+async def _at_rest(data_dir: DataDir, subjects: Subjects) -> AsyncGenerator[Log, None]:
+    from shared.log.nats import jetstream
+    from shared.log.nats.private_server import NatsServer
+
+    if not data_dir.nats.is_dir():
+        raise DataDirError(f"{data_dir.path} holds no log: expected a folder {data_dir.nats}")
+    with data_dir.lock():
+        reader = Credentials(user=READER, password=secrets.token_urlsafe(32))
+        server = NatsServer(data_dir.nats, authorization=authorization({READER: reader}, subjects))
+        server.start()
+        try:
+            log = await jetstream.connect(server.url, credentials=reader, subjects=subjects, name=READER)
+            try:
+                yield log
+            finally:
+                await log.close()
+        finally:
+            server.stop()
+
+
+def _data_dir(told: Path | None) -> DataDir:
+    if told is not None:
+        return DataDir(told.expanduser().resolve())
+    here = Path(".dalsegno")
+    found = sorted(entry for entry in here.glob("*") if (entry / "nats").is_dir()) if here.is_dir() else []
+    running = [path for path in found if DataDir(path).running() is not None] if len(found) > 1 else []
+    meant = running if len(running) == 1 else found
+    if len(meant) == 1:
+        return DataDir(meant[0].resolve())
+    names = ", ".join(f"{path} (running)" if path in running else str(path) for path in found) or "none"
+    raise DataDirError(
+        f"which log? Data dirs in ./.dalsegno: {names}; name one with --data-dir, or use --nats"
+    )

@@ -1,0 +1,146 @@
+"""Every request of a log in a line each: what `dalsegno log` lists.
+
+A submission that cannot be read is listed too: its sender looks for it here. An id may be submitted more
+than once; what was refused of it later is not the outcome of the request that it names.
+"""
+
+import contextlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from shared.epoch_fence import EpochFence
+from shared.events import (
+    AnyEvent,
+    MalformedEventError,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestRejected,
+    RequestSubmitted,
+    decode,
+)
+from shared.ids import is_addressable
+from shared.log.port import Log, StoredRecord
+from shared.subject_rules import check_address
+from shared.subjects import Address, Subjects
+
+HEADER = (
+    f"{'SUBMITTED':<24}  {'REQUEST':<36}  {'MODEL':<12}  {'OUTCOME':<27}  "
+    f"{'PROMPT+NEW':>10}  {'TOOK':>9}  {'EVENTS':>6}"
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Summary:
+    """One request.
+
+    Attributes:
+        model: None where the submission cannot be read.
+        seq: the submission's; `end_ns` is None while the request runs.
+        outcome: `open`, `finished`, `failed`, `rejected` or `cancelled`.
+        finish_reason: why it finished; `code` is the error it failed or was rejected with.
+    """
+
+    request_id: str
+    model: str | None
+    seq: int
+    start_ns: int
+    events: int = 0
+    end_ns: int | None = None
+    outcome: str = "open"
+    finish_reason: str | None = None
+    code: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+    def take(self, event: AnyEvent, time_ns: int) -> None:
+        """Fold one event of the request."""
+        match event:
+            case RequestFinished():
+                self.outcome, self.finish_reason = "finished", ", ".join(event.finish_reasons)
+                self.prompt_tokens = event.usage.prompt_tokens
+                self.completion_tokens = event.usage.completion_tokens
+            case RequestFailed():
+                self.outcome, self.code = "failed", event.failure.code
+            case RequestRejected() if event.submission_seq == self.seq:
+                self.outcome, self.code = "rejected", event.failure.code
+            case RequestCancelled():
+                self.outcome = "cancelled"
+            case _:
+                return
+        self.end_ns = time_ns
+
+    def line(self) -> str:
+        """As a row under `HEADER`."""
+        why = self.finish_reason or self.code
+        outcome = f"{self.outcome}: {why}" if why else self.outcome
+        tokens = "" if self.prompt_tokens is None else f"{self.prompt_tokens}+{self.completion_tokens}"
+        took = "" if self.end_ns is None else f"{(self.end_ns - self.start_ns) / 1e6:.0f} ms"
+        return (
+            f"{iso(self.start_ns)}  {self.request_id:<36}  {self.model or '?':<12}  {outcome:<27}  "
+            f"{tokens:>10}  {took:>9}  {self.events:>6}"
+        )
+
+    def plain(self) -> dict[str, object]:
+        """As JSON has it."""
+        return {
+            "request_id": self.request_id,
+            "model": self.model,
+            "submitted": iso(self.start_ns),
+            "outcome": self.outcome,
+            "finish_reason": self.finish_reason,
+            "code": self.code,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "seconds": None if self.end_ns is None else (self.end_ns - self.start_ns) / 1e9,
+            "events": self.events,
+        }
+
+
+async def summaries(log: Log, subjects: Subjects) -> list[Summary]:
+    """Every request in the log, in order of submission."""
+    found: dict[str, Summary] = {}
+    fence = EpochFence()
+    async for record in log.history(subjects.logged()):
+        address = subjects.parse(record.subject)
+        if address is None:
+            continue
+        event = _event(record, address)
+        if event is not None and not fence.admits(event):
+            continue
+        if address.kind == "request":
+            _submit(found, record, str(address.request_id), event)
+        summary = found.get(str(address.request_id))
+        if summary is not None:
+            summary.events += 1
+            if event is not None:
+                summary.take(event, record.time_ns)
+    return list(found.values())
+
+
+def _event(record: StoredRecord, address: Address) -> AnyEvent | None:
+    """What the record says; None where the conductor cannot read it either."""
+    with contextlib.suppress(MalformedEventError):
+        event = decode(record.data, address.kind)
+        check_address(address, event)
+        return event
+    return None
+
+
+def _submit(found: dict[str, Summary], record: StoredRecord, request_id: str, event: AnyEvent | None) -> None:
+    known = found.get(request_id)
+    model = event.model if isinstance(event, RequestSubmitted) else None
+    # The first that can be read is the request; what cannot be read is refused, and takes no id.
+    is_new = known is None or (known.model is None and model is not None)
+    if is_new and is_addressable(request_id):
+        found.pop(request_id, None)
+        found[request_id] = Summary(
+            request_id=request_id, model=model, seq=record.seq, start_ns=record.time_ns
+        )
+
+
+def iso(time_ns: int) -> str:
+    """A time of the log, in UTC."""
+    return (
+        datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )

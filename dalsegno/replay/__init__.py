@@ -1,0 +1,1 @@
+"""`dalsegno replay`: repeats a recorded request's decisions and computations, and compares them."""

@@ -1,0 +1,413 @@
+"""Data replay: a request's nodes run again from their recorded inputs, and what they put out is compared.
+
+A worker of this deployment's own kind, with all nodes on one rank, in this process, on a log in memory. It is
+given the orders as they were recorded (those of the attempt that counted), each with its recorded inputs; a
+tensor that did not ride in the order is the one that was made again. So a node that diverges does not drag
+the next step's inputs with it, as far as those are recorded.
+
+Where a token differs, the answer goes on behind the *recorded* one, as after a worker's death: so each token
+behind it is held against what the model says to the same text, and not to another.
+
+What a run depends on beside the log: the checkpoint, the device and its kernels, the precision. On the same
+machine it is expected to be exact; on another, a tolerance is for the person to state.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from configs.deployment import DeploymentConfig
+from configs.placement import NodeGroup
+from dalsegno.config import resolve
+from dalsegno.replay import edges
+from dalsegno.replay.edges import Edge, Run
+from dalsegno.replay.recorded_request import History
+from dalsegno.replay.submit import told_by
+from models import registry
+from shared.errors import ClientError
+from shared.events import (
+    MAX_LOGPROBS,
+    EpochOpened,
+    Event,
+    NodeReady,
+    OutputChunk,
+    OutputFence,
+    TokenLogprobs,
+    WalkCall,
+    WalkCompleted,
+    WalkFailed,
+    WorkerJoined,
+    decode,
+    encode,
+)
+from shared.ids import Rank
+from shared.log.memory import FakeLog, FakeServer
+from shared.subjects import CONDUCTOR_WRITER, Subjects
+from shared.tensors import Handle
+
+MAX_FORCED: Final = 16
+"""So often an answer is taken up again behind a token that differs; then enough is known."""
+_RANK: Final = Rank(0)
+_ORIGIN: Final = "replay"
+_EVENT_BYTES: Final = 64 * 1024 * 1024
+
+
+class Executed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a data replay of one request found.
+
+    Attributes:
+        edges: in the order in which they were put out.
+        first: the first edge that diverges; None where none does.
+        forced: places of the answer where the model says another token to the recorded text.
+        unfinished: there were more of them than were looked for.
+    """
+
+    request_id: str
+    source: str | None
+    tolerance: float | None
+    edges: list[Edge]
+    forced: list[str] = []
+    unfinished: bool = False
+
+    @property
+    def first(self) -> Edge | None:
+        return next((edge for edge in self.edges if edge.diverges is not None), None)
+
+
+def loaded_config(model: str | None, history: History) -> DeploymentConfig:
+    """The configuration of `model`, or the one that was in force, with all its nodes on one rank.
+
+    Raises:
+        ClientError: it cannot be served, or it is of another family than the request.
+    """
+    config = _in_force(history) if model is None else resolve.effective(model, ()).config
+    families = {event.family for event in history.admitted.values()}
+    if families - {config.model}:
+        known = ", ".join(sorted(families))
+        raise ClientError(f"{model} is of the family {config.model}; the request was answered by {known}")
+    nodes = sorted(registry.graph(config.model).nodes)
+    return msgspec.structs.replace(
+        config, node_groups=[NodeGroup(node_names=nodes, ranks=[_RANK])], devices={}
+    )
+
+
+def _in_force(history: History) -> DeploymentConfig:
+    """The configuration that the request was let in under, as far as it is known."""
+    pinned = [event.pins.config for event in history.admitted.values()]
+    known = history.configs.get(pinned[0]) if pinned else None
+    if not isinstance(known, dict):
+        raise ClientError(
+            "the configuration that was in force is not known here: name the model with --config, "
+            "as for `dalsegno serve`"
+        )
+    values = {key: value for key, value in known.items() if key != "name"}
+    return resolve.of_values(values, str(known["name"])).config
+
+
+async def execute(history: History, config: DeploymentConfig, tolerance: float | None) -> list[Executed]:
+    """Run the nodes of every admitted request of a history again.
+
+    Raises:
+        DalSegnoError: the model cannot be loaded, or the history has not what it takes.
+    """
+    if history.is_redacted:
+        raise ClientError(f"{history.source} is redacted: the nodes' inputs are not in it")
+    let_in = history.admitted
+    admitted = [one for one in history.requests if one in let_in]
+    if not admitted:
+        raise ClientError(f"request {history.requests[0]} was not let in: no node of it ever ran")
+    async with _working(config) as bench:
+        return [await _executed(bench, history, one, tolerance) for one in admitted]
+
+
+async def _executed(bench: "_Bench", history: History, request_id: str, tolerance: float | None) -> Executed:
+    recorded = edges.run_of(history.records, history.subjects, request_id, history.left_out)
+    found = await bench.carry_out(recorded)
+    forced, unfinished = await _forced(bench, recorded, found, tolerance)
+    excused: dict[str, str] = {}
+    for track in {one.track for one in forced}:
+        own = [one for one in forced if one.track == track]
+        if all(one.is_near for one in own) and not unfinished:
+            excused[track] = f"{len(own)} differ, each between tokens as likely within {tolerance:g}"
+    return Executed(
+        request_id=request_id,
+        source=history.source,
+        tolerance=tolerance,
+        edges=edges.compared(recorded, found, tolerance, excused),
+        forced=[one.told for one in forced],
+        unfinished=unfinished,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Forced:
+    """Where another token comes to the recorded text. `is_near`: both are as likely, within the tolerance."""
+
+    track: str
+    told: str
+    is_near: bool
+
+
+async def _forced(
+    bench: "_Bench", recorded: Run, found: Run, tolerance: float | None
+) -> tuple[list[_Forced], bool]:
+    """Every such place; and whether there may be more of them."""
+    differing: list[_Forced] = []
+    for track in recorded.tracks:
+        was, step = recorded.tokens(track), _speaking(recorded)
+        becomes, logprobs, begin = found.tokens(track), found.logprobs(track), 0
+        while step is not None and (place := edges.parting(was[begin:], becomes)) is not None:
+            if place >= len(was) - begin or place >= len(becomes):
+                break  # one of them ended: there is no token beside the other
+            told, is_near = _differing(begin + place, was, becomes[place], logprobs[place:], tolerance)
+            differing.append(_Forced(track, told, is_near))
+            begin += place + 1
+            if len(differing) == MAX_FORCED:
+                return differing, True
+            if begin == len(was):
+                break
+            again = await bench.go_on(recorded, step, track, was[:begin])
+            becomes, logprobs = again.tokens(track)[begin:], again.logprobs(track)
+    return differing, False
+
+
+def _differing(
+    place: int, was: Sequence[int], becomes: int, logprobs: Sequence[TokenLogprobs], tolerance: float | None
+) -> tuple[str, bool]:
+    """What is said of a token that differs, and whether both are as likely, within the tolerance."""
+    told = f"at token {place}: recorded {was[place]}, found {becomes}"
+    known = edges.logprobs_in(logprobs[0]) if logprobs else {}
+    if was[place] not in known or becomes not in known:
+        return f"{told}; the recorded one is not among the {MAX_LOGPROBS} likeliest", False
+    gap = abs(known[was[place]] - known[becomes])
+    told += f"; their log probabilities are {known[was[place]]:.4f} and {known[becomes]:.4f}"
+    return told, tolerance is not None and gap <= tolerance
+
+
+def _speaking(run: Run) -> int | None:
+    """The one step that samples tokens; None where there are several."""
+    found = [
+        index for index, step in run.steps.items() if any("sampling" in w.args for w in step.order.walks)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+# ---- the worker ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Bench:
+    """A worker that has joined, and the log in memory that it reads."""
+
+    server: FakeServer
+    log: FakeLog
+    subjects: Subjects
+    config: DeploymentConfig
+    incarnation: int = 0
+    _names: int = 0
+    _made: dict[str, Handle] = field(default_factory=dict)
+
+    async def carry_out(self, recorded: Run) -> Run:
+        """Order every step, each once those it came behind are done; what they came to."""
+        name, done = self._name(), set[int]()
+        ordered: set[int] = set()
+        self._made.clear()
+        while len(done) < len(recorded.steps):
+            for index, step in sorted(recorded.steps.items()):
+                if index not in ordered and step.behind <= done:
+                    self._order(self._again(recorded, index, name))
+                    ordered.add(index)
+            if done == ordered:
+                raise ClientError(f"the recorded steps {sorted(recorded.steps)} do not lead to one another")
+            event = await self._done(name, done)
+            done.add(event.index)
+            if isinstance(event, WalkFailed):
+                why = f"{event.failure.code}: {event.failure.message}"
+                raise ClientError(f"step {event.index} fails when it is run again: {why}")
+            for result in event.results:
+                for handle in result.outputs.values():
+                    self._made[_edge_of(handle.key)] = handle
+        return edges.run_of(self.server.records, self.subjects, name)
+
+    async def go_on(self, recorded: Run, index: int, track: str, tokens: Sequence[int]) -> Run:
+        """Let one step go on behind tokens that were said; what it came to."""
+        name = self._name()
+        order = self._again(recorded, index, name)
+        walks = [msgspec.structs.replace(w, args=_without(w.args, "echo")) for w in order.walks]
+        order = msgspec.structs.replace(order, walks=walks)
+        said = OutputChunk(
+            id=f"{name}.said",
+            writer="w0",
+            request_id=name,
+            attempt=1,
+            track=track,
+            token_ids=list(tokens),
+            text=self._text_of(order, tokens),
+        )
+        fence = OutputFence(
+            id=f"{name}.fence.2",
+            writer=CONDUCTOR_WRITER,
+            epoch=1,
+            request_id=name,
+            attempt=2,
+            reason="the recorded tokens",
+            history=b"",
+        )
+        self._put(self.subjects.output(_ORIGIN, name, "w0"), said)
+        self._put(self.subjects.output(_ORIGIN, name, CONDUCTOR_WRITER), fence)
+        self._order(msgspec.structs.replace(order, id=f"{order.id}.2", attempt=2))
+        await self._done(name, set())
+        return edges.run_of(self.server.records, self.subjects, name)
+
+    def _name(self) -> str:
+        """Of another request on the log in memory."""
+        self._names += 1
+        return f"replay-{self._names}"
+
+    # ---- orders ------------------------------------------------------------------------------------
+    def _again(self, recorded: Run, index: int, name: str) -> NodeReady:
+        """A recorded order, for this worker and under another name."""
+        step = recorded.steps[index]
+        walks = [self._call(walk, recorded, is_done=bool(step.results)) for walk in step.order.walks]
+        return msgspec.structs.replace(
+            step.order,
+            id=f"{name}.ready.1.{index}.0",
+            request_id=name,
+            epoch=1,
+            attempt=1,
+            incarnation=self.incarnation,
+            rank=_RANK,
+            model=self.config.name,
+            walks=walks,
+            placement=dict.fromkeys(step.order.placement, 0),
+            walk_placement={},
+            lives={},
+            origin=_ORIGIN,
+            trace=None,
+            on_probation=False,
+        )
+
+    def _call(self, walk: WalkCall, recorded: Run, *, is_done: bool) -> WalkCall:
+        inputs = {
+            edge: self._made.get(_edge_of(h.key), h) if h.data is None else h
+            for edge, h in walk.inputs.items()
+        }
+        args: dict[str, Any] = dict(walk.args)
+        if "sampling" in args and any(map(recorded.tokens, recorded.tracks)):
+            args["logprobs"] = MAX_LOGPROBS
+        if "max_tokens" in args and not is_done:  # it was stopped: so far, and no further
+            said = max((len(recorded.tokens(track)) for track in recorded.tracks), default=0)
+            args["max_tokens"] = max(min(args["max_tokens"], said), 1)
+        return WalkCall(name=walk.name, inputs=inputs, args=args)
+
+    def _text_of(self, order: NodeReady, tokens: Sequence[int]) -> str:
+        """The text of an answer that begins with these tokens, as the worker would have put it out."""
+        from workers.generation.generated_text import Answer
+
+        args = order.walks[0].args
+        face = registry.face(self.config.model, "processing")
+        processing = face.load(Path(self.config.checkpoint), max_seq_len=self.config.max_seq_len)
+        answer = Answer.asked(processing, args, args["max_tokens"])
+        return "".join(answer.push(token) for token in tokens)
+
+    def _order(self, order: NodeReady) -> None:
+        self._put(self.subjects.ready(_RANK, str(order.request_id)), order)
+
+    def _put(self, subject: str, event: Event) -> int:
+        return self.server.append(subject, encode(event)).seq
+
+    async def _done(self, name: str, known: set[int]) -> WalkCompleted | WalkFailed:
+        """The next step of a request that is done."""
+        async with aclosing(self.log.read([self.subjects.done(_RANK, name)], 1)) as records:
+            async for record in records:
+                event = decode(record.data)
+                if isinstance(event, WalkCompleted | WalkFailed) and event.index not in known:
+                    return event
+        raise AssertionError("a log that is read does not end")
+
+
+def _without(args: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in args.items() if key != name}
+
+
+def _edge_of(key: str) -> str:
+    """A tensor's key without its request and attempt: the same in every run."""
+    return "/".join(key.split("/")[2:])
+
+
+@asynccontextmanager
+async def _working(config: DeploymentConfig) -> AsyncIterator[_Bench]:
+    """A worker that has loaded the model and joined a log in memory."""
+    from workers import settings
+    from workers.loading.model import LocalModel
+    from workers.process import Worker, open_tensors
+
+    subjects = Subjects(config.nats.prefix)
+    server = FakeServer(subjects, max_payload=_EVENT_BYTES)
+    opened = EpochOpened(id="epoch.1", writer=CONDUCTOR_WRITER, epoch=1, conductor="replay", core="")
+    server.append(subjects.epoch, encode(opened))
+    bench = _Bench(server, FakeLog(server), subjects, config)
+    store = open_tensors(config, _RANK)
+    try:
+        model = LocalModel(config, settings.of(config), _RANK, store.allocate)
+        worker = Worker(FakeLog(server), subjects, config, _RANK, model, store)
+        async with asyncio.TaskGroup() as tasks:
+            working = tasks.create_task(worker.run())
+            bench.incarnation = await _joined(bench)
+            yield bench
+            working.cancel()
+    except ExceptionGroup as group:
+        raise told_by(group) from None
+    finally:
+        await store.close()
+
+
+async def _joined(bench: _Bench) -> int:
+    async with aclosing(bench.log.read([bench.subjects.worker_any()], 1)) as records:
+        async for record in records:
+            if isinstance(decode(record.data), WorkerJoined):
+                return record.seq
+    raise AssertionError("a log that is read does not end")
+
+
+# ---- telling ---------------------------------------------------------------------------------------------
+
+
+def told(found: Executed) -> tuple[list[str], dict[str, Any]]:
+    """What a data replay found, for people and for programs."""
+    first = found.first
+    how = "exactly" if found.tolerance is None else f"within {found.tolerance:g}"
+    whose = found.request_id if found.source is None else f"{found.source}: {found.request_id}"
+    compared = sum(edge.compared for edge in found.edges)
+    lines = [f"{whose}: {_line(edge)}" for edge in found.edges]
+    if first is None:
+        lines.append(f"{whose}: all {len(found.edges)} edges agree {how} (data replay of {compared} values)")
+    else:
+        lines.append(f"{whose}: the first edge that diverges is {first.name}: {first.diverges} (data replay)")
+    if found.forced:
+        many = f"{len(found.forced)}{' or more' if found.unfinished else ''}"
+        lines.append(f"{whose}: to the recorded text, another token comes in {many} places:")
+        lines += [f"  {one}" for one in found.forced]
+    data = msgspec.to_builtins(found)
+    assert isinstance(data, dict)
+    return lines, {
+        "level": "data",
+        "agrees": first is None,
+        "first_divergence": None if first is None else first.name,
+    } | data
+
+
+def _line(edge: Edge) -> str:
+    note = f" ({edge.note})" if edge.note else ""
+    if edge.diverges is not None:
+        return f"{edge.name}: diverges {edge.diverges}{note}"
+    return (
+        f"{edge.name}: {edge.compared} compared, no difference{note}"
+        if edge.compared
+        else f"{edge.name}{note}"
+    )

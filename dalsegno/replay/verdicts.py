@@ -1,0 +1,195 @@
+"""What a control replay found, told to people and to programs.
+
+A request *matches*, *differs* (its first mismatch is shown), or *cannot* be replayed here, and why: then
+nothing was found out about it. The last two are status 1.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any
+
+import click
+import msgspec
+
+from conductor.core.cluster import Cluster
+from conductor.core.lifecycle import Phase
+from conductor.core.replay import Mismatch, Verdict, differences
+from conductor.digests import core_digest
+from dalsegno.terminal.sanitise import plain
+from models import registry
+from models.registry import UnknownFamilyError
+from shared.events import MalformedEventError, RequestAdmitted, decode
+from shared.log.port import StoredRecord
+from shared.subjects import Subjects
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """What a control replay of one request came to.
+
+    Attributes:
+        source: the bundle it is from; None for a log.
+        cannot: why it cannot be replayed here.
+        outputs_compared: False where not all bytes of its answer were at hand.
+    """
+
+    verdict: Verdict
+    source: str | None = None
+    cannot: str | None = None
+    outputs_compared: bool = True
+
+    @property
+    def matches(self) -> bool:
+        return self.cannot is None and self.verdict.matches
+
+
+@cache
+def pins(family: str) -> dict[str, str]:
+    """The digests in force here, named as `shared.events.Pins` names them."""
+    core = {"core": core_digest()}
+    try:
+        return core | {"graph": registry.graph(family).digest, "plan": registry.plan_digest(family)}
+    except UnknownFamilyError:  # the replay of that request says so; the others are replayed nevertheless
+        return core | {"graph": "unknown here", "plan": "unknown here"}
+
+
+# ---- why not -----------------------------------------------------------------------------------------
+
+
+def why_not(records: Iterable[StoredRecord], subjects: Subjects, request_id: str) -> str | None:
+    """Why a request cannot be replayed by this version, here; None where it can."""
+    for record in records:
+        address = subjects.parse(record.subject)
+        if address is None or address.request_id not in (None, request_id):
+            continue
+        try:
+            event = decode(record.data, address.kind)
+        except MalformedEventError:
+            if (tag := _unknown_tag(record.data)) is not None:
+                return (
+                    f"record {record.seq} is a {tag}, which this version does not know: "
+                    "replay it with the version that wrote it, or a later one"
+                )
+            continue
+        if isinstance(event, RequestAdmitted) and address.request_id == request_id:
+            try:
+                registry.graph(event.family)
+            except UnknownFamilyError as error:
+                return f"its family is not installed here: {error.message}"
+    return None
+
+
+def _unknown_tag(data: bytes) -> str | None:
+    """The type of what is an event, but none of this version."""
+    try:
+        raw = msgspec.msgpack.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    tag = raw.get("type") if isinstance(raw, dict) else None
+    known = {str(kind.__struct_config__.tag) for kind in Cluster.HANDLERS}
+    return tag if isinstance(tag, str) and tag not in known else None
+
+
+# ---- telling -----------------------------------------------------------------------------------------
+
+
+def tell(outcome: Outcome, *, as_json: bool, say: Callable[[str], None] = click.echo) -> None:
+    """Say what was found."""
+    if as_json:
+        say(json.dumps(as_plain(outcome), ensure_ascii=False))
+        return
+    for line in lines(outcome):
+        say(plain(line))
+
+
+def lines(outcome: Outcome) -> list[str]:
+    """What was found, in words."""
+    verdict = outcome.verdict
+    whose = verdict.request_id if outcome.source is None else f"{outcome.source}: {verdict.request_id}"
+    if outcome.cannot is not None:
+        return [f"{whose}: cannot be replayed: {outcome.cannot}"]
+    told = [f"{whose}: note: digest of {pin}" for pin in verdict.pins]
+    if not outcome.outputs_compared:
+        told.append(f"{whose}: note: outputs are not compared, for the bundle has not all their bytes")
+    if verdict.mismatch is None:
+        return [*told, f"{whose}: {_matching(verdict)}"]
+    decisions = "1 decision matches" if verdict.decided == 1 else f"{verdict.decided} decisions match"
+    told.append(f"{whose}: {decisions}, then: {verdict.mismatch.what}")
+    return [*told, *(f"  {line}" for line in explained(verdict.mismatch))]
+
+
+def so_far(verdict: Verdict) -> str:
+    """How a replay stands that has not come to the end."""
+    if verdict.mismatch is not None:
+        return f"{verdict.decided} matched, then: {verdict.mismatch.what}"
+    return f"{verdict.decided} decided so far, all as recorded ({verdict.events} events)"
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """How many match, and how many do not; how it ends is for whoever counted the time."""
+    differ = sum(one.cannot is None and not one.verdict.matches for one in outcomes)
+    cannot = sum(one.cannot is not None for one in outcomes)
+    matching = len(outcomes) - differ - cannot
+    told = f"{matching} of {len(outcomes)} requests match"
+    if differ:
+        told += f"; {differ} {'differs' if differ == 1 else 'differ'}"
+    return told + (f"; {cannot} cannot be replayed" if cannot else "")
+
+
+def _matching(verdict: Verdict) -> str:
+    if verdict.phase is Phase.REJECTED:
+        return f"rejected, as recorded: {verdict.refusal}"
+    if not verdict.adopted and not verdict.decided:
+        return f"{verdict.phase}: nothing is decided yet"
+    decisions = (
+        "the one decision matches" if verdict.decided == 1 else f"all {verdict.decided} decisions match"
+    )
+    admission = "; the admission was taken as recorded" if verdict.adopted else ""
+    return f"{verdict.phase}: {decisions} (control replay of {verdict.events} events{admission})"
+
+
+def explained(mismatch: Mismatch) -> list[str]:
+    """A mismatch with all that is known of it."""
+    told = [] if mismatch.seq is None else [f"at: record {mismatch.seq}"]
+    if mismatch.expected is not None and mismatch.recorded is not None:
+        told += [f"differs: {line}" for line in differences(mismatch.expected, mismatch.recorded)]
+    for name, value in (("expected", mismatch.expected), ("recorded", mismatch.recorded)):
+        told.append(f"{name}: {_json(value) if value is not None else 'nothing'}")
+    if mismatch.state is not None:
+        told.append(f"state before: {_json(mismatch.state)}")
+    return told
+
+
+def as_plain(outcome: Outcome) -> dict[str, Any]:
+    """What was found, for programs."""
+    verdict = outcome.verdict
+    return {
+        "level": "control",
+        "request_id": verdict.request_id,
+        "source": outcome.source,
+        "matches": outcome.matches,
+        "cannot_replay": outcome.cannot,
+        "phase": str(verdict.phase),
+        "events": verdict.events,
+        "refusal": verdict.refusal,
+        "decided": verdict.decided,
+        "adopted": verdict.adopted,
+        "outputs_compared": outcome.outputs_compared,
+        "differing_digests": verdict.pins,
+        "mismatch": None if verdict.mismatch is None else mismatch_as_plain(verdict.mismatch),
+    }
+
+
+def mismatch_as_plain(mismatch: Mismatch) -> dict[str, Any]:
+    """A mismatch, for programs."""
+    return {
+        "seq": mismatch.seq,
+        "what": mismatch.what,
+        "expected": mismatch.expected,
+        "recorded": mismatch.recorded,
+        "state_before": mismatch.state,
+    }
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,1 @@
+"""`dalsegno init-security`: keys, certificates and the NATS server's configuration."""

@@ -1,0 +1,276 @@
+"""`dalsegno init-security`: keys for every role, and the configuration of a NATS server that knows them.
+
+    <folder>/nats-server.conf    who may come, and what each may do; of a cluster one per server
+    <folder>/ca.pem              the authority that vouches for the server: every role needs it
+    <folder>/server.pem          the server's certificate, and server-key.pem its key
+    <folder>/keys/<role>.nk      the seed of each role's nkey
+
+Nothing is overwritten: a new key for a role that has one would lock it out.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+
+from dalsegno.config import options
+from dalsegno.security import certificates
+from shared.errors import ClientError
+from shared.ids import is_token
+from shared.log.nats import nkeys
+from shared.log.nats.credentials import Credentials
+from shared.log.nats.permissions import (
+    CLIENT,
+    CONDUCTOR,
+    GATEWAY,
+    PROVISIONER,
+    READER,
+    authorization,
+    named_client,
+    worker,
+)
+from shared.log.nats.private_server import nats_server_binary
+from shared.subjects import Subjects
+
+_PORT: Final = 4222
+_ROUTES_PORT: Final = 6222
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+_PUBLIC: Final = frozenset({"ca.pem", "server.pem"})
+
+
+class SecurityError(ClientError):
+    """Keys cannot be made as told, or would be written over."""
+
+    code = "init_security"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Certificates that are there already; the paths are absolute.
+
+    Attributes:
+        ca: the authority's, where it is none that every machine knows.
+    """
+
+    cert: Path
+    key: Path
+    ca: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be made.
+
+    Attributes:
+        folder: absolute: the server's configuration names its files by their paths.
+        servers: by what name each is reached; several are a cluster.
+        clients: names of services with keys of their own.
+    """
+
+    folder: Path
+    subjects: Subjects
+    ranks: int
+    servers: Sequence[str]
+    clients: Sequence[str]
+    given: Given | None
+
+
+@click.command("init-security")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=Path("security"))
+@click.option(
+    "--ranks", type=click.IntRange(1, 4096), default=1, show_default=True, help="How many workers get a key."
+)
+@click.option(
+    "--server",
+    "servers",
+    metavar="HOST",
+    multiple=True,
+    help="By what name the NATS server is reached; said three times, a cluster. [default: this machine]",
+)
+@click.option(
+    "--client",
+    "clients",
+    metavar="NAME",
+    multiple=True,
+    help="A service that asks over NATS and gets a key of its own, beside `client` for all others.",
+)
+@click.option("--cert", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The server's.")
+@click.option(
+    "--key", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The key of --cert."
+)
+@click.option(
+    "--ca",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Who vouches for --cert, if not an authority that every machine knows.",
+)
+@options.PREFIX
+def init_security(
+    folder: Path,
+    ranks: int,
+    servers: Sequence[str],
+    clients: Sequence[str],
+    cert: Path | None,
+    key: Path | None,
+    ca: Path | None,
+    prefix: str | None,
+) -> None:
+    """Make keys for every role, and a NATS server's configuration."""
+    if (cert is None) != (key is None) or (ca is not None and cert is None):
+        raise click.UsageError("--cert and --key come together, and --ca with them")
+    if len(servers) == 2:
+        raise click.UsageError("two servers cannot outvote each other: name one, or three")
+    for name in clients:
+        if not is_token(name):
+            raise click.BadParameter(f"{name!r}: expected 1 to 64 letters, digits, '_' or '-'")
+    given = None
+    if cert is not None and key is not None:
+        given = Given(cert=cert.resolve(), key=key.resolve(), ca=ca.resolve() if ca is not None else None)
+    plan = Plan(
+        folder=folder.expanduser().resolve(),
+        subjects=Subjects(prefix or Subjects().prefix),
+        ranks=ranks,
+        servers=servers or _LOOPBACK[:1],
+        clients=clients,
+        given=given,
+    )
+    write(plan.folder, made(plan))
+    click.echo(_next(plan, folder))
+
+
+def made(plan: Plan) -> dict[str, bytes]:
+    """The files, by their names in the folder."""
+    roles = {role: Credentials(seed=nkeys.new_seed()) for role in _roles(plan)}
+    files = {f"keys/{role}.nk": f"{shown.seed}\n".encode() for role, shown in roles.items()}
+    if plan.given is None:
+        found = certificates.make(list(dict.fromkeys([*plan.servers, *_LOOPBACK, socket.gethostname()])))
+        files |= {"ca.pem": found.authority, "server.pem": found.server, "server-key.pem": found.server_key}
+    may_come = authorization(roles, plan.subjects)
+    among_servers = secrets.token_urlsafe(32)
+    for number in range(len(plan.servers)):
+        routes = _routes(plan, number, among_servers) if len(plan.servers) > 1 else ""
+        files[_configuration(plan, number)] = _configured(plan, number, may_come, routes).encode()
+    return files
+
+
+def write(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files, each for our user's eyes alone but for what is public.
+
+    Raises:
+        SecurityError: one of them is there already, or cannot be written; none is touched then.
+    """
+    there = [name for name in files if os.path.lexists(folder / name)]
+    if there:
+        raise SecurityError(
+            f"{folder / there[0]} is there already, and nothing is written over: name another folder, or "
+            "take that one away"
+        )
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, content in files.items():
+            path = folder / name
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            mode = 0o644 if name in _PUBLIC else 0o600
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                file.write(content)
+    except OSError as error:
+        raise SecurityError(f"cannot write {error.filename or folder}: {error.strerror}") from error
+
+
+def _roles(plan: Plan) -> list[str]:
+    workers, clients = map(worker, range(plan.ranks)), map(named_client, plan.clients)
+    return [PROVISIONER, CONDUCTOR, GATEWAY, *workers, READER, CLIENT, *clients]
+
+
+def _configuration(plan: Plan, number: int) -> str:
+    return "nats-server.conf" if len(plan.servers) == 1 else f"nats-server-{number + 1}.conf"
+
+
+def _configured(plan: Plan, number: int, may_come: str, routes: str) -> str:
+    name = "dalsegno" if len(plan.servers) == 1 else f"dalsegno-{number + 1}"
+    cert, key, _ = _tls(plan)
+    return f"""\
+# Made by `dalsegno init-security`. It holds public keys; the secret ones are in keys/.
+
+server_name: {_quoted(name)}
+listen: "0.0.0.0:{_PORT}"
+
+# What the server tells of itself, to this machine alone.
+http: "127.0.0.1:8222"
+
+# The largest event, and with it the largest request.
+max_payload: 8MB
+write_deadline: "10s"
+
+tls {{
+  cert_file: {_quoted(cert)}
+  key_file: {_quoted(key)}
+  min_version: "1.2"
+}}
+
+# A killed server loses nothing that it has acked. A machine that loses its power may lose the last
+# `sync_interval`; `always` loses nothing then either, and is much slower.
+jetstream {{
+  store_dir: {_quoted(plan.folder / "log")}
+  sync_interval: "10s"
+}}
+{routes}
+# Each role by its key, and what it may do: what is not here is denied. A client may publish requests and
+# cancels; a reader may publish nothing; nobody may use JetStream's API as a whole.
+{may_come}
+"""
+
+
+def _routes(plan: Plan, number: int, secret: str) -> str:
+    cert, key, ca = _tls(plan)
+    others = [host for place, host in enumerate(plan.servers) if place != number]
+    routes = ", ".join(_quoted(f"nats-route://dalsegno:{secret}@{host}:{_ROUTES_PORT}") for host in others)
+    ca_file = f"ca_file: {_quoted(ca)}, " if ca is not None else ""
+    return f"""
+cluster {{
+  name: "dalsegno"
+  listen: "0.0.0.0:{_ROUTES_PORT}"
+  authorization {{ user: "dalsegno", password: {_quoted(secret)} }}
+  routes: [{routes}]
+  tls {{ cert_file: {_quoted(cert)}, key_file: {_quoted(key)}, {ca_file}verify: true }}
+}}
+"""
+
+
+def _tls(plan: Plan) -> tuple[Path, Path, Path | None]:
+    """Certificate, key and authority, as the server finds them."""
+    if plan.given is not None:
+        return plan.given.cert, plan.given.key, plan.given.ca
+    return plan.folder / "server.pem", plan.folder / "server-key.pem", plan.folder / "ca.pem"
+
+
+def _quoted(text: str | Path) -> str:
+    return json.dumps(str(text))  # the configuration's strings escape as JSON's do
+
+
+def _next(plan: Plan, folder: Path) -> str:
+    """What to do with it."""
+    program = "nats-server" if shutil.which("nats-server") else nats_server_binary()
+    url = ",".join(f"tls://{host}:{_PORT}" for host in plan.servers)
+    authority = plan.given.ca if plan.given is not None else folder / "ca.pem"
+    lines = [
+        f"Made in {folder}: a key for each of {', '.join(_roles(plan))}, and the server's configuration.",
+        "",
+        "Start the server:" if len(plan.servers) == 1 else "Start each server, on the machine of its name:",
+        *(f"  {program} --config {folder / _configuration(plan, n)}" for n in range(len(plan.servers))),
+        "",
+        "Tell the roles; on another machine give each its own key's file, and no other:",
+        f"  export DALSEGNO_NATS_URL={url}",
+        *([f"  export DALSEGNO_NATS_CA_FILE={authority}"] if authority is not None else []),
+        f"  export DALSEGNO_NATS_CREDENTIALS_FILE={folder / 'keys'}",
+        "",
+        "And serve, everything on this machine or role by role:",
+        "  dalsegno serve demo",
+    ]
+    return "\n".join(lines)

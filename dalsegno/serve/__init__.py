@@ -1,0 +1,1 @@
+"""`dalsegno serve`: starts, supervises and stops the processes of a deployment."""

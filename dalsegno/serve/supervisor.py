@@ -1,0 +1,291 @@
+"""One supervised process: started, watched, started again with back-off, and stopped in order.
+
+Two things are supervised: a role, which is a child process whose output is relayed line by line
+(`RoleProcess`), and the private nats-server (`dalsegno.serve.launcher`). The supervisor knows neither; it
+knows `Child`.
+
+A child that ends with `EX_CONFIG` says that it will never run as it was told to: it is not started
+again, and its last line says why (`RefusedError`). Any other end is an accident.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from dalsegno.terminal.console import Console
+from shared.errors import ClientError, DalSegnoError
+
+EX_CONFIG: Final = 78
+"""The exit status of a role that was configured wrongly (sysexits.h)."""
+
+_LINE_BYTES: Final = 2**16
+"""A longer line is cut into several: nobody may make the launcher hold an endless one."""
+
+
+class RefusedError(ClientError):
+    """A role refused its configuration; the message is the role's own."""
+
+    code = "refused"
+
+
+class Child(Protocol):
+    """What can be supervised."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def pid(self) -> int | None:
+        """While it runs."""
+        ...
+
+    async def start(self) -> None:
+        """Raises OSError or DalSegnoError where it cannot be started."""
+        ...
+
+    async def wait(self) -> int:
+        """Wait for its end; the exit status, negative for a signal. Cancelled, it kills the child."""
+        ...
+
+    @property
+    def last_line(self) -> str:
+        """What it said last."""
+        ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None:
+        """It, and whatever it started."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """How to start a role."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class RoleProcess:
+    """A role as a child process, in a process group of its own.
+
+    The group keeps the terminal's Ctrl-C away from it (the launcher drains in order), and lets a kill
+    reach what the role started itself.
+    """
+
+    command: Command
+    console: Console
+    last_line: str = ""
+    _life: "_Life | None" = None
+
+    @property
+    def name(self) -> str:
+        return self.command.name
+
+    @property
+    def pid(self) -> int | None:
+        return self._life.pid if self._life is not None and self._life.runs else None
+
+    async def start(self) -> None:
+        _, self._life = await asyncio.get_running_loop().subprocess_exec(
+            lambda: _Life(self._line),
+            *self.command.argv,
+            env=dict(self.command.env),
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+            process_group=0,
+        )
+
+    async def wait(self) -> int:
+        assert self._life is not None
+        try:
+            await self._life.ended.wait()
+        except asyncio.CancelledError:
+            self.kill()
+            await self._life.ended.wait()
+            raise
+        return self._life.status
+
+    def terminate(self) -> None:
+        if self._life is not None and self._life.runs:
+            self._life.transport.terminate()
+
+    def kill(self) -> None:
+        if self._life is not None and self._life.runs:
+            self._life.kill_group()
+
+    def _line(self, line: bytes) -> None:
+        self.console.role(self.name, line)
+        if line.strip():
+            self.last_line = line.decode(errors="replace").strip()
+
+
+class _Life(asyncio.SubprocessProtocol):
+    """One life of a role's process: its output by lines, and its end.
+
+    `ended` is set when the process is gone *and* its output is read: the last line often says why.
+    """
+
+    transport: asyncio.SubprocessTransport
+
+    def __init__(self, line: Callable[[bytes], None]) -> None:
+        self.ended = asyncio.Event()
+        self._line = line
+        self._rest = b""
+
+    @property
+    def pid(self) -> int:
+        return self.transport.get_pid()
+
+    @property
+    def runs(self) -> bool:
+        return self.transport.get_returncode() is None
+
+    @property
+    def status(self) -> int:
+        status = self.transport.get_returncode()
+        assert status is not None
+        return status
+
+    def kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    # ---- called by the event loop --------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self.transport = transport
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._line(line)
+        if len(self._rest) >= _LINE_BYTES:
+            self._line(self._rest)
+            self._rest = b""
+
+    def process_exited(self) -> None:
+        self.kill_group()  # what it left behind: it would hold the output open
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._rest:
+            self._line(self._rest)
+        self.transport.close()
+        self.ended.set()
+
+
+@dataclass(slots=True)
+class Backoff:
+    """0.2 s, doubling to 10 s; a child that was healthy for 30 s begins anew."""
+
+    first: float = 0.2
+    most: float = 10.0
+    healthy: float = 30.0
+    _next: float = 0.0
+
+    def after(self, lived: float) -> float:
+        """How long to wait before the next start, of a child that has just lived so long; seconds."""
+        delay = self.first if lived >= self.healthy else self._next or self.first
+        self._next = min(delay * 2, self.most)
+        return delay
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Keeps one child running until it is told to stop.
+
+    Attributes:
+        started: called after each start, with the child's new pid in place.
+        since_ns: when the present child was started; Unix nanoseconds.
+    """
+
+    child: Child
+    console: Console
+    started: Callable[[], None]
+    backoff: Backoff = field(default_factory=Backoff)
+    since_ns: int = 0
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _killed: bool = False
+
+    async def run(self) -> None:
+        """Run until `stop`.
+
+        Raises:
+            RefusedError: the child refused its configuration.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            while not self._stopping.is_set():
+                begin = loop.time()
+                end = await self._live()
+                if self._stopping.is_set():
+                    return
+                delay = self.backoff.after(loop.time() - begin)
+                self.console.say(f"{self.child.name} {end}; it starts again in {delay:g} s", "warning")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), delay)
+        finally:
+            self._ended.set()
+
+    async def stop(self, grace_s: float) -> None:
+        """Ask the child to stop, wait up to `grace_s` seconds for it, then kill it."""
+        self._stopping.set()
+        self.child.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), grace_s)
+            return
+        self.console.say(f"{self.child.name} did not stop within {grace_s:g} s: killed", "warning")
+        self.child.kill()
+        await self._ended.wait()
+
+    def kill(self) -> None:
+        """End the child now, and for good."""
+        self._stopping.set()
+        self._killed = True
+        self.child.kill()
+
+    async def _live(self) -> str:
+        """One life of the child; returns how it ended."""
+        self.since_ns = time.time_ns()
+        try:
+            await self.child.start()
+        except (OSError, DalSegnoError) as error:
+            return f"could not be started: {error}"
+        if self._stopping.is_set():  # told while it was being started
+            self.child.kill() if self._killed else self.child.terminate()
+        self.started()
+        status = await self.child.wait()
+        if status == EX_CONFIG and not self._stopping.is_set():
+            why = _message(self.child.last_line).removeprefix("Error: ")
+            raise RefusedError(f"{self.child.name}: {why}")
+        return _ending(status)
+
+
+def _message(line: str) -> str:
+    """What a line says, also one that is an object for programs."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(line)
+        if isinstance(found, dict) and "message" in found:
+            return str(found["message"])
+    return line
+
+
+def _ending(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"

@@ -1,0 +1,1 @@
+"""Text output on a terminal: colours, diagrams, sanitised client text."""

@@ -1,0 +1,84 @@
+"""`/openapi.json`, with what a framework cannot know: our errors, and who needs a key.
+
+Every error of every route has one schema, OpenAI's. What the framework makes up itself (a 422 for each path
+with a parameter) never happens here, and is taken out.
+"""
+
+from http import HTTPStatus
+from typing import Any, Final
+
+import fastapi
+from fastapi.openapi.utils import get_openapi
+
+from gateway.middleware.paths import is_open
+
+_METHODS: Final = frozenset({"get", "post", "delete"})
+ERROR: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["error"],
+    "additionalProperties": False,
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "additionalProperties": False,
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_STREAMS: Final = {
+    "/generate": "application/x-ndjson",
+    "/v1/chat/completions": "text/event-stream",
+    "/v1/completions": "text/event-stream",
+}
+_ASKING: Final = (400, 404, 408, 409, 410, 413, 422, 429, 431, 500, 503, 504)
+_LOOKING: Final = (400, 404, 408, 409, 410, 413, 429, 431, 500, 503)
+_KEYS: Final = (401, 403)
+
+
+def complete(app: fastapi.FastAPI, *, needs_key: bool) -> None:
+    """Have `app` tell all of it at `/openapi.json`."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _completed(app, needs_key=needs_key)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign] # as FastAPI has it extended
+
+
+def _completed(app: fastapi.FastAPI, *, needs_key: bool) -> dict[str, Any]:
+    found = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    parts = found.setdefault("components", {})
+    parts["schemas"] = {"Error": ERROR}
+    if needs_key:
+        parts["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    for path, operations in found["paths"].items():
+        for method, operation in operations.items():
+            if method in _METHODS:
+                _complete_operation(path, method, operation, needs_key=needs_key and not is_open(path))
+    return found
+
+
+def _complete_operation(path: str, method: str, operation: dict[str, Any], *, needs_key: bool) -> None:
+    responses = operation["responses"]
+    if "HTTPValidationError" in str(responses.get("422")):
+        del responses["422"]
+    if path in _STREAMS and method == "post":
+        responses["200"]["content"][_STREAMS[path]] = {}
+    errors = (_ASKING if method == "post" else _LOOKING) + (_KEYS if needs_key else ())
+    for status in errors:
+        responses.setdefault(
+            str(status),
+            {
+                "description": HTTPStatus(status).phrase,
+                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+            },
+        )
+    if needs_key:
+        operation["security"] = [{"key": []}]

@@ -1,0 +1,1 @@
+"""Routes for operators: health, metrics, version, request status, prefix warm-up."""

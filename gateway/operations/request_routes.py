@@ -1,0 +1,93 @@
+"""`/v1/requests/{id}`: how a request stands, and an end to it, at any gateway and by anybody who may ask."""
+
+from typing import Any, Final
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from gateway.requests.readers import cancel_of
+from gateway.requests.service import Gateway
+from gateway.requests.status import ENDED, RecordedRequest, RequestEndedError
+from shared.events import RequestCancel
+from shared.ids import parse_request_id
+
+_PART: Final[dict[str, Any]] = {
+    "id": {"type": "string"},
+    "status": {
+        "type": "string",
+        "enum": ["waiting", "running", "cancelling", "finished", "cancelled", "failed", "rejected"],
+    },
+    "created": {"type": "integer"},
+    "ended": {"type": ["integer", "null"]},
+    "finish_reason": {"type": ["string", "null"]},
+    "usage": {
+        "type": ["object", "null"],
+        "properties": {
+            name: {"type": "integer"} for name in ("prompt_tokens", "completion_tokens", "total_tokens")
+        },
+    },
+    "error": {
+        "type": ["object", "null"],
+        "properties": {"code": {"type": "string"}, "message": {"type": "string"}},
+    },
+}
+_REQUEST: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": [*_PART, "object", "model", "correlation"],
+    "properties": {
+        **_PART,
+        "object": {"const": "request"},
+        "model": {"type": "string"},
+        "correlation": {"type": ["string", "null"]},
+        "parts": {"type": "array", "items": {"type": "object", "properties": _PART}},
+    },
+}
+_TOLD: Final[dict[str, Any]] = {"content": {"application/json": {"schema": _REQUEST}}}
+
+
+def request_routes(gateway: Gateway) -> APIRouter:
+    """The routes of one gateway."""
+    router = APIRouter(prefix="/v1/requests", tags=["requests"])
+
+    @router.get(
+        "/{request_id}",
+        summary="How a request stands",
+        responses={200: {"description": "As the log tells it", **_TOLD}},
+        response_class=Response,
+    )
+    async def look(request_id: str) -> Response:
+        return _response(await _read(gateway, request_id), 200)
+
+    @router.delete(
+        "/{request_id}",
+        summary="Cancel a request",
+        responses={
+            200: {"description": "It is cancelled", **_TOLD},
+            202: {"description": "It will be, or has ended meanwhile: look later", **_TOLD},
+        },
+        response_class=Response,
+    )
+    async def cancel(request_id: str) -> Response:
+        recorded = await _read(gateway, request_id)
+
+        def cancelled(one: str) -> RequestCancel:
+            return cancel_of(one, "cancelled over HTTP", gateway.origin, gateway.next_number())
+
+        await recorded.cancel(cancelled)
+        if recorded.status in ENDED and recorded.status != "cancelled":
+            raise RequestEndedError(request_id, recorded.status)
+        return _response(recorded, 200 if recorded.status == "cancelled" else 202)
+
+    return router
+
+
+async def _read(gateway: Gateway, request_id: str) -> RecordedRequest:
+    recorded = RecordedRequest(
+        gateway.log, gateway.subjects, parse_request_id(request_id), gateway.passed
+    )
+    await recorded.read()
+    return recorded
+
+
+def _response(recorded: RecordedRequest, status: int) -> Response:
+    return Response(msgspec.json.encode(recorded.told()), status, media_type="application/json")

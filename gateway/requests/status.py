@@ -1,0 +1,273 @@
+"""One request as the log tells it, for whoever asks how it stands, and how somebody cancels it.
+
+Any gateway can: the log has it all. A request of several answers is several requests on the log (see
+`gateway.requests.choices`); they are one here, and are cancelled together.
+
+Whether a cancel came in time is decided by log order, and told by the conductor. It mostly says so at once;
+where it does not, because it is away, the request is `cancelling`: it will end, one way or the other.
+
+What the log has forgotten is told from what never was as far as that can be known: something of it is still
+there, as it goes from its oldest end; its id was made by a gateway before the log begins; or this gateway saw
+it pass, not so long ago.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from gateway.openai.answers import usage_of
+from gateway.requests.recent_ids import Passed
+from gateway.requests.relay import RequestExpiredError
+from gateway.requests.submission import is_forgotten
+from shared.epoch_fence import EpochFence
+from shared.errors import ClientError
+from shared.events import (
+    AnyEvent,
+    Failure,
+    MalformedEventError,
+    RequestAdmitted,
+    RequestCancel,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestRejected,
+    RequestSubmitted,
+    Usage,
+    decode,
+    encode,
+)
+from shared.ids import RequestId
+from shared.log.port import Log, LogUnavailableError, StoredRecord
+from shared.subjects import Subjects
+
+CANCEL_S: Final = 2.0
+"""How long a conductor may take to say what became of a cancel, before its asker is told to look later."""
+LOG_S: Final = 5.0
+"""How long the log may take to tell, and to ack."""
+Status: TypeAlias = Literal["waiting", "running", "cancelling", "finished", "cancelled", "failed", "rejected"]
+ENDED: Final = frozenset({"finished", "cancelled", "failed", "rejected"})
+_ENDS: Final = RequestFinished | RequestFailed | RequestCancelled
+
+
+class UnknownRequestError(ClientError):
+    """The log holds no request of this id."""
+
+    code = "request_not_found"
+    status = 404
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"the log holds no request {request_id!r}: expected the id of an answer that it has not forgotten"
+        )
+
+
+class RequestEndedError(ClientError):
+    """There is nothing left to cancel."""
+
+    code = "request_ended"
+    status = 409
+
+    def __init__(self, request_id: str, status: str) -> None:
+        super().__init__(f"request {request_id!r} cannot be cancelled: it is {status} already")
+
+
+class Part(msgspec.Struct, kw_only=True):
+    """One request of the log.
+
+    Attributes:
+        seq: where its submission is stored; None where it is not.
+        is_known: something was decided about it, so it was submitted.
+    """
+
+    id: str
+    seq: int | None = None
+    submitted_ns: int = 0
+    ended_ns: int | None = None
+    event: RequestSubmitted | None = None
+    status: Status = "waiting"
+    is_known: bool = False
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    failure: Failure | None = None
+
+    def fold(self, record: StoredRecord, event: AnyEvent) -> None:
+        """Take one event, in log order."""
+        if isinstance(event, RequestSubmitted):
+            if self.event is None:
+                self.event, self.seq, self.submitted_ns = event, record.seq, record.time_ns
+            return
+        self.is_known = self.is_known or isinstance(event, RequestAdmitted | _ENDS)
+        if self.event is None or self.status in ENDED:
+            return
+        match event:
+            case RequestAdmitted() if self.status == "waiting":
+                self.status = "running"
+            case RequestCancel():
+                self.status = "cancelling"
+            case RequestFinished():
+                self.status, self.usage = "finished", event.usage
+                self.finish_reason = event.finish_reasons[0] if event.finish_reasons else None
+            case RequestFailed():
+                self.status, self.failure = "failed", event.failure
+            case RequestCancelled():
+                self.status = "cancelled"
+            case RequestRejected() if event.submission_seq == self.seq:
+                self.status, self.failure = "rejected", event.failure
+            case _:
+                return
+        if self.status in ENDED:
+            self.ended_ns = record.time_ns
+
+    def told(self) -> dict[str, Any]:
+        """As a client is told."""
+        usage, failure = self.usage, self.failure
+        return {
+            "id": self.id,
+            "status": self.status,
+            "created": self.submitted_ns // 10**9,
+            "ended": None if self.ended_ns is None else self.ended_ns // 10**9,
+            "finish_reason": self.finish_reason,
+            "usage": None if usage is None else usage_of(usage),
+            "error": None if failure is None else {"code": failure.code, "message": failure.message},
+        }
+
+
+class RecordedRequest:
+    """A request with all its parts; a fold over their records."""
+
+    def __init__(self, log: Log, subjects: Subjects, request_id: RequestId, passed: Passed) -> None:
+        self.id = request_id
+        self._passed = passed
+        self.parts = {str(request_id): Part(id=request_id)}
+        self._log = log
+        self._subjects = subjects
+        self._fence = EpochFence()
+        self._seq = 0
+
+    @property
+    def status(self) -> Status:
+        """Of the whole: the least advanced part's, else the worst end."""
+        found = {part.status for part in self.parts.values()}
+        order: tuple[Status, ...] = (
+            "waiting", "running", "cancelling", "failed", "rejected", "cancelled", "finished",
+        )  # fmt: skip
+        return next(status for status in order if status in found)
+
+    async def read(self) -> None:
+        """Read what the log holds.
+
+        Raises:
+            UnknownRequestError: nothing.
+            RequestExpiredError: its end alone, if that.
+            LogUnavailableError: the log does not answer.
+        """
+        async with _patience():
+            await self._read()
+
+    async def _read(self) -> None:
+        await self._fold_history()
+        submitted = self.parts[self.id].event
+        if submitted is None:
+            if self.parts[self.id].is_known or self.id in self._passed:
+                raise RequestExpiredError(self.id)
+            if is_forgotten(self.id, await self._log.state()):
+                raise RequestExpiredError(self.id)
+            raise UnknownRequestError(self.id)
+        if submitted.parts > 1 and submitted.parent in {None, self.id}:
+            ids = [self.id, *(f"{self.id}-{number}" for number in range(1, submitted.parts))]
+            self.parts = {one: Part(id=one) for one in ids}
+            self._fence, self._seq = EpochFence(), 0
+            await self._fold_history()
+            self.parts = {one: part for one, part in self.parts.items() if self._is_ours(part)}
+
+    async def cancel(self, cancelled: Callable[[str], RequestCancel]) -> None:
+        """Cancel what has not ended, if anything, and wait a while to see it ended.
+
+        `cancelled` makes the event of an id.
+
+        Raises:
+            LogUnavailableError: the log does not answer.
+        """
+        async with _patience():
+            for part in self.parts.values():
+                if part.status not in ENDED:
+                    await self._log.publish(self._subjects.control(part.id), encode(cancelled(part.id)))
+        try:
+            async with (
+                asyncio.timeout(CANCEL_S),
+                aclosing(self._log.read(self._watched(), self._seq + 1)) as records,
+            ):
+                while self.status not in ENDED:
+                    self._fold(await anext(records))
+        except TimeoutError:
+            return
+
+    def told(self) -> dict[str, Any]:
+        """As a client is told."""
+        first = self.parts[self.id]
+        assert first.event is not None
+        about = {"object": "request", "model": first.event.model, "correlation": first.event.correlation}
+        if len(self.parts) == 1:
+            return {**first.told(), **about}
+        parts = [part.told() for part in self.parts.values()]
+        return {**self._whole().told(), **about, "parts": parts}
+
+    def _whole(self) -> Part:
+        """All parts as one: ends with the last, fails as the first that did, and counts each prompt once."""
+        first, parts = self.parts[self.id], list(self.parts.values())
+        whole = Part(id=self.id, submitted_ns=first.submitted_ns, status=self.status)
+        if self.status in ENDED:
+            whole.ended_ns = max(part.ended_ns or 0 for part in parts)
+            whole.failure = next((part.failure for part in parts if part.status == self.status), None)
+        if self.status == "finished":
+            whole.finish_reason = first.finish_reason
+            whole.usage = Usage(
+                prompt_tokens=sum(
+                    part.usage.prompt_tokens for part in parts if part.usage and _begins_prompt(part)
+                ),
+                completion_tokens=sum(part.usage.completion_tokens for part in parts if part.usage),
+            )
+        return whole
+
+    def _is_ours(self, part: Part) -> bool:
+        """Whether it was submitted, and as a part of this one, not under a name like one."""
+        return part.event is not None and self.id in {part.id, part.event.parent}
+
+    def _watched(self) -> list[str]:
+        subjects = self._subjects
+        kinds = (subjects.request, subjects.control, subjects.walk)
+        return [subjects.epoch, *(kind(one) for one in self.parts for kind in kinds)]
+
+    async def _fold_history(self) -> None:
+        if not self._log.connected:
+            raise LogUnavailableError("the log does not answer; try again")
+        async with aclosing(self._log.history(self._watched())) as records:
+            async for record in records:
+                self._fold(record)
+
+    def _fold(self, record: StoredRecord) -> None:
+        self._seq = record.seq
+        address = self._subjects.parse(record.subject)
+        try:
+            event = decode(record.data, address.kind if address else None)
+        except MalformedEventError:
+            return  # the conductor refuses it, or passes it over
+        if self._fence.admits(event) and address is not None and address.request_id is not None:
+            self.parts[address.request_id].fold(record, event)
+
+
+def _begins_prompt(part: Part) -> bool:
+    """Whether it is the first answer to its prompt."""
+    return part.event is not None and part.event.params.choice == 0
+
+
+@asynccontextmanager
+async def _patience() -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(LOG_S):
+            yield
+    except TimeoutError as error:
+        raise LogUnavailableError(f"the log did not answer within {LOG_S:g} s; try again") from error

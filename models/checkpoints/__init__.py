@@ -1,0 +1,1 @@
+"""Checkpoint folders: files, weights, integrity, the local hub cache. No torch."""

@@ -1,0 +1,155 @@
+"""Orpheus: the CPU face.
+
+`prepare` turns a text into the prompt the model was trained on, `voice: text` between marks, and the
+parameters into effective ones: the request's over those its makers publish. There is no chat here, so
+messages are refused, and so is what would be said of text: nothing that comes out is any.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from models.base import CpuResult, TextDecoder
+from models.checkpoints.files import CheckpointError
+from models.decoder_lm.processing import (
+    DecoderLmProcessing,
+    asked_of,
+    load_tokenizer,
+    vocab_size_of,
+)
+from models.orpheus.frames import END_AUDIO
+from models.orpheus.graph import GRAPH
+from shared.errors import BugError, ClientError
+from shared.events import Inputs, Params
+from shared.tensors import Handle
+
+START: Final = 128_259
+"""The mark before a text: start of human."""
+END: Final = (128_009, 128_260, 128_261, 128_257)
+"""The marks behind it: end of text, end of human, start of AI, start of speech."""
+STOP: Final = 128_258
+"""End of speech: the one token that ends an answer."""
+
+PUBLISHED: Final = Params(temperature=0.6, top_p=0.8, repetition_penalty=1.3)
+"""How the makers' own package samples; `generation_config.json` holds what is left of the base model."""
+
+_MARK: Final = "<custom_token_{}>"
+_MARKS_FROM: Final = 128_256
+
+
+def load(checkpoint: Path, *, max_seq_len: int) -> "OrpheusProcessing":
+    """Read the tokenizer of a checkpoint.
+
+    Raises:
+        CheckpointError: a file is missing or malformed, or the marks are not where Orpheus has them.
+    """
+    tokenizer, _ = load_tokenizer(checkpoint)
+    for token_id in (*range(_MARKS_FROM, START + 3), END_AUDIO - 1):
+        mark = _MARK.format(token_id - _MARKS_FROM)
+        if tokenizer.token_to_id(mark) != token_id:
+            raise CheckpointError(
+                f"{checkpoint / 'tokenizer.json'} is not Orpheus': expected {mark} as token {token_id}, "
+                f"found {tokenizer.token_to_id(mark)}"
+            )
+    vocab_size = vocab_size_of(checkpoint, tokenizer)
+    if vocab_size < END_AUDIO:
+        raise CheckpointError(
+            f"{checkpoint / 'config.json'}: expected a vocab_size of {END_AUDIO} or more, found {vocab_size}"
+        )
+    return OrpheusProcessing(
+        DecoderLmProcessing(
+            tokenizer=tokenizer,
+            template=None,
+            defaults=PUBLISHED,
+            eos_ids=(STOP,),
+            vocab_size=vocab_size,
+            max_seq_len=max_seq_len,
+        )
+    )
+
+
+class OrpheusProcessing:
+    """The loaded CPU face (`models.base.Processing`). Re-entrant.
+
+    Attributes:
+        eos_ids: the token that ends an answer.
+    """
+
+    tool_calls = ""
+
+    def __init__(self, lm: DecoderLmProcessing) -> None:
+        self.eos_ids = lm.eos_ids
+        self._lm = lm
+
+    def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
+        if node != "prepare":
+            raise BugError(f"orpheus has no CPU node {node!r}; it has 'prepare'")
+        request, params = asked_of(args)
+        text = _text(request)
+        _check_params(params)
+        spoken = self._lm.encode(f"{_voice(params.voice)}: {text}", add_special_tokens=True, what="the text")
+        return self._lm.prepared(key, [START, *spoken, *END], params)
+
+    def text_decoder(self) -> TextDecoder:
+        return _Silent()
+
+
+class _Silent:
+    """Audio tokens have no text."""
+
+    def push(self, token_id: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+    def bytes_of(self, token_id: int) -> bytes:
+        return b""
+
+
+def _text(request: Inputs) -> str:
+    """What is to be said."""
+    if request.files or set(request.input_modalities) - {"text"}:
+        found = [medium.modality for medium in request.files] or request.input_modalities
+        raise ClientError(f"this model reads text only; found {found}", code="unsupported_modality")
+    if request.output_modalities != ["audio"]:
+        raise ClientError(
+            f"this model speaks: expected output_modalities ['audio'], found {request.output_modalities}",
+            code="unsupported_modality",
+        )
+    if request.text is None:
+        given = "messages" if request.messages is not None else "token_ids"
+        raise ClientError(
+            f"this model says one text and takes no {given}: send the text itself "
+            "(POST /v1/audio/speech, or /generate with text)",
+            code="not_supported",
+        )
+    if not request.text.strip():
+        raise ClientError("the text is empty: expected something to say")
+    return request.text
+
+
+def _voice(asked: str | None) -> str:
+    """The voice as it stands in the prompt."""
+    voice = GRAPH.voices[0] if asked is None else asked.lower()
+    if voice not in GRAPH.voices:
+        raise ClientError(
+            f"voice: expected one of {', '.join(GRAPH.voices)}; found {asked!r}", code="invalid_value"
+        )
+    return voice
+
+
+def _check_params(params: Params) -> None:
+    """Refuse what is said of an answer's text."""
+    given = {
+        "stop": params.stop,
+        "logprobs": params.logprobs is not None,
+        "echo": params.echo,
+        "guide": params.guide is not None,
+    }
+    for name, value in given.items():
+        if value:
+            raise ClientError(
+                f"{name} is about an answer's text, and this model answers with sound: leave it away",
+                code="not_supported",
+            )

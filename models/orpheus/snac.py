@@ -1,0 +1,190 @@
+"""SNAC, the vocoder of Orpheus: its checkpoint, and codes to sound the same way every time.
+
+The modules are the package `snac`'s. Two kinds are put in their place by ours, which compute the same: its
+noise is drawn from generators that the caller seeds, and what it has compiled is not, for compiled code
+changes the last bits of a sound as it warms up.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from huggingface_hub.constants import HF_HUB_CACHE
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.utils import parametrize
+
+from models.checkpoints.files import CheckpointError, read_json
+from models.checkpoints.hub_cache import snapshot
+from models.checkpoints.weights import SINGLE, read_shard
+from models.orpheus.frames import CODES, FRAME_SAMPLES, LEVELS, SAMPLE_RATE
+
+REPOSITORY: Final = "hubertsiuzdak/snac_24khz"
+"""Where the published one is."""
+
+_PICKLE: Final = "pytorch_model.bin"
+_HOP: Final = FRAME_SAMPLES // len(LEVELS[-1])
+"""Samples per code of the finest level."""
+
+
+class Snac:
+    """The decoder on its device, in float32. For one thread."""
+
+    def __init__(self, model: Any) -> None:
+        self._quantizer = model.quantizer
+        self._decoder = model.decoder
+        self._noise = _Noise()
+        _replace(model.decoder, "Snake1d", _Snake)
+        _replace(model.decoder, "NoiseBlock", lambda block: _NoiseBlock(block, self._noise))
+        self.device: Final[torch.device] = next(model.decoder.parameters()).device
+
+    @torch.inference_mode()
+    def decode(self, codes: torch.Tensor, seeds: Sequence[int]) -> torch.Tensor:
+        """Sound of windows of whole frames: (B, frames, 7) codes to (B, frames * 2048) in -1..1.
+
+        A row's noise is what `torch.manual_seed` of its seed gives the package on a CPU. Rows without a seed
+        have none.
+        """
+        codes = codes.to(self.device)
+        levels = [codes[:, :, list(places)].flatten(1) for places in LEVELS]
+        self._noise.begin(seeds)
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            sound: torch.Tensor = self._decoder(self._quantizer.from_codes(levels))
+        return sound[:, 0]
+
+
+class _Noise:
+    """One generator for each row of the forward under way, on the CPU: equal on every device."""
+
+    def __init__(self) -> None:
+        self._generators: list[torch.Generator] = []
+
+    def begin(self, seeds: Sequence[int]) -> None:
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def draw(self, like: torch.Tensor) -> torch.Tensor:
+        """The next noise for `like` (B, channels, samples): (B, 1, samples)."""
+        drawn = torch.zeros(len(like), 1, like.shape[2])
+        for row, generator in enumerate(self._generators):
+            drawn[row] = torch.randn(1, like.shape[2], generator=generator)
+        return drawn.to(like.device)
+
+
+class _NoiseBlock(nn.Module):
+    """The package's own, with noise of ours: each sample of it is scaled by a mix of the channels."""
+
+    def __init__(self, block: Any, noise: _Noise) -> None:
+        super().__init__()
+        self._mix = block.linear
+        self._noise = noise
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed: torch.Tensor = self._mix(x)
+        return x + self._noise.draw(x) * mixed
+
+
+class _Snake(nn.Module):
+    """The package's own, x + sin(a x)^2 / a, as it is written there and not compiled."""
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self._alpha: torch.Tensor = block.alpha
+        self._scale: torch.Tensor = (block.alpha + 1e-9).reciprocal()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self._scale * torch.sin(self._alpha * x).pow(2)
+
+
+def _replace(model: nn.Module, name: str, make: Callable[[Any], nn.Module]) -> None:
+    """Put a module of ours in the place of each of the class `name`."""
+    for parent in list(model.modules()):
+        for child_name, child in parent.named_children():
+            if type(child).__name__ == name:
+                setattr(parent, child_name, make(child))
+
+
+# ---- the checkpoint --------------------------------------------------------------------------------
+
+
+def find_snac(checkpoint: Path, asked: str | None) -> Path:
+    """The folder of the SNAC checkpoint: where it is said to be, or beside the language model's.
+
+    That is `snac` in it, or the same cache of the Hugging Face hub's tools, or the one of this machine.
+
+    Raises:
+        CheckpointError: it is nowhere.
+    """
+    if asked is not None:
+        return Path(asked).expanduser()
+    beside = checkpoint / "snac"
+    if beside.is_dir():
+        return beside
+    caches = [*checkpoint.absolute().parents[2:3], Path(HF_HUB_CACHE)]
+    for cache in caches:
+        if found := snapshot(cache, REPOSITORY):
+            return found
+    raise CheckpointError(
+        f"SNAC is missing: expected it in {beside}, or {REPOSITORY} in {caches[-1]}; download it there, or "
+        "say where it is with model_kwargs.snac"
+    )
+
+
+def load_snac(folder: Path, device: torch.device) -> "Snac":
+    """The decoder of a SNAC folder as published: `config.json`, and weights.
+
+    Weights are safetensors or, as published, a pickle, of which tensors are read and nothing is run.
+
+    Raises:
+        CheckpointError: a file is missing, damaged, or of a SNAC that Orpheus does not speak.
+    """
+    path = folder / "config.json"
+    config = read_json(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # at its import it compiles with what torch calls deprecated
+        from snac import SNAC as Model  # noqa: N811, PLC0415 - needed where SNAC runs alone
+    try:
+        model = Model(**config)
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise CheckpointError(f"{path} makes no SNAC: {type(error).__name__}: {error}") from error
+    strides = [len(LEVELS[-1]) // len(places) for places in LEVELS]
+    expected = {
+        "sampling_rate": (SAMPLE_RATE, model.sampling_rate),
+        "codebook_size": (CODES, model.codebook_size),
+        "vq_strides": (strides, list(model.vq_strides)),
+        "samples per code": (_HOP, int(torch.tensor(model.decoder_rates).prod())),
+    }
+    for name, (wanted, found) in expected.items():
+        if wanted != found:
+            raise CheckpointError(f"{path} is not the SNAC of Orpheus: {name} is {found}, expected {wanted}")
+    try:
+        model.load_state_dict(_weights(folder))
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights in {folder} do not fit its config.json: {error}") from error
+    del model.encoder
+    for module in list(model.modules()):
+        if parametrize.is_parametrized(module, "weight"):
+            parametrize.remove_parametrizations(module, "weight")  # computed once, and not in every forward
+    return Snac(model.eval().requires_grad_(requires_grad=False).to(device))
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    if (folder / SINGLE).is_file():
+        read_shard(folder / SINGLE)  # whole, or a clear line
+        tensors: dict[str, torch.Tensor] = load_file(folder / SINGLE)
+        return tensors
+    path = folder / _PICKLE
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} has no weights: expected {SINGLE} or {_PICKLE}: {error.strerror}"
+        ) from error
+    except Exception as error:  # what it raises for what is no pickle, or holds more, is not documented
+        raise CheckpointError(
+            f"{path} cannot be read: expected tensors alone, found {type(error).__name__}: {str(error)[:200]}"
+        ) from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} cannot be read: expected named tensors, found {type(found).__name__}")
+    return found

@@ -1,0 +1,1 @@
+"""Text handling that language model families share: templates, detokenizing, tools, guides."""

@@ -1,0 +1,141 @@
+"""What a checkpoint says of itself: which class computes it, with which config, how far, in which dtype.
+
+Only the one modelling file the checkpoint names is imported: no Auto classes, no hub, no remote code.
+"""
+
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+from models.checkpoints.files import CheckpointError, UnsupportedArchitectureError, context_length
+from models.checkpoints.weights import Shard
+
+CPU_FLOAT32_BYTES: Final = 8 * 2**30
+"""On a CPU, `auto` means float32 as long as the weights fit in this."""
+CPU_BFLOAT16_BYTES: Final = 2**28
+"""But from here on it means bfloat16, where they are stored in it and the processor multiplies it by itself.
+
+A step then takes as long as reading the weights, and of bfloat16 that is the half. What is smaller is
+computed in a moment either way, and more exactly in float32."""
+
+_NO_LIMIT: Final = 2**20
+_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_SAFETENSORS_DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_NOT_THE_MODELS: Final = frozenset(
+    {
+        # How to compute is ours to say, and never the checkpoint's; some of these name code to fetch.
+        "_attn_implementation",
+        "attn_implementation",
+        "_attn_implementation_internal",
+        "_experts_implementation",
+        "experts_implementation",
+        "fusion_config",
+        "auto_map",
+        "torch_dtype",
+        "dtype",
+        # How weights are stored is seen to before (`quantised.py`); the model gets floats.
+        "quantization_config",
+        # What else to give back; nobody here reads it.
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+    }
+)
+
+
+def model_class_of(raw: Mapping[str, Any], checkpoint: Path) -> Any:
+    """The class `config.json` names, from the one modelling file that holds it.
+
+    Raises:
+        CheckpointError: it names none.
+        UnsupportedArchitectureError: transformers has no such class by itself.
+    """
+    names, model_type = raw.get("architectures"), raw.get("model_type")
+    name = names[0] if isinstance(names, list) and names else None
+    if not isinstance(name, str) or not isinstance(model_type, str):
+        raise CheckpointError(
+            f"{checkpoint / 'config.json'}: expected architectures and model_type, "
+            f"found {names!r} and {model_type!r}"
+        )
+    module_name = model_type_to_module_name(model_type)  # gemma3_text is in gemma3
+    is_plain = re.fullmatch(r"[a-z0-9_]+", module_name) and re.fullmatch(r"\w+ForCausalLM", name)
+    refused = UnsupportedArchitectureError(
+        f"{name} (model_type {model_type!r}) is not served: expected a decoder-only language model that "
+        "transformers knows by itself (remote code is never run)"
+    )
+    if not is_plain:
+        raise refused
+    try:
+        module = import_module(f"transformers.models.{module_name}.modeling_{module_name}")
+    except ModuleNotFoundError as error:
+        raise refused from error
+    model_class = getattr(module, name, None)
+    if model_class is None:
+        raise refused
+    return model_class
+
+
+def config_of(model_class: Any, raw: Mapping[str, Any], checkpoint: Path) -> Any:
+    """The class's own config, made of what `config.json` says of the model.
+
+    Raises:
+        CheckpointError: it says what no such model can be.
+    """
+    try:
+        config = model_class.config_class.from_dict(
+            {k: v for k, v in raw.items() if k not in _NOT_THE_MODELS}
+        )
+    except Exception as error:
+        raise CheckpointError(
+            f"{checkpoint / 'config.json'} makes no {model_class.__name__}: {type(error).__name__}: {error}"
+        ) from error
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for rope in (ropes, *ropes.values()):
+        # Dynamic angles are the plain ones up to `max_position_embeddings`, and no text is longer here;
+        # to see that for itself, transformers would wait for the device in every forward.
+        if isinstance(rope, dict) and rope.get("rope_type") == "dynamic":
+            rope["rope_type"] = "default"
+    return config
+
+
+def max_positions_of(config: Any, raw: Mapping[str, Any]) -> int:
+    """The longest text that is served; a model without a limit has states and no positions."""
+    default = getattr(config, "max_position_embeddings", None)
+    return context_length({"max_position_embeddings": default, **raw}) or _NO_LIMIT
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this machine's processor has instructions for it (AVX-512 BF16, AMX)."""
+    asked = (getattr(torch.cpu, f"_is_{what}_supported", None) for what in ("avx512_bf16", "amx_tile"))
+    return any(is_there() for is_there in asked if is_there is not None)
+
+
+def choose_dtype(name: str, device: torch.device, shards: list[Shard]) -> torch.dtype:
+    """What to compute in: what is asked for by name, or what suits the device and the stored weights.
+
+    Raises:
+        CheckpointError: a dtype that is none, or weights stored as something else than floats.
+    """
+    if name != "auto":
+        if name not in _DTYPES:
+            raise CheckpointError(f"dtype must be auto or one of {sorted(_DTYPES)}, found {name!r}")
+        return _DTYPES[name]
+    tensors = [tensor for shard in shards for tensor in shard.tensors.values()]
+    if device.type == "cpu":
+        narrow = sum(tensor.nbytes for tensor in tensors if tensor.dtype == "BF16")
+        if narrow >= CPU_BFLOAT16_BYTES and multiplies_bfloat16():
+            return torch.bfloat16
+        is_small = sum(4 * tensor.elements for tensor in tensors) <= CPU_FLOAT32_BYTES
+        return torch.float32 if is_small else torch.bfloat16
+    largest = max(tensors, key=lambda tensor: tensor.elements)
+    if largest.dtype not in _SAFETENSORS_DTYPES:
+        raise CheckpointError(
+            f"the weights are stored as {largest.dtype}: expected one of {sorted(_SAFETENSORS_DTYPES)}, or a "
+            "quantization_config that says what they stand for"
+        )
+    return _SAFETENSORS_DTYPES[largest.dtype]

@@ -1,0 +1,132 @@
+"""A decoder-only language model as the KV-cache engine's node: embed, forward, head.
+
+The modules are transformers' own. This knows no pool and no requests: the engine says which attention
+function the layers go through.
+"""
+
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+from transformers.modeling_outputs import MoeModelOutputWithPast
+
+from models.base import KVLayout
+
+
+class TokenStep(Protocol):
+    """What of a step this node reads."""
+
+    @property
+    def positions(self) -> torch.Tensor: ...
+
+
+class DecoderLM:
+    """A decoder-only language model as the engine's node: embed, forward, head.
+
+    Attributes:
+        name: what its graph calls it.
+        weights_digest: tells checkpoints apart (hex).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        name: str,
+        layout: KVLayout,
+        max_positions: int,
+        weights_digest: str,
+    ) -> None:
+        self.name: Final = name
+        self.layout: Final = layout
+        self.max_positions: Final = max_positions
+        self.weights_digest: Final = weights_digest
+        self.architecture: Final = type(model).__name__
+        self.kernels: Final = "torch"
+        self._model = model
+        self._head = _head_of(model)
+        self._stock_attention: str = model.config._attn_implementation  # noqa: SLF001 - no public reader
+        # A mask of four dimensions is taken as it is: without one, transformers looks for packed
+        # sequences in the positions, which costs a host synchronisation per forward.
+        self._no_mask = torch.zeros(1, 1, 1, 1, device=self.device, dtype=self.dtype)
+
+    @property
+    def model(self) -> Any:
+        """The model as transformers made it."""
+        return self._model
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._model.config.vocab_size)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self._model.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self._model.dtype
+        return dtype
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self._model.parameters())
+
+    def use_attention(self, name: str) -> None:
+        self._model.set_attn_implementation(name)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        # The ids themselves: some models scale their embeddings inside of `forward`.
+        return token_ids
+
+    def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
+        given = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs[None]}
+        output = self._model.base_model(
+            **given, position_ids=step.positions[None], attention_mask=self._no_mask, use_cache=False
+        )
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        # By the model's own `forward`: behind the matrix some models scale or cap their logits.
+        logits: torch.Tensor = self._head(inputs_embeds=hidden.index_select(0, indices)[None]).logits[0]
+        return logits.float()
+
+    @torch.inference_mode()
+    def reference(self, token_ids: torch.Tensor) -> torch.Tensor:
+        served = self._model.config._attn_implementation  # noqa: SLF001 - no public reader
+        self._model.set_attn_implementation(self._stock_attention)
+        try:
+            logits: torch.Tensor = self._model(input_ids=token_ids[None], use_cache=False).logits[0]
+        finally:
+            self._model.set_attn_implementation(served)
+        return logits.float()
+
+
+# ---- the head --------------------------------------------------------------------------------------
+
+
+@dataclass
+class _BodyOutput(MoeModelOutputWithPast):  # type: ignore[misc] # transformers has no types
+    """All that heads look for, most of it absent."""
+
+    cross_attentions: None = None
+
+
+class _Given(torch.nn.Module):
+    """In the place of a model's body: gives back what it is given."""
+
+    @property
+    def decoder(self) -> "_Given":  # OPT calls a part of its body
+        return self
+
+    def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _BodyOutput:
+        return _BodyOutput(last_hidden_state=inputs_embeds)
+
+
+def _head_of(model: Any) -> Any:
+    """The same model, weights shared, whose body is done already: hidden states in, logits out."""
+    head = copy(model)
+    head.__dict__["_modules"] = {**model._modules, model.base_model_prefix: _Given()}  # noqa: SLF001 - torch's own
+    return head

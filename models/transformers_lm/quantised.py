@@ -1,0 +1,276 @@
+"""Weights stored in eight bits: read as the floats they stand for. Other quantised checkpoints are refused.
+
+What is needed for that is arithmetic, so they run on every device and need no library. The memory is that of
+the floats, and the file's pages beside it. A weight is `(q - zero point) * scale`, with
+
+    fp8                 q.weight: float8, q.weight_scale_inv: a scale per block of `weight_block_size`
+    fbgemm_fp8          q.weight: float8, q.weight_scale: a scale per row
+    compressed-tensors  q.weight: float8 or int8, or q.weight_packed: four int8 in an int32, with an offset;
+                        q.weight_scale: one, a row's, or one per group of columns or per block;
+                        q.weight_zero_point
+    bitsandbytes        q.weight: int8, q.SCB: the largest of a row, which 127 stands for
+
+Activations are not rounded, also where the checkpoint says how they would be: that is for kernels which
+multiply in eight bits, and costs precision.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import ceil, prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+
+from models.checkpoints.files import CheckpointError, UnsupportedArchitectureError
+from models.checkpoints.weights import Shard, TensorInfo
+
+_SCALES: Final = MappingProxyType(
+    {
+        "fp8": "weight_scale_inv",
+        "fbgemm_fp8": "weight_scale",
+        "compressed-tensors": "weight_scale",
+        "bitsandbytes": "SCB",
+    }
+)
+"""What the tensor beside a weight is called, by the method."""
+_FORMATS: Final = frozenset({"float-quantized", "int-quantized", "naive-quantized", "pack-quantized"})
+"""Of compressed-tensors."""
+_EIGHT_BITS: Final = frozenset({"F8_E4M3", "F8_E5M2", "I8"})
+_FLOATS: Final = frozenset({"F32", "F16", "BF16", "F8_E8M0"})
+"""What scales are stored in."""
+_ITEM_BYTES: Final = MappingProxyType({"F32": 4, "F16": 2, "BF16": 2})
+_PACKED: Final = "weight_packed"
+_ZEROS: Final = "weight_zero_point"
+_BESIDE: Final = frozenset(
+    {
+        "activation_scale",
+        "input_scale",
+        "input_zero_point",
+        "input_scale_ub",
+        "weight_shape",
+        "weight_format",
+    }
+)
+"""Of activations, or known already."""
+_INT8_OFFSET: Final = 128
+_LARGEST_INT8: Final = 127
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The tensors a weight is put together from, by their names in the files.
+
+    Attributes:
+        shape: the weight's.
+        block: how many rows and columns a scale is for.
+        divisor: of the scales.
+    """
+
+    weight: str
+    scale: str
+    zeros: str | None
+    shape: tuple[int, int]
+    block: tuple[int, int]
+    divisor: int = 1
+
+    @property
+    def blocks(self) -> int:
+        """How many scales there are."""
+        return ceil(self.shape[0] / self.block[0]) * ceil(self.shape[1] / self.block[1])
+
+    @property
+    def names(self) -> list[str]:
+        return [self.weight, self.scale, *([self.zeros] if self.zeros is not None else [])]
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A weight as a slice of a file is one: what is asked for is read and computed then."""
+
+    parts: _Parts
+    read: Callable[[str], torch.Tensor]
+
+    def get_shape(self) -> list[int]:
+        return list(self.parts.shape)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        parts = self.parts
+        stored = self.read(parts.weight)
+        if parts.weight.endswith(_PACKED):
+            # In an int32 the first weight is the lowest byte: as bytes they are in their order.
+            stored = stored.view(torch.uint8)[:, : parts.shape[1]]
+            weight = stored.to(torch.float32).sub_(_INT8_OFFSET)
+        else:
+            weight = stored.to(torch.float32)
+        if parts.zeros is not None:
+            weight -= self._spread(parts.zeros)
+        weight *= self._spread(parts.scale) / parts.divisor
+        return weight[index]
+
+    def _spread(self, name: str) -> torch.Tensor:
+        """Scales or zero points, as many as can be multiplied with the weight."""
+        rows, columns = self.parts.shape
+        high, wide = self.parts.block
+        found = self.read(name).to(torch.float32).reshape(ceil(rows / high), ceil(columns / wide))
+        if 1 < high < rows:
+            found = found.repeat_interleave(high, 0)[:rows]
+        return found.repeat_interleave(wide, 1)[:, :columns] if 1 < wide < columns else found
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """Which of a checkpoint's weights are put together, and from what.
+
+    Attributes:
+        weights: by the name the weight has in the model.
+        spare: tensors in the files that have no place in it.
+    """
+
+    weights: Mapping[str, _Parts]
+    spare: frozenset[str]
+
+    def as_floats(self, shards: Iterable[Shard]) -> list[Shard]:
+        """The files as if the weights were stored in what most of the rest is."""
+        tensors = {name: one for shard in shards for name, one in shard.tensors.items()}
+        rest = {name: one for name, one in tensors.items() if name not in self.spare | self.weights.keys()}
+        floats = [one for one in rest.values() if one.dtype in _ITEM_BYTES]
+        dtype = max(floats, key=lambda one: one.elements).dtype if floats else "BF16"
+        weights = {
+            name: TensorInfo(dtype, parts.shape, prod(parts.shape) * _ITEM_BYTES[dtype])
+            for name, parts in self.weights.items()
+        }
+        return [Shard(Path(), 0, rest | weights)]
+
+    def slices(self, files: Mapping[str, Any]) -> dict[str, Any]:
+        """The model's tensors by name, from slices of those in the files."""
+        whole = {name: _Whole(parts, lambda part: files[part][...]) for name, parts in self.weights.items()}
+        return {name: one for name, one in files.items() if name not in self.spare} | whole
+
+    def sizes(self, stored: Mapping[str, int]) -> dict[str, int]:
+        """What of the files is read for each of the model's tensors, in bytes."""
+        whole = {name: sum(stored[part] for part in parts.names) for name, parts in self.weights.items()}
+        return {name: size for name, size in stored.items() if name not in self.spare} | whole
+
+
+def quantised_of(raw: Mapping[str, Any], shards: Iterable[Shard], checkpoint: Path) -> Quantised | None:
+    """What `config.json` and the files say of quantised weights; None where there are none.
+
+    Raises:
+        UnsupportedArchitectureError: weights of that kind are not served.
+        CheckpointError: a tensor that has to be there is not.
+    """
+    config = raw.get("quantization_config")
+    if config is None:
+        return None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{checkpoint / 'config.json'}: quantization_config is no object")
+    method = config.get("quant_method")
+    if complaint := _complaint(config, method):
+        raise UnsupportedArchitectureError(
+            f"{checkpoint}: quantised weights of this kind are not served: {complaint}; expected 8-bit "
+            f"weights by one of {', '.join(sorted(_SCALES))}, or the model's float weights"
+        )
+    tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
+    weights: dict[str, _Parts] = {}
+    spare = {name for name in tensors if name.rpartition(".")[2] in _BESIDE}
+    for name, tensor in tensors.items():
+        module, _, last = name.rpartition(".")
+        if last == _ZEROS or (last != _PACKED and tensor.dtype not in _EIGHT_BITS):
+            continue
+        if last not in ("weight", _PACKED):
+            raise UnsupportedArchitectureError(
+                f"{checkpoint}: {name} is stored as {tensor.dtype}, and is no matrix of a linear layer; "
+                "expected the model's float weights"
+            )
+        weights[f"{module}.weight"] = parts = _parts_of(name, tensors, config, checkpoint)
+        spare.update(parts.names)
+    return Quantised(weights, frozenset(spare - weights.keys()))
+
+
+def _parts_of(
+    name: str, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any], checkpoint: Path
+) -> _Parts:
+    """What the weight that is stored under a name is put together from.
+
+    Raises:
+        CheckpointError: what belongs to it is not there, or of another size.
+    """
+    tensor, method = tensors[name], config["quant_method"]
+    module, _, last = name.rpartition(".")
+    scale, zeros = f"{module}.{_SCALES[method]}", f"{module}.{_ZEROS}"
+    is_stored_so = len(tensor.shape) == 2 and (last != _PACKED or tensor.dtype == "I32")
+    if not is_stored_so or scale not in tensors or tensors[scale].dtype not in _FLOATS:
+        raise CheckpointError(
+            f"{checkpoint}: {name} is {tensor.dtype}{list(tensor.shape)}, expected a matrix"
+            f"{' of I32' if last == _PACKED else ''}, and floats in {scale} beside it; are config.json and "
+            "the weights of one checkpoint?"
+        )
+    rows, columns = tensor.shape[0], tensor.shape[1] * (4 if last == _PACKED else 1)
+    if not (rows and columns and tensors[scale].elements):
+        raise CheckpointError(
+            f"{checkpoint}: {name} is {rows} x {columns} with {tensors[scale].elements} numbers in {scale}, "
+            "expected more than none; are config.json and the weights of one checkpoint?"
+        )
+    parts = _Parts(
+        name,
+        scale,
+        zeros if zeros in tensors else None,
+        (rows, columns),
+        _block((rows, columns), tensors[scale].shape, next(iter(_told_blocks(config)), None)),
+        divisor=_LARGEST_INT8 if method == "bitsandbytes" else 1,
+    )
+    high, wide = parts.block
+    for part in parts.names[1:]:
+        if (found := tensors[part].elements) != parts.blocks:
+            raise CheckpointError(
+                f"{checkpoint}: {part} has {found} numbers, expected {parts.blocks}: one for each "
+                f"{high} x {wide} of {rows} x {columns}; are config.json and the weights of one checkpoint?"
+            )
+    return parts
+
+
+def _told_blocks(config: Mapping[str, Any]) -> set[tuple[int, int]]:
+    """How many rows and columns a scale is for, where the configuration says it: the last may be torn."""
+    groups = (config.get("config_groups") or {}).values()
+    told = [(group.get("weights") or {}).get("block_structure") for group in groups]
+    found = (
+        one.split("x") if isinstance(one, str) else one for one in (*told, config.get("weight_block_size"))
+    )
+    return {(int(high), int(wide)) for high, wide in filter(None, found)}
+
+
+def _block(shape: tuple[int, int], scales: tuple[int, ...], told: tuple[int, int] | None) -> tuple[int, int]:
+    """How many rows and columns of a weight a scale is for: as is told, or as there are scales."""
+    if prod(scales) == 1:
+        return shape
+    if told is not None and scales not in ((shape[0],), (shape[0], 1)):
+        return told
+    down, across = scales if len(scales) == 2 else (scales[0], 1)
+    return max(1, shape[0] // down), max(1, shape[1] // across)
+
+
+def _complaint(config: Mapping[str, Any], method: object) -> str | None:
+    """Why such weights are not served; None if they are."""
+    if method not in _SCALES:
+        return f"quant_method is {method!r}"
+    if method == "bitsandbytes" and not config.get("load_in_8bit"):
+        return "bitsandbytes without load_in_8bit"
+    if method != "compressed-tensors":
+        return None
+    if config.get("kv_cache_scheme") is not None:
+        return "kv_cache_scheme is set, and keys and values are kept as floats here"
+    if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        return "sparsity_config is set"
+    for name, group in (config.get("config_groups") or {}).items():
+        stored, weights = group.get("format") or config.get("format"), group.get("weights") or {}
+        if stored not in _FORMATS:
+            return f"the format of {name} is {stored!r}"
+        if weights.get("num_bits") != 8:
+            return f"the weights of {name} have {weights.get('num_bits')} bits"
+        if weights.get("actorder"):
+            return f"the columns of {name} are in another order (actorder)"
+        if stored == "pack-quantized" and not weights.get("symmetric", True):
+            return f"{name} is packed and not symmetric"
+    return "its groups have blocks of several sizes" if len(_told_blocks(config)) > 1 else None

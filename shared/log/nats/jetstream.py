@@ -1,0 +1,582 @@
+"""The log on NATS JetStream: `connect` to it, `provision` its stream.
+
+It brings together a connection (`shared.log.nats.connection`), an outbox tracked to its acks
+(`shared.log.nats.outbox`) and for each reader a cursor (`shared.log.nats.cursor`) with a consumer that feeds
+it (`shared.log.nats.consumer`), and watches that the log under them stays the same log.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from shared.errors import DalSegnoError
+from shared.log.acceptance import Acceptance
+from shared.log.nats import api, provisioning
+from shared.log.nats.connection import Connection
+from shared.log.nats.consumer import Consumer
+from shared.log.nats.credentials import NOBODY, Credentials
+from shared.log.nats.cursor import Cursor
+from shared.log.nats.durability import Keeping, check_stream
+from shared.log.nats.outbox import FULL_TOLD, Entry, Outbox, Refused
+from shared.log.port import (
+    Durability,
+    DurabilityError,
+    LogFullError,
+    LogRegressedError,
+    LogState,
+    LogStats,
+    LogUnavailableError,
+    StoredRecord,
+    WrongLastSequenceError,
+)
+from shared.subjects import Subjects
+from shared.telemetry import timeline
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
+ROLE_PATIENCE_S: Final = 30.0
+"""How long a role that starts waits in `connect`: the launcher makes the stream meanwhile."""
+_PATIENCE_S: Final = 5.0
+"""How long a question (`state`, `last`) is asked again while the server restarts."""
+_RETRY_S: Final = 0.05
+_RETRY_AT_MOST_S: Final = 0.5
+_STATE_TIMEOUT_S: Final = 1.0
+"""Asked again sooner than other questions: a cluster without a leader does not answer."""
+_MARGIN_BYTES: Final = 4096
+"""Below `max_payload`: headers count too, and an event is refused *near* the limit, not at it."""
+_BEATS_KEPT: Final = 1024
+_DEPOSED_FOR_S: Final = 12.0
+"""A server without its cluster leads on for up to 10 s before it sees that it has lost it."""
+_NO_RESPONDERS: Final = 503
+_DECODE_ACK: Final = msgspec.json.Decoder(api.PubAck).decode
+
+
+async def connect(
+    url: str,
+    *,
+    credentials: Credentials = NOBODY,
+    subjects: Subjects,
+    name: str,
+    durability: Durability = "process",
+    timeout_s: float = 0.0,
+    on_change: Callable[[bool], None] | None = None,
+    max_pending: int = 1 << 18,
+) -> "JetStreamLog":
+    """Connect to the log of one deployment; `name` labels the connection on the server.
+
+    Up to `timeout_s` it is tried again when there is no server, no JetStream or no stream yet; wrong
+    credentials are an error at once. `max_pending` bounds the records queued before one reader.
+
+    Raises:
+        LogUnavailableError: in one line what is missing and what to do.
+        DurabilityError: the log gives less than `durability`.
+    """
+    log = JetStreamLog(url, subjects, durability=durability, max_pending=max_pending, on_change=on_change)
+    await log._open(credentials=credentials, name=name, timeout_s=timeout_s)  # noqa: SLF001 - its other half
+    return log
+
+
+async def provision(
+    url: str,
+    credentials: Credentials,
+    subjects: Subjects,
+    keeping: Keeping | None = None,
+    *,
+    timeout_s: float = 0.0,
+) -> None:
+    """Make the stream of a deployment, or bring the one there is up to date. Any number may do so at once.
+
+    Raises:
+        LogUnavailableError: the server cannot be reached, has no JetStream, or refuses the stream.
+        DurabilityError: it does not give the durability that is asked for.
+    """
+    keeping = keeping or Keeping()
+    connection = Connection(url)
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    try:
+        await connection.open(credentials=credentials, name="dalsegno-provision", timeout_s=timeout_s)
+        await _until(deadline, lambda: provisioning.provide(connection, subjects, keeping))
+    finally:
+        await connection.close()
+
+
+class JetStreamLog:
+    """The `shared.log.port.Log` of one deployment; made by `connect`."""
+
+    def __init__(
+        self,
+        url: str,
+        subjects: Subjects,
+        *,
+        durability: Durability,
+        max_pending: int,
+        on_change: Callable[[bool], None] | None,
+    ) -> None:
+        self.on_change = on_change
+        self._acceptance = Acceptance(subjects)
+        self._prefix = subjects.prefix
+        self._stream = subjects.stream
+        self._max_pending = max_pending
+        self._connection = Connection(
+            url, connected=self._connected, disconnected=self._disconnected, denied=self._fail
+        )
+        self._outbox = Outbox(self._transmit)
+        self._ack_prefix = ""
+        self._online = asyncio.Event()
+        self._cursors: set[Cursor] = set()
+        self._listeners: set[_Listener] = set()
+        self._created_ns = 0
+        self._highest = 0  # the furthest position anybody here knows the log has had
+        self._mark = (0, b"")  # the furthest record that was read here, and when it was stored
+        self._own = (0, b"")  # the furthest event that was written here
+        self._behind_since_s: float | None = None
+        self._asked = durability
+        self._durability: Durability = "process"
+        self._failure: DalSegnoError | None = None
+
+    # ---- connection -----------------------------------------------------------------------------------
+    @property
+    def connected(self) -> bool:
+        return self._failure is None and self._online.is_set() and bool(self._connection.is_connected)
+
+    @property
+    def max_payload(self) -> int:
+        return int(self._connection.max_payload) - _MARGIN_BYTES
+
+    @property
+    def is_full(self) -> bool:
+        return self._outbox.refusal in api.FULL
+
+    @property
+    def is_stalled(self) -> bool:
+        return self._outbox.is_stalled
+
+    @property
+    def durability(self) -> Durability:
+        return self._durability
+
+    async def _open(self, *, credentials: Credentials, name: str, timeout_s: float) -> None:
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        try:
+            await self._connection.open(credentials=credentials, name=name, timeout_s=timeout_s)
+            state = (await _until(deadline, self._attested)).log_state()
+            self._created_ns = state.created_ns
+            self._highest = state.last_seq
+            inbox = self._connection.new_inbox()
+            self._ack_prefix = f"{inbox}."
+            self._connection.attach(f"{inbox}.*", self._acknowledged)
+        except BaseException:
+            await self._connection.close()
+            raise
+        self._go_online()
+
+    async def _attested(self) -> api.StreamInfo:
+        info = await self._info()
+        self._durability = check_stream(self._asked, info, self._connection.where)
+        return info
+
+    async def _connected(self) -> None:
+        """After a reconnect: is it still our log? Only then go on writing and reading."""
+        pause = _Pause()
+        while True:
+            try:
+                info = await self._same_log()
+                self._durability = check_stream(self._asked, info, self._connection.where)
+            except (LogUnavailableError, DurabilityError) as error:
+                _LOGGER.warning("waiting for the log: %s", error)
+                await pause.wait()
+            except LogRegressedError:
+                return  # and everybody is told
+            else:
+                self._go_online()
+                self._tell(connected=True)
+                return
+
+    def _go_online(self) -> None:
+        self._online.set()
+        self._outbox.online()
+        for cursor in self._cursors:
+            cursor.fail("the connection is new")
+
+    async def _disconnected(self) -> None:
+        self._outbox.offline()
+        if self._online.is_set() and self._failure is None:
+            self._online.clear()
+            self._tell(connected=False)
+
+    def _tell(self, *, connected: bool) -> None:
+        if self.on_change is None:
+            return
+        try:
+            self.on_change(connected)
+        except Exception as error:  # noqa: BLE001 - the owner's bug must not stop the reconnecting
+            context = {"message": "an on_change callback failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+
+    def _fail(self, failure: DalSegnoError) -> None:
+        if self._failure is not None:
+            return
+        was_connected, self._failure = self.connected, failure
+        self._outbox.fail(failure)
+        for cursor in self._cursors:
+            cursor.fail(failure.message)
+        for listener in self._listeners:
+            listener.wake()
+        self._online.set()  # whoever waits for the log may stop waiting
+        if was_connected:
+            self._tell(connected=False)
+
+    async def _same_log(self) -> api.StreamInfo:
+        """What the log is, once it is certain that it did not go backwards; if it did, fail for everybody."""
+        for cursor in self._cursors:
+            self._passed(cursor)
+        highest = self._highest  # known *before* the question: more may be stored than the answer tells
+        info = await self._info()
+        state = info.log_state()
+        if state.created_ns != self._created_ns:
+            what = "was made anew since this process connected: what it held is gone"
+        elif state.last_seq < highest:
+            what = (
+                f"ends at {state.last_seq}, had reached {highest}: it lost events or was restored from a copy"
+            )
+            self._wait_for_leader(state, what)
+        elif (seq := await self._differs_at()) is not None:
+            what = f"holds another event at {seq} than it held: it was restored from a copy"
+        else:
+            self._behind_since_s = None
+            return info
+        failure = LogRegressedError(
+            f"the stream {self._stream!r} at {self._connection.where} {what}; every role begins anew on it: "
+            "restart those that nothing restarts"
+        )
+        self._fail(failure)
+        raise failure
+
+    def _passed(self, cursor: Cursor) -> None:
+        self._highest = max(self._highest, cursor.reached)
+        self._mark = max(self._mark, (cursor.reached, cursor.reached_ns))
+
+    async def _differs_at(self) -> int | None:
+        """Where the log holds another event than was read or written there; none where it forgot that."""
+        (read_seq, time_ns), (own_seq, data) = self._mark, self._own
+        read = await self._message({"seq": read_seq}) if read_seq else None
+        if read is not None and read.time_ns != int(time_ns):
+            return read_seq
+        own = await self._message({"seq": own_seq}) if own_seq else None
+        return own_seq if own is not None and own.data != data else None
+
+    def _wait_for_leader(self, state: LogState, what: str) -> None:
+        """A server that led the stream and was cut off may answer until it learns of its successor.
+
+        Raises:
+            LogUnavailableError: that may be the reason why less is there than was.
+        """
+        if state.replicas == 1:
+            return
+        now = asyncio.get_running_loop().time()
+        self._behind_since_s = self._behind_since_s or now
+        if now - self._behind_since_s < _DEPOSED_FOR_S:
+            raise LogUnavailableError(f"the stream {self._stream!r} at {self._connection.where} {what}")
+
+    def _check_start(self, start_seq: int, state: LogState) -> None:
+        if start_seq > state.last_seq + 1:
+            raise LogRegressedError(
+                f"cannot read the stream {self._stream!r} from {start_seq} on: it ends at {state.last_seq}; "
+                "what was kept of it elsewhere (a snapshot?) is of another log"
+            )
+
+    async def close(self) -> None:
+        self._fail(LogUnavailableError("the log is closed"))
+        await self._connection.close()
+
+    # ---- writing --------------------------------------------------------------------------------------
+    async def publish(
+        self, subject: str, data: bytes, *, expected_last_seq: int | None = None, waits_for_room: bool = True
+    ) -> int:
+        self._acceptance.check(subject, data, self.max_payload)
+        resent = False
+        pause = _Pause()
+        while True:
+            try:
+                return await self._publish_once(subject, data, expected_last_seq, waits=waits_for_room)
+            except Refused as refused:
+                if refused.code in api.FULL:
+                    raise LogFullError(FULL_TOLD) from None
+                in_flight = refused.code == api.WRONG_LAST_SEQUENCE_IN_FLIGHT
+                resent = resent or refused.sent > 1
+            assert expected_last_seq is not None
+            if resent or in_flight:
+                # The copy that was refused may have met the one that was stored, and somebody else may
+                # have written since: what took the place right behind the expectation tells.
+                successor = await self._successor(subject, expected_last_seq)
+                if successor is not None and successor.data == data:
+                    return successor.seq
+                if successor is None and in_flight:  # another's publish was under way, and came to nothing
+                    resent = True
+                    await pause.wait()
+                    continue
+            raise WrongLastSequenceError(
+                f"expected {expected_last_seq} to be the last sequence of {subject!r}: it is not"
+            )
+
+    async def _publish_once(
+        self, subject: str, data: bytes, expected_last_seq: int | None, *, waits: bool
+    ) -> int:
+        """Wait for the ack; an expectation that does not hold is `Refused`."""
+        stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        number = self._outbox.post(
+            subject, data, _setter(stored), _exception_setter(stored), expected_last_seq, waits
+        )
+        try:
+            return await stored
+        finally:
+            self._outbox.discard(number)
+
+    def post(self, subject: str, data: bytes, stored: Callable[[int], None] | None = None) -> None:
+        self._acceptance.check(subject, data, self.max_payload)
+        self._outbox.post(subject, data, stored)
+
+    def stats(self) -> LogStats:
+        return LogStats(
+            publish_ack_s=self._outbox.publish_ack_s,
+            unacked=len(self._outbox),
+            behind=max((cursor.behind for cursor in self._cursors if cursor.end_seq is None), default=0),
+        )
+
+    async def drain(self) -> None:
+        await self._outbox.drain()
+
+    def _transmit(self, number: int, entry: Entry) -> None:
+        self._connection.send_publish(
+            entry.subject, f"{self._ack_prefix}{number}", entry.data, entry.expected
+        )
+
+    def _acknowledged(self, subject: bytes, _reply: bytes, data: bytes, header: bytes | None) -> None:
+        number = int(subject[len(self._ack_prefix) :])
+        if header is not None and not data:
+            self._outbox.refused(number, _NO_RESPONDERS, f"nothing stores {self._stream}")
+            return
+        ack = _DECODE_ACK(data)
+        if ack.error is not None:
+            self._outbox.refused(number, ack.error.err_code, ack.error.description)
+            return
+        self._highest = max(self._highest, ack.seq)
+        own = self._outbox.acked(number, ack.seq)
+        if own is not None and ack.seq > self._own[0]:
+            self._own = (ack.seq, own)
+
+    async def _successor(self, subject: str, seq: int) -> StoredRecord | None:
+        """The first record of `subject` behind `seq`; asked until it is known."""
+        while True:
+            with contextlib.suppress(LogUnavailableError):
+                return await self._message({"seq": seq + 1, "next_by_subj": subject})
+            await self._online.wait()
+            self._raise_failure()
+            await asyncio.sleep(_RETRY_S)
+
+    # ---- reading --------------------------------------------------------------------------------------
+    def read(self, subjects: Sequence[str], start_seq: int) -> AsyncGenerator[StoredRecord, None]:
+        return self._records(subjects, self._cursor(start_seq, None))
+
+    async def history(
+        self, subjects: Sequence[str], start_seq: int = 1, end_seq: int | None = None
+    ) -> AsyncGenerator[StoredRecord, None]:
+        state = await self.state()
+        last_seq = state.last_seq
+        self._check_start(start_seq, state)
+        end_seq = last_seq if end_seq is None else min(end_seq, last_seq)
+        cursor = self._cursor(start_seq, end_seq, is_replicated=state.replicas > 1)
+        async with contextlib.aclosing(self._records(subjects, cursor)) as records:
+            async for record in records:
+                yield record
+
+    def _cursor(self, start_seq: int, end_seq: int | None, *, is_replicated: bool = False) -> Cursor:
+        return Cursor(
+            max(start_seq, 1),
+            end_seq,
+            self._connection.send_empty,
+            max_pending=self._max_pending,
+            max_pending_bytes=64 * 1024 * 1024,
+            is_replicated=is_replicated,
+        )
+
+    async def _records(self, subjects: Sequence[str], cursor: Cursor) -> AsyncGenerator[StoredRecord, None]:
+        consumer = Consumer(self._connection, self._stream, list(subjects), cursor)
+        self._cursors.add(cursor)
+        recording = timeline.recording()
+        try:
+            while True:
+                while (record := cursor.take()) is not None:
+                    if recording is not None:
+                        recording.delivered(record.subject, record.seq, record.time_ns)
+                    yield record
+                if cursor.finished:
+                    return
+                if cursor.fault is not None:
+                    await self._reattach(consumer, cursor)
+                if cursor.seems_finished:
+                    await self._see_whether_it_ends(subjects, cursor)
+                await cursor.wait()
+        finally:
+            consumer.detach()
+            self._cursors.discard(cursor)
+            self._passed(cursor)
+
+    async def _see_whether_it_ends(self, subjects: Sequence[str], cursor: Cursor) -> None:
+        """Ask who leads the log whether a reader has all of it; if not, the rest is yet to be delivered."""
+        assert cursor.end_seq is not None
+        position, is_all = cursor.position, True
+        try:
+            for subject in subjects:
+                record = await self._message({"seq": position + 1, "next_by_subj": subject})
+                is_all = is_all and (record is None or record.seq > cursor.end_seq)
+        except LogUnavailableError as error:
+            _LOGGER.debug("the end of %s is not known yet: %s", self._stream, error)
+            await asyncio.sleep(_RETRY_S)  # it seems finished still, and is looked at again
+            return
+        if cursor.position == position:  # else it did not end there
+            cursor.seems_finished, cursor.finished = False, is_all
+
+    async def _reattach(self, consumer: Consumer, cursor: Cursor) -> None:
+        """Have the cursor delivered to again, from its own position; tried until it works."""
+        pause = _Pause()
+        while True:
+            consumer.detach()
+            await self._online.wait()
+            self._raise_failure()
+            _LOGGER.debug("reading %s from %d on: %s", self._stream, cursor.position + 1, cursor.fault)
+            try:
+                state = (await self._same_log()).log_state()
+                self._check_start(cursor.position + 1, state)
+                await consumer.attach(state.last_seq)
+                return
+            except LogUnavailableError as error:
+                _LOGGER.warning("reading %s waits: %s", self._stream, error)
+            await pause.wait()
+
+    async def last(self, subject: str) -> StoredRecord | None:
+        return await self._patiently(lambda: self._message({"last_by_subj": subject}))
+
+    async def state(self) -> LogState:
+        return await self._patiently(self._state)
+
+    async def _patiently(self, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        self._raise_failure()
+        return await _until(asyncio.get_running_loop().time() + _PATIENCE_S, question)
+
+    async def _state(self) -> LogState:
+        return (await self._info()).log_state()
+
+    async def _info(self) -> api.StreamInfo:
+        subject = f"$JS.API.STREAM.INFO.{self._stream}"
+        info = await self._connection.ask(subject, b"", api.StreamInfo, timeout_s=_STATE_TIMEOUT_S)
+        if info.error is None:
+            return info
+        if info.error.err_code == api.STREAM_NOT_FOUND:
+            raise LogUnavailableError(
+                f"{self._connection.where} has no stream {self._stream!r}: "
+                f"run `dalsegno provision --nats {self._connection.address} --prefix {self._prefix}`"
+            )
+        raise LogUnavailableError(
+            f"{self._connection.where} cannot tell about {self._stream!r}: {info.error.description} "
+            f"(code {info.error.err_code})"
+        )
+
+    async def _message(self, query: dict[str, int | str]) -> StoredRecord | None:
+        subject = f"$JS.API.STREAM.MSG.GET.{self._stream}"
+        reply = await self._connection.ask(subject, msgspec.json.encode(query), api.MessageReply)
+        if reply.error is None:
+            return reply.record()
+        if reply.error.err_code == api.NO_MESSAGE:
+            return None
+        raise LogUnavailableError(
+            f"{self._connection.where} cannot look up {query} in {self._stream!r}: {reply.error.description}"
+        )
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # ---- beats ----------------------------------------------------------------------------------------
+    async def beat(self, subject: str, data: bytes) -> None:
+        self._connection.send_publish(subject, "", data, None)
+
+    async def listen(self, subject: str) -> AsyncGenerator[tuple[str, bytes], None]:
+        listener = _Listener()
+        self._raise_failure()
+        sid = self._connection.attach(subject, listener.heard)
+        self._listeners.add(listener)
+        try:
+            while True:
+                while listener.beats:
+                    yield listener.beats.popleft()
+                self._raise_failure()
+                await listener.wait()
+        finally:
+            self._listeners.discard(listener)
+            self._connection.detach(sid)
+
+
+class _Pause:
+    """What lies between two tries: twice as long each time, up to a bound."""
+
+    def __init__(self) -> None:
+        self.next_s = _RETRY_S
+
+    async def wait(self) -> None:
+        await asyncio.sleep(self.next_s)
+        self.next_s = min(2 * self.next_s, _RETRY_AT_MOST_S)
+
+
+class _Listener:
+    """The beats one listener has not taken yet; of too many, the oldest are dropped."""
+
+    def __init__(self) -> None:
+        self.beats: deque[tuple[str, bytes]] = deque(maxlen=_BEATS_KEPT)
+        self._change = asyncio.Event()
+
+    def heard(self, subject: bytes, _reply: bytes, data: bytes, _header: bytes | None) -> None:
+        self.beats.append((subject.decode(errors="replace"), data))
+        self._change.set()
+
+    def wake(self) -> None:
+        self._change.set()
+
+    async def wait(self) -> None:
+        await self._change.wait()
+        self._change.clear()
+
+
+async def _until(deadline: float, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
+    """Ask until there is an answer, or until the deadline; then the last reason is raised."""
+    loop = asyncio.get_running_loop()
+    pause = _Pause()
+    while True:
+        try:
+            return await question()
+        except (LogUnavailableError, DurabilityError):  # it may be only about to be provisioned
+            if loop.time() + pause.next_s > deadline:
+                raise
+        await pause.wait()
+
+
+def _setter(future: asyncio.Future[int]) -> Callable[[int], None]:
+    def set_result(seq: int) -> None:
+        if not future.done():
+            future.set_result(seq)
+
+    return set_result
+
+
+def _exception_setter(future: asyncio.Future[int]) -> Callable[[Exception], None]:
+    def set_exception(error: Exception) -> None:
+        if not future.done():
+            future.set_exception(error)
+
+    return set_exception

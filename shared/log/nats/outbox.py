@@ -1,0 +1,356 @@
+"""The outbox: what was posted and is not acked yet, and when to send it again. No I/O of its own.
+
+Every entry has a number; its ack comes back under that number. An entry leaves only by its ack. It is sent
+again when the ack is late, when the connection is new, and, after a refusal (a full log, say), alone until
+the log takes it: then all that wait follow, in the order of posting.
+
+Neither the stock client's reconnect buffer nor its `publish_async` will do: the one replays writes
+that are void by then, the futures of the other never resolve when a publish is refused.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shared.errors import DalSegnoError
+from shared.log.nats.api import FULL, WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_IN_FLIGHT
+from shared.log.port import LogFullError, OutboxFullError
+from shared.telemetry import timeline
+from shared.telemetry.histogram import SECONDS, Histogram
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+RESEND_AFTER_S: Final = 2.0
+_RESEND_AFTER_AT_MOST_S: Final = 30.0
+"""Doubled each time: a log that is merely slow must not drown in copies."""
+_SWEEP_EVERY_S: Final = 0.5
+_PROBE_AFTER_S: Final = 0.1
+_PROBE_AFTER_AT_MOST_S: Final = 0.5
+_STALLED_AFTER_S: Final = 3.0
+"""A log that answers stores an event in milliseconds, and in seconds when it is very busy."""
+_BELIEVED_FOR_S: Final = 2.0
+"""A refusal that nobody waits behind any more is believed for so long: the log may have room by then."""
+FULL_TOLD: Final = "the log is full: nothing new is taken; try again later"
+
+
+class Refused(Exception):  # noqa: N818 - an answer, handled by the one who asked
+    """The log refused for good what somebody waits for; `sent` says how often it had been sent by then."""
+
+    def __init__(self, code: int, sent: int) -> None:
+        super().__init__(f"refused with {code}, sent {sent} times")
+        self.code = code
+        self.sent = sent
+
+
+class Entry:
+    """One event on its way."""
+
+    __slots__ = (
+        "data",
+        "due",
+        "expected",
+        "failed",
+        "first_sent_s",
+        "posted_s",
+        "sent",
+        "stored",
+        "subject",
+        "waits",
+    )
+
+    def __init__(
+        self,
+        subject: str,
+        data: bytes,
+        stored: Callable[[int], None] | None,
+        failed: Callable[[Exception], None] | None,
+        expected: int | None,
+        waits: bool,
+    ) -> None:
+        self.subject = subject
+        self.data = data
+        self.stored = stored
+        self.failed = failed
+        self.expected = expected
+        self.waits = waits
+        self.posted_s = time.monotonic()  # the loop's clock ticks in milliseconds
+        self.sent = 0
+        self.first_sent_s = 0.0
+        self.due = 0.0
+
+
+@dataclass(slots=True)
+class _Drain:
+    """Those who wait for all entries up to `number`.
+
+    Attributes:
+        left: how many of those are not acked that no drain before this one waits for.
+    """
+
+    number: int
+    left: int
+    done: "asyncio.Future[None]"
+
+
+class Outbox:
+    """Entries by number, in the order of posting. `transmit` must not wait and must not raise.
+
+    Attributes:
+        publish_ack_s: from posting to the ack, of all that were acked.
+    """
+
+    def __init__(
+        self,
+        transmit: Callable[[int, Entry], None],
+        *,
+        max_entries: int = 65_536,
+        max_bytes: int = 64 * 1024 * 1024,
+    ) -> None:
+        self.publish_ack_s = Histogram.over(SECONDS)
+        self._timeline = timeline.recording()
+        self._refusal: int | None = None
+        self._refused_s = 0.0
+        self._answered_s = 0.0
+        self._stalled_s = -math.inf
+        self._transmit = transmit
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._loop = asyncio.get_running_loop()
+        self._entries: dict[int, Entry] = {}
+        self._bytes = 0
+        self._number = 0
+        self._online = False
+        self._probed: int | None = None  # while the log refuses: the one entry that is tried
+        self._probe_after_s = _PROBE_AFTER_S
+        self._probe_timer: asyncio.TimerHandle | None = None
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._drains: list[_Drain] = []  # in the order of their numbers
+        self._awaited = 0  # entries that some drain waits for
+        self._failure: DalSegnoError | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def post(
+        self,
+        subject: str,
+        data: bytes,
+        stored: Callable[[int], None] | None = None,
+        failed: Callable[[Exception], None] | None = None,
+        expected: int | None = None,
+        waits: bool = True,
+    ) -> int:
+        """Take an event and return its number. With `waits` False it is given back when the log is full.
+
+        Raises:
+            OutboxFullError: the backlog has reached its bound.
+            LogFullError: others wait for room already, and this one does not.
+            DalSegnoError: what `fail` was called with.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if len(self._entries) >= self._max_entries or self._bytes + len(data) > self._max_bytes:
+            raise OutboxFullError(
+                f"{len(self._entries)} events ({self._bytes} bytes) are posted and not acked by the log, the "
+                f"bound is {self._max_entries} ({self._max_bytes} bytes): is it away or full? Try again later"
+            )
+        if self._probed is not None and self._refusal in FULL and not waits:
+            raise LogFullError(FULL_TOLD)
+        self._number += 1
+        entry = Entry(subject, data, stored, failed, expected, waits)
+        self._entries[self._number] = entry
+        self._bytes += len(data)
+        if self._online and self._probed is None:
+            self._send(self._number, entry)
+        if self._sweep_timer is None:
+            self._sweep_timer = self._loop.call_later(_SWEEP_EVERY_S, self._sweep)
+        return self._number
+
+    def acked(self, number: int, seq: int) -> bytes | None:
+        """The log stored an entry: its data; a second copy's ack is of no interest."""
+        if number == self._probed:
+            self._probed = None
+            self._probe_after_s = _PROBE_AFTER_S
+            _LOGGER.info("the log takes events again; %d wait", len(self._entries) - 1)
+        self._refusal = None
+        self._answered_s, self._stalled_s = self._loop.time(), -math.inf
+        entry = self._remove(number)
+        if entry is not None:
+            now_s = time.monotonic()
+            self.publish_ack_s.observe(now_s - entry.posted_s)
+            if self._timeline is not None:
+                self._timeline.hop("publish", entry.subject, seq, entry.posted_s, now_s)
+            if entry.stored is not None:
+                self._call(entry.stored, seq)
+        if self._probed is None and self._probe_timer is not None:
+            self._probe_timer.cancel()
+            self._probe_timer = None
+            self._send_all()
+        return entry.data if entry is not None else None
+
+    def refused(self, number: int, code: int, description: str) -> None:
+        """The log did not store an entry: a condition did not hold, or it cannot now."""
+        self._answered_s = self._loop.time()
+        entry = self._entries.get(number)
+        if entry is None:
+            return
+        if entry.expected is not None and code in {WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_IN_FLIGHT}:
+            self._give_back(number, entry, code)
+            return
+        self._refusal, self._refused_s = code, self._loop.time()
+        if code in FULL and not entry.waits and entry.sent == 1:  # an earlier copy might be stored
+            self._give_back(number, entry, code)
+        elif self._probed is None:
+            _LOGGER.warning(
+                "the log refuses events (%s, code %d, first on %s): trying again until it takes them",
+                description,
+                code,
+                entry.subject,
+            )
+            self._probed = number
+            self._probe_timer = self._loop.call_later(self._probe_after_s, self._probe)
+
+    @property
+    def refusal(self) -> int | None:
+        """The code by which the log refused an event just now, if it has taken none since."""
+        is_old = self._probed is None and self._loop.time() > self._refused_s + _BELIEVED_FOR_S
+        return None if is_old else self._refusal
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether events were sent, and for some seconds none was answered, though there is a connection."""
+        self._note_stall()
+        return self._loop.time() - self._stalled_s < _BELIEVED_FOR_S
+
+    def discard(self, number: int) -> None:
+        """Forget an entry nobody waits for any more."""
+        self._note_stall()  # what it tells of the log is not forgotten with it
+        self._remove(number)
+
+    def online(self) -> None:
+        """The connection is new: whatever was sent on the old one may be lost."""
+        self._online = True
+        self._answered_s = self._loop.time()
+        self._stop_probing()
+        self._send_all()
+
+    def offline(self) -> None:
+        """The connection is lost: keep, send nothing."""
+        self._online = False
+        self._stop_probing()
+
+    def fail(self, failure: DalSegnoError) -> None:
+        """Give up for good: every waiting publisher is told why, and every later one."""
+        self._failure = failure
+        self.offline()
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+            self._sweep_timer = None
+        entries, self._entries, self._bytes = self._entries, {}, 0
+        if entries:
+            _LOGGER.error("%d events were posted and not acked: %s", len(entries), failure)
+        for entry in entries.values():
+            if entry.failed is not None:
+                self._call(entry.failed, failure)
+        for drain in self._drains:
+            drain.done.set_exception(failure)
+            drain.done.exception()  # who waits is told; if nobody does, that is no error
+        self._drains.clear()
+        self._awaited = 0
+
+    async def drain(self) -> None:
+        """Wait until everything posted so far is acked."""
+        if self._failure is not None:
+            raise self._failure
+        if not self._entries:
+            return
+        if len(self._entries) > self._awaited:
+            news = len(self._entries) - self._awaited
+            self._drains.append(_Drain(self._number, news, self._loop.create_future()))
+            self._awaited += news
+        # Else nothing was posted since the last of them: thousands may wait behind a full backlog.
+        await asyncio.shield(self._drains[-1].done)
+
+    def _note_stall(self) -> None:
+        if not self._online or not self._entries:
+            return
+        now, oldest = self._loop.time(), next(iter(self._entries.values()))
+        waits_s = now - max(self._answered_s, oldest.first_sent_s)
+        if oldest.sent and self._probed is None and waits_s > _STALLED_AFTER_S:
+            self._stalled_s = now
+
+    def _send(self, number: int, entry: Entry) -> None:
+        entry.sent += 1
+        if entry.sent == 1:
+            entry.first_sent_s = self._loop.time()
+        entry.due = self._loop.time() + min(RESEND_AFTER_S * 2 ** (entry.sent - 1), _RESEND_AFTER_AT_MOST_S)
+        self._transmit(number, entry)
+
+    def _send_all(self) -> None:
+        for number, entry in self._entries.items():
+            self._send(number, entry)
+
+    def _sweep(self) -> None:
+        self._sweep_timer = None
+        if not self._entries:
+            return
+        self._sweep_timer = self._loop.call_later(_SWEEP_EVERY_S, self._sweep)
+        if not self._online or self._probed is not None:
+            return
+        now = self._loop.time()
+        for number, entry in self._entries.items():
+            if entry.due <= now:
+                self._send(number, entry)
+
+    def _probe(self) -> None:
+        """Try the oldest entry alone; it may be another one each time: a conditional one can have failed."""
+        self._probe_after_s = min(2 * self._probe_after_s, _PROBE_AFTER_AT_MOST_S)
+        self._probe_timer = self._loop.call_later(self._probe_after_s, self._probe)
+        for number, entry in self._entries.items():
+            self._probed = number
+            self._send(number, entry)
+            return
+        self._stop_probing()  # nothing is left to try
+
+    def _stop_probing(self) -> None:
+        self._probed = None
+        self._probe_after_s = _PROBE_AFTER_S
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
+            self._probe_timer = None
+
+    def _remove(self, number: int) -> Entry | None:
+        entry = self._entries.pop(number, None)
+        if entry is None:
+            return None
+        self._bytes -= len(entry.data)
+        self._drained(number)
+        return entry
+
+    def _drained(self, number: int) -> None:
+        """An entry is gone: so may be the last one that somebody waits for."""
+        place = bisect_left(self._drains, number, key=lambda drain: drain.number)
+        if place == len(self._drains):
+            return  # posted behind them all
+        self._drains[place].left -= 1
+        self._awaited -= 1
+        while self._drains and not self._drains[0].left:
+            self._drains.pop(0).done.set_result(None)
+
+    def _give_back(self, number: int, entry: Entry, code: int) -> None:
+        self._remove(number)
+        assert entry.failed is not None
+        self._call(entry.failed, Refused(code, entry.sent))
+
+    def _call(self, callback: Callable[[Any], None], argument: object) -> None:
+        try:
+            callback(argument)
+        except Exception as error:  # noqa: BLE001 - the caller's bug must not stop the connection's read loop
+            self._loop.call_exception_handler(
+                {"message": "a publisher's callback failed", "exception": error}
+            )

@@ -1,0 +1,1 @@
+"""Traces, timelines, histograms and structured log fields."""

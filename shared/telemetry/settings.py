@@ -1,0 +1,21 @@
+"""Where traces are exported to: the `traces` section of a configuration."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class TraceSettings(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """OpenTelemetry.
+
+    Attributes:
+        endpoint: an OTLP/HTTP collector, e.g. `http://127.0.0.1:4318`, without a password in it; nothing
+            is exported without one.
+        sample_ratio: the share of traces that is recorded, of those a client did not decide on.
+    """
+
+    endpoint: Annotated[str, Meta(pattern=r"^https?://[^\s@]+$")] | None = None
+    sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0

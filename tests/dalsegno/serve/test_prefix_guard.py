@@ -1,0 +1,41 @@
+import asyncio
+
+import msgspec
+import pytest
+
+from dalsegno.serve import prefix_guard
+from dalsegno.serve.prefix_guard import PrefixInUseError
+from shared.log.memory import FakeLog, FakeServer
+from shared.subjects import Subjects
+
+OURS, OTHER = Subjects("ours"), Subjects("other")
+
+
+async def beating(log: FakeLog, subject: str, beat: bytes) -> None:
+    while True:
+        await log.beat(subject, beat)
+        await asyncio.sleep(0)
+
+
+async def listening(subject: str, beat: bytes) -> None:
+    log = FakeLog(FakeServer(OURS))
+    async with asyncio.TaskGroup() as tasks:
+        heart = tasks.create_task(beating(log, subject, beat))
+        try:
+            await prefix_guard.refuse_one(log, OURS, "nats://127.0.0.1:4222", listen_s=0.05)
+        finally:
+            heart.cancel()
+
+
+@pytest.mark.parametrize(
+    ("beat", "who"),
+    [(msgspec.msgpack.encode({"pid": 7}), "worker 0, process 7, is heard"), (b"\xc1", "worker 0 is heard")],
+)
+async def test_a_deployment_under_the_same_prefix_is_refused(beat: bytes, who: str) -> None:
+    said = f"alive under the prefix 'ours' at nats://127.0.0.1:4222 .{who}.: .* another with --prefix"
+    with pytest.RaisesGroup(pytest.RaisesExc(PrefixInUseError, match=said)):
+        await listening(OURS.beat("worker", "0"), beat)
+
+
+async def test_one_under_another_prefix_is_none_of_ours() -> None:
+    await listening(OTHER.beat("worker", "0"), b"\x80")

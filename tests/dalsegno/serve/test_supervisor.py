@@ -1,0 +1,163 @@
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from dalsegno.serve.supervisor import Backoff, Command, RefusedError, RoleProcess, Supervisor
+from tests.dalsegno.fakes import DEAF, OBEDIENT, REFUSING, Heard, command, gone
+
+Supervised = Callable[[str], AbstractAsyncContextManager[Supervisor]]
+
+
+@pytest.fixture
+def heard(tmp_path: Path) -> Heard:
+    return Heard(tmp_path)
+
+
+@pytest.fixture
+def supervised(heard: Heard) -> Supervised:
+    """A role under supervision, killed at the end of the block if it still runs."""
+
+    @asynccontextmanager
+    async def run(script: str) -> AsyncIterator[Supervisor]:
+        supervisor = Supervisor(
+            RoleProcess(command("role", script), heard), heard, lambda: None, Backoff(first=0.001)
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(supervisor.run())
+            try:
+                yield supervisor
+            finally:
+                supervisor.kill()
+
+    return run
+
+
+def pid_of(supervisor: Supervisor) -> int:
+    pid = supervisor.child.pid
+    assert pid is not None
+    return pid
+
+
+async def test_a_role_that_is_killed_starts_again(heard: Heard, supervised: Supervised) -> None:
+    async with supervised(OBEDIENT) as supervisor:
+        await heard.until("up")
+        first = pid_of(supervisor)
+        os.kill(first, signal.SIGKILL)
+        assert (await heard.until("starts again"))[
+            1
+        ] == "role was killed by SIGKILL; it starts again in 0.001 s"
+        await heard.until("up")
+        assert pid_of(supervisor) != first
+
+
+async def test_a_role_that_ends_by_itself_starts_again(heard: Heard, supervised: Supervised) -> None:
+    async with supervised("raise SystemExit(3)"):
+        await heard.until("role ended with status 3")
+        await heard.until("role ended with status 3; it starts again in 0.002 s")
+
+
+async def test_a_role_that_refuses_its_configuration_does_not(heard: Heard) -> None:
+    supervisor = Supervisor(RoleProcess(command("role", REFUSING), heard), heard, lambda: None)
+    with pytest.raises(RefusedError, match=r"^role: model 'x' is unknown$"):
+        await supervisor.run()
+
+
+async def test_a_refusal_that_is_an_object_is_read(heard: Heard) -> None:
+    script = f"print({json.dumps(json.dumps({'message': 'Error: no such model'}))}); raise SystemExit(78)"
+    supervisor = Supervisor(RoleProcess(command("role", script), heard), heard, lambda: None)
+    with pytest.raises(RefusedError, match=r"^role: no such model$"):
+        await supervisor.run()
+
+
+async def test_a_program_that_is_not_there_is_said_and_tried_again(heard: Heard) -> None:
+    missing = RoleProcess(Command(name="role", argv=("/no/such/program",), env={}), heard)
+    supervisor = Supervisor(missing, heard, lambda: None, Backoff(first=0.001))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(supervisor.run())
+        await heard.until("role could not be started: ")
+        await heard.until("it starts again in 0.002 s")
+        await supervisor.stop(grace_s=10)
+
+
+async def test_stop_asks_and_the_role_may_finish(heard: Heard, supervised: Supervised) -> None:
+    async with supervised(OBEDIENT) as supervisor:
+        await heard.until("up")
+        await supervisor.stop(grace_s=60)
+        assert supervisor.child.pid is None
+        assert heard.lines.get_nowait() == ("role", "told to stop")
+        assert heard.lines.empty()  # no word of starting it again
+
+
+async def test_a_role_that_does_not_hear_is_killed_after_its_grace(
+    heard: Heard, supervised: Supervised
+) -> None:
+    async with supervised(DEAF) as supervisor:
+        await heard.until("up")
+        await supervisor.stop(grace_s=0.01)
+        await heard.until("role did not stop within 0.01 s: killed")
+        assert supervisor.child.pid is None
+
+
+async def test_stop_cuts_the_wait_before_a_restart_short(heard: Heard) -> None:
+    role = RoleProcess(command("role", "raise SystemExit(3)"), heard)
+    supervisor = Supervisor(role, heard, lambda: None, Backoff(first=3600, most=3600))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(supervisor.run())
+        await heard.until("starts again in 3600 s")
+        await supervisor.stop(grace_s=10)
+
+
+async def test_what_a_role_started_does_not_outlive_it(heard: Heard, supervised: Supervised) -> None:
+    script = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-I", "-c", "import signal; signal.pause()"])
+print("child", child.pid, flush=True)
+child.wait()
+"""
+    async with supervised(script) as supervisor:
+        _, line = await heard.until("child")
+        os.kill(pid_of(supervisor), signal.SIGKILL)
+        # The grandchild holds the role's output open: only its end lets the supervisor go on.
+        await heard.until("was killed by SIGKILL")
+        await heard.until("child")
+    grandchild = int(line.split()[1])
+    await gone(grandchild)
+
+
+async def test_a_line_without_an_end_is_cut(heard: Heard, supervised: Supervised) -> None:
+    async with supervised("print('x' * 200_000, end=''); print('y')"):
+        lines: list[str] = []
+        while not lines or not lines[-1].endswith("y"):
+            lines.append((await heard.lines.get())[1])
+    assert len(lines) > 1
+    assert "".join(lines) == "x" * 200_000 + "y"
+
+
+async def test_being_cancelled_kills_the_role(heard: Heard) -> None:
+    role = RoleProcess(command("role", DEAF), heard)
+    supervisor = Supervisor(role, heard, lambda: None)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(supervisor.run())
+        await heard.until("up")
+        pid = pid_of(supervisor)
+        task.cancel()
+    await gone(pid)
+
+
+def test_backoff_doubles_to_its_limit() -> None:
+    backoff = Backoff()
+    assert [backoff.after(lived=1) for _ in range(8)] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10]
+
+
+def test_backoff_begins_anew_after_a_healthy_life() -> None:
+    backoff = Backoff()
+    for _ in range(8):
+        backoff.after(lived=1)
+    assert backoff.after(lived=30) == 0.2
+    assert backoff.after(lived=1) == 0.4

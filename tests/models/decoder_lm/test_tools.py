@@ -1,0 +1,193 @@
+"""Chats with tools: their prompts against transformers' own, their guides, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tokenizers import AddedToken
+from transformers import AutoTokenizer
+
+from configs.demo.encoding import CHAT_TEMPLATE
+from models.base import CpuResult
+from models.decoder_lm import processing
+from models.decoder_lm.graph import plan
+from models.decoder_lm.processing import DecoderLmProcessing
+from shared.errors import ClientError
+from shared.events import Inputs, Limits, Params, WalkResult
+from shared.plans import PlanRequest, StepResult
+from shared.tensors import read_ids
+from tests.models import written_checkpoints
+
+LIST_TEMPLATE = (
+    "{{ bos_token }}{% if not tools is defined %}{% set tools = none %}{% endif %}"
+    "{% if tools is not none %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    "{% for m in messages %}{% if m.tool_calls is defined %}[TOOL_CALLS][{% for c in m.tool_calls %}"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}, "id": "{{ c.id }}"}'
+    "{% endfor %}]{% else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
+)
+OWN = "{{ tools | length if tools else 'no' }} tools <tool_call></tool_call>{{ messages[0].content }}"
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "How it is outside, in °C.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}},
+                "required": ["city"],
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+]
+ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Rain in 你好?"}]
+
+
+def made(arguments: Any) -> dict[str, Any]:
+    function = {"name": "weather", "arguments": arguments}
+    return {
+        "role": "assistant",
+        "tool_calls": [{"id": "callid001", "type": "function", "function": function}],
+    }
+
+
+def folder_of(path: Path, template: Any) -> Path:
+    tokenizer = written_checkpoints.byte_level()
+    tokenizer.add_special_tokens([AddedToken("[TOOL_CALLS]", special=True, normalized=False)])
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|im_start|>",
+        "eos_token": "<|im_end|>",
+    }
+    return written_checkpoints.save(path, tokenizer, {**config, "chat_template": template})
+
+
+def load(path: Path, template: Any) -> DecoderLmProcessing:
+    return processing.load(folder_of(path, template), max_seq_len=4096)
+
+
+def prepare(loaded: DecoderLmProcessing, inputs: dict[str, Any], params: Params | None = None) -> CpuResult:
+    args = {"inputs": msgspec.convert(inputs, Inputs), "params": params or Params()}
+    return loaded.run("prepare", "k", {}, msgspec.msgpack.decode(msgspec.msgpack.encode(args)))
+
+
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, LIST_TEMPLATE], ids=["hermes", "mistral"])
+def test_a_chat_with_tools_is_what_transformers_makes_of_it(tmp_path: Path, template: str) -> None:
+    folder = folder_of(tmp_path, template)
+    messages = [
+        *ASKED,
+        made({"city": "你好"}),
+        {"role": "tool", "tool_call_id": "callid001", "content": "no"},
+    ]
+    oracle = AutoTokenizer.from_pretrained(folder)
+    expected = oracle.apply_chat_template(
+        messages, tools=TOOLS, add_generation_prompt=True, return_dict=False
+    )
+
+    as_clients_write_it = [*ASKED, made('{"city": "你好"}'), messages[-1]]
+    result = prepare(
+        processing.load(folder, max_seq_len=4096), {"messages": as_clients_write_it, "tools": TOOLS}
+    )
+
+    assert read_ids(result.outputs["token_ids"]) == expected
+
+
+def test_a_template_of_its_own_for_tools_is_used_for_them_alone(tmp_path: Path) -> None:
+    named = [
+        {"name": "default", "template": "{{ messages[0].content }}"},
+        {"name": "tool_use", "template": OWN},
+    ]
+    loaded = load(tmp_path, named)
+    encode = written_checkpoints.byte_level().encode
+
+    def said(**change: Any) -> list[int]:
+        return read_ids(prepare(loaded, {"text": "hi", **change}).outputs["token_ids"])
+
+    assert loaded.tool_calls == "hermes"
+    assert said(tools=TOOLS) == encode("2 tools <tool_call></tool_call>hi").ids
+    assert said(tools=TOOLS, tool_choice="none") == said() == encode("hi").ids
+
+
+def test_the_template_for_tools_may_be_a_file(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "{{ messages[0].content }}")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(OWN, encoding="utf-8")
+
+    assert processing.load(folder, max_seq_len=512).tool_calls == "hermes"
+
+
+@pytest.mark.parametrize(
+    ("template", "inputs", "why"),
+    [
+        (
+            "{{ messages[0].content }} <tool_call></tool_call>",
+            {"tools": TOOLS},
+            "chat template knows no tools",
+        ),
+        ("{{ tools }}{{ messages[0].content }}", {"tools": TOOLS}, "the way this model's chat template"),
+        ("{{ messages[0].content }}", {"messages": [*ASKED, made("{}")]}, "knows no tool_calls of messages"),
+    ],
+)
+def test_a_template_that_knows_no_tools_says_so(
+    tmp_path: Path, template: str, inputs: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ClientError, match=why) as caught:
+        prepare(load(tmp_path, template), {"messages": ASKED, **inputs})
+
+    assert (caught.value.status, caught.value.code) == (400, "tools_not_supported")
+
+
+@pytest.mark.parametrize(
+    "calls", ["all", [5], [{"function": {}}], [{"function": {"name": "f", "arguments": "["}}]]
+)
+def test_calls_that_are_none_are_refused(tmp_path: Path, calls: Any) -> None:
+    message = {"role": "assistant", "tool_calls": calls}
+    with pytest.raises(ClientError, match=r"messages\[2\].tool_calls"):
+        prepare(load(tmp_path, CHAT_TEMPLATE), {"messages": [*ASKED, message]})
+
+
+def test_a_mark_that_opens_calls_is_said_though_it_is_a_special_token(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, LIST_TEMPLATE)
+    ids = written_checkpoints.byte_level().encode("hi").ids
+    mark = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("[TOOL_CALLS]")
+    plain = load(tmp_path, CHAT_TEMPLATE).text_decoder()
+    decoder = processing.load(folder_of(tmp_path, LIST_TEMPLATE), max_seq_len=512).text_decoder()
+
+    assert "".join(map(decoder.push, [*ids, mark])) == "hi[TOOL_CALLS]"
+    assert "".join(map(plain.push, [*ids, mark])) == "hi"
+
+
+def test_a_row_is_told_what_its_calls_have_to_be(tmp_path: Path) -> None:
+    inputs = {"messages": ASKED, "tools": TOOLS, "tool_choice": "required"}
+    result = prepare(load(tmp_path, CHAT_TEMPLATE), inputs)
+
+    assert '"<tool_call>\\n"' in result.facts["guide"]["grammar"]
+    assert "weather" in json.dumps(result.facts["guide"])
+    assert "guide" not in prepare(load(tmp_path, CHAT_TEMPLATE), {"messages": ASKED}).facts
+
+    steps = plan(
+        PlanRequest(
+            request_id="r", inputs=msgspec.convert(inputs, Inputs), params=Params(), seed=0,
+            limits=Limits(max_seq_len=4096, kv_tokens=4096, default_max_tokens=8),
+        )
+    )  # fmt: skip
+    next(steps)
+    done = WalkResult(name="prepare", facts=dict(result.facts), outputs=dict(result.outputs))
+    chain: Any = steps.send(StepResult((done,)))
+
+    assert chain.walks[0].args["guide"] == result.facts["guide"]
+
+
+def test_a_schema_that_cannot_be_kept_is_the_tools_fault(tmp_path: Path) -> None:
+    wrong = {"type": "object", "properties": {"city": {"type": "place"}}}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": wrong}}]
+    loaded = load(tmp_path, CHAT_TEMPLATE)
+
+    with pytest.raises(ClientError, match=r"^tools: expected a type of .*, found place; name one") as caught:
+        prepare(loaded, {"messages": ASKED, "tools": tools, "tool_choice": "required"})
+
+    assert caught.value.status == 400
+    assert "guide" in prepare(loaded, {"messages": ASKED, "tools": tools}).facts  # the model's own affair

@@ -1,0 +1,445 @@
+"""Guides: what can be followed, what is refused and why, and that no guide hangs or kills a worker."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLParserLimits
+from tokenizers import Tokenizer
+
+from models.text import guide_trial
+from models.text import guides as module
+from models.text.detokenizer import Spelling, TextDecoders
+from models.text.guides import CompiledGuide, Guides, InvalidGuideError
+from shared.errors import BugError
+from shared.events import Guide
+from tests.models import written_checkpoints
+
+ROOT = Path(__file__).parents[3]
+PIECES = ['"', "{", "}", "[", "]", ",", ":", " ", "\n", "\t", "-", ".", "null", "true", "false", '": ', '{"']
+MARKS = ["<|end|>", "<|call|>"]
+
+
+def vocabulary() -> Guides:
+    """Every byte, some pieces, two marks, and a token beyond the tokenizer's."""
+    tokens = [*(bytes([byte]) for byte in range(256)), *(piece.encode() for piece in PIECES)]
+    marks = range(len(tokens), len(tokens) + len(MARKS))
+    return Guides([*tokens, *(mark.encode() for mark in MARKS), b""], list(marks), drops_space=False)
+
+
+@pytest.fixture(scope="module")
+def bytes_and_pieces() -> Guides:
+    return vocabulary()
+
+
+def accepts(guide: CompiledGuide, text: str) -> bool:
+    """Whether an answer may be this text, spelled in bytes."""
+    matcher = guide.matcher()
+    bits, may_end = matcher.push(())
+    for byte in text.encode():
+        if not bits[byte >> 3] >> (byte & 7) & 1:
+            return False
+        bits, may_end = matcher.push([byte])
+    return may_end
+
+
+@pytest.mark.parametrize(
+    ("asked", "good", "bad"),
+    [
+        ({"choice": ["yes", "yes!", 'a"\n\\', "é😀"]}, ["yes", "yes!", 'a"\n\\', "é😀"], ["", "y", "é"]),
+        ({"regex": "a+b|c"}, ["ab", "aab", "c"], ["", "a", "abc", "cab"]),
+        ({"regex": "^a/[/\\]]$"}, ["a//", "a/]"], ["a", "/a//"]),
+        ({"grammar": 'start: (A ",")* A\nA: /[0-9]+/'}, ["1", "1,22,3"], ["", "1,", ",1"]),
+        ({"json_object": True}, ["{}", '{"a": [1, {"b": null}]}', '{\n    "é": "\\n"\n}'], ["[]", "1", ""]),
+        ({"json_schema": True}, ["{}", "1.5", '"x"', "[null]"], ["", "nil"]),
+        ({"json_schema": {"type": "integer", "minimum": 5}}, ["5", "61"], ["4", "5.0", "05"]),
+        ({"json_schema": {"enum": [1, "a", None]}}, ["1", '"a"', "null"], ["a", "2"]),
+        (
+            {"json_schema": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}},
+            ["[]", "[true,false]", "[true, false]", "[\n  true,\n  false\n]", "[\n\t\ttrue\n]"],
+            ["[true,false,true]", "[ " + " " * 4 + "true]", "[\n\n\ntrue]", "\n[]", "[] "],
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_guide_allows(
+    bytes_and_pieces: Guides, asked: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    guide = bytes_and_pieces.compiled(Guide(**asked))
+
+    assert [text for text in good if not accepts(guide, text)] == []
+    assert [text for text in bad if accepts(guide, text)] == []
+
+
+def test_properties_come_in_the_order_of_the_schema(bytes_and_pieces: Guides) -> None:
+    def ordered(*names: str) -> CompiledGuide:
+        properties = {name: {"type": "null"} for name in names}
+        schema = {"type": "object", "properties": properties, "required": [*names]}
+        return bytes_and_pieces.compiled(Guide(json_schema=schema))
+
+    assert accepts(ordered("b", "a"), '{"b":null,"a":null}')
+    assert not accepts(ordered("b", "a"), '{"a":null,"b":null}')
+    assert accepts(ordered("a", "b"), '{"a":null,"b":null}')
+
+
+def test_a_character_is_spelled_one_way_so_that_no_pattern_and_no_name_is_passed_by(
+    bytes_and_pieces: Guides,
+) -> None:
+    named = {"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "null"}}
+    objects = bytes_and_pieces.compiled(Guide(json_schema={"type": "object", **named}))
+    texts = bytes_and_pieces.compiled(Guide(json_schema={"type": "string", "pattern": "^[^a]$"}))
+
+    assert accepts(objects, '{"a":1,"b":null}')
+    assert not accepts(objects, '{"\\u0061":null}')
+    assert not accepts(objects, '{"a":1,"a":null}')
+    assert accepts(texts, '"é"')
+    assert not accepts(texts, '"\\u0061"')
+
+
+def test_so_many_properties_as_cannot_be_had_twice_are_kept(bytes_and_pieces: Guides) -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"minProperties": {"const": {"minProperties": 9}}},
+        "required": ["minProperties"],
+        "additionalProperties": {"type": "null"},
+        "minProperties": 2,
+    }
+    guide = bytes_and_pieces.compiled(Guide(json_schema=schema))
+
+    assert accepts(guide, '{"minProperties":{"minProperties":9},"x":null}')
+    assert not accepts(guide, '{"minProperties":{"minProperties":9}}')
+
+
+def test_a_schema_does_not_choose_how_strictly_it_is_kept(bytes_and_pieces: Guides) -> None:
+    lenient = {"type": "integer", "x-guidance": {"lenient": True, "whitespace_pattern": "x"}}
+
+    assert not accepts(bytes_and_pieces.compiled(Guide(json_schema=lenient)), "1x")
+    with pytest.raises(InvalidGuideError, match='found "not"; leave that out'):
+        bytes_and_pieces.check(Guide(json_schema={**lenient, "not": {"const": 1}}))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"json_schema": {"type": "nonsense"}}, "^json_schema: expected .*, found nonsense; name one"),
+        ({"json_schema": {"uniqueItems": True, "type": "array"}}, 'found "uniqueItems"; leave that out'),
+        ({"json_schema": {"if": {}, "then": {}}}, 'found "if", "then"; leave that out'),
+        ({"json_schema": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "found others; give each"),
+        ({"json_schema": {"type": "string", "format": "iri"}}, "found iri; say it as a pattern"),
+        ({"json_schema": {"type": "string", "pattern": "("}}, "read: unclosed group; mend it there$"),
+        ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 4}}, r"\(5\) is .*; mend what"),
+        ({"json_schema": {"properties": {"a": {}, "b": {}}, "maxProperties": 1}}, "one; name all"),
+        ({"json_schema": {"patternProperties": {"a": {}, "b": {}}}}, "found /a/ and /b/; make them exclude"),
+        ({"json_schema": False}, "schema is false; mend what contradicts itself"),
+        ({"json_schema": {"type": "object", "minProperties": 2}}, "at most 1, .*, found 2; name"),
+        (
+            {"json_schema": {"items": {"properties": {"const": {"required": ["a"], "minProperties": 3}}}}},
+            "minProperties of at most 2, .*, found 3; name",
+        ),
+        ({"json_schema": {"$ref": "http://example.com/s.json"}}, "found http://.*; copy what it"),
+        ({"json_schema": {"$ref": "#/$defs/a"}}, r"found #/\$defs/a, which is not there; add it"),
+        ({"json_schema": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}}, "no text can be"),
+        ({"json_schema": {"properties": 5}}, "this cannot be kept: properties must be"),
+        ({"regex": "["}, "^regex: expected .* cannot be read: unclosed character class; mend it there$"),
+        ({"regex": r"(a)\1"}, "^regex: expected .* without references back, found one; repeat"),
+        ({"regex": "(?=a)b"}, "without look-around, .*; say what is to be there"),
+        ({"regex": r"\bword\b"}, "without look-around, .*; say what is to be there"),
+        ({"grammar": "start: x"}, 'grammar: line 1, column 8: expected names .*, found "x"; write a rule'),
+        ({"grammar": "%%% (("}, "line 1, column 2: .* dialect of Lark, found what cannot be read"),
+        ({"grammar": 'rule: "a"'}, "a rule that is called start, found none; add it"),
+        ({"grammar": 'start: "a"\nstart: "b"'}, 'line 2, .* found "start" twice; join them'),
+        ({"grammar": 'start: start "a"'}, "no text can be what it asks for; see that each rule"),
+        ({"grammar": "start: <|nobody|>"}, r"marks, .*call.*; found .*nobody.*; name"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_kept_is_refused_with_a_reason(
+    bytes_and_pieces: Guides, asked: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidGuideError, match=said) as refused:
+        bytes_and_pieces.check(Guide(**asked))
+
+    assert (refused.value.code, refused.value.status) == ("invalid_guide", 400)
+    assert len(refused.value.message) < 500
+    assert "start: @guide" not in refused.value.message
+
+
+REFUSED = [
+    "not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "propertyNames",
+    "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems",
+    "$dynamicRef",
+]  # fmt: skip
+KEPT: dict[str, Any] = {
+    "type": "string", "const": 1, "enum": [1], "anyOf": [{}], "allOf": [{}], "oneOf": [{}], "$defs": {},
+    "$ref": "#", "definitions": {}, "minLength": 1, "maxLength": 9, "pattern": "a", "format": "uuid",
+    "minimum": 1, "maximum": 9, "exclusiveMinimum": 1, "exclusiveMaximum": 9, "multipleOf": 3, "items": {},
+    "prefixItems": [{}], "additionalItems": {}, "minItems": 1, "maxItems": 9, "properties": {"a": {}},
+    "required": ["a"], "additionalProperties": False, "patternProperties": {"^a$": {}}, "minProperties": 1,
+    "maxProperties": 9, "title": "", "description": "", "default": 1, "examples": [1], "$comment": "",
+    "$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "urn:x", "deprecated": True,
+    "readOnly": True, "writeOnly": True,
+}  # fmt: skip
+
+
+def test_the_keywords_that_are_refused_are_those_the_page_names(bytes_and_pieces: Guides) -> None:
+    page = (
+        (ROOT / "docs/http.md").read_text().partition("### Keywords of JSON schemas")[2].partition("\n##")[0]
+    )
+    taken, _, refused = page.partition("| refused")
+    for keyword in REFUSED:
+        assert f"`{keyword}`" in refused
+        with pytest.raises(InvalidGuideError, match=re.escape(f'found "{keyword}"')):
+            bytes_and_pieces.compiled(Guide(json_schema={keyword: {}}))
+    for keyword, value in KEPT.items():
+        assert f"`{keyword}`" in taken
+        # A reference to the whole, and nothing else, is no text's: it is kept all the same.
+        schema = (
+            {keyword: value} if keyword != "$ref" else {"type": ["null", "array"], "items": {"$ref": "#"}}
+        )
+        bytes_and_pieces.compiled(Guide(json_schema=schema))
+
+
+HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
+    "hours of comparing": (
+        {"json_schema": {"type": "object", "patternProperties": {f"^a{n}b$": {} for n in range(800)}}},
+        "more than 3 s",
+    ),
+    "a stack that overflows": (
+        {"grammar": "\n".join(["start: r0", *(f"r{n}: r{n + 1}" for n in range(6000)), 'r6000: "a"'])},
+        "too deeply",
+    ),
+    "definitions that overflow it": (
+        {"json_schema": {
+            "$ref": "#/$defs/d0",
+            "$defs": {f"d{n}": {"type": "array", "items": {"$ref": f"#/$defs/d{n + 1}"}} for n in range(2000)}
+            | {"d2000": {"type": "null"}},
+        }},
+        "too deeply",
+    ),
+    "too many choices at once": (
+        {"json_schema": {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(1000)}}},
+        r"more than \d+ things|found \d+ things of at most 1000; give it fewer optional properties",
+    ),
+    "too many states": ({"regex": "a?" * 2000 + "a" * 2000}, "regex: expected .*, found too many; give it"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "said"), HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_guide_is_refused_in_bounded_time(
+    bytes_and_pieces: Guides, asked: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidGuideError, match=said):
+        bytes_and_pieces.check(Guide(**asked))
+
+
+def test_large_guides_that_mean_no_harm_are_taken(bytes_and_pieces: Guides) -> None:
+    properties = {f"p{n}": {"type": ("string", "number")[n % 2]} for n in range(240)}
+    bytes_and_pieces.check(Guide(json_schema={"type": "object", "properties": properties}))
+    everything = {f"p{n}": {"type": "string"} for n in range(1000)}
+    bytes_and_pieces.check(
+        Guide(json_schema={"type": "object", "properties": everything, "required": [*everything]})
+    )
+    bytes_and_pieces.check(Guide(json_schema={"enum": [f"value {n} of many" for n in range(2000)]}))
+    bytes_and_pieces.check(Guide(choice=[f"choice number {n}" for n in range(1024)]))
+
+
+def test_how_much_has_to_be_kept_in_mind_at_once_is_counted_and_no_clock_is_asked(
+    bytes_and_pieces: Guides,
+) -> None:
+    def optional(count: int) -> Guide:
+        properties = {f"p{number}": {"type": "string"} for number in range(count)}
+        return Guide(json_schema={"type": "object", "properties": properties})
+
+    bytes_and_pieces.check(optional(248))
+    with pytest.raises(InvalidGuideError, match="found 1003 things of at most 1000; give it fewer"):
+        bytes_and_pieces.check(optional(249))
+
+
+def test_a_text_of_too_many_meanings_is_followed_as_far_as_they_can_be_counted(
+    bytes_and_pieces: Guides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not once more, alone: what is counted is its own, and following it took its time already."""
+    pairs = "x x | x y | x z | y x | y y | y z | z x | z y | z z"
+    rules = "\n".join(f'{name}: {pairs} | "a"' for name in "xyz")
+    matcher = bytes_and_pieces.compiled(Guide(grammar=f"start: x\n{rules}")).matcher()
+    for _ in range(18):
+        matcher.push(b"a")
+    monkeypatch.delattr(CompiledGuide, "begin_alone")
+
+    with pytest.raises(InvalidGuideError, match="found 1035 things of at most 1000; give it fewer"):
+        matcher.push(b"a")
+
+
+def test_an_answer_of_many_tokens_is_left_where_its_guide_is_condemned() -> None:
+    """And the library, which keeps the interpreter to itself while it follows, is asked token by token."""
+    guide = vocabulary().compiled(Guide(regex="a+"))
+    matcher, asked = guide.matcher(), list[list[int]]()
+
+    class Inner:
+        def try_consume_tokens(self, token_ids: list[int]) -> int:
+            asked.append(token_ids)
+            if len(asked) == 3:
+                guide.condemn()
+            return 1
+
+    inner: Any = Inner()
+    matcher._inner = inner  # how long the library takes for a token is not ours to choose
+
+    with pytest.raises(InvalidGuideError, match="takes for ever"):
+        matcher.push(b"aaaaaaa")
+
+    assert asked == [[97]] * 3
+
+
+def test_a_guide_that_is_condemned_is_followed_by_nobody_and_refused_from_then_on() -> None:
+    guides, asked = vocabulary(), Guide(regex="a+")
+    guides.check(asked)
+    one, other = guides.compiled(asked).matcher(), guides.compiled(asked).matcher()
+    other.push(b"a")
+
+    one.condemn()
+
+    for refused in (lambda: other.push(b"a"), lambda: one.push(()), lambda: guides.check(asked)):
+        with pytest.raises(InvalidGuideError, match="found one that takes for ever to say; give it"):
+            refused()
+    guides.check(Guide(regex="a"))
+
+
+# ---- following -----------------------------------------------------------------------------------
+
+
+def test_tokens_are_followed_the_same_in_whatever_pieces(bytes_and_pieces: Guides) -> None:
+    guide = bytes_and_pieces.compiled(Guide(regex="([a-z]{2,5} )+end"))
+    text = list(b"some words at the end")
+    by_one = guide.matcher()
+    for token in text:
+        last = by_one.push([token])
+    whole, halves = guide.matcher().push(text), guide.matcher()
+    halves.push(text[:9])
+    rest = halves.push(text[9:])
+
+    for found in (whole, rest):
+        assert np.array_equal(found.bits, last.bits)
+        assert found.may_end is last.may_end is True
+    assert by_one.tokens == halves.tokens == len(text)
+
+
+def test_marks_are_no_text_and_come_where_a_grammar_names_them(bytes_and_pieces: Guides) -> None:
+    call = 256 + len(PIECES) + 1
+    anything = bytes_and_pieces.compiled(Guide(regex="(.|\n)*"))
+    named = bytes_and_pieces.compiled(Guide(grammar='start: <|call|> "(" /[a-z]+/ ")"'))
+
+    assert np.unpackbits(anything.matcher().push(()).bits, bitorder="little")[call - 1 :].sum() == 0
+    matcher = named.matcher()
+    assert np.unpackbits(matcher.push(()).bits, bitorder="little").nonzero()[0].tolist() == [call]
+    assert np.unpackbits(matcher.push([call]).bits, bitorder="little").nonzero()[0].tolist() == [ord("(")]
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, states: int) -> Guides:
+    limits = LLParserLimits(max_lexer_states=states, verbose_errors=False)
+    monkeypatch.setattr(guide_trial, "limits", lambda: limits)
+    return vocabulary()
+
+
+def test_what_others_have_used_up_is_not_missed(
+    bytes_and_pieces: Guides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All who follow a grammar share its states, and their limit; alone each has enough of them."""
+    asked = Guide(regex="(a|b)*a(a|b){9}c")
+    plenty = bytes_and_pieces.compiled(asked)
+    scarce = limited(monkeypatch, 150).compiled(asked)
+    left: list[CompiledGuide] = []
+
+    def leave(guide: CompiledGuide) -> None:
+        left.append(guide)
+        really_leave(guide)
+
+    really_leave = CompiledGuide.leave
+    monkeypatch.setattr(CompiledGuide, "leave", leave)
+    random = np.random.default_rng(1)
+
+    for _ in range(30):
+        one, other = scarce.matcher(), plenty.matcher()
+        for byte in random.choice(list(b"ab"), 20).tolist():
+            found, expected = one.push([byte]), other.push([byte])
+            assert np.array_equal(found.bits, expected.bits)
+            assert found.may_end == expected.may_end
+
+    assert left == [scarce] * len(left) != []
+
+
+def test_a_guide_that_is_too_much_even_alone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    matcher = limited(monkeypatch, 50).compiled(Guide(regex="[a-z]{1,400}")).matcher()
+
+    with pytest.raises(InvalidGuideError, match="found too many; give it"):
+        matcher.push([97] * 300)
+
+
+def test_a_token_that_is_not_allowed_is_nobody_elses_fault(bytes_and_pieces: Guides) -> None:
+    guide = bytes_and_pieces.compiled(Guide(regex="abc"))
+
+    with pytest.raises(BugError, match="does not allow the token 120"):
+        guide.matcher().push(list(b"abx"))
+
+    assert accepts(guide, "abc")
+
+
+# ---- kept ----------------------------------------------------------------------------------------
+
+
+def test_a_guide_is_tried_and_compiled_once_while_it_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    guides = vocabulary()
+    tried: list[Guide] = []
+    monkeypatch.setattr(guides, "_try", tried.append)
+    monkeypatch.setattr(module, "_KEPT", 2)
+    first, second, third = (Guide(regex=text) for text in "abc")
+
+    for asked in (first, first, second, first, third, first, second):
+        guides.check(asked)
+
+    assert tried == [first, second, third, second]
+    assert guides.compiled(first) is guides.compiled(Guide(regex="a"))
+
+
+def test_what_is_checked_is_what_is_followed(bytes_and_pieces: Guides) -> None:
+    asked = Guide(json_schema={"const": "kept"})
+    bytes_and_pieces.check(asked)
+
+    assert accepts(bytes_and_pieces.compiled(asked), '"kept"')
+
+
+# ---- tokenizers ----------------------------------------------------------------------------------
+
+
+def guides_of(tokenizer: Tokenizer) -> tuple[Guides, Spelling]:
+    decoders = TextDecoders(tokenizer)
+    spelling = decoders.spelling(tokenizer.get_vocab_size())
+    assert spelling is not None
+    return Guides(spelling.tokens, sorted(decoders.marks), drops_space=spelling.drops_space), spelling
+
+
+@pytest.mark.parametrize("kind", [written_checkpoints.byte_level, written_checkpoints.sentence_piece])
+def test_whatever_spells_a_text_its_decoder_says_just_that(kind: Any) -> None:
+    """Llama 2's decoder drops a space in front: what is allowed has one more."""
+    tokenizer = kind()
+    guides, _ = guides_of(tokenizer)
+    texts = [" two", "two", "naïve café", '{"a":  1}', "<tool→call>", "\n x"]
+    guide, decoders = guides.compiled(Guide(choice=texts)), TextDecoders(tokenizer)
+    random = np.random.default_rng(1)
+    found: set[str] = set()
+    for _ in range(300):
+        matcher, ids = guide.matcher(), list[int]()
+        bits, may_end = matcher.push(())
+        while not may_end:
+            ids.append(int(random.choice(np.unpackbits(bits, bitorder="little").nonzero()[0])))
+            bits, may_end = matcher.push(ids[-1:])
+        decoder = decoders.new()
+        found.add("".join(map(decoder.push, ids)) + decoder.flush())
+
+    assert found == set(texts)
+
+
+def test_a_tokenizer_whose_texts_are_not_its_tokens_in_a_row_has_no_spelling() -> None:
+    tokenizer = written_checkpoints.word_piece()
+
+    assert TextDecoders(tokenizer).spelling(tokenizer.get_vocab_size()) is None

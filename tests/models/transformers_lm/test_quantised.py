@@ -1,0 +1,273 @@
+"""Checkpoints as they are published with weights of eight bits, written here number by number."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from models.checkpoints.files import CheckpointError, UnsupportedArchitectureError
+from models.transformers_lm import architecture
+from models.transformers_lm.loader import load_decoder
+from tests.peers import Circle
+from tests.tiny import Family, write_checkpoint
+
+Tensors = dict[str, torch.Tensor]
+Stored = tuple[Tensors, torch.Tensor]
+"""The tensors in the place of one weight, by the ends of their names, and the weight they stand for."""
+
+
+def blocks_of_16(weight: torch.Tensor) -> Stored:
+    """As DeepSeek and Qwen publish theirs, but for the blocks' size. The last ones may be torn."""
+    rows, columns = weight.shape
+    scales = torch.rand(-(-rows // 16), -(-columns // 16), generator=torch.Generator().manual_seed(1)) + 0.5
+    meant, stored = torch.empty_like(weight), torch.empty_like(weight)
+    for row in range(scales.shape[0]):
+        for column in range(scales.shape[1]):
+            block = slice(16 * row, 16 * row + 16), slice(16 * column, 16 * column + 16)
+            stored[block] = (weight[block] / scales[row, column]).to(torch.float8_e4m3fn).float()
+            meant[block] = stored[block] * scales[row, column]
+    return {"weight": stored.to(torch.float8_e4m3fn), "weight_scale_inv": scales}, meant
+
+
+def torn_blocks(weight: torch.Tensor) -> Stored:
+    """By which no side of a matrix divides: how large they are cannot be told from how many there are."""
+    rows, columns = weight.shape
+    scales = torch.rand(-(-rows // 24), -(-columns // 24), generator=torch.Generator().manual_seed(1)) + 0.5
+    scale = scales.repeat_interleave(24, 0)[:rows].repeat_interleave(24, 1)[:, :columns]
+    stored = (weight / scale).to(torch.float8_e4m3fn)
+    return {"weight": stored, "weight_scale": scales}, stored.float() * scale
+
+
+def float8_by_rows(weight: torch.Tensor) -> Stored:
+    scale = (weight.abs().amax(1, keepdim=True) / 448).to(torch.bfloat16)
+    stored = (weight / scale.float()).to(torch.float8_e4m3fn)
+    return {"weight": stored, "weight_scale": scale}, stored.float() * scale.float()
+
+
+def float8_by_one(weight: torch.Tensor) -> Stored:
+    stored = (weight / 0.5).to(torch.float8_e4m3fn)
+    scales = {"weight_scale": torch.tensor([0.5]), "input_scale": torch.tensor([2.0])}
+    return {"weight": stored, **scales}, stored.float() * 0.5
+
+
+def int8_with_zeros(weight: torch.Tensor) -> Stored:
+    scale, zero = weight.abs().amax(1, keepdim=True) / 100, torch.tensor(7, dtype=torch.int8)
+    stored = (weight / scale + zero).round().to(torch.int8)
+    zeros = zero.expand(weight.shape[0], 1).contiguous()
+    meant = (stored.float() - 7) * scale
+    return {"weight": stored, "weight_scale": scale, "weight_zero_point": zeros}, meant
+
+
+def packed_by_groups(weight: torch.Tensor) -> Stored:
+    """Four int8 in an int32, the first one lowest, each with 128 added; a scale per 16 columns."""
+    rows, columns = weight.shape
+    grouped = weight.view(rows, columns // 16, 16)
+    scale = (grouped.abs().amax(2) / 127).to(torch.bfloat16)
+    stored = (grouped / scale.float()[..., None]).round().clamp(-128, 127)
+    unsigned = (stored.view(rows, columns // 4, 4) + 128).to(torch.int64)
+    packed = sum(unsigned[..., place] << 8 * place for place in range(4))
+    tensors = {
+        "weight_packed": torch.as_tensor(packed).to(torch.int32),
+        "weight_scale": scale,
+        "weight_shape": torch.tensor([rows, columns]),
+    }
+    return tensors, (stored * scale.float()[..., None]).view(rows, columns)
+
+
+def bitsandbytes(weight: torch.Tensor) -> Stored:
+    largest = weight.abs().amax(1)
+    stored = (weight * 127 / largest[:, None]).round().to(torch.int8)
+    beside = {"SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return {"weight": stored, **beside}, stored.float() * (largest[:, None] / 127)
+
+
+def compressed(format: str, **weights: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "symmetric": True, **weights}}
+    return {"quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": group}}
+
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}
+
+
+def written(folder: Path, family: Family) -> Path:
+    folder.mkdir()
+    return write_checkpoint(folder, family)
+
+
+def quantised(
+    folder: Path, config: Mapping[str, Any], store: Callable[[torch.Tensor], Stored], family: Family = "qwen3"
+) -> tuple[Path, Path]:
+    """A checkpoint with quantised projections, and one with the floats they stand for."""
+    plain, stored = (written(folder / name, family) for name in ("plain", "stored"))
+    floats = load_file(plain / "model.safetensors")
+    files: Tensors = {}
+    for name, weight in list(floats.items()):
+        module = name.removesuffix(".weight")
+        if module.endswith("_proj") or ".experts." in module:
+            parts, floats[name] = store(weight)
+            files |= {f"{module}.{end}": tensor for end, tensor in parts.items()}
+        else:
+            files[name] = weight
+    save_file(floats, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file(files, stored / "model.safetensors", metadata={"format": "pt"})
+    told = json.loads((stored / "config.json").read_text())
+    (stored / "config.json").write_text(json.dumps(told | {"quantization_config": dict(config)}))
+    return plain, stored
+
+
+@pytest.mark.parametrize(
+    ("config", "store"),
+    [
+        pytest.param(FP8, blocks_of_16, id="fp8, by blocks"),
+        pytest.param({"quant_method": "fbgemm_fp8"}, float8_by_rows, id="fbgemm_fp8"),
+        pytest.param(compressed("float-quantized", type="float"), float8_by_rows, id="compressed fp8"),
+        pytest.param(compressed("float-quantized", type="float"), float8_by_one, id="one scale"),
+        pytest.param(compressed("float-quantized", block_structure=[24, 24]), torn_blocks, id="torn blocks"),
+        pytest.param(compressed("float-quantized", block_structure="24x24"), torn_blocks, id="as once told"),
+        pytest.param(
+            compressed("float-quantized", block_structure=[24, 24]), float8_by_rows, id="rows beside blocks"
+        ),
+        pytest.param(compressed("int-quantized", symmetric=False), int8_with_zeros, id="zero points"),
+        pytest.param(compressed("pack-quantized", group_size=16), packed_by_groups, id="packed"),
+        pytest.param({"quant_method": "bitsandbytes", "load_in_8bit": True}, bitsandbytes, id="SCB"),
+    ],
+)
+def test_weights_of_eight_bits_are_the_floats_they_stand_for(
+    tmp_path: Path, config: Mapping[str, Any], store: Callable[[torch.Tensor], Stored]
+) -> None:
+    plain, stored = quantised(tmp_path, config, store)
+
+    expected = load_decoder(plain, "llm").model.state_dict()
+    found = load_decoder(stored, "llm").model.state_dict()
+
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.allclose(found[name], tensor, rtol=1e-6, atol=0), name
+
+
+def test_experts_and_members_parts_are_read_from_eight_bits_too(tmp_path: Path) -> None:
+    plain, stored = quantised(tmp_path, FP8, blocks_of_16, "qwen3_moe")
+    expected, found = (
+        load_decoder(folder, "llm", peers=Circle(2).members()[1]).model.state_dict()
+        for folder in (plain, stored)
+    )
+
+    assert all(torch.allclose(found[name], tensor, rtol=1e-6, atol=0) for name, tensor in expected.items())
+
+
+def test_what_they_are_computed_in_off_the_cpu_is_what_the_rest_is_stored_in(tmp_path: Path) -> None:
+    _, stored = quantised(tmp_path, FP8, blocks_of_16)
+    tensors = load_file(stored / "model.safetensors")
+    half = {name: one.half() if one.dtype == torch.float32 else one for name, one in tensors.items()}
+    save_file(half, stored / "model.safetensors", metadata={"format": "pt"})
+
+    assert load_decoder(stored, "llm", device="meta").dtype is torch.float16
+    assert load_decoder(stored, "llm").dtype is torch.float32
+
+
+def test_what_fits_a_cpu_is_reckoned_with_the_floats_and_not_with_what_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, stored = quantised(tmp_path, compressed("pack-quantized", group_size=16), packed_by_groups)
+    elements = sum(one.numel() for one in load_file(plain / "model.safetensors").values())
+
+    monkeypatch.setattr(architecture, "CPU_FLOAT32_BYTES", 4 * elements)
+    assert load_decoder(stored, "llm").dtype is torch.float32
+    monkeypatch.setattr(architecture, "CPU_FLOAT32_BYTES", 4 * elements - 1)
+    assert load_decoder(stored, "llm").dtype is torch.bfloat16
+
+
+def test_progress_counts_what_is_read_of_the_files(tmp_path: Path) -> None:
+    _, stored = quantised(tmp_path, FP8, blocks_of_16)
+    seen: list[tuple[int, int]] = []
+    load_decoder(stored, "llm", progress=lambda done, total, _: seen.append((done, total)))
+    size = sum(one.nbytes for one in load_file(stored / "model.safetensors").values())
+
+    assert seen[-1] == (size, size)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"quant_method": "gptq", "bits": 8}, "quant_method is 'gptq'"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes without load_in_8bit"),
+        (compressed("pack-quantized", num_bits=4), "the weights of group_0 have 4 bits"),
+        (compressed("pack-quantized", symmetric=False), "group_0 is packed and not symmetric"),
+        (compressed("pack-quantized", actorder="group"), "the columns of group_0 are in another order"),
+        (compressed("nvfp4-pack-quantized"), "the format of group_0 is 'nvfp4-pack-quantized'"),
+        (
+            compressed("float-quantized")
+            | {
+                "config_groups": {
+                    name: {"weights": {"num_bits": 8, "block_structure": [size, size]}}
+                    for name, size in (("group_0", 64), ("group_1", 128))
+                }
+            },
+            "its groups have blocks of several sizes",
+        ),
+        (compressed("int-quantized") | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is set"),
+        (compressed("int-quantized") | {"sparsity_config": {"format": "24"}}, "sparsity_config is set"),
+    ],
+)
+def test_other_quantised_weights_are_refused_by_name(
+    tmp_path: Path, config: Mapping[str, Any], why: str
+) -> None:
+    checkpoint = written(tmp_path / "it", "qwen3")
+    told = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(told | {"quantization_config": dict(config)}))
+
+    with pytest.raises(UnsupportedArchitectureError, match=f"{why}.*; expected 8-bit weights by one of"):
+        load_decoder(checkpoint, "llm")
+
+
+def _without_scale(tensors: Tensors) -> None:
+    del tensors["model.layers.0.mlp.up_proj.weight_scale_inv"]
+
+
+def _with_too_few(tensors: Tensors) -> None:
+    tensors["model.layers.0.mlp.up_proj.weight_scale_inv"] = torch.ones(2, 2)
+
+
+def _without_numbers(tensors: Tensors) -> None:
+    tensors["model.layers.0.mlp.up_proj.weight_scale_inv"] = torch.ones(0)
+
+
+def _with_bytes(tensors: Tensors) -> None:
+    name = "model.layers.0.mlp.up_proj.weight_scale_inv"
+    tensors[name] = tensors[name].to(torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (_without_scale, r"up_proj.weight is F8_E4M3\[\d+, \d+\], expected .*weight_scale_inv beside it"),
+        (_with_too_few, r"weight_scale_inv has 4 numbers, expected \d+: one for each 16 x 16 of"),
+        (_without_numbers, r"up_proj.weight is \d+ x \d+ with 0 numbers in .*expected more than none"),
+        (_with_bytes, "expected a matrix, and floats in .*weight_scale_inv beside it"),
+    ],
+)
+def test_scales_that_do_not_fit_are_told_before_anything_is_read(
+    tmp_path: Path, damage: Callable[[Tensors], None], why: str
+) -> None:
+    _, stored = quantised(tmp_path, FP8, blocks_of_16)
+    tensors = load_file(stored / "model.safetensors")
+    damage(tensors)
+    save_file(tensors, stored / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(CheckpointError, match=why):
+        load_decoder(stored, "llm")
+
+
+def test_weights_are_packed_in_words_of_32_bits_and_in_no_others(tmp_path: Path) -> None:
+    _, stored = quantised(tmp_path, compressed("pack-quantized", group_size=16), packed_by_groups)
+    tensors = load_file(stored / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight_packed"
+    tensors[name] = tensors[name].to(torch.int64)
+    save_file(tensors, stored / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(CheckpointError, match=r"weight_packed is I64\[.*\], expected a matrix of I32"):
+        load_decoder(stored, "llm")

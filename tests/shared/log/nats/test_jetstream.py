@@ -1,0 +1,74 @@
+"""The log on a real nats-server keeps the port's promises."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from shared.log.nats.durability import Keeping
+from shared.log.nats.jetstream import JetStreamLog, connect, provision
+from shared.log.nats.private_server import NatsServer
+from shared.subjects import Subjects
+from tests.shared.log.admin import delete_stream
+from tests.shared.log.contract import LogContract
+
+
+class _JetStreamDeployment:
+    """A server of its own for each test: they stop it, fill it, and lose its stream."""
+
+    def __init__(self, subjects: Subjects, data_dir: Path) -> None:
+        self.subjects = subjects
+        self.server = NatsServer(data_dir, max_payload_bytes=1024 * 1024)
+        self.logs: list[JetStreamLog] = []
+
+    async def open(self, on_change: Callable[[bool], None] | None = None) -> JetStreamLog:
+        log = await connect(
+            self.server.url,
+            credentials=self.server.credentials,
+            subjects=self.subjects,
+            name="test",
+            on_change=on_change,
+        )
+        self.logs.append(log)
+        return log
+
+    async def provide(self, max_bytes: int | None = None) -> None:
+        await provision(self.server.url, self.server.credentials, self.subjects, Keeping(max_bytes=max_bytes))
+
+    async def stop(self) -> None:
+        self.server.kill()
+
+    async def start(self) -> None:
+        self.server.start()
+
+    async def make_anew(self) -> None:
+        # On another port, so that nobody of the deployment sees it half done.
+        aside = NatsServer(self.server.log_file.parent)
+        aside.start()
+        await delete_stream(aside, self.subjects.stream)
+        await provision(aside.url, aside.credentials, self.subjects)
+        aside.stop()
+        self.server.start()
+
+    async def fill(self) -> None:
+        log = await self.open()
+        await log.publish(self.subjects.walk("filler"), bytes(4096))
+        await self.provide(max_bytes=(await log.state()).bytes + 1)
+
+    async def make_room(self) -> None:
+        await self.provide(max_bytes=None)
+
+
+@pytest.fixture
+async def deployment(subjects: Subjects, tmp_path: Path) -> AsyncIterator[_JetStreamDeployment]:
+    deployment = _JetStreamDeployment(subjects, tmp_path / "nats")
+    deployment.server.start()
+    await deployment.provide()
+    yield deployment
+    for log in deployment.logs:
+        await log.close()
+    deployment.server.kill()
+
+
+class TestJetStreamLog(LogContract):
+    pass

@@ -1,0 +1,68 @@
+"""The log in memory keeps the port's promises."""
+
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from shared.log.memory import FakeLog, FakeServer, matches
+from shared.log.port import Log
+from shared.subjects import Subjects
+from tests.shared.log.contract import LogContract
+
+
+class _FakeDeployment:
+    def __init__(self, subjects: Subjects) -> None:
+        self.subjects = subjects
+        self.server = FakeServer(subjects)
+        self.logs: list[FakeLog] = []
+
+    async def open(self, on_change: Callable[[bool], None] | None = None) -> Log:
+        self.logs.append(FakeLog(self.server, on_change=on_change))
+        return self.logs[-1]
+
+    async def stop(self) -> None:
+        self.server.stop()
+
+    async def start(self) -> None:
+        self.server.start()
+
+    async def make_anew(self) -> None:
+        self.server.make_anew()
+        self.server.start()
+
+    async def fill(self) -> None:
+        self.server.make_room(len(self.server.records))
+
+    async def make_room(self) -> None:
+        self.server.make_room(None)
+
+
+@pytest.fixture
+async def deployment(subjects: Subjects) -> AsyncIterator[_FakeDeployment]:
+    deployment = _FakeDeployment(subjects)
+    yield deployment
+    for log in deployment.logs:
+        await log.close()
+
+
+class TestFakeLog(LogContract):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "does"),
+    [
+        ("ds.walk.r", "ds.walk.r", True),
+        ("ds.walk.*", "ds.walk.r", True),
+        ("ds.*.r", "ds.walk.r", True),
+        ("ds.walk.>", "ds.walk.r", True),
+        ("ds.>", "ds.walk.r", True),
+        ("ds.walk.*", "ds.walk.r.more", False),
+        ("ds.walk.>", "ds.walk", False),
+        ("ds.walk", "ds.walk.r", False),
+        ("ds.walk.r", "ds.walk", False),
+        ("ds.walk.r", "ds.walk.x", False),
+    ],
+)
+def test_patterns_match_as_they_do_in_nats(pattern: str, subject: str, does: bool) -> None:
+    assert matches(pattern, subject) is does

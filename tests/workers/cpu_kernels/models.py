@@ -1,0 +1,83 @@
+"""Small decoders of random weights, in the shapes that the kernels tell apart."""
+
+from copy import deepcopy
+from typing import Any, Final
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from models.base import KVLayout
+from models.transformers_lm.node import DecoderLM
+
+VOCABULARY: Final = 517
+_COMMON: Final[dict[str, Any]] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 80,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "head_dim": 32,
+}
+MODELS: Final[dict[str, tuple[Any, Any]]] = {
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**_COMMON, tie_word_embeddings=True)),
+    "llama": (
+        LlamaForCausalLM,
+        LlamaConfig(
+            **_COMMON | {"num_attention_heads": 6, "hidden_size": 96, "head_dim": 96}, attention_bias=True
+        ),
+    ),
+    "qwen2": (
+        Qwen2ForCausalLM,
+        Qwen2Config(
+            **_COMMON | {"num_attention_heads": 14, "hidden_size": 448},
+            use_sliding_window=True,
+            sliding_window=40,
+            max_window_layers=1,
+        ),
+    ),
+    "mistral": (
+        MistralForCausalLM,
+        MistralConfig(**_COMMON | {"num_key_value_heads": 1, "head_dim": 64}, sliding_window=24),
+    ),
+}
+"""Two, three, seven and four sharers of a head of keys; norms of queries, biases, windows; odd depths."""
+
+
+def node(name: str = "qwen3", *, dtype: torch.dtype = torch.float32, **changes: Any) -> DecoderLM:
+    """A node whose greedy answers vary; the same weights each time."""
+    kind, config = MODELS[name]
+    config = deepcopy(config)
+    for key, value in changes.items():
+        setattr(config, key, value)
+    torch.manual_seed(0)
+    model = kind(config).eval().to(dtype).requires_grad_(requires_grad=False)
+    for name_of, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            parameter.normal_(std=0.15)
+        elif name_of.endswith("bias"):
+            parameter.normal_(std=0.3)
+        else:
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    attention = model.model.layers[0].self_attn
+    return DecoderLM(
+        model,
+        name="llm",
+        layout=KVLayout(
+            layers=config.num_hidden_layers,
+            kv_heads=config.num_key_value_heads,
+            head_dim=attention.head_dim,
+        ),
+        max_positions=config.max_position_embeddings,
+        weights_digest="",
+    )

@@ -1,0 +1,71 @@
+"""Which kernels a processor is given, and what becomes of a compiler's refusal."""
+
+from pathlib import Path
+
+import pytest
+
+from workers.cpu_kernels import build
+from workers.cpu_kernels.build import VARIANTS, BuildError
+
+ZEN5 = "fma avx2 bmi2 f16c avx512f avx512bw avx512cd avx512dq avx512vl avx512_bf16"
+
+
+@pytest.mark.parametrize(
+    ("has", "best"),
+    [
+        (f"{ZEN5} amx_tile amx_bf16", "amx"),
+        (ZEN5, "avx512_bf16"),
+        (ZEN5.removesuffix(" avx512_bf16"), "avx512"),
+        ("fma avx2 bmi2 f16c", "plain"),
+    ],
+)
+def test_a_processor_gets_the_best_it_can_run(has: str, best: str) -> None:
+    found = build.variants_for(frozenset(has.split()))
+
+    assert found[0].name == best
+    assert found == list(VARIANTS[VARIANTS.index(found[0]) :])
+
+
+def test_an_old_processor_gets_none() -> None:
+    assert build.variants_for(frozenset({"sse4_2"})) == []
+
+
+def test_a_compiler_that_refuses_is_told_with_what_it_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\necho 'no such option' >&2\nexit 3\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+
+    with pytest.raises(BuildError, match="ended with status 3: no such option"):
+        build.build(VARIANTS[0], tmp_path / "built")
+
+    assert list((tmp_path / "built").iterdir()) == []
+
+
+def test_clang_is_not_told_of_warnings_it_does_not_know(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It refuses a warning it has never heard of, even one to be silent about, unless that is allowed."""
+    compiler = tmp_path / "clang++"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *-Wno-unknown-warning-option*) ;; *-Wno-maybe-uninitialized*-Werror*|'
+        "*-Werror*-Wno-maybe-uninitialized*) echo 'unknown warning option' >&2; exit 1 ;; esac\n"
+        'for made; do :; done; echo compiled > "$made"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+
+    assert build.build(VARIANTS[0], tmp_path / "built").read_text() == "compiled\n"
+
+
+def test_libraries_of_other_sources_are_cleared_away(tmp_path: Path) -> None:
+    ours = tmp_path / build.file_name(VARIANTS[0])
+    for path in (ours, tmp_path / "kernels-amx-000000000000.so", tmp_path / "README"):
+        path.touch()
+
+    build.clean(tmp_path)
+
+    assert {path.name for path in tmp_path.iterdir()} == {ours.name, "README"}

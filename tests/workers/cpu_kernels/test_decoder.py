@@ -1,0 +1,172 @@
+"""A decoder by the kernels answers as transformers' `generate` does, and nobody's answer hangs on others."""
+
+import logging
+from functools import cache
+from typing import Any, Final
+
+import pytest
+import torch
+
+from models.checkpoints.files import UnsupportedArchitectureError
+from tests.workers.cpu_kernels import models
+from tests.workers.cpu_kernels.libraries import NAMES, library
+from tests.workers.kv_engine.oracle import ids, run
+from workers.cpu_kernels import decoder
+from workers.cpu_kernels.decoder import NativeDecoder, by_cpu_kernels
+from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.node import Node
+from workers.kv_engine.sequence import SequenceSpec, TokenOutput
+
+NEW_TOKENS = 40
+LENGTHS: Final = (3, 30, 61, 100)
+
+
+def engine(of: Node, **sizes: Any) -> KVEngine:
+    return KVEngine(of, **{"num_blocks": 200, "block_size": 8, "max_step_tokens": 64, "max_rows": 8} | sizes)
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randint(models.VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+
+
+def answers(by: KVEngine, texts: list[list[int]]) -> list[list[int]]:
+    specs = [
+        SequenceSpec(key=str(number), prompt_ids=text, max_tokens=NEW_TOKENS, ignore_eos=True)
+        for number, text in enumerate(texts)
+    ]
+    found = run(by, specs, every=3)
+    return [ids(found[str(number)]) for number in range(len(texts))]
+
+
+@cache
+def generated(name: str) -> list[list[int]]:
+    """What transformers answers to prompts of `LENGTHS`."""
+    model = models.node(name).model
+    how: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    return [
+        model.generate(torch.tensor([text]), max_new_tokens=NEW_TOKENS, **how)[0, len(text) :].tolist()
+        for text in prompts(*LENGTHS)
+    ]
+
+
+@pytest.mark.parametrize("variant", NAMES)
+@pytest.mark.parametrize("name", models.MODELS)
+def test_answers_are_those_of_generate(name: str, variant: str) -> None:
+    """Prompts cut at nine tokens beside others' decodes; texts beyond windows and tiles of 64 keys."""
+    by_kernels = NativeDecoder(models.node(name), library(variant), threads=2)
+
+    served = engine(by_kernels, max_step_tokens=9)
+    found = answers(served, prompts(*LENGTHS))
+
+    assert served.stats().kernels == variant.removeprefix("emulated_")
+    assert found == generated(name)
+    assert len({token for answer in found for token in answer}) > 20
+
+
+@pytest.mark.parametrize("variant", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_probabilities_are_the_same_bits_alone_and_among_others_and_however_a_prompt_is_cut(
+    dtype: torch.dtype, variant: str
+) -> None:
+    specs = [
+        SequenceSpec(key=str(number), prompt_ids=text, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=5)
+        for number, text in enumerate(prompts(150, 20, 33, 7, 80))
+    ]
+    three, one = (
+        NativeDecoder(models.node(dtype=dtype), library(variant), threads=threads) for threads in (3, 1)
+    )
+    alone = engine(one, max_step_tokens=11, max_rows=1)
+
+    together = run(engine(three), specs, every=2)
+
+    for spec in specs:
+        [(key, found)] = run(alone, [spec]).items()
+        assert [output.score for output in found] == [output.score for output in together[key]]
+
+
+@pytest.mark.parametrize(("kv_heads", "sharers"), [(3, 2), (5, 1), (6, 3), (12, 2)])
+def test_any_number_of_heads_is_attended_to_side_by_side(kv_heads: int, sharers: int) -> None:
+    by_torch, node = (
+        models.node(num_key_value_heads=kv_heads, num_attention_heads=kv_heads * sharers) for _ in range(2)
+    )
+    texts = prompts(*(70 + 9 * number for number in range(8)))
+
+    found = answers(engine(NativeDecoder(node, library(NAMES[-1]), threads=1)), texts)
+
+    assert found == answers(engine(by_torch), texts)
+    assert len({token for answer in found for token in answer}) > 20
+
+
+def test_in_bfloat16_logits_are_nearer_to_the_exact_ones_than_transformers_are() -> None:
+    exact, rounded = models.node(), models.node(dtype=torch.bfloat16)
+    for parameter, stored in zip(exact.model.parameters(), rounded.model.parameters(), strict=True):
+        parameter.data = stored.data.float()
+    [text] = prompts(60)
+    asked = torch.tensor(text)
+    expected, theirs = (node.reference(asked).log_softmax(-1)[-1] for node in (exact, rounded))
+    by_kernels = engine(NativeDecoder(rounded, library(NAMES[-1]), threads=1))
+
+    [[first]] = run(
+        by_kernels, [SequenceSpec(key="0", prompt_ids=text, max_tokens=1, logprobs=200, ignore_eos=True)]
+    ).values()
+
+    assert isinstance(first, TokenOutput)
+    assert first.score is not None
+    places, ours = (torch.tensor(column) for column in zip(*first.score.top, strict=True))
+    error = (ours - expected[places]).square().mean()
+    assert error < (theirs[places] - expected[places]).square().mean()
+
+
+def test_packed_weights_are_let_go_of() -> None:
+    node = models.node("llama")
+    by_kernels = NativeDecoder(node, library(NAMES[-1]), threads=1)
+
+    engine(by_kernels)
+    engine(by_kernels)  # another over the same node asks for no weights
+
+    sizes = {name: parameter.numel() for name, parameter in node.model.named_parameters()}
+    assert {name for name, size in sizes.items() if size} == {
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+    }
+    assert by_kernels.parameters > 100_000
+
+
+def test_kernels_that_compute_something_else_are_found_out_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = decoder._step_of
+
+    def shifted(step: Any, cos: torch.Tensor, sin: torch.Tensor, *rest: Any) -> Any:
+        return right(step, sin, cos, *rest)
+
+    monkeypatch.setattr(decoder, "_step_of", shifted)
+
+    with pytest.raises(UnsupportedArchitectureError, match="differ from its own"):
+        engine(NativeDecoder(models.node(), library(NAMES[-1]), threads=1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_act": "gelu"}, "the activation gelu"),
+        ({"head_dim": 16}, "heads of 16"),
+        ({"hidden_size": 72}, "states of 72"),
+        ({"partial_rotary_factor": 0.5}, "angles for a part of a head"),
+    ],
+)
+def test_what_the_kernels_do_not_know_is_left_to_torch_and_said(
+    caplog: pytest.LogCaptureFixture, changes: dict[str, Any], reason: str
+) -> None:
+    node = models.node(**changes)
+
+    with caplog.at_level(logging.INFO):
+        found = by_cpu_kernels(node, threads=1)
+
+    assert found is node
+    assert f"llm is computed by torch: the CPU kernels do not know {reason}" in caplog.text
+
+
+def test_float16_is_left_to_torch() -> None:
+    node = models.node(dtype=torch.float16)
+
+    assert by_cpu_kernels(node, threads=1) is node

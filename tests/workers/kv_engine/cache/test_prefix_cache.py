@@ -1,0 +1,145 @@
+"""The radix tree: what is found of a text, and that it is always that text's own."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from shared.errors import BugError
+from workers.kv_engine.cache.blocks import BlockManager
+from workers.kv_engine.cache.prefix_cache import PrefixCache
+
+SIZE = 2
+
+
+def cache_of(blocks: int = 16) -> tuple[PrefixCache, BlockManager]:
+    pool = BlockManager(blocks, SIZE)
+    return PrefixCache(pool), pool
+
+
+def put(cache: PrefixCache, pool: BlockManager, ids: Sequence[int], root: object = None) -> list[int]:
+    """Compute a text, what is cached of it shared; its blocks, which the caller then has."""
+    path = cache.match([*ids, -1], root)  # with one token more, its last full block counts, too
+    shared = [node.block for node in path]
+    pool.share(shared)
+    own = pool.allocate(pool.blocks_for(len(ids)) - len(path))
+    end = path[-1] if path else cache.root(root)
+    for number, block in enumerate(own, start=len(path)):
+        if (number + 1) * SIZE <= len(ids):
+            node = cache.insert(end, cache.content(ids, number), block)
+            assert node is not None
+            end = node
+    return shared + own
+
+
+def found(cache: PrefixCache, ids: Sequence[int], root: object = None) -> list[int]:
+    return [node.block for node in cache.match(ids, root)]
+
+
+def test_a_text_finds_the_full_blocks_of_what_it_begins_with() -> None:
+    cache, pool = cache_of()
+    blocks = put(cache, pool, [1, 2, 3, 4, 5])
+
+    assert found(cache, [1, 2, 3, 4, 5, 6]) == blocks[:2]
+    assert found(cache, [1, 2, 3, 9, 9]) == blocks[:1]
+    assert found(cache, [1, 9, 3, 4, 5]) == []
+    assert found(cache, [3, 4, 5]) == []
+
+
+def test_of_the_very_same_text_one_token_at_least_is_left_to_compute() -> None:
+    cache, pool = cache_of()
+    blocks = put(cache, pool, [1, 2, 3, 4])
+
+    assert found(cache, [1, 2, 3, 4]) == blocks[:1]
+
+
+def test_the_same_tokens_behind_others_are_another_prefix() -> None:
+    """What a block holds depends on all that is before it."""
+    cache, pool = cache_of()
+    put(cache, pool, [1, 2, 7, 8])
+    put(cache, pool, [3, 4])
+
+    assert len(found(cache, [1, 2, 7, 8, 0])) == 2
+    assert len(found(cache, [3, 4, 7, 8, 0])) == 1
+
+
+def test_what_has_another_root_is_not_shared() -> None:
+    cache, pool = cache_of()
+    put(cache, pool, [1, 2, 3], root="one")
+
+    assert found(cache, [1, 2, 3], root="two") == []
+    assert len(found(cache, [1, 2, 3], root="one")) == 1
+
+
+def test_a_second_copy_of_a_block_is_not_cached() -> None:
+    cache, pool = cache_of()
+    first, second = pool.allocate(2)
+
+    assert cache.insert(cache.root(), (1, 2), first) is not None
+    assert cache.insert(cache.root(), (1, 2), second) is None
+    assert cache.size == 1
+
+
+def test_what_is_hidden_is_found_by_nobody_and_can_be_cached_anew() -> None:
+    cache, pool = cache_of(blocks=8)
+    old = put(cache, pool, [1, 2, 3, 4])
+    [first, _] = cache.match([1, 2, 3, 4, 5])
+    cache.hide(first)
+    assert found(cache, [1, 2, 3, 4, 5]) == []
+
+    new = put(cache, pool, [1, 2, 3, 4])
+    cache.hide(first)
+    assert found(cache, [1, 2, 3, 4, 5]) == new
+    assert not set(old) & set(new)
+
+    pool.release(old)
+    pool.allocate(4)  # what was not used yet
+    assert pool.allocate(2), "what is hidden is evicted as everything else is"
+    assert found(cache, [1, 2, 3, 4, 5]) == new
+
+
+def test_behind_what_was_evicted_nothing_can_be_cached() -> None:
+    cache, pool = cache_of(blocks=2)
+    blocks = put(cache, pool, [1, 2])
+    (node,) = cache.match([1, 2, 3])
+    pool.release(blocks)
+    taken = pool.allocate(2)
+
+    with pytest.raises(BugError, match="behind one that is not"):
+        cache.insert(node, (3, 4), taken[0])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_against_a_naive_model_no_hit_is_ever_anothers(seed: int) -> None:
+    """Every block remembers which text it was written for; what is found must be that very text."""
+    random = np.random.default_rng(seed)
+    cache, pool = cache_of(blocks=int(random.integers(6, 30)))
+    written: dict[int, tuple[object, tuple[int, ...]]] = {}
+    having: list[list[int]] = []
+    hits = 0
+    for _ in range(300):
+        root = ("a", "b")[int(random.integers(2))]
+        # Three tokens only, and short: texts often begin alike.
+        ids = random.integers(0, 3, int(random.integers(1, 11))).tolist()
+        path = cache.match(ids, root)
+        for number, node in enumerate(path):
+            assert written[node.block] == (root, tuple(ids[: (number + 1) * SIZE]))
+        hits += len(path)
+        kept = sum(pool.is_kept(node.block) for node in path)
+        if pool.blocks_for(len(ids)) - len(path) > pool.free - kept:
+            if having:
+                pool.release(having.pop(int(random.integers(len(having)))))
+            continue
+        blocks = put(cache, pool, ids, root)
+        for number, block in enumerate(blocks):
+            if (number + 1) * SIZE <= len(ids):
+                written[block] = (root, tuple(ids[: (number + 1) * SIZE]))
+        having.append(blocks)
+        if random.random() < 0.4:
+            pool.release(having.pop(int(random.integers(len(having)))))
+        used = {block for blocks in having for block in blocks}
+        assert len(used) + pool.free == pool.num_blocks
+    for blocks in having:
+        pool.release(blocks)
+    assert pool.free == pool.num_blocks
+    assert hits > 20

@@ -1,0 +1,210 @@
+"""Runs kernels in Triton's interpreter, in its own process: `python -m tests.workers.kv_engine.interpreted`.
+
+The interpreter has to be asked for before Triton is imported, and transformers imports it in every process
+of tests. What the process finds out it prints, as one line of JSON.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+
+from tests.tiny import Family
+from workers.kv_engine.attention.kernels import Kernel
+from workers.kv_engine.step import Spans
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Spans of (queries, keys) over scattered blocks, and how they attend; 2 KV heads."""
+
+    shapes: tuple[tuple[int, int], ...]
+    block_size: int = 16
+    group: int = 4
+    dim: int = 64
+    window: int | None = None
+    softcap: float | None = None
+    parts: int | None = None
+    dtype: torch.dtype = torch.float32  # bfloat16 is beyond the interpreter: its products are of the bits
+
+
+DECODES: Final = ((1, 5), (1, 80), (1, 1))
+MIXED: Final = ((1, 40), (20, 50), (1, 3), (11, 11), (2, 70))
+CASES: Final[dict[str, Case]] = {
+    **{f"decodes, {group} heads share keys": Case(shapes=DECODES, group=group) for group in (1, 2, 3, 4, 7)},
+    **{f"prompts, {group} heads share keys": Case(shapes=MIXED, group=group) for group in (1, 2, 3, 7)},
+    **{f"decodes, blocks of {size}": Case(shapes=DECODES, block_size=size) for size in (8, 64)},
+    **{f"prompts, blocks of {size}": Case(shapes=MIXED, block_size=size) for size in (8, 64)},
+    **{f"decodes, heads of {dim}": Case(shapes=DECODES, dim=dim) for dim in (8, 80, 96, 128)},
+    **{f"prompts, heads of {dim}": Case(shapes=MIXED, dim=dim) for dim in (80, 128)},
+    **{f"decodes, window of {width}": Case(shapes=DECODES, window=width) for width in (1, 24, 1000)},
+    "decodes in parts, window": Case(shapes=DECODES, window=60, parts=3, group=2),
+    "prompts, window": Case(shapes=MIXED, window=30),
+    "decodes, softcap": Case(shapes=DECODES, softcap=3.0, parts=2, group=3),
+    "prompts, softcap": Case(shapes=MIXED, softcap=3.0, window=50),
+    "decodes in float16": Case(shapes=DECODES, dtype=torch.float16, parts=2),
+    "prompts in float16": Case(shapes=MIXED, dtype=torch.float16),
+    "decodes in as many parts as there are": Case(shapes=((1, 300),), parts=32, group=2),
+}
+SCALING: Final = 0.3
+DECODERS: Final[dict[str, Family]] = {
+    "heads are normalised": "qwen3",
+    "biases, a window in some layers": "qwen2_window",
+}
+
+
+def made(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A step of it, queries, and a pool's keys and values; cells that are nobody's hold no numbers."""
+    generator = torch.Generator().manual_seed(0)
+    spans, most = len(case.shapes), max(-(-keys // case.block_size) for _, keys in case.shapes)
+    counts = torch.tensor([queries for queries, _ in case.shapes])
+    step = SimpleNamespace(
+        rows=torch.randperm(spans, generator=generator).int(),
+        query_offsets=torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]).int(),
+        kv_lengths=torch.tensor([keys for _, keys in case.shapes]).int(),
+        block_table=torch.randperm(spans * most, generator=generator).int().view(spans, most),
+    )
+    step.spans = Spans(
+        query_offsets=step.query_offsets.numpy(),
+        kv_lengths=step.kv_lengths.numpy(),
+        block_tables=step.block_table[step.rows.long()].numpy(),
+        block_size=case.block_size,
+    )
+    cells = (spans * most * case.block_size, 2, case.dim)
+    queries = torch.randn(2 * case.group, int(counts.sum()), case.dim, generator=generator).transpose(0, 1)
+    keys, values = (torch.randn(cells, generator=generator) for _ in range(2))
+    used = torch.cat([_cells(step, n) for n in range(spans)])
+    unused = torch.ones(cells[0], dtype=torch.bool).index_fill(0, used, value=False)
+    keys[unused] = values[unused] = torch.nan
+    return step, queries.to(case.dtype), keys.to(case.dtype), values.to(case.dtype)
+
+
+def _cells(step: Any, span: int) -> torch.Tensor:
+    places = torch.arange(int(step.kv_lengths[span]))
+    size = int(step.spans.block_size)
+    blocks: torch.Tensor = step.block_table[step.rows[span].long()].long()
+    return blocks[places // size] * size + places % size
+
+
+def expected(
+    case: Case, step: Any, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """The definition, written out, span by span."""
+    out = []
+    for n, (count, length) in enumerate(case.shapes):
+        k, v = (of[_cells(step, n)].repeat_interleave(case.group, 1).float() for of in (keys, values))
+        asked = queries[step.query_offsets[n] : step.query_offsets[n + 1]].float()
+        scores = torch.einsum("qhd,khd->hqk", asked, k) * SCALING
+        if case.softcap is not None:
+            scores = torch.tanh(scores / case.softcap) * case.softcap
+        position, key = torch.arange(length - count, length)[:, None], torch.arange(length)
+        is_seen = (key <= position) & (key > position - (case.window or length))
+        weights = scores.masked_fill(~is_seen, -torch.inf).softmax(-1)
+        out.append(torch.einsum("hqk,khd->qhd", weights, v))
+    return torch.cat(out)
+
+
+def errors() -> dict[str, float]:
+    """How far the kernel is from the definition, at most, in each case."""
+    from workers.kv_engine.attention.triton import attend  # noqa: PLC0415 - only where it is interpreted
+
+    found: dict[str, float] = {}
+    for name, case in CASES.items():
+        step, queries, keys, values = made(case)
+        how: dict[str, Any] = {"window": case.window, "softcap": case.softcap, "parts": case.parts}
+        out = attend(queries, keys, values, step, scaling=SCALING, **how)
+        found[name] = float((out - expected(case, step, queries, keys, values)).abs().max())
+    return found
+
+
+def replays() -> dict[str, Any]:
+    """What engines answer whose decodes are held against their recording, and one over torch alone."""
+    from models.decoder_lm.nodes import load  # noqa: PLC0415 - takes seconds
+    from tests.tiny import tiny_checkpoint  # noqa: PLC0415
+    from tests.workers.kv_engine.oracle import ids, run  # noqa: PLC0415
+    from tests.workers.kv_engine.recorder import SameLaunches  # noqa: PLC0415
+    from workers.kv_engine.attention.triton import attend  # noqa: PLC0415 - only where it is interpreted
+    from workers.kv_engine.engine import KVEngine  # noqa: PLC0415
+    from workers.kv_engine.gpu import decoder  # noqa: PLC0415 - only where it is interpreted
+    from workers.kv_engine.sequence import Sampling, SequenceSpec  # noqa: PLC0415
+
+    node, recorder = load(tiny_checkpoint("qwen3")), SameLaunches()
+    samplings = (Sampling(), Sampling(temperature=1, top_p=0.9, seed=2), Sampling(temperature=1, seed=1))
+    specs = [
+        SequenceSpec(key=str(n), prompt_ids=list(range(n, 2 * n + 2)), max_tokens=5 + n, sampling=sampling)
+        for n, sampling in enumerate(samplings)
+    ]
+
+    def answers(node: Any, capture: SameLaunches | None) -> dict[str, list[int]]:
+        engine = KVEngine(node, num_blocks=32, block_size=4, max_step_tokens=16, max_rows=2, capture=capture)
+        return {key: ids(outputs) for key, outputs in run(engine, specs, every=2).items()}
+
+    found: dict[str, Any] = {"expected": answers(node, None)}
+    with ExitStack() as stack:
+        stack.enter_context(_as_on_a_gpu(recorder.watched(attend)))
+        for name in ("add_norm", "rotated", "gated"):
+            watched = recorder.watched(getattr(decoder, name))
+            stack.enter_context(patch.object(decoder, name, watched))
+        found["modules"] = answers(node, recorder)
+        found["kernels"] = answers(decoder.fused(node), recorder)
+    return {**found, "replays": recorder.replays}
+
+
+def decoders() -> dict[str, float]:
+    """How far layers by the kernels are from transformers', in standard deviations of the logits."""
+    from models.decoder_lm.nodes import load  # noqa: PLC0415 - takes seconds
+    from tests.tiny import tiny_checkpoint  # noqa: PLC0415
+    from workers.kv_engine import selfcheck  # noqa: PLC0415
+    from workers.kv_engine.attention import paged  # noqa: PLC0415
+    from workers.kv_engine.attention.triton import attend  # noqa: PLC0415 - only where it is interpreted
+    from workers.kv_engine.gpu.decoder import fused  # noqa: PLC0415 - only where it is interpreted
+
+    found: dict[str, float] = {}
+    for name, family in DECODERS.items():
+        node: Any = load(tiny_checkpoint(family))
+        node.use_attention(paged.ATTENTION)
+        ids = [(7919 * (place + 1)) % node.vocab_size for place in range(selfcheck._CUTS[-1])]
+        with torch.inference_mode(), _as_on_a_gpu(attend):
+            by_kernels = fused(node)
+            assert by_kernels is not node
+            expected = by_kernels.reference(torch.tensor(ids))
+            error = (selfcheck._paged_logits(by_kernels, ids) - expected).abs().max() / expected.std()
+        found[name] = float(error)
+    return found
+
+
+@contextmanager
+def _as_on_a_gpu(kernel: Kernel) -> Iterator[None]:
+    """Pools made inside find that a kernel attends on their device."""
+    with patch("workers.kv_engine.attention.paged.kernel_for", lambda _: kernel):
+        yield
+
+
+CHECKS: Final[dict[str, Callable[[], Any]]] = {"errors": errors, "replays": replays, "decoders": decoders}
+
+
+def found() -> dict[str, Any]:
+    """What all checks find, run in a process where Triton is interpreted."""
+    told = subprocess.run(
+        (sys.executable, "-W", "error", "-m", "tests.workers.kv_engine.interpreted"),
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    findings: dict[str, Any] = json.loads(told.stdout)
+    return findings
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps({name: check() for name, check in CHECKS.items()}))

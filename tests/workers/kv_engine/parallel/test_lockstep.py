@@ -1,0 +1,180 @@
+"""Engines that share a node: the tokens are those of one engine that has all of it."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from configs.deployment import ConfigError
+from models.decoder_lm.nodes import DecoderLM
+from tests.peers import together
+from tests.tiny import Family
+from tests.workers.kv_engine.oracle import clear_text, ids, run
+from tests.workers.kv_engine.shared_node import lines, parts, shared
+from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.parallel.connection import GroupLostError
+from workers.kv_engine.parallel.lockstep import Followers, Leader, packed, unpacked
+from workers.kv_engine.scheduler import Span
+from workers.kv_engine.sequence import Sampling, SequenceSpec
+from workers.kv_engine.sequence import Sequence as Row
+from workers.kv_engine.step import StepBuilder
+
+TOKENS = 24
+SIZES: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 9, "max_rows": 4}
+CPU = torch.device("cpu")
+
+
+class Knowing:
+    """Guesses two tokens that come, and one that does not."""
+
+    def __init__(self, answers: Mapping[str, list[int]]) -> None:
+        self._answers = answers
+
+    def propose(self, sequences: Sequence[Row], most: Sequence[int]) -> list[list[int]]:
+        found = []
+        for row, count in zip(sequences, most, strict=True):
+            coming = self._answers[row.spec.key][row.generated :]
+            found.append([*coming[:2], 1][:count])
+        return found
+
+    def forget(self, key: str) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def halves() -> list[DecoderLM]:
+    return parts("qwen3")
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_two_that_share_a_node_answer_as_generate_does(family: Family) -> None:
+    """Nine tokens a step: prompts are cut, and beside others' decodes."""
+    texts, expected = zip(*(clear_text(family, length, TOKENS) for length in (6, 38, 66)), strict=True)
+    specs = [SequenceSpec(key=str(n), prompt_ids=text, max_tokens=TOKENS) for n, text in enumerate(texts)]
+
+    with shared(parts(family), SIZES) as engines:
+        found = run(engines.leader, specs, every=3)
+        forwards = engines.leader.forwards
+
+    assert [ids(found[str(n)]) for n in range(3)] == list(expected)
+    assert engines.follower.forwards == forwards > TOKENS
+
+
+def test_members_that_compute_in_different_dtypes_are_told_before_they_add_anything_up() -> None:
+    """Each chooses what suits its processor."""
+    with lines() as (to_follower, to_leader), ThreadPoolExecutor(1) as pool:
+        following = pool.submit(Leader(to_leader).agree, 5, torch.bfloat16)
+
+        with pytest.raises(ConfigError, match=r"in torch.float32, the follower in torch.bfloat16: .*dtype$"):
+            Followers([to_follower]).agree(5, torch.float32)
+        to_follower.close()
+        with pytest.raises(GroupLostError):
+            following.result()
+
+
+def test_kept_beginnings_guesses_and_draws_are_the_leaders_alone(
+    halves: list[DecoderLM], qwen3: DecoderLM
+) -> None:
+    """What the follower is told are blocks: who shares them, or whose guess it is, it need not know."""
+    text, _ = clear_text("qwen3", 38, TOKENS)
+    specs = [
+        SequenceSpec(key="first", prompt_ids=text * 2, max_tokens=TOKENS),
+        SequenceSpec(key="again", prompt_ids=text * 2 + [7], max_tokens=TOKENS),
+        SequenceSpec(
+            key="drawn", prompt_ids=text, max_tokens=TOKENS, sampling=Sampling(temperature=0.9, seed=3)
+        ),
+    ]
+    sizes = SIZES | {"max_step_tokens": 40}
+    alone = KVEngine(qwen3, **sizes)
+    expected = {spec.key: ids(run(alone, [spec])[spec.key]) for spec in specs}
+
+    with shared(halves, sizes | {"proposer": Knowing(expected), "guesses": 4}) as engines:
+        found = {spec.key: ids(run(engines.leader, [spec])[spec.key]) for spec in specs}
+        counts = engines.leader.stats().cache
+
+    assert found == expected
+    assert counts.hit > 32, "the second text began as the first"
+    assert 0 < counts.stood < counts.guessed
+
+
+def test_a_follower_that_is_gone_ends_the_leaders_steps(halves: list[DecoderLM]) -> None:
+    with shared(halves, SIZES) as engines:
+        engines.leader.add(SequenceSpec(key="x", prompt_ids=[1, 2, 3], max_tokens=8))
+        engines.leader.step()
+        engines.line.close()
+
+        with pytest.raises(GroupLostError, match="the follower is gone"):
+            engines.leader.step()
+
+    assert "the leader is gone (the connection is closed)" in str(engines.ended)
+
+
+def test_a_forward_that_fails_ends_the_copy_and_not_just_its_requests(
+    halves: list[DecoderLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stumble(*_: object) -> None:
+        raise MemoryError("no room")
+
+    with lines() as (to_follower, _):
+        engine = _alone_with(halves[0], Followers([to_follower]), monkeypatch)
+        engine.add(SequenceSpec(key="x", prompt_ids=[1, 2, 3], max_tokens=8))
+        monkeypatch.setattr(halves[0], "forward", stumble)
+
+        with pytest.raises(
+            GroupLostError, match=r"forward failed \(MemoryError: no room\), and nobody knows"
+        ):
+            engine.step()
+
+
+def _alone_with(node: DecoderLM, followers: Followers, monkeypatch: pytest.MonkeyPatch) -> KVEngine:
+    """A leading engine that was not proven with its followers."""
+    monkeypatch.setattr("workers.kv_engine.engine.check_node", lambda *_: None)
+    return KVEngine(node, followers=followers, **SIZES)
+
+
+def test_all_have_the_blocks_of_whom_has_room_for_the_fewest() -> None:
+    with lines() as (one, to_one), lines() as (other, to_other):
+        found = together(
+            [
+                partial(Followers([one, other]).agree, 60, torch.float32),
+                partial(Leader(to_one).agree, 70, torch.float32),
+                partial(Leader(to_other).agree, 50, torch.float32),
+            ]
+        )
+
+    assert found == [50, 50, 50]
+
+
+# ---- what a step is --------------------------------------------------------------------------------
+
+
+def row(key: str, tokens: int, blocks: Sequence[int], place: int) -> Row:
+    sequence = Row(SequenceSpec(key=key, prompt_ids=list(range(3, tokens + 3)), max_tokens=1))
+    sequence.blocks, sequence.row = list(blocks), place
+    return sequence
+
+
+def test_a_step_comes_out_as_it_went_in() -> None:
+    builder = StepBuilder(max_rows=3, max_step_tokens=32, max_blocks=6, block_size=4, device=CPU)
+    step = builder.build([Span(row("a", 9, [5, 2, 4], 2), 4, 5), Span(row("b", 6, [1, 3], 0), 5, 1)])
+
+    found = unpacked(bytearray(packed(step)), CPU)
+
+    for name in ("token_ids", "positions", "slots", "query_offsets", "kv_lengths"):
+        assert torch.equal(getattr(found, name), getattr(step, name)), name
+    assert found.spans.block_size == 4
+    assert np.array_equal(found.spans.block_tables, step.spans.block_tables[:, :3])
+    assert torch.equal(
+        found.block_table.index_select(0, found.rows), step.block_table.index_select(0, step.rows)[:, :3]
+    )
+    assert found.logit_indices.numel() == 0
+
+
+@pytest.mark.parametrize("data", [b"", b"1234", bytes(64), np.arange(1, 20, dtype=np.int32).tobytes()])
+def test_what_is_no_step_is_not_computed(data: bytes) -> None:
+    with pytest.raises(GroupLostError, match=rf"sent {len(data)} bytes that are no step"):
+        unpacked(bytearray(data), CPU)

@@ -1,0 +1,36 @@
+"""What our GPU kernels compute, in Triton's interpreter: attention, layers, and recorded steps."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.workers.kv_engine import interpreted
+from tests.workers.kv_engine.interpreted import CASES, DECODERS
+
+pytest.importorskip("triton", reason="Triton is made for Linux only")
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """By one process for all of them: it takes longer to start than to compute."""
+    return interpreted.found()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_token_gets_what_the_definition_of_attention_says(found: dict[str, Any], name: str) -> None:
+    rounding = 2e-5 if CASES[name].dtype is torch.float32 else 5e-3
+    assert found["errors"][name] < rounding  # not a number is not less
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_logits_by_the_kernels_are_those_of_transformers_modules(found: dict[str, Any], name: str) -> None:
+    assert found["decoders"][name] < 5e-5  # standard deviations
+
+
+def test_a_replayed_step_launches_what_was_recorded_over_the_same_memory(found: dict[str, Any]) -> None:
+    """Whoever arrives, and however long texts get."""
+    replays = found["replays"]
+
+    assert replays["modules"] == replays["kernels"] == replays["expected"]
+    assert replays["replays"] > 20

@@ -1,0 +1,213 @@
+"""Greedy tokens are those of transformers' `generate`, however requests come and whoever is beside them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from models.checkpoints.files import UnsupportedArchitectureError
+from models.decoder_lm.nodes import DecoderLM, load
+from models.transformers_lm import architecture
+from shared.errors import ClientError
+from tests.tiny import FAMILIES, MODELS, Family, tiny_checkpoint
+from tests.workers.kv_engine.oracle import clear_text, generate, ids, prompts, run, tokens
+from workers.kv_engine import engine as kv_engine
+from workers.kv_engine.attention import paged
+from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.sequence import SequenceSpec
+from workers.kv_engine.step import Step
+
+NEW_TOKENS = 16
+MANY_TOKENS = 64
+WINDOWED = [family for family in FAMILIES if set(MODELS[family].windows) != {None}]
+
+
+def specs(texts: list[list[int]], max_tokens: int = NEW_TOKENS) -> list[SequenceSpec]:
+    return [SequenceSpec(key=str(i), prompt_ids=text, max_tokens=max_tokens) for i, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_staggered_mixed_requests_answer_as_generate_does(family: Family) -> None:
+    """Nine tokens a step: prompts of up to seventy are cut many times, always beside others' decodes.
+
+    Every text outgrows the sliding windows of 24: some in the prompt, some while they are answered.
+    """
+    texts, expected = clear_texts(family, 6, 15, 38, 66)
+    engine = KVEngine(
+        load(tiny_checkpoint(family)), num_blocks=64, block_size=8, max_step_tokens=9, max_rows=4
+    )
+
+    found = run(engine, specs(texts, MANY_TOKENS), every=3)
+
+    assert [ids(found[str(i)]) for i in range(4)] == expected
+    assert len({token for answer in expected for token in answer}) > 60
+    assert all(len(set(answer)) > 8 for answer in expected)
+
+
+def clear_texts(family: Family, *lengths: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts of these lengths, and what `generate` answers."""
+    texts, answers = zip(*(clear_text(family, length, MANY_TOKENS) for length in lengths), strict=True)
+    return list(texts), list(answers)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_longest_texts_are_exact(family: Family) -> None:
+    """Llama's scaled rope differs from the plain one only far from the start; so does YaRN."""
+    length = MODELS[family].max_positions - NEW_TOKENS
+    text, expected = clear_text(family, length, NEW_TOKENS)
+    engine = KVEngine(
+        load(tiny_checkpoint(family)), num_blocks=64, block_size=8, max_step_tokens=100, max_rows=1
+    )
+
+    assert ids(run(engine, specs([text]))["0"]) == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_resumed_answer_goes_on_as_if_nothing_had_happened(family: Family) -> None:
+    """What was released is folded again in pieces of seven, and longer than any window by then."""
+    text, expected = clear_text(family, 15, MANY_TOKENS)
+    engine = KVEngine(
+        load(tiny_checkpoint(family)), num_blocks=20, block_size=8, max_step_tokens=7, max_rows=1
+    )
+    [spec] = specs([text], MANY_TOKENS)
+
+    found = run(engine, [replace(spec, prefix_ids=expected[:40])])
+
+    assert ids(found["0"]) == expected[40:]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_layer_looks_back_as_far_as_the_checkpoint_says(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = KVEngine(
+        load(tiny_checkpoint(family)), num_blocks=10, block_size=8, max_step_tokens=80, max_rows=1
+    )
+    asked = record_windows(monkeypatch)
+
+    run(engine, specs([list(range(60))], 1))
+
+    assert [window if window and window < 60 else None for window in asked] == [*MODELS[family].windows]
+
+
+def record_windows(monkeypatch: pytest.MonkeyPatch, wider_by: int = 0) -> list[int | None]:
+    """What layers ask for; and, maybe, give them more."""
+    asked: list[int | None] = []
+    groups = paged._Context.groups
+
+    def recorded(self: paged._Context, window: int | None) -> Sequence[paged.Group]:
+        asked.append(window)
+        return groups(self, window and window + wider_by)
+
+    monkeypatch.setattr(paged._Context, "groups", recorded)
+    return asked
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_a_window_that_is_one_too_wide_does_not_pass(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control; the self-check's twelve tokens are too few to see it."""
+    record_windows(monkeypatch, wider_by=1)
+    texts, expected = clear_texts(family, 15, 38, 66)
+    engine = KVEngine(
+        load(tiny_checkpoint(family)), num_blocks=64, block_size=8, max_step_tokens=50, max_rows=4
+    )
+
+    found = run(engine, specs(texts, MANY_TOKENS))
+
+    assert all(ids(found[str(i)]) != expected[i] for i in range(3))
+
+
+# ---- angles that turn with the length ---------------------------------------------------------------
+
+
+def longrope_beside(neighbour: list[int], text: list[int]) -> list[int]:
+    """The answer to `text` of Phi-3's long sister, while somebody else's text is in the batch."""
+    engine = KVEngine(
+        load(tiny_checkpoint("phi3_longrope")), num_blocks=64, block_size=8, max_step_tokens=300, max_rows=2
+    )
+    both = [
+        SequenceSpec(key="neighbour", prompt_ids=neighbour, max_tokens=NEW_TOKENS),
+        SequenceSpec(key="text", prompt_ids=text, max_tokens=NEW_TOKENS),
+    ]
+    return ids(run(engine, both)["text"])
+
+
+def test_a_neighbour_as_long_as_they_come_changes_no_answer() -> None:
+    text, expected = clear_text("phi3_longrope", 20, NEW_TOKENS)
+    [neighbour] = prompts(1, seed=8, shortest=176, longest=176)
+
+    assert longrope_beside(neighbour, text) == expected
+
+
+def test_a_text_past_the_change_of_angles_is_refused() -> None:
+    with pytest.raises(ClientError, match="context length"):
+        longrope_beside([1] * 192, [1])
+
+
+def test_without_that_limit_a_neighbour_would_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: transformers turns all texts of a batch by the length of the longest."""
+    monkeypatch.setattr(architecture, "context_length", lambda config: config["max_position_embeddings"])
+    monkeypatch.setattr(kv_engine, "check_node", lambda *_: None)
+    text, expected = clear_text("phi3_longrope", 20, NEW_TOKENS)
+    [neighbour] = prompts(1, seed=8, shortest=200, longest=200)
+
+    assert longrope_beside(neighbour, text) != expected
+
+
+def test_without_that_limit_the_self_check_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architecture, "context_length", lambda config: config["max_position_embeddings"])
+
+    with pytest.raises(UnsupportedArchitectureError, match="Phi3ForCausalLM is not served: over the paged"):
+        longrope_beside([1], [1])
+
+
+# ---- negative controls ------------------------------------------------------------------------------
+
+
+def answers(engine: KVEngine, count: int) -> list[list[int]]:
+    """What an engine that was given its sequences before comes to."""
+    found: list[list[int]] = [[] for _ in range(count)]
+    while engine.has_work:
+        for output in tokens(engine.step()):
+            found[int(output.key)].append(output.token_id)
+    return found
+
+
+def test_wrong_positions_do_not_pass(qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: positions that begin anew every seven tokens."""
+    texts = prompts(4, seed=1, shortest=10)
+    engine = KVEngine(qwen3, num_blocks=64, block_size=8, max_step_tokens=9, max_rows=8)
+    for spec in specs(texts):
+        engine.add(spec)
+    forward = DecoderLM.forward
+
+    def wrong(self: DecoderLM, inputs: torch.Tensor, step: Step) -> torch.Tensor:
+        return forward(self, inputs, replace(step, positions=step.positions % 7))
+
+    monkeypatch.setattr(DecoderLM, "forward", wrong)
+
+    found = answers(engine, 4)
+
+    assert all(found[i] != generate("qwen3", text, NEW_TOKENS) for i, text in enumerate(texts))
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_wrong_history_does_not_pass(qwen3: DecoderLM, swapped: bool) -> None:
+    """Negative control: two sequences' first blocks change places under their feet."""
+    texts = prompts(2, seed=1, shortest=20, longest=20)
+    engine = KVEngine(qwen3, num_blocks=64, block_size=8, max_step_tokens=40, max_rows=2)
+    for spec in specs(texts):
+        engine.add(spec)
+    first_tokens = ids(engine.step())
+    if swapped:
+        for cells in (*engine._pool.keys, *engine._pool.values):
+            blocks = cells[: 64 * 8].view(64, 8, *cells.shape[1:])
+            places = [sequence.blocks[0] for sequence in engine._scheduler.running]
+            blocks[places] = blocks[places[::-1]]
+
+    found = answers(engine, 2)
+
+    for index, text in enumerate(texts):
+        is_equal = [first_tokens[index], *found[index]] == generate("qwen3", text, NEW_TOKENS)
+        assert is_equal is not swapped

@@ -1,0 +1,510 @@
+"""Scheduling as tables: who is in a step, with how many tokens."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shared.errors import ClientError
+from workers.kv_engine.cache.blocks import BlockManager
+from workers.kv_engine.prefill_budget import Pace
+from workers.kv_engine.scheduler import CROWD, Scheduler, Span
+from workers.kv_engine.sequence import Sequence, SequenceSpec
+
+
+def sequence(key: str, prompt: int, max_tokens: int = 4, **spec: Any) -> Sequence:
+    """One whose prompt is like no other's."""
+    ids = [int.from_bytes(key.encode()) % 100_003 * 1000 + place for place in range(prompt)]
+    return Sequence(SequenceSpec(key=key, prompt_ids=ids, max_tokens=max_tokens, **spec))
+
+
+def same(key: str, prompt: int, max_tokens: int = 4, **spec: Any) -> Sequence:
+    """One whose prompt begins as that of all others made so."""
+    return Sequence(SequenceSpec(key=key, prompt_ids=list(range(prompt)), max_tokens=max_tokens, **spec))
+
+
+def scheduler(
+    *, blocks: int = 100, rows: int = 4, budget: int = 10, positions: int = 1000, **changes: Any
+) -> Scheduler:
+    pool = BlockManager(blocks, 2)
+    return Scheduler(pool, max_rows=rows, max_step_tokens=budget, max_positions=positions, **changes)
+
+
+def shape(spans: list[Span]) -> list[tuple[str, int, int]]:
+    return [(span.sequence.spec.key, span.start, span.count) for span in spans]
+
+
+def run_step(of: Scheduler) -> list[tuple[str, int, int]]:
+    """Schedule, and pretend to sample; sequences leave at their limit."""
+    spans = of.schedule()
+    of.advance(spans)
+    for span in spans:
+        if span.samples:
+            span.sequence.ids.append(0)
+            if span.sequence.generated == span.sequence.spec.max_tokens:
+                of.remove(span.sequence)
+    return shape(spans)
+
+
+def test_a_long_prompt_is_cut_to_the_budget() -> None:
+    one = scheduler(budget=10)
+    one.add(sequence("a", 25))
+
+    assert [run_step(one) for _ in range(4)] == [
+        [("a", 0, 10)],
+        [("a", 10, 10)],
+        [("a", 20, 5)],
+        [("a", 25, 1)],
+    ]
+
+
+def test_decodes_come_first_and_prompts_share_what_is_left() -> None:
+    mixed = scheduler(budget=10)
+    mixed.add(sequence("a", 3, max_tokens=9))
+    assert run_step(mixed) == [("a", 0, 3)]
+    mixed.add(sequence("b", 7))
+    mixed.add(sequence("c", 5))
+
+    assert run_step(mixed) == [("a", 3, 1), ("b", 0, 7), ("c", 0, 2)]
+    assert run_step(mixed) == [("a", 4, 1), ("b", 7, 1), ("c", 2, 3)]
+    assert run_step(mixed) == [("a", 5, 1), ("b", 8, 1), ("c", 5, 1)]
+
+
+def test_a_chunk_samples_only_at_the_end_of_its_sequence() -> None:
+    one = scheduler(budget=4)
+    one.add(sequence("a", 6))
+
+    first = one.schedule()
+    assert [span.samples for span in first] == [False]
+    one.advance(first)
+    assert [span.samples for span in one.schedule()] == [True]
+
+
+def test_a_sequence_is_let_in_once_its_prompt_fits_beside_one_block_for_each_that_runs() -> None:
+    small = scheduler(blocks=5)  # ten tokens
+    small.add(sequence("a", 4, max_tokens=2))
+    small.add(sequence("b", 6, max_tokens=1))
+
+    assert run_step(small) == [("a", 0, 4)]
+    assert run_step(small) == [("a", 4, 1)]
+    assert run_step(small) == [("b", 0, 6)]
+
+
+def test_nobody_overtakes_one_that_waits_for_blocks() -> None:
+    small = scheduler(blocks=5)
+    for key, prompt in (("a", 6), ("big", 8), ("tiny", 1)):
+        small.add(sequence(key, prompt, max_tokens=1))
+
+    assert [run_step(small) for _ in range(3)] == [[("a", 0, 6)], [("big", 0, 8)], [("tiny", 0, 1)]]
+
+
+def test_no_more_sequences_run_than_there_are_rows() -> None:
+    narrow = scheduler(rows=2)
+    for key in "abc":
+        narrow.add(sequence(key, 2, max_tokens=1))
+
+    assert run_step(narrow) == [("a", 0, 2), ("b", 0, 2)]
+    assert run_step(narrow) == [("c", 0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("limits", "what"),
+    [({"blocks": 5}, "the size of the KV cache is 10"), ({"positions": 9}, "context length is 9")],
+)
+def test_one_larger_than_pool_or_context_is_refused(limits: dict[str, int], what: str) -> None:
+    small = scheduler(**limits)
+
+    with pytest.raises(ClientError, match=f"{what} .*11 were requested .7 in the prompt, 4") as caught:
+        small.add(sequence("a", 7))
+
+    assert (caught.value.failure_code, caught.value.failure_status) == ("context_length_exceeded", 400)
+    assert not small.has_work
+
+
+def test_one_that_fits_exactly_is_taken() -> None:
+    exact = scheduler(blocks=5, positions=10)
+    exact.add(sequence("a", 6))
+
+    assert run_step(exact) == [("a", 0, 6)]
+
+
+def test_a_budget_below_the_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_step_tokens=3, max_rows=4"):
+        scheduler(budget=3, rows=4)
+
+
+def test_a_removed_sequence_frees_blocks_and_row() -> None:
+    one = scheduler(blocks=5, rows=1)
+    first, second = sequence("a", 6), sequence("b", 6)
+    one.add(first)
+    one.add(second)
+    assert run_step(one) == [("a", 0, 6)]
+
+    one.remove(first)
+
+    assert run_step(one) == [("b", 0, 6)]
+
+
+def test_a_waiting_sequence_can_be_removed() -> None:
+    one = scheduler(rows=1)
+    first, second = sequence("a", 6), sequence("b", 6)
+    one.add(first)
+    one.add(second)
+    run_step(one)
+
+    one.remove(second)
+
+    assert not one.waiting
+    assert one.running == [first]
+
+
+def test_one_that_is_held_takes_part_in_no_step_and_keeps_its_place() -> None:
+    one = scheduler(blocks=20, rows=2)
+    first, second = sequence("a", 3), sequence("b", 15)
+    one.add(first)
+    one.add(second)
+    assert run_step(one) == [("a", 0, 3), ("b", 0, 7)]
+    seats = (first.row, second.row)
+
+    first.held = True
+    assert run_step(one) == [("b", 7, 8)]
+    first.held, second.held = False, True
+    assert run_step(one) == [("a", 3, 1)]
+    second.held = False
+
+    assert run_step(one) == [("a", 4, 1), ("b", 15, 1)]
+    assert (first.row, second.row) == seats
+
+
+def test_a_prompt_that_is_held_is_computed_no_further() -> None:
+    one = scheduler()
+    long = sequence("a", 25)
+    one.add(long)
+    assert run_step(one) == [("a", 0, 10)]
+
+    long.held = True
+    assert run_step(one) == []
+    long.held = False
+
+    assert run_step(one) == [("a", 10, 10)]
+
+
+def test_where_all_are_held_there_is_no_work() -> None:
+    one = scheduler(blocks=10, rows=4)
+    first, waits = sequence("a", 10), sequence("b", 10)
+    one.add(first)
+    run_step(one)
+    first.held = True
+    assert not one.has_work
+
+    one.add(waits)  # there are not enough blocks for it
+    assert not one.has_work
+    first.held = False
+
+    assert one.has_work
+
+
+def test_one_that_waits_is_admitted_beside_those_that_are_held() -> None:
+    one = scheduler(rows=2)
+    first = sequence("a", 3)
+    one.add(first)
+    run_step(one)
+    first.held = True
+
+    one.add(sequence("b", 2))
+
+    assert one.has_work
+    assert run_step(one) == [("b", 0, 2)]
+
+
+def test_one_that_is_held_before_it_is_admitted_gets_its_place_in_its_turn() -> None:
+    one = scheduler(rows=1)
+    early = sequence("a", 3)
+    early.held = True
+    one.add(early)
+    assert one.has_work
+
+    assert run_step(one) == []
+
+    assert (early.row, one.has_work) == (0, False)
+
+
+# ---- who is first --------------------------------------------------------------------------------
+
+
+def test_who_has_the_higher_priority_comes_first_then_the_earlier_deadline() -> None:
+    one = scheduler(rows=1)
+    for key, spec in (
+        ("plain", {}),
+        ("later", {"deadline_ns": 20}),
+        ("soon", {"deadline_ns": 10}),
+        ("urgent", {"priority": 1}),
+    ):
+        one.add(sequence(key, 2, max_tokens=1, **spec))
+
+    assert [run_step(one)[0][0] for _ in range(4)] == ["urgent", "soon", "later", "plain"]
+
+
+def test_a_tenant_that_asks_for_much_does_not_keep_another_waiting() -> None:
+    one = scheduler(rows=1)
+    for number in range(4):
+        one.add(sequence(f"much-{number}", 8, max_tokens=1, tenant="much"))
+    run_step(one)
+    one.add(sequence("little", 2, max_tokens=1, tenant="little"))
+
+    assert [run_step(one)[0][0] for _ in range(3)] == ["much-1", "little", "much-2"]
+
+
+def test_nobody_saves_up_service_by_staying_away() -> None:
+    one = scheduler(rows=1, budget=10)
+    for number in range(3):
+        one.add(sequence(f"a-{number}", 8, max_tokens=1, tenant="a"))
+        run_step(one)
+    for number in range(3):
+        one.add(sequence(f"a-later-{number}", 8, max_tokens=1, tenant="a"))
+        one.add(sequence(f"b-{number}", 8, max_tokens=1, tenant="b"))
+
+    order = [run_step(one)[0][0][0] for _ in range(6)]
+
+    assert sorted(order[:2]) == sorted(order[2:4]) == sorted(order[4:]) == ["a", "b"]
+
+
+# ---- when blocks run out -------------------------------------------------------------------------
+
+
+def test_who_came_last_gives_way_and_goes_on_with_its_tokens() -> None:
+    small = scheduler(blocks=4, prefix_cache=False)  # eight tokens
+    first, second = sequence("a", 2, max_tokens=6), sequence("b", 2, max_tokens=4)
+    small.add(first)
+    small.add(second)
+
+    steps = [run_step(small) for _ in range(7)]
+
+    assert steps[0] == [("a", 0, 2), ("b", 0, 2)]
+    assert small.counts.preempted == 1
+    assert second.arrival == 2
+    assert steps[3] == [("a", 4, 1)]  # it takes the block that b gave back
+    assert ("b", 0, 5) in [span for step in steps for span in step]  # with the three tokens it had
+    assert not small.running
+    assert small.blocks.free == 4
+
+
+def test_who_has_the_higher_priority_is_not_preempted_for_one_that_has_not() -> None:
+    small = scheduler(blocks=4, prefix_cache=False)
+    small.add(sequence("a", 2, max_tokens=6))
+    small.add(sequence("b", 2, max_tokens=6, priority=1))
+    run_step(small)
+
+    for _ in range(3):
+        run_step(small)
+
+    assert [s.spec.key for s in small.running] == ["b"]
+    assert [s.spec.key for s in small.waiting] == ["a"]
+
+
+def test_a_prompt_that_was_scored_is_not_scored_again_after_a_preemption() -> None:
+    small = scheduler(blocks=4)
+    small.add(sequence("a", 2, max_tokens=6))
+    scored = sequence("b", 2, max_tokens=4, scores_prompt=True, logprobs=0)
+    small.add(scored)
+    told: list[tuple[str, int, int]] = []
+    while small.has_work:
+        spans = small.schedule()
+        told += [("b", span.start, len(span.scored)) for span in spans if span.sequence is scored]
+        small.advance(spans)
+        for span in spans:
+            span.sequence.ids.append(0)
+            if span.sequence.generated == span.sequence.spec.max_tokens:
+                small.remove(span.sequence)
+
+    assert small.counts.preempted == 1
+    assert sum(scored_now for *_, scored_now in told) == 1
+
+
+# ---- what is computed once -----------------------------------------------------------------------
+
+
+def test_what_another_computed_is_not_computed_again() -> None:
+    one = scheduler(budget=20)
+    one.add(same("a", 9, max_tokens=1))
+    assert run_step(one) == [("a", 0, 9)]
+    one.add(same("b", 7))
+
+    assert run_step(one) == [("b", 6, 1)]
+    assert (one.counts.asked, one.counts.hit) == (16, 6)
+
+
+def test_who_wants_what_another_is_computing_waits_for_it_and_lets_others_pass() -> None:
+    one = scheduler(budget=4)
+    one.add(same("a", 9))
+    one.add(same("b", 9))
+    one.add(sequence("c", 2, max_tokens=1))
+
+    assert run_step(one) == [("a", 0, 4)]
+    assert [s.spec.key for s in one.running] == ["a", "c"]
+    assert run_step(one) == [("a", 4, 4)]
+    assert run_step(one) == [("a", 8, 1), ("b", 8, 1), ("c", 0, 2)]
+    assert one.counts.hit == 8
+
+
+def test_who_waits_for_another_goes_on_alone_when_that_one_leaves_or_is_held() -> None:
+    for leaves in (True, False):
+        one = scheduler(budget=4)
+        first = same("a", 9)
+        one.add(first)
+        one.add(same("b", 9))
+        assert run_step(one) == [("a", 0, 4)]
+
+        if leaves:
+            one.remove(first)
+        else:
+            first.held = True
+
+        assert run_step(one) == [("b", 4, 4)]
+
+
+def test_a_prompt_that_is_to_be_scored_is_computed_whole() -> None:
+    one = scheduler(budget=20)
+    one.add(same("a", 9, max_tokens=1))
+    run_step(one)
+    one.add(same("b", 9, scores_prompt=True, logprobs=0))
+
+    assert run_step(one) == [("b", 0, 9)]
+
+
+def test_what_an_answer_came_to_is_found_by_a_prompt_that_holds_it() -> None:
+    one = scheduler(budget=20)
+    one.add(same("a", 4, max_tokens=5))
+    while one.has_work:
+        run_step(one)  # each token is a 0
+    follow_up = Sequence(SequenceSpec(key="b", prompt_ids=[0, 1, 2, 3, 0, 0, 0, 0, 9], max_tokens=1))
+    one.add(follow_up)
+
+    assert run_step(one) == [("b", 8, 1)]
+
+
+def test_without_a_cache_everything_is_computed() -> None:
+    one = scheduler(budget=20, prefix_cache=False)
+    for key in "ab":
+        one.add(same(key, 9, max_tokens=1))
+
+    assert run_step(one) == [("a", 0, 9), ("b", 0, 9)]
+
+
+def test_what_is_kept_gives_way_to_what_runs() -> None:
+    small = scheduler(blocks=5, budget=10)
+    small.add(same("a", 8, max_tokens=1))
+    run_step(small)
+    assert small.blocks.kept == 4
+    small.add(sequence("b", 8, max_tokens=1))
+
+    assert run_step(small) == [("b", 0, 8)]
+
+
+# ---- the pace ------------------------------------------------------------------------------------
+
+
+def test_beside_decodes_a_prompt_gets_what_the_pace_allows() -> None:
+    pace = Pace(stretch=2.0, least=2)
+    one = scheduler(budget=100, pace=pace)
+    one.add(sequence("a", 3, max_tokens=20))
+    assert run_step(one) == [("a", 0, 3)]
+    pace.observe(decodes=0, prefill_tokens=3, took_s=0.03)
+    one.add(sequence("b", 30))
+    assert run_step(one) == [("a", 3, 1), ("b", 0, 2)]
+    pace.observe(decodes=1, prefill_tokens=0, took_s=0.05)
+
+    assert run_step(one) == [("a", 4, 1), ("b", 2, 5)]
+
+
+def paced(decoding: int, **sizes: Any) -> Scheduler:
+    """A scheduler with a pace of two tokens beside a decode, and so many that decode."""
+    pace = Pace(stretch=2.0, least=2)
+    one = scheduler(blocks=500, rows=40, budget=100, pace=pace, **sizes)
+    for number in range(decoding):
+        one.add(sequence(f"d{number}", 2, max_tokens=50))
+    run_step(one)
+    pace.observe(decodes=0, prefill_tokens=100, took_s=1.0)
+    pace.observe(decodes=decoding, prefill_tokens=0, took_s=0.02)
+    return one
+
+
+def test_a_crowd_that_waits_for_its_first_token_comes_first() -> None:
+    one = paced(decoding=2)
+    for number in range(CROWD):
+        one.add(sequence(f"p{number}", 20))
+
+    assert [count for _, _, count in run_step(one)] == [1] * 2 + [20] * CROWD
+
+
+@pytest.mark.parametrize(
+    ("decoding", "prompts"),
+    [
+        (1, [20] * (CROWD - 1)),  # too few
+        (CROWD // 2 + 1, [20] * CROWD),  # fewer than twice as many as would have to pause
+        (1, [90] * 5),  # many, but one step brings one of them to its end
+        (1, [500]),
+    ],
+)
+def test_who_is_no_crowd_keeps_to_the_pace(decoding: int, prompts: list[int]) -> None:
+    one = paced(decoding, positions=2000)
+    for number, length in enumerate(prompts):
+        one.add(sequence(f"p{number}", length))
+
+    assert [count for _, _, count in run_step(one)] == [1] * decoding + [2]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_under_random_load_budget_and_blocks_hold_and_all_end(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    has_cache = bool(seed % 2)
+    pool = BlockManager(int(random.integers(8, 40)), 2)
+    one = Scheduler(
+        pool,
+        max_rows=4,
+        max_step_tokens=int(random.integers(4, 12)),
+        max_positions=1000,
+        prefix_cache=has_cache,
+    )
+    total = pool.capacity_tokens
+    arrivals = [
+        (same if random.random() < 0.5 else sequence)(
+            str(i),
+            int(random.integers(1, total - 8)),
+            int(random.integers(1, 9)),
+            priority=int(random.integers(2)),
+            tenant="ab"[int(random.integers(2))],
+        )
+        for i in range(30)
+    ]
+    ended: list[str] = []
+    computed: dict[str, int] = {}
+
+    while arrivals or one.has_work:
+        if arrivals and random.random() < 0.5:
+            one.add(arrivals.pop(0))
+        spans = one.schedule()
+        assert sum(span.count for span in spans) <= one.max_step_tokens
+        assert len({block for s in one.running for block in s.blocks}) == pool.num_blocks - pool.free
+        for s in one.running:
+            assert len(set(s.blocks)) == len(s.blocks) >= pool.blocks_for(s.computed)
+            # What is written in this step nobody else has.
+            own = s.blocks[len(s.path) :]
+            assert not any(set(own) & set(other.blocks) for other in one.running if other is not s)
+        for span in spans:
+            assert len(span.sequence.blocks) * 2 >= span.start + span.count
+            assert span.start >= len(span.sequence.path) * 2
+        assert len({s.row for s in one.running}) == len(one.running) <= 4
+        assert not one.running or spans
+        one.advance(spans)
+        for span in spans:
+            computed[span.sequence.spec.key] = computed.get(span.sequence.spec.key, 0) + span.count
+            if span.samples:
+                span.sequence.ids.append(0)
+                if span.sequence.generated == span.sequence.spec.max_tokens:
+                    one.remove(span.sequence)
+                    ended.append(span.sequence.spec.key)
+
+    assert sorted(ended, key=int) == [str(i) for i in range(30)]
+    assert pool.free == pool.num_blocks
+    assert (one.counts.hit > 0) == has_cache

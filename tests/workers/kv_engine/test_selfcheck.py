@@ -1,0 +1,65 @@
+"""A model the pool does not serve exactly never becomes an engine."""
+
+import pytest
+import torch
+
+from models.checkpoints.files import UnsupportedArchitectureError
+from models.decoder_lm import nodes
+from models.decoder_lm.nodes import DecoderLM, load
+from tests.tiny import FAMILIES, Family, tiny_checkpoint
+from workers.kv_engine.attention.paged import ATTENTION
+from workers.kv_engine.selfcheck import check_node
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_served_families_pass(family: Family, dtype: str) -> None:
+    node = load(tiny_checkpoint(family), dtype=dtype)
+    node.use_attention(ATTENTION)
+
+    check_node(node)
+
+
+class ScaledHead(DecoderLM):
+    """A head that is not the model's own: half of what Granite and Cohere do behind theirs."""
+
+    def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        return super().head(hidden, indices) / 4
+
+
+class OwnPositions(DecoderLM):
+    """A model that counts positions by itself, from the start of the batch."""
+
+    def forward(self, inputs: torch.Tensor, step: nodes.TokenStep) -> torch.Tensor:
+        class Wrong:
+            positions = torch.arange(len(inputs))
+
+        return super().forward(inputs, Wrong())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("broken", [ScaledHead, OwnPositions])
+def test_what_goes_past_the_engine_is_refused_by_name(
+    broken: type[DecoderLM], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = load(tiny_checkpoint("llama"), dtype=dtype)
+    node.use_attention(ATTENTION)
+    monkeypatch.setattr(node, "__class__", broken)
+
+    with pytest.raises(UnsupportedArchitectureError, match="LlamaForCausalLM is not served"):
+        check_node(node)
+
+
+def test_a_model_that_stumbles_over_the_pool_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = load(tiny_checkpoint("llama"))
+    node.use_attention(ATTENTION)
+
+    def stumble(hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        raise AttributeError("no last_hidden_state")
+
+    monkeypatch.setattr(node, "head", stumble)
+
+    with pytest.raises(
+        UnsupportedArchitectureError, match=r"LlamaForCausalLM is not served: it cannot .*state"
+    ):
+        check_node(node)

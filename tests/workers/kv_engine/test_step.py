@@ -1,0 +1,150 @@
+import numpy as np
+import torch
+
+from workers.kv_engine.scheduler import Span
+from workers.kv_engine.sequence import Sampling, Sequence, SequenceSpec
+from workers.kv_engine.step import StepBuilder, Unread
+
+CPU = torch.device("cpu")
+
+
+def builder() -> StepBuilder:
+    return StepBuilder(max_rows=4, max_step_tokens=32, max_blocks=5, block_size=4, device=CPU)
+
+
+def seated(
+    key: str, prompt: list[int], blocks: list[int], row: int, sampling: Sampling | None = None
+) -> Sequence:
+    spec = SequenceSpec(key=key, prompt_ids=prompt, max_tokens=3, sampling=sampling or Sampling())
+    sequence = Sequence(spec)
+    sequence.blocks, sequence.row = blocks, row
+    return sequence
+
+
+def test_a_step_says_where_every_token_stands_and_goes() -> None:
+    prefill = seated("a", list(range(100, 110)), [7, 2, 5], row=2)
+    decode = seated("b", [40, 41, 42], [9, 1], row=0)
+
+    step = builder().build([Span(decode, 2, 1), Span(prefill, 3, 4)])
+
+    assert step.token_ids.tolist() == [42, 103, 104, 105, 106]
+    assert step.positions.tolist() == [2, 3, 4, 5, 6]
+    assert step.slots.tolist() == [9 * 4 + 2, 7 * 4 + 3, 2 * 4, 2 * 4 + 1, 2 * 4 + 2]
+    assert step.query_offsets.tolist() == [0, 1, 5]
+    assert step.kv_lengths.tolist() == [3, 7]
+    assert step.rows.tolist() == [0, 2]
+    assert step.block_table[2].tolist() == [7, 2, 5, 0, 0]
+    assert step.logit_indices.tolist() == [0]
+    assert {t.dtype for t in (step.token_ids, step.positions, step.slots, step.block_table)} == {torch.int32}
+
+
+def test_the_buffers_stay_where_they_are() -> None:
+    fixed = builder()
+    sequence = seated("a", [1, 2, 3, 4, 5], [0, 1], row=0)
+
+    def addresses(count: int) -> list[int]:
+        step = fixed.build([Span(sequence, 0, count)])
+        return [t.data_ptr() for t in (step.token_ids, step.positions, step.slots, step.block_table)]
+
+    assert addresses(5) == addresses(2)
+
+
+def test_padding_fills_a_captured_step_with_spans_in_a_cell_that_is_nobodys() -> None:
+    sizes = {"max_rows": 4, "max_step_tokens": 32, "max_blocks": 5, "block_size": 4}
+    fixed = StepBuilder(**sizes, device=CPU, padding_block=20)
+    captured = fixed.captured(4)
+    decode = seated("b", [40, 41, 42], [9, 1], row=2, sampling=Sampling(temperature=1, top_k=7))
+
+    fixed.build([Span(seated("a", list(range(9)), [3, 4, 5], row=0), 0, 9)])
+    step = fixed.build([Span(decode, 2, 1)], rows=4)
+
+    assert captured.token_ids.tolist() == [42, 0, 0, 0]
+    assert captured.positions.tolist() == [2, 0, 0, 0]
+    assert captured.slots.tolist() == [9 * 4 + 2, 80, 80, 80]
+    assert captured.rows.tolist() == [2, 4, 4, 4]
+    assert captured.kv_lengths.tolist() == [3, 1, 1, 1]
+    assert captured.query_offsets.tolist() == [0, 1, 2, 3, 4]
+    assert captured.logit_indices.tolist() == [0, 1, 2, 3]
+    assert captured.block_table[4, 0] == 20
+    assert captured.sampling.top_k[0] == 7
+    assert step.logit_indices.tolist() == [0]
+    assert len(step.sampling.top_k) == 1
+
+
+def test_tokens_that_nobody_has_read_are_taken_where_they_lie() -> None:
+    """Of three that were sampled the second goes on no more, and the third is none."""
+    fixed = StepBuilder(
+        max_rows=4, max_step_tokens=32, max_blocks=5, block_size=4, device=CPU, padding_block=20
+    )
+    one, other = seated("a", [40, 41, 999], [9], row=2), seated("b", [1, 999], [3], row=0)
+    sampled = torch.tensor([77, 88, -1])
+
+    step = fixed.build(
+        [Span(one, 2, 1), Span(other, 1, 1)], rows=4, unread=Unread(tokens=sampled, places=[0, 2])
+    )
+
+    assert step.token_ids.tolist() == [77, 0]
+    assert fixed.captured(4).token_ids.tolist() == [77, 0, 0, 0]
+    assert (step.positions.tolist(), step.slots.tolist()) == ([2, 1], [9 * 4 + 2, 3 * 4 + 1])
+    assert sampled.tolist() == [77, 88, -1]
+
+
+def test_a_captured_step_is_sampled_as_it_is_said() -> None:
+    plain = builder().captured(2, is_random=True).sampling
+    filtered = builder().captured(2, is_random=True, is_filtered=True).sampling
+
+    assert (plain.is_random, plain.is_filtered) == (True, False)
+    assert (filtered.has_top_k, filtered.has_top_p, filtered.has_min_p, filtered.candidates) == (
+        True,
+        True,
+        True,
+        None,
+    )
+
+
+def test_a_row_is_rewritten_when_another_sequence_takes_it() -> None:
+    fixed = builder()
+    fixed.build([Span(seated("a", [1], [4, 3, 2], row=1, sampling=Sampling(temperature=1, seed=5)), 0, 1)])
+
+    step = fixed.build([Span(seated("b", [1], [1], row=1, sampling=Sampling(temperature=2, top_k=3)), 0, 1)])
+
+    assert step.block_table[1].tolist() == [1, 0, 0, 0, 0]
+    assert step.sampling.temperature.tolist() == [2.0]
+    assert step.sampling.top_k.tolist() == [3]
+    assert step.sampling.seed_low.tolist() == [0]
+
+
+def test_seeds_of_64_bits_arrive_whole() -> None:
+    seeds = [0, 1, -1, 2**63 - 1, -(2**63)]
+    for seed in seeds:
+        sequence = seated("a", [1], [0], row=0, sampling=Sampling(temperature=1, seed=seed))
+        sampling = builder().build([Span(sequence, 0, 1)]).sampling
+        low, high = (int(np.uint32(t.item() % 2**32)) for t in (sampling.seed_low, sampling.seed_high))
+        assert (high << 32 | low) == seed % 2**64
+
+
+def test_the_draw_index_counts_generated_tokens_and_the_prefix() -> None:
+    spec = SequenceSpec(key="a", prompt_ids=[1, 2], prefix_ids=[3, 4, 5], max_tokens=9)
+    sequence = Sequence(spec)
+    sequence.blocks, sequence.row = [0, 1], 3
+
+    assert builder().build([Span(sequence, 0, 5)]).sampling.draw_index.tolist() == [3]
+
+
+def test_the_host_knows_which_work_the_sampler_can_leave_out() -> None:
+    def mode(*samplings: Sampling) -> tuple[str, int | None]:
+        spans = [Span(seated(str(i), [1], [i], row=i, sampling=s), 0, 1) for i, s in enumerate(samplings)]
+        sampling = builder().build(spans).sampling
+        has = {"k": sampling.has_top_k, "p": sampling.has_top_p, "m": sampling.has_min_p}
+        assert sampling.is_filtered is any(has.values())
+        return "r" * sampling.is_random + "".join(name for name, is_so in has.items() if is_so), (
+            sampling.candidates
+        )
+
+    greedy, plain = Sampling(top_k=5, top_p=0.5, min_p=0.5), Sampling(temperature=1)
+    narrow, wide = Sampling(temperature=1, top_k=20, top_p=0.9), Sampling(temperature=1, top_p=0.9)
+    assert mode(greedy) == ("", None)
+    assert mode(greedy, plain) == ("r", None)
+    assert mode(greedy, plain, narrow) == ("rkp", 20)
+    assert mode(narrow, wide) == ("rkp", None)
+    assert mode(Sampling(temperature=1, min_p=0.1)) == ("rm", None)

@@ -1,0 +1,142 @@
+"""A batch of firings, with real tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models.base import ChunkOf, Item, StatelessResult
+from shared.errors import BugError, ClientError, DalSegnoError
+from workers.data_plane.arrays import to_array
+from workers.data_plane.port import Array
+from workers.stateless_engine.firing import Fired, Firing
+from workers.stateless_engine.nodes import NodeFailedError, StatelessNodes
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Doubling:
+    """Doubles `x`, in place; fails as its arguments say."""
+
+    max_batch: int = 4
+    batches: list[list[Item]] = field(default_factory=list)
+    answers_short: bool = False
+
+    def run(self, items: Sequence[Item]) -> list[StatelessResult | Exception]:
+        self.batches.append(list(items))
+        if any(item.args.get("raises") for item in items):
+            raise IndexError("out of its depth")
+        if self.answers_short:
+            return []
+        return [ClientError("not this one") if item.args.get("fails") else self._fire(item) for item in items]
+
+    def _fire(self, item: Item) -> StatelessResult:
+        return StatelessResult(
+            outputs={"y": item.inputs["x"].mul_(2)}, facts={"seed": item.seed}, stops=("loop",)
+        )
+
+
+def firing(x: Sequence[float] = (1, 2), **changes: Any) -> Firing:
+    array = to_array(torch.tensor(x, dtype=torch.float32))
+    array.data.flags.writeable = False
+    values: dict[str, Any] = {"inputs": {"x": array}, "args": {}, "seed": 0, "path": (), "chunk": None}
+    return Firing(node="double", **(values | changes))
+
+
+def run(node: Doubling, *firings: Firing) -> list[Fired | DalSegnoError]:
+    return StatelessNodes({"double": node}, CPU).run("double", firings)
+
+
+def floats(result: Fired | DalSegnoError) -> list[float]:
+    assert isinstance(result, Fired)
+    found: list[float] = result.outputs["y"].data.view(np.float32).tolist()
+    return found
+
+
+def test_firings_are_run_together_and_told_apart() -> None:
+    node = Doubling()
+
+    first, second = run(node, firing([1, 2], seed=7), firing([3]))
+
+    assert [floats(first), floats(second)] == [[2, 4], [6]]
+    assert isinstance(first, Fired)
+    assert (first.facts, first.stops) == ({"seed": 7}, ("loop",))
+    assert first.outputs["y"] == Array(dtype="float32", shape=(2,), data=first.outputs["y"].data)
+    assert len(node.batches) == 1
+
+
+def test_an_item_says_what_the_firing_did() -> None:
+    node, chunk = Doubling(), ChunkOf(number=1, fresh=2, last=False)
+
+    run(node, firing(args={"a": 1}, seed=9, path=(4,), chunk=chunk))
+
+    [[item]] = node.batches
+    assert (item.args, item.seed, item.path, item.chunk) == ({"a": 1}, 9, (4,), chunk)
+
+
+def test_a_node_that_writes_into_its_inputs_writes_into_nobody_elses_memory() -> None:
+    given = firing([1, 2])
+
+    run(Doubling(), given)
+
+    assert given.inputs["x"].data.view(np.float32).tolist() == [1, 2]
+
+
+def test_the_one_the_node_gives_up_fails_alone() -> None:
+    node = Doubling()
+
+    good, bad = run(node, firing([1]), firing(args={"fails": True}))
+
+    assert floats(good) == [2]
+    assert isinstance(bad, ClientError)
+    assert len(node.batches) == 1
+
+
+def test_where_a_node_raises_each_firing_is_run_by_itself() -> None:
+    node = Doubling()
+
+    results = run(node, firing([1]), firing(args={"raises": True}), firing([3]))
+
+    assert [floats(results[0]), floats(results[2])] == [[2], [6]]
+    assert isinstance(results[1], NodeFailedError)
+    assert results[1].message == "node 'double' failed: IndexError: out of its depth"
+    assert [len(batch) for batch in node.batches] == [3, 1, 1, 1]
+
+
+def test_bytes_that_do_not_fit_fail_their_firing_alone() -> None:
+    torn = Array(dtype="float32", shape=(3,), data=np.zeros(8, np.uint8))
+    odd = Array(dtype="complex64", shape=(1,), data=np.zeros(8, np.uint8))
+
+    results = run(Doubling(), firing(inputs={"x": torn}), firing([1]), firing(inputs={"x": odd}))
+
+    assert floats(results[1]) == [2]
+    assert "expected 12 bytes for float32[3], found 8" in str(results[0])
+    assert "found 'complex64'" in str(results[2])
+
+
+def test_a_node_that_answers_for_too_few_is_a_bug() -> None:
+    results = run(Doubling(answers_short=True), firing(), firing())
+
+    assert [type(result) for result in results] == [BugError, BugError]
+
+
+def test_no_gradients_are_kept() -> None:
+    class Multiply(torch.nn.Linear):
+        max_batch = 1
+
+        def run(self, items: Sequence[Item]) -> list[StatelessResult | Exception]:
+            return [StatelessResult(outputs={"y": self(item.inputs["x"])}) for item in items]
+
+    [result] = StatelessNodes({"double": Multiply(2, 3)}, CPU).run("double", [firing()])
+
+    assert isinstance(result, Fired)
+    assert result.outputs["y"].shape == (3,)
+
+
+@pytest.mark.parametrize("most", [1, 16])
+def test_the_thread_is_told_how_many_a_node_takes_together(most: int) -> None:
+    assert StatelessNodes({"double": Doubling(max_batch=most)}, CPU).max_batch == {"double": most}

@@ -1,0 +1,400 @@
+// The layers of a Llama-like decoder, computed in one call: all of a step between its embeddings and its
+// logits. Seen from Python as a few C functions over plain structures (`workers/cpu_kernels/library.py`).
+//
+// Activations stay in float32 between products; what goes into one, and the keys and values in the pool, are of
+// the weights' type.
+
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "attention.h"
+#include "numbers.h"
+#include "team.h"
+#include "tiles.h"
+
+namespace dalsegno {
+namespace {
+
+extern "C" {
+struct Matrix {
+  const void* data;
+  const int32_t* lists;  // squeezed: where each unit's patches begin; else null
+  const Patch* patches;
+  int32_t n, k;
+};
+
+struct Layer {
+  Matrix qkv, o, gate_up, down;
+  const float *norm_in, *norm_post;
+  const float *q_norm, *k_norm;  // (dim,), or null
+  const float *qkv_bias, *o_bias;
+  int32_t window;
+};
+
+struct Model {
+  int32_t dtype;  // 0 float32, 1 bfloat16
+  int32_t layers, hidden, heads, kv_heads, dim, intermediate;
+  float eps, scaling;
+  const Layer* layer;
+  const float* norm;
+};
+
+struct Step {
+  int32_t tokens, spans, block_size, table_stride;
+  const int32_t *positions, *slots;                    // (tokens,)
+  const int32_t *rows, *query_offsets, *kv_lengths;    // (spans,), (spans + 1,), (spans,)
+  const int32_t* block_table;                          // (rows, table_stride)
+  const float *cos, *sin;                              // (tokens, dim)
+  void* const* keys;                                   // of each layer: (slots, kv_heads, dim)
+  void* const* values;
+  float* hidden;  // (tokens, hidden): in, the embeddings; out, the states behind the last norm
+};
+}
+
+// Memory that only grows, from one step to the next.
+class Scratch {
+ public:
+  ~Scratch() { std::free(data_); }
+  char* room(size_t bytes) {
+    if (bytes > size_) {
+      std::free(data_);
+      size_ = 0;
+      data_ = static_cast<char*>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
+      if (!data_) throw std::bad_alloc();
+      size_ = bytes;
+      std::memset(data_, 0, bytes);
+    }
+    return data_;
+  }
+
+ private:
+  char* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+struct Context {
+  explicit Context(int threads) : team(threads) {}
+  Team team;
+  Scratch scratch;
+  std::vector<QueryTile> tiles;
+};
+
+template <class T>
+Packed<T> packed(const Matrix& matrix) {
+  return {static_cast<const T*>(matrix.data), matrix.n, matrix.k, matrix.lists, matrix.patches};
+}
+
+// Root mean square norm (Zhang and Sennrich 2019) of so many numbers, full vectors of them.
+template <class T>
+void norm(const float* x, const float* weight, int size, float eps, T* out) {
+  Floats squares = Floats{};
+  for (int at = 0; at < size; at += LANES) squares += load(x + at) * load(x + at);
+  const float scale = 1.0f / std::sqrt(sum(squares) / size + eps);
+  for (int at = 0; at < size; at += LANES) store(out + at, load(x + at) * scale * load(weight + at));
+}
+
+// Rotary embedding (Su et al. 2021) of one head, with halves that turn together.
+inline void rotate(float* x, const float* cos, const float* sin, int dim) {
+  const int half = dim / 2;
+  for (int at = 0; at < half; at += LANES) {
+    const Floats a = load(x + at), b = load(x + half + at);
+    store(x + at, a * load(cos + at) - b * load(sin + at));
+    store(x + half + at, b * load(cos + half + at) + a * load(sin + half + at));
+  }
+}
+
+inline Floats silu(Floats x) { return x / (exponential(-x) + 1.0f); }
+
+inline void put_floats(float* to, const Floats* unit) {
+  for (int v = 0; v < UNIT; ++v) store(to + v * LANES, unit[v]);
+}
+
+// What the members of a team share of one step.
+template <class T>
+struct Body {
+  const Model& model;
+  const Step& step;
+  const std::vector<QueryTile>& tiles;
+  float* qkv;    // (tokens, qkv_width)
+  T* narrow;     // (tokens, hidden_depth or heads * dim): what goes into qkv, o, gate_up
+  T* wide;       // (tokens, intermediate_depth)
+  float* state;  // (tokens, hidden_width)
+  int qkv_width, narrow_width, wide_width, state_width;
+
+  static constexpr int PHASES = 8;  // of a layer
+
+  void operator()(Team::Member& member) const {
+    int phase = 0;
+    const int tokens = step.tokens;
+    member.each(phase++, tokens, [&](int token) {
+      std::memcpy(state + token * size_t(state_width), step.hidden + token * size_t(model.hidden),
+                  model.hidden * sizeof(float));
+    });
+    for (int number = 0; number < model.layers; ++number) {
+      const Layer& layer = model.layer[number];
+      T *keys = static_cast<T*>(step.keys[number]), *values = static_cast<T*>(step.values[number]);
+      normalise(member, phase++, layer.norm_in);
+      product(member, phase++, narrow, narrow_width, tokens, packed<T>(layer.qkv),
+              [&](int row, int column, const Floats* y) { put_floats(qkv + row * size_t(qkv_width) + column, y); });
+      member.each(phase++, tokens, [&](int token) { turn_and_keep(layer, token, keys, values); });
+      attention(member, phase++, layer, keys, values);
+      product(member, phase++, narrow, narrow_width, tokens, packed<T>(layer.o), adding(layer.o_bias, layer.o.n));
+      normalise(member, phase++, layer.norm_post);
+      product(member, phase++, narrow, narrow_width, tokens, packed<T>(layer.gate_up),
+              [&](int row, int column, const Floats* y) {
+                T* to = wide + row * size_t(wide_width) + column / 2;
+                for (int pair = 0; pair < UNIT / 2; ++pair)
+                  store(to + pair * LANES, silu(y[2 * pair]) * y[2 * pair + 1]);
+              });
+      product(member, phase++, wide, wide_width, tokens, packed<T>(layer.down), adding(nullptr, 0));
+    }
+    member.each(phase++, tokens, [&](int token) {
+      norm(state + token * size_t(state_width), model.norm, model.hidden, model.eps,
+           step.hidden + token * size_t(model.hidden));
+    });
+  }
+
+  void normalise(Team::Member& member, int phase, const float* weight) const {
+    member.each(phase, step.tokens, [&](int token) {
+      T* to = narrow + token * size_t(narrow_width);
+      norm(state + token * size_t(state_width), weight, model.hidden, model.eps, to);
+      std::memset(to + model.hidden, 0, (round_up(model.hidden, Format<T>::GRAIN) - model.hidden) * sizeof(T));
+    });
+  }
+
+  // Add a product to the residual stream.
+  auto adding(const float* bias, int biased) const {
+    return [this, bias, biased](int row, int column, const Floats* y) {
+      float* to = state + row * size_t(state_width) + column;
+      for (int v = 0; v < UNIT; ++v) {
+        Floats sum = load(to + v * LANES) + y[v];
+        if (bias && column + v * LANES < biased) sum += load(bias + column + v * LANES);
+        store(to + v * LANES, sum);
+      }
+    };
+  }
+
+  // A token's queries turned; its keys turned, and with its values in the pool.
+  void turn_and_keep(const Layer& layer, int token, T* keys, T* values) const {
+    const int dim = model.dim, q = model.heads * dim, kv = model.kv_heads * dim;
+    float* mine = qkv + token * size_t(qkv_width);
+    if (layer.qkv_bias)
+      for (int at = 0; at < q + 2 * kv; at += LANES) store(mine + at, load(mine + at) + load(layer.qkv_bias + at));
+    const float *cos = step.cos + token * size_t(dim), *sin = step.sin + token * size_t(dim);
+    for (int head = 0; head < model.heads + model.kv_heads; ++head) {
+      float* one = mine + head * dim;
+      const float* weight = head < model.heads ? layer.q_norm : layer.k_norm;
+      if (weight) norm(one, weight, dim, model.eps, one);
+      rotate(one, cos, sin, dim);
+    }
+    const size_t cell = step.slots[token] * size_t(kv);
+    for (int at = 0; at < kv; at += LANES) {
+      store(keys + cell + at, load(mine + q + at));
+      store(values + cell + at, load(mine + q + kv + at));
+    }
+  }
+
+  void attention(Team::Member& member, int phase, const Layer& layer, const T* keys, const T* values) const {
+    const Shape shape{model.heads, model.kv_heads, model.dim, layer.window, model.scaling};
+    const Cells cells{step.block_table, step.table_stride, step.block_size};
+    Attending<T> attending(shape, cells, keys, values);
+    member.share(
+        phase, static_cast<int>(tiles.size()), 1,
+        [&](int piece, bool) { attending.compute(tiles[piece], qkv, qkv_width); },
+        [&](int) { attending.keep(narrow, narrow_width); });
+  }
+};
+
+// What is taken by one after the other: a prompt by some of its tokens for each head of keys; of who decodes all
+// heads, side by side in memory, or fewer where there are not enough of them to go round.
+const std::vector<QueryTile>& tiles_of(std::vector<QueryTile>& tiles, const Model& model, const Step& step, int members) {
+  const int group = model.heads / model.kv_heads, most = std::max(1, MOST_ROWS / 2 / group);
+  const int fair = std::max(1, model.kv_heads * step.spans / (2 * members));
+  tiles.clear();
+  for (int span = 0; span < step.spans; ++span) {
+    const int begin = step.query_offsets[span], end = step.query_offsets[span + 1];
+    for (int first = begin; first < end; first += most) {
+      const int count = std::min(most, end - first);
+      const int heads = count == 1 ? std::clamp(MOST_ROWS / group, 1, std::min(fair, model.kv_heads)) : 1;
+      for (int head = 0; head < model.kv_heads; head += heads)
+        tiles.push_back({first, count, step.kv_lengths[span] - (end - first), step.rows[span], head,
+                         std::min(heads, model.kv_heads - head)});
+    }
+  }
+  return tiles;
+}
+
+template <class T>
+void run_body(Context& context, const Model& model, const Step& step) {
+  // Rows are as wide as the units that are written to them.
+  const int heads = model.heads * model.dim, unit = UNIT * LANES;
+  const int qkv_width = round_up(heads + 2 * model.kv_heads * model.dim, unit);
+  const int narrow_width = row_stride<T>(round_up(std::max(model.hidden, heads), unit));
+  const int wide_width = row_stride<T>(round_up(model.intermediate, unit));
+  const int state_width = round_up(model.hidden, unit);
+  const size_t tokens = step.tokens;
+  char* room = context.scratch.room(tokens * (sizeof(float) * (qkv_width + state_width) +
+                                              sizeof(T) * (narrow_width + wide_width)));
+  float* state = reinterpret_cast<float*>(room);
+  float* qkv = state + tokens * state_width;
+  T* narrow = reinterpret_cast<T*>(qkv + tokens * qkv_width);
+  T* wide = narrow + tokens * narrow_width;
+  const std::vector<QueryTile>& tiles = tiles_of(context.tiles, model, step, context.team.size());
+  const Body<T> body{model, step,      tiles,        qkv,        narrow,     wide,
+                     state, qkv_width, narrow_width, wide_width, state_width};
+  context.team.run(2 + model.layers * Body<T>::PHASES, body);
+}
+
+template <class T>
+void run_linear(Context& context, const Packed<T>& w, const float* x, int rows, float* y, size_t stride) {
+  const int depth = w.depth(), width = row_stride<T>(depth);
+  T* narrow = reinterpret_cast<T*>(context.scratch.room(rows * sizeof(T) * width));
+  context.team.run(2, [&](Team::Member& member) {
+    member.each(0, rows, [&](int row) {
+      T* to = narrow + row * size_t(width);
+      const float* from = x + row * size_t(w.k);
+      int at = 0;
+      for (; at + LANES <= w.k; at += LANES) store(to + at, load(from + at));
+      if (at < w.k) {
+        float last[LANES] = {};
+        std::memcpy(last, from + at, (w.k - at) * sizeof(float));
+        T rounded[LANES];
+        store(rounded, load(last));
+        std::memcpy(to + at, rounded, (w.k - at) * sizeof(T));
+      }
+      std::memset(to + w.k, 0, (depth - w.k) * sizeof(T));
+    });
+    product(member, 1, narrow, width, rows, w, [&](int row, int column, const Floats* values) {
+      float* to = y + row * stride + column;
+      if (column + UNIT * LANES <= w.n) return put_floats(to, values);
+      float all[UNIT * LANES];
+      put_floats(all, values);
+      if (column < w.n) std::memcpy(to, all, (w.n - column) * sizeof(float));
+    });
+  });
+}
+
+// Each unit of a packed matrix once.
+template <class Work>
+void of_units(void* context, const Packed<bfloat16>& w, const Work& work) {
+  static_cast<Context*>(context)->team.run(1, [&](Team::Member& member) {
+    member.each(0, w.units(), [&](int unit) {
+      work(unit, Squeezing(reinterpret_cast<const bfloat16*>(w.unit(unit)), w.depth()));
+    });
+  });
+}
+
+}  // namespace
+}  // namespace dalsegno
+
+using namespace dalsegno;
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// What it was compiled for, and whether this process may use it.
+const char* dalsegno_variant() {
+#if defined(DALSEGNO_AMX)
+  return "amx";
+#elif defined(__AVX512BF16__)
+  return "avx512_bf16";
+#elif defined(__AVX512F__)
+  return "avx512";
+#else
+  return "plain";
+#endif
+}
+
+int dalsegno_allowed() {
+#if defined(DALSEGNO_AMX)
+  return amx::allowed();
+#else
+  return 1;
+#endif
+}
+
+// Null where there is no memory, or no thread, left.
+void* dalsegno_open(int threads) {
+  try {
+    return new Context(threads);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+void dalsegno_close(void* context) { delete static_cast<Context*>(context); }
+
+// How many pieces were kept by another thread than the one that had taken them.
+int64_t dalsegno_helped(void* context) { return static_cast<Context*>(context)->team.helped(); }
+
+// Bytes of a packed matrix (n, k).
+int64_t dalsegno_packed_bytes(int dtype, int32_t n, int32_t k) {
+  const int64_t columns = round_up(n, UNIT * LANES);
+  return dtype ? columns * round_up(k, Format<bfloat16>::GRAIN) * 2 : columns * round_up(k, Format<float>::GRAIN) * 4;
+}
+
+void dalsegno_pack(void* context, int dtype, void* into, const void* w, int32_t n, int32_t k, int64_t stride,
+                   int columns, int32_t offset) {
+  static_cast<Context*>(context)->team.run(1, [&](Team::Member& member) {
+    if (dtype)
+      pack(member, 0, static_cast<bfloat16*>(into), static_cast<const bfloat16*>(w), n, k, stride, Columns(columns), offset);
+    else
+      pack(member, 0, static_cast<float*>(into), static_cast<const float*>(w), n, k, stride, Columns(columns), offset);
+  });
+}
+
+// Bytes of a packed matrix of bfloat16 (n, k) that is squeezed; 0 where that is not done.
+int64_t dalsegno_squeezed_bytes(int32_t n, int32_t k) {
+  if (!DALSEGNO_SQUEEZES) return 0;
+  const Packed<bfloat16> w{nullptr, n, k};
+  return w.units() * squeezed_unit_bytes(w.depth());
+}
+
+// How many patches a packed matrix needs, those that end the lists included; `lists` says where each unit's begin.
+int64_t dalsegno_count_patches(void* context, const Matrix* plain, int32_t* lists) {
+  const Packed<bfloat16> w = packed<bfloat16>(*plain);
+  of_units(context, w, [&](int unit, const Squeezing& squeezing) { lists[unit] = squeezing.patches() + 1; });
+  int64_t total = 0;
+  for (int unit = 0; unit < w.units(); ++unit) total += std::exchange(lists[unit], static_cast<int32_t>(total));
+  return total;
+}
+
+// Write a packed matrix squeezed, and its patches where `lists` has them.
+void dalsegno_squeeze(void* context, const Matrix* plain, const int32_t* lists, void* into, Patch* patches) {
+  const Packed<bfloat16> w = packed<bfloat16>(*plain);
+  const size_t bytes = squeezed_unit_bytes(w.depth());
+  of_units(context, w, [&](int unit, const Squeezing& squeezing) {
+    squeezing.write(static_cast<char*>(into) + unit * bytes, patches + lists[unit]);
+  });
+}
+
+// y (rows, n) = x (rows, k) W^T, in float32; y's rows are `stride` apart. 0, or 1 without memory.
+int dalsegno_linear(void* context, int dtype, const Matrix* w, const float* x, int32_t rows, float* y, int64_t stride) {
+  try {
+    auto& to = *static_cast<Context*>(context);
+    if (dtype)
+      run_linear(to, packed<bfloat16>(*w), x, rows, y, stride);
+    else
+      run_linear(to, packed<float>(*w), x, rows, y, stride);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
+int dalsegno_body(void* context, const Model* model, const Step* step) {
+  try {
+    if (model->dtype)
+      run_body<bfloat16>(*static_cast<Context*>(context), *model, *step);
+    else
+      run_body<float>(*static_cast<Context*>(context), *model, *step);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+}
+#pragma GCC visibility pop

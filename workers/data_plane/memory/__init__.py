@@ -1,0 +1,1 @@
+"""Arenas: the memory that tensors are published from, on hosts and on GPUs."""

@@ -1,0 +1,187 @@
+"""The arena's twin on a GPU: one `cudaMalloc`, exported once, with slots as the arena has them.
+
+    device memory                      the tensors, nothing else
+    a slot of the arena in memory      for each page there its generation and length (`words`)
+
+So whoever reads, wherever, checks a generation in main memory. The memory is CUDA's own and of no pool:
+`expandable_segments` and the like have no say in it, and a handle for other processes can be had.
+
+Who writes a tensor records its end on the stream that does so (`written`); readers have their own stream wait
+for that event. No thread waits for a GPU. Events are a few that take turns: one that is recorded anew before
+a reader has waited for it lets that reader wait a little longer, and harms nothing.
+
+Has not run on hardware yet: no GPU was at hand. What is tested is tested with a driver that pretends.
+"""
+
+import itertools
+import logging
+import secrets
+import threading
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from shared.errors import CapacityError, TensorGone
+from workers.data_plane.memory.arena import Arena
+from workers.data_plane.memory.cuda_driver import EVENT_FLAGS, Driver
+from workers.data_plane.memory.free_pages import Blocks
+from workers.data_plane.memory.layout import PAGE, PAIR_BYTES, pages_of
+from workers.data_plane.transport import DEVICE_SEGMENT, Locator
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+EVENTS: Final = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceBytes:
+    """A tensor's bytes on a GPU: `torch.as_tensor(found, device="cuda")` views them, cupy does, too.
+
+    Attributes:
+        keeps: what has to live as long as this does.
+    """
+
+    pointer: int
+    nbytes: int
+    keeps: object
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        # No stream: what was written has been waited for on the reader's own.
+        return {
+            "shape": (self.nbytes,),
+            "typestr": "|u1",
+            "data": (self.pointer, False),
+            "version": 3,
+            "stream": None,
+        }
+
+
+class DeviceArena:
+    """Memory of one GPU, `device`, for tensors that others read.
+
+    Attributes:
+        handle: by which other processes open the memory.
+        event_handles: by which they open its events.
+        table: where in `arena` the words are.
+    """
+
+    def __init__(self, arena: Arena, driver: Driver, *, device: int, total_bytes: int) -> None:
+        """Take the memory, and pin the arena: copies to and from it are then the GPU's own affair.
+
+        Raises:
+            CapacityError: the GPU does not have that much memory, or the arena no room for the words.
+            OSError: CUDA gives no handles for other processes here.
+        """
+        self.arena = arena
+        self.driver = driver
+        self.device = device
+        self._blocks = Blocks(pages_of(total_bytes))
+        self.total_bytes: Final = self._blocks.total * PAGE
+        self._lock = threading.Lock()
+        self._slots: dict[int, Locator] = {}
+        self._is_closed = False
+        self._generations = itertools.count(secrets.randbits(62))
+        self.table: Final = arena.allocate(self._blocks.total * PAIR_BYTES)
+        self._words = arena.look(self.table, writable=True).view(np.uint64)
+        self._words[:] = 0
+        driver.setDevice(device)
+        try:
+            self._base = driver.malloc(self.total_bytes)
+        except driver.CUDARuntimeError as error:
+            arena.free(self.table.generation)
+            raise CapacityError(
+                f"GPU {device} has no {self.total_bytes} bytes for tensors: {error}"
+            ) from error
+        self._events: list[int] = []
+        try:
+            self.handle: Final = driver.ipcGetMemHandle(self._base)
+            for _ in range(EVENTS):
+                self._events.append(driver.eventCreateWithFlags(EVENT_FLAGS))
+            self.event_handles: Final = [driver.ipcGetEventHandle(event) for event in self._events]
+        except driver.CUDARuntimeError as error:
+            self._give_back()
+            raise OSError(f"GPU {device} gives no handles for other processes: {error}") from error
+        self._pinned = self._pin()
+
+    def allocate(self, nbytes: int) -> tuple[Locator, DeviceBytes]:
+        """A slot to compute into; `written` has to follow before its locator is told to anybody.
+
+        Raises:
+            CapacityError: there is no room.
+        """
+        pages = pages_of(nbytes)
+        with self._lock:
+            start = self._blocks.take(pages)
+            if start is None:
+                free = f"{self._blocks.free * PAGE} free of {self.total_bytes}"
+                raise CapacityError(f"the GPU's arena is full: {nbytes} bytes do not fit among {free}")
+            generation = next(self._generations)
+            at = Locator(DEVICE_SEGMENT, start * PAGE, nbytes, generation, generation % EVENTS)
+            self._slots[generation] = at
+            self._words[2 * start + 1] = nbytes
+            self._words[2 * start] = generation
+        return at, DeviceBytes(self._base + at.offset, nbytes, self)
+
+    def written(self, at: Locator, stream: int) -> None:
+        """What `stream` has been told so far includes all that is written into the slot."""
+        self.driver.eventRecord(self._events[at.event], stream)
+
+    def look(self, at: Locator, stream: int) -> DeviceBytes:
+        """An own slot's bytes, for work on `stream`.
+
+        Raises:
+            TensorGone: there is no such slot (any more).
+        """
+        with self._lock:
+            if self._slots.get(at.generation) != at:
+                raise TensorGone(f"slot {at.generation} of the GPU was freed, or never was")
+        self.driver.streamWaitEvent(stream, self._events[at.event])
+        return DeviceBytes(self._base + at.offset, at.nbytes, self)
+
+    def free(self, generation: int) -> bool:
+        """End a slot; False where it has ended already. Work that reads it must have ended before."""
+        with self._lock:
+            at = self._slots.pop(generation, None)
+            if at is None:
+                return False
+            start = at.offset // PAGE
+            self._words[2 * start] = 0
+            self._words[2 * start + 1] = 0
+            self._blocks.give(start, pages_of(at.nbytes))
+            return True
+
+    @property
+    def free_bytes(self) -> int:
+        return self._blocks.free * PAGE
+
+    def close(self) -> None:
+        """Give everything back; work on its slots must have ended before."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._words[:] = 0
+            self._slots.clear()
+        self.driver.setDevice(self.device)
+        if self._pinned:
+            self.driver.hostUnregister(self._pinned)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        for event in self._events:
+            self.driver.eventDestroy(event)
+        self._events.clear()
+        self.driver.free(self._base)
+        self.arena.free(self.table.generation)
+
+    def _pin(self) -> int:
+        base = int(np.frombuffer(self.arena.backing.memory, np.uint8).ctypes.data)
+        try:
+            self.arena.hold()
+            self.driver.hostRegister(base, self.arena.layout.length, 0)
+        except (OSError, self.driver.CUDARuntimeError) as error:
+            _LOGGER.warning("data plane: the arena is not pinned, copies from the GPU are slower: %s", error)
+            return 0
+        return base

@@ -1,0 +1,1 @@
+"""Execution of one order: its walks, node calls, output tracks and recovery."""

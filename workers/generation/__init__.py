@@ -1,0 +1,1 @@
+"""From sampled tokens to output chunks: detokenizing, stop strings, echoes."""

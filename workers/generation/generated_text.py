@@ -1,0 +1,79 @@
+"""One answer: a fold over its token ids, which says its text and when it ends.
+
+Decoder and stop matcher are all its state, and both are folds over the same token ids: so an answer that
+is resumed is folded again over the tokens it has, and goes on as if nothing had happened. It knows
+neither the engine nor the log.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from models.base import Processing, TextDecoder
+from workers.generation.stop_strings import StopMatcher
+
+STOP: Final = "stop"
+LENGTH: Final = "length"
+
+
+class Answer:
+    """The answer so far.
+
+    Attributes:
+        tokens: how many tokens were folded, the one that ended it included.
+        finish_reason: `stop` (the model's own end, a stop string, or a stop token) or `length`; None while
+            it goes on.
+    """
+
+    __slots__ = ("_decoder", "_ends", "_matcher", "_max_tokens", "finish_reason", "tokens")
+
+    def __init__(
+        self,
+        decoder: TextDecoder,
+        *,
+        max_tokens: int,
+        eos_ids: Collection[int] = (),
+        ignore_eos: bool = False,
+        stop_token_ids: Collection[int] = (),
+        stop: Sequence[str] = (),
+    ) -> None:
+        self.tokens = 0
+        self.finish_reason: str | None = None if max_tokens > 0 else LENGTH
+        self._decoder = decoder
+        self._matcher = StopMatcher(stop)
+        self._max_tokens = max_tokens
+        self._ends = frozenset(stop_token_ids) | frozenset(() if ignore_eos else eos_ids)
+
+    @classmethod
+    def asked(cls, processing: Processing, args: Mapping[str, Any], max_tokens: int) -> "Answer":
+        """The answer that the arguments of a walk ask for."""
+        return cls(
+            processing.text_decoder(),
+            max_tokens=max_tokens,
+            eos_ids=frozenset(processing.eos_ids),
+            ignore_eos=bool(args.get("ignore_eos", False)),
+            stop_token_ids=frozenset(args.get("stop_token_ids", ())),
+            stop=args.get("stop", ()),
+        )
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """A token's own bytes."""
+        return self._decoder.bytes_of(token_id)
+
+    def push(self, token_id: int) -> str:
+        """Fold one token; return the text that is sure by it. Not to be called once it has ended."""
+        assert self.finish_reason is None, "an answer that has ended takes no token"
+        self.tokens += 1
+        if token_id in self._ends:
+            return self._end(STOP)
+        text = self._matcher.push(self._decoder.push(token_id))
+        if self._matcher.matched:
+            self.finish_reason = STOP
+        elif self.tokens >= self._max_tokens:
+            text += self._end(LENGTH)
+        return text
+
+    def _end(self, reason: str) -> str:
+        """What was held back is part of the text now, up to a stop string."""
+        text = self._matcher.push(self._decoder.flush()) + self._matcher.flush()
+        self.finish_reason = STOP if self._matcher.matched else reason
+        return text

@@ -1,0 +1,319 @@
+"""Attention over the paged pool: the one function every layer of every model goes through.
+
+Transformers' modelling code hands each layer's queries, keys and values to whatever function is
+registered under the model's attention implementation. Ours writes keys and values into the pool's
+slots and lets each span attend to its own history there. What differs from step to step comes by a
+thread-local context, not through the model: some models drop keyword arguments on the way.
+
+Spans of like shape are computed together, padded; how they are grouped is worked out once per step and
+shared by all layers that look back equally far. Padding points at cells of the same span, so no sequence
+ever reads another's.
+
+A layer with a sliding window of W lets the query at position i see the keys j with i - W < j <= i, as
+transformers' masks do; older keys stay in the pool, but are not gathered.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from threading import local
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from shared.errors import BugError
+from workers.kv_engine.attention.kernels import Kernel, kernel_for
+from workers.kv_engine.cache.pages import Pages
+from workers.kv_engine.node import Node
+from workers.kv_engine.step import Int32s, Spans, Step
+from workers.machine import memory
+
+ATTENTION: Final = "dalsegno_paged"
+"""The name it is registered under."""
+
+_FREE_CELLS: Final = 4096
+"""Padding of so many query-key pairs costs less than one more call per layer."""
+
+
+class PagedPool:
+    """Keys and values of every layer: `slots` cells of `kv_heads` x `head_dim`."""
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        slots: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        kernel: Kernel | None = None,
+    ) -> None:
+        shape = (layers, slots, kv_heads, head_dim)
+        self.keys: Final = _zeros(shape, device, dtype).unbind()
+        self.values: Final = _zeros(shape, device, dtype).unbind()
+        self.kernel = kernel if kernel is not None else kernel_for(device.type)
+        self._pages: Final = Pages([*self.keys, *self.values]) if device.type == "cpu" else None
+
+    @classmethod
+    def of(cls, node: Node, *, slots: int, kernel: Kernel | None = None) -> "PagedPool":
+        """A pool as a node's layers need it; `kernel` attends to it, or the one that is the device's."""
+        return cls(
+            layers=node.layout.layers,
+            kv_heads=node.layout.kv_heads,
+            head_dim=node.layout.head_dim,
+            slots=slots,
+            device=node.device,
+            dtype=node.dtype,
+            kernel=kernel,
+        )
+
+    def attended_by(self, kernel: Kernel) -> "PagedPool":
+        """The same cells, and another kernel that attends to them."""
+        other = copy(self)
+        other.kernel = kernel
+        return other
+
+    def reach(self, tokens: int) -> None:
+        """So many cells are in use, from the first on."""
+        if self._pages is not None:
+            self._pages.reach(tokens)
+
+    def prepare(self, most_s: float) -> bool:
+        """Have the memory of the next cells ready, as far as it comes in that time; whether there is more."""
+        return self._pages is not None and self._pages.take(most_s)
+
+
+def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros; on a CPU of pages that are there only when they are used.
+
+    `torch.zeros` touches every page: 12 s for 5 GiB on a virtual machine, and the memory is gone at once.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    # Large pages: a step looks into as many places as there are tokens, heads and layers.
+    pages = memory.zeros(math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Spans computed in one call: B of them, with at most Q queries and L keys each; N tokens in all.
+
+    `queries` and `kept` are None where each span has one query: nothing is padded there then.
+    """
+
+    spans: int
+    tokens: torch.Tensor  # (N,) int64, which of the packed tokens are its own, ascending
+    queries: torch.Tensor | None  # (B * Q,) int64, packed tokens; padding repeats a span's last
+    kept: torch.Tensor | None  # (N,) int64, which of the B * Q are no padding
+    slots: torch.Tensor  # (B * L,) int64
+    mask: torch.Tensor  # (B, 1, Q, L), added to the scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """How a layer makes weights of its queries and keys.
+
+    Attributes:
+        scaling: the products are multiplied by it; None is the head dimension to the power of -1/2.
+        softcap: then bent to stay below it in magnitude, by tanh (Gemma 2); None leaves them.
+    """
+
+    scaling: float | None = None
+    softcap: float | None = None
+
+
+class _Context:
+    """One step: where its tokens' keys go, and who is computed with whom."""
+
+    def __init__(self, pool: PagedPool, step: Step) -> None:
+        self.pool: Final = pool
+        self.step: Final = step
+        self.slots: Final = step.slots.long()  # (T,)
+        self._spans: Final = step.spans
+        self._longest: Final = int(step.spans.kv_lengths.max())
+        self._groups: Final[dict[int | None, Sequence[Group]]] = {}
+
+    def groups(self, window: int | None) -> Sequence[Group]:
+        """The groups of layers with that window, made when the first of them is reached."""
+        if window is not None and window >= self._longest:
+            window = None
+        if window not in self._groups:
+            device, dtype = self.slots.device, self.pool.keys[0].dtype
+            self._groups[window] = group_spans(self._spans, window, device=device, dtype=dtype)
+        return self._groups[window]
+
+
+_thread: Final = local()
+
+
+@contextmanager
+def attending(pool: PagedPool, step: Step) -> Iterator[None]:
+    """In this thread, attention reads and writes `pool` as `step` says."""
+    _thread.context = _Context(pool, step)
+    try:
+        yield
+    finally:
+        _thread.context = None
+
+
+def current() -> tuple[PagedPool, Step]:
+    """The pool and the step of this thread."""
+    context: _Context | None = getattr(_thread, "context", None)
+    if context is None:
+        raise BugError("attention was asked for outside of an engine step")
+    return context.pool, context.step
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # (1, H, T, D)
+    key: torch.Tensor,  # (1, K, T, D)
+    value: torch.Tensor,  # (1, K, T, D)
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """What `AttentionInterface` calls; its other `kwargs` were examined when the checkpoint was loaded."""
+    context: _Context | None = getattr(_thread, "context", None)
+    if context is None:
+        raise BugError("paged attention was called outside of an engine step")
+    layer: Any = module.layer_idx
+    keys, values = context.pool.keys[layer], context.pool.values[layer]  # (slots, K, D)
+    keys.index_copy_(0, context.slots, key[0].transpose(0, 1))
+    values.index_copy_(0, context.slots, value[0].transpose(0, 1))
+
+    queries = query[0].transpose(0, 1)  # (T, H, D)
+    if context.pool.kernel is not None:
+        out = context.pool.kernel(
+            queries, keys, values, context.step, scaling=scaling, window=sliding_window, softcap=softcap
+        )
+        return out[None], None
+    groups, scores = context.groups(sliding_window), Scores(scaling=scaling, softcap=softcap)
+    if len(groups) == 1:  # its tokens are all of them, in order
+        return _attend(queries, keys, values, groups[0], scores)[None], None
+    out = queries.new_empty(queries.shape)
+    for group in groups:
+        out.index_copy_(0, group.tokens, _attend(queries, keys, values, group, scores))
+    return out[None], None
+
+
+AttentionInterface.register(ATTENTION, paged_attention)
+
+
+def _attend(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: Group, scores: Scores
+) -> torch.Tensor:
+    """The group's attention: from (T, H, D) its (N, H, D)."""
+    slots, kv_heads, dim = keys.shape
+    # Gathering whole cells as flat rows is five times faster than indexing (CPU, 512 x 2 x 64).
+    history = (group.spans, -1, kv_heads, dim)
+    k = keys.view(slots, -1).index_select(0, group.slots).view(history).transpose(1, 2)  # (B, K, L, D)
+    v = values.view(slots, -1).index_select(0, group.slots).view(history).transpose(1, 2)
+    if group.queries is None or group.kept is None:
+        # One query per span: the heads that share a KV head stand where the queries would. Half the
+        # time of `enable_gqa`.
+        q = queries.index_select(0, group.tokens).view(group.spans, kv_heads, -1, dim)
+        out = _weighted(q, k, v, group.mask, scores)
+        return out.reshape(group.spans, -1, dim)
+    q = (
+        queries.index_select(0, group.queries).view(group.spans, -1, *queries.shape[1:]).transpose(1, 2)
+    )  # (B, H, Q, D)
+    out = _weighted(q, k, v, group.mask, scores)
+    return out.transpose(1, 2).flatten(0, 1).index_select(0, group.kept)
+
+
+def _weighted(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scores: Scores
+) -> torch.Tensor:
+    """(B, H, Q, D) from queries of that shape, and keys and values of (B, K, L, D)."""
+    is_shared = q.shape[1] != k.shape[1]
+    if scores.softcap is None:
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=scores.scaling, enable_gqa=is_shared
+        )
+    # No kernel bends its scores; step by step, in the dtypes of transformers' own.
+    if is_shared:
+        k, v = (cells.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for cells in (k, v))
+    scaling = q.shape[-1] ** -0.5 if scores.scaling is None else scores.scaling
+    products = torch.matmul(q, k.transpose(2, 3)) * scaling
+    bent = torch.tanh(products / scores.softcap) * scores.softcap + mask
+    return torch.matmul(torch.softmax(bent, dim=-1, dtype=torch.float32).to(q.dtype), v)
+
+
+def group_spans(
+    spans: Spans, window: int | None = None, *, device: torch.device, dtype: torch.dtype
+) -> list[Group]:
+    """Which spans of a step are computed together, in layers that look back over `window` keys, or all."""
+    return [_group(spans, members, window, device, dtype) for members in partition(spans, window)]
+
+
+def _first_keys(spans: Spans, window: int | None) -> Int32s:
+    """The first key that each span's first query sees: (B,)."""
+    if window is None:
+        return np.zeros_like(spans.kv_lengths)
+    starts = spans.kv_lengths - np.diff(spans.query_offsets)
+    return np.maximum(starts - window + 1, 0)
+
+
+def partition(spans: Spans, window: int | None = None) -> list[list[int]]:
+    """The spans' indices, in groups: alike enough that a quarter of the work at most is padding."""
+    counts = np.diff(spans.query_offsets).tolist()
+    lengths = (spans.kv_lengths - _first_keys(spans, window)).tolist()
+    parts: list[list[int]] = []
+    queries = keys = work = 0
+    for index in sorted(range(len(counts)), key=lambda i: (counts[i], lengths[i]), reverse=True):
+        count, length = counts[index], lengths[index]
+        longest = max(keys, length)
+        padding = (len(parts[-1]) + 1) * queries * longest - work - count * length if parts else 0
+        # Spans of one query are computed in their own way.
+        is_alike = bool(parts) and (count > 1) == (queries > 1)
+        if is_alike and padding <= _FREE_CELLS + (work + count * length) // 4:
+            parts[-1].append(index)
+            keys, work = longest, work + count * length
+            continue
+        parts.append([index])
+        queries, keys, work = count, length, count * length
+    return [sorted(part) for part in parts]
+
+
+def _group(
+    spans: Spans, members: list[int], window: int | None, device: torch.device, dtype: torch.dtype
+) -> Group:
+    starts, ends = spans.query_offsets[:-1][members], spans.query_offsets[1:][members]
+    counts, lengths = ends - starts, spans.kv_lengths[members]
+    firsts = _first_keys(spans, window)[members]
+    # (B, L): padding repeats a span's last cell.
+    places = firsts[:, None] + np.arange((lengths - firsts).max())
+    cells = np.minimum(places, lengths[:, None] - 1)
+    blocks = np.take_along_axis(spans.block_tables[members], cells // spans.block_size, axis=1)
+    # (B, Q): padding repeats a span's last query.
+    ordinals = np.minimum(np.arange(counts.max()), counts[:, None] - 1)
+    seen = ((lengths - counts)[:, None] + ordinals)[:, :, None]
+    visible = places[:, None, :] <= seen  # (B, Q, L)
+    if window is not None:
+        visible &= places[:, None, :] > seen - window
+
+    def on_device(array: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    queries = starts[:, None] + ordinals
+    is_kept = np.arange(counts.max()) < counts[:, None]
+    is_single = bool(counts.max() == 1)
+    return Group(
+        spans=len(members),
+        tokens=on_device(queries[is_kept].astype(np.int64)),
+        queries=None if is_single else on_device(queries.astype(np.int64).ravel()),
+        kept=None if is_single else on_device(np.flatnonzero(is_kept)),
+        slots=on_device((blocks * np.int64(spans.block_size) + cells % spans.block_size).ravel()),
+        mask=torch.zeros((), dtype=dtype, device=device).where(on_device(visible), float("-inf"))[:, None],
+    )

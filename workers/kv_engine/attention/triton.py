@@ -1,0 +1,307 @@
+"""Attention over the paged pool in one kernel of our own, for GPUs: nothing is gathered, nothing padded.
+
+    attend   one program for each tile of queries, KV head and part of the keys: it walks its keys block by
+             block through the table, and keeps maximum, sum and weighted values as it goes
+    merge    where a span's keys were cut into parts: their results become one
+
+A tile holds queries of one span with all heads that share a KV head, so keys are read once for all of them.
+In a step of decodes alone tile and span are the same, and the keys are cut into so many parts that every
+processor has something to do. In any other step a span has as many tiles as its queries need; which span a
+tile is of, the program looks up itself. A step of decodes and chunks of prompts is one launch.
+
+How many programs there are follows from the step's shape alone; lengths, offsets and blocks are read on the
+device. So a CUDA graph of a step stays right whatever its sequences grow to.
+
+Triton comes with torch where there is CUDA. With TRITON_INTERPRET=1 in the environment before this module
+is imported, the kernels run on a CPU, in numpy: that is how they are tested.
+
+Tiled softmax by running maximum: Milakov and Gimelshein 2018; keys in parts that are merged: Dao et al. 2023
+(Flash-Decoding); tiles of queries packed with their heads, and a launch that is static: Ringlein et al. 2025,
+arXiv 2511.11581.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from workers.kv_engine.step import Step
+
+MAX_PARTS: Final = 32
+"""The keys of a span are cut into so many parts at most; `_merge` reads all of them at once."""
+_LEAST_PART: Final = 256
+"""Cutting keys into shorter parts costs more than it saves."""
+_PROGRAMS_PER_PROCESSOR: Final = 2
+_LEAST_ROWS: Final = 16
+"""A matrix product on a GPU has at least so many rows, columns and depth."""
+_PROMPT_ROWS: Final = 64
+"""Queries times heads in a tile, where spans have more than one query."""
+_TILE_BYTES: Final = 16384
+"""What the keys of one turn take at most: twice keys and values fit every GPU's shared memory."""
+
+
+def attend(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    step: Step,
+    *,
+    scaling: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    parts: int | None = None,
+) -> torch.Tensor:
+    """Each token of a step attends to its span's history: (T, H, D) of the same dtype.
+
+    Args:
+        queries: (T, H, D), the step's tokens, packed.
+        keys: (slots, K, D), contiguous; those of the step's tokens are there already.
+        values: of the same shape, contiguous too.
+        step: whose spans, lengths and block table are read on the device.
+        scaling: products are multiplied by it; None is the head dimension to the power of -1/2.
+        window: how many keys a query sees, its own included; None is all.
+        softcap: scores are bent to stay below it in magnitude, by tanh; None leaves them.
+        parts: into how many parts the keys of a decode are cut; None is what suits step and device.
+    """
+    if queries.stride(-1) != 1:
+        queries = queries.contiguous()
+    tokens, heads, dim = queries.shape
+    kv_heads = keys.shape[1]
+    group = heads // kv_heads
+    spans = len(step.rows)
+    block_size = step.spans.block_size
+    if tokens == spans:  # every span has one query
+        tile_rows, tile_queries, tiles = max(_LEAST_ROWS, triton.next_power_of_2(group)), 1, spans
+        capacity = step.block_table.shape[1] * block_size
+        reach = capacity if window is None else min(capacity, window)
+        parts = parts or parts_for(spans * kv_heads, reach, processors=_processors(queries.device))
+    else:
+        tile_rows = max(_PROMPT_ROWS, triton.next_power_of_2(group))
+        tile_queries, parts = tile_rows // group, 1
+        tiles = tokens // tile_queries + spans  # see `_span_of`
+    out = torch.empty((tokens, heads, dim), dtype=queries.dtype, device=queries.device)
+    cut = (tokens, heads, parts) if parts > 1 else (0,)
+    sums = torch.empty((*cut, dim), dtype=torch.float32, device=queries.device)
+    tops, totals = (torch.empty(cut, dtype=torch.float32, device=queries.device) for _ in range(2))
+    dim_ceil = max(_LEAST_ROWS, triton.next_power_of_2(dim))
+    with on_device_of(queries):
+        _attend[(tiles, kv_heads, parts)](
+            out,
+            sums,
+            tops,
+            totals,
+            queries,
+            keys,
+            values,
+            step.query_offsets,
+            step.kv_lengths,
+            step.rows,
+            step.block_table,
+            spans,
+            parts,
+            dim**-0.5 if scaling is None else scaling,
+            queries.stride(0),
+            queries.stride(1),
+            step.block_table.stride(0),
+            block_size=block_size,
+            kv_heads=kv_heads,
+            group=group,
+            dim=dim,
+            dim_ceil=dim_ceil,
+            tile_queries=tile_queries,
+            tile_rows=tile_rows,
+            tile_keys=min(64, max(_LEAST_ROWS, _TILE_BYTES // (dim_ceil * keys.element_size()))),
+            window=window or 0,
+            softcap=softcap or 0.0,
+            is_cut=parts > 1,
+        )
+        if parts > 1:
+            _merge[(tokens, heads)](
+                out, sums, tops, totals, parts, heads=heads, dim=dim, dim_ceil=dim_ceil, parts_ceil=MAX_PARTS
+            )
+    return out
+
+
+def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[None]:
+    """Triton launches on the device that torch is on: inside, that is the tensor's."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+
+
+def parts_for(programs: int, reach: int, *, processors: int) -> int:
+    """Into how many parts keys are cut, of which a span may have `reach`, for a GPU to be busy."""
+    wanted = -(-_PROGRAMS_PER_PROCESSOR * processors // programs)
+    return max(1, min(wanted, reach // _LEAST_PART, MAX_PARTS))
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+# ---- the kernels -----------------------------------------------------------------------------------
+# Names as above; a pointer is called as what it points to.
+
+
+@triton.jit  # type: ignore[untyped-decorator] # triton has no types
+def _span_of(
+    tile: tl.tensor, query_offsets: tl.tensor, spans: tl.tensor, tile_queries: tl.constexpr
+) -> tl.tensor:
+    """Which span a tile is of: the last whose first tile is not behind it.
+
+    Span n begins at tile `query_offsets[n] // tile_queries + n`: each has as many tiles as it needs, and at
+    most one to spare.
+    """
+    found, end = 0, spans
+    while end - found > 1:
+        middle = (found + end) // 2
+        is_behind = tl.load(query_offsets + middle) // tile_queries + middle > tile
+        end = tl.where(is_behind, middle, end)
+        found = tl.where(is_behind, found, middle)
+    return found
+
+
+@triton.jit(do_not_specialize=["spans", "parts"])  # type: ignore[untyped-decorator] # triton has no types
+def _attend(
+    out: tl.tensor,  # (T, H, D)
+    sums: tl.tensor,  # (T, H, parts, D) float32, where keys are cut
+    tops: tl.tensor,  # (T, H, parts) float32
+    totals: tl.tensor,  # (T, H, parts) float32
+    queries: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    query_offsets: tl.tensor,
+    kv_lengths: tl.tensor,
+    rows: tl.tensor,
+    block_table: tl.tensor,
+    spans: tl.tensor,
+    parts: tl.tensor,
+    scaling: tl.tensor,
+    token_stride: tl.tensor,
+    head_stride: tl.tensor,
+    table_stride: tl.tensor,
+    block_size: tl.constexpr,
+    kv_heads: tl.constexpr,
+    group: tl.constexpr,
+    dim: tl.constexpr,
+    dim_ceil: tl.constexpr,
+    tile_queries: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_keys: tl.constexpr,
+    window: tl.constexpr,
+    softcap: tl.constexpr,
+    is_cut: tl.constexpr,
+) -> None:
+    tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if tile_queries == 1:
+        span = tile
+        begin = tl.load(query_offsets + span)
+        first = 0
+    else:
+        span = _span_of(tile, query_offsets, spans, tile_queries)
+        begin = tl.load(query_offsets + span)
+        first = (tile - begin // tile_queries - span) * tile_queries
+    count = tl.load(query_offsets + span + 1) - begin
+    if first >= count:  # the tile to spare
+        return
+    before = tl.load(kv_lengths + span) - count  # keys before the span's first query's own
+
+    # Row m of the tile is query m // group, with head m % group of those that share the keys.
+    row = tl.arange(0, tile_rows)
+    query = first + row // group
+    head = kv_head * group + row % group
+    is_row = (row < tile_queries * group) & (query < count)
+    place = tl.arange(0, dim_ceil)
+    is_place = place < dim
+    token = (begin + query).to(tl.int64)
+    at = token[:, None] * token_stride + head[:, None] * head_stride + place[None, :]
+    asked = tl.load(queries + at, mask=is_row[:, None] & is_place[None, :], other=0.0)  # (rows, dim)
+    position = before + query
+
+    start = 0
+    if window > 0:
+        start = tl.maximum(before + first - window + 1, 0)
+    stop = before + tl.minimum(first + tile_queries, count)
+    if is_cut:
+        turns = tl.cdiv(tl.cdiv(stop - start, parts), tile_keys)
+        start += part * turns * tile_keys
+        stop = tl.minimum(stop, start + turns * tile_keys)
+
+    log2e: tl.constexpr = 1.4426950408889634
+    table = block_table + tl.load(rows + span).to(tl.int64) * table_stride
+    top = tl.full((tile_rows,), float("-inf"), tl.float32)
+    total = tl.zeros((tile_rows,), tl.float32)
+    weighted = tl.zeros((tile_rows, dim_ceil), tl.float32)
+    for turn in range(start, stop, tile_keys):
+        key = turn + tl.arange(0, tile_keys)
+        is_key = key < stop
+        block = tl.load(table + key // block_size, mask=is_key, other=0).to(tl.int64)
+        cell = ((block * block_size + key % block_size) * kv_heads + kv_head) * dim
+        shown = tl.load(
+            keys + cell[None, :] + place[:, None], mask=is_place[:, None] & is_key[None, :], other=0.0
+        )  # (dim, keys)
+        score = tl.dot(asked, shown, input_precision="ieee") * scaling
+        if softcap > 0:
+            score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)  # softcap * tanh(score / softcap)
+        is_seen = is_key[None, :] & (key[None, :] <= position[:, None])
+        if window > 0:
+            is_seen &= key[None, :] > position[:, None] - window
+        score = tl.where(is_seen, score * log2e, float("-inf"))
+        higher = tl.maximum(top, tl.max(score, 1))
+        # Minus infinity less itself is no number: a row that has seen nothing yet counts from zero.
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        fading = tl.exp2(top - base)
+        weight = tl.exp2(score - base[:, None])
+        held = tl.load(
+            values + cell[:, None] + place[None, :], mask=is_key[:, None] & is_place[None, :], other=0.0
+        )  # (keys, dim)
+        total = total * fading + tl.sum(weight, 1)
+        weighted = weighted * fading[:, None] + tl.dot(weight.to(held.dtype), held, input_precision="ieee")
+        top = higher
+
+    cell_of_row = token * (kv_heads * group) + head
+    if is_cut:
+        cell_of_row = cell_of_row * parts + part
+        tl.store(tops + cell_of_row, top, mask=is_row)
+        tl.store(totals + cell_of_row, total, mask=is_row)
+    else:
+        # Rows that are none have seen nothing: whatever comes of them, it is a number and not stored.
+        weighted = weighted / tl.where(total > 0, total, 1.0)[:, None]
+    to = sums if is_cut else out
+    tl.store(
+        to + cell_of_row[:, None] * dim + place[None, :],
+        weighted.to(to.dtype.element_ty),
+        mask=is_row[:, None] & is_place[None, :],
+    )
+
+
+@triton.jit(do_not_specialize=["parts"])  # type: ignore[untyped-decorator] # triton has no types
+def _merge(
+    out: tl.tensor,
+    sums: tl.tensor,
+    tops: tl.tensor,
+    totals: tl.tensor,
+    parts: tl.tensor,
+    heads: tl.constexpr,
+    dim: tl.constexpr,
+    dim_ceil: tl.constexpr,
+    parts_ceil: tl.constexpr,
+) -> None:
+    """The parts of a token and head as one; those of short spans may have seen nothing."""
+    row = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
+    part = tl.arange(0, parts_ceil)
+    is_part = part < parts
+    place = tl.arange(0, dim_ceil)
+    is_place = place < dim
+    top = tl.load(tops + row * parts + part, mask=is_part, other=float("-inf"))
+    total = tl.load(totals + row * parts + part, mask=is_part, other=0.0)
+    share = tl.exp2(top - tl.max(top, 0))
+    weighted = tl.load(
+        sums + (row * parts + part)[:, None] * dim + place[None, :],
+        mask=is_part[:, None] & is_place[None, :],
+        other=0.0,
+    )
+    merged = tl.sum(weighted * share[:, None], 0) / tl.sum(total * share, 0)
+    tl.store(out + row * dim + place, merged.to(out.dtype.element_ty), mask=is_place)

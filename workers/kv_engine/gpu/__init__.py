@@ -1,0 +1,1 @@
+"""GPU execution: fused layers, CUDA graphs, streams, steps launched ahead."""

@@ -1,0 +1,191 @@
+"""What lies between a decoder's matrix products and its attention, in three kernels for GPUs.
+
+    add_norm    the states take up what a layer adds, and are normalised for the next product
+    rotated     queries, keys and values as the product gives them: normalised by head where the model does,
+                turned to their positions; keys and values go straight to their cells of the pool
+    gated       silu(gate) * up
+
+By transformers' modules these are some fifty launches for each layer, and each costs what reading megabytes
+of weights does. Sums and products are in float32 and rounded to the states' dtype once. The kernels run in
+Triton's interpreter as `workers.kv_engine.attention.triton` tells.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from workers.kv_engine.attention.triton import on_device_of
+
+
+def add_norm(
+    states: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """(T, C) `states` and what is `added` to them, in place; and their RMS norm by (C,) `weight`."""
+    tokens, width = states.shape
+    normed = torch.empty_like(states)
+    with on_device_of(states):
+        _add_norm[(tokens,)](
+            states,
+            states if added is None else added,
+            weight,
+            normed,
+            eps,
+            width=width,
+            width_ceil=triton.next_power_of_2(width),
+            is_added=added is not None,
+            num_warps=8,
+        )
+    return normed
+
+
+def rotated(
+    product: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    slots: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+) -> torch.Tensor:
+    """The queries (T, H, D), turned; keys, turned, and values are in their cells then.
+
+    Args:
+        product: (T, (H + 2K) * D), queries, keys and values of each token.
+        norms: weights (D,) by which each head of queries and of keys is normalised; None where they are not.
+        eps: of these norms.
+        cos: (T, D), of the token's position; halves of a head turn against each other.
+        sin: the same.
+        slots: (T,) int32, each token's cell.
+        keys: (slots, K, D), of the layer.
+        values: the same.
+    """
+    tokens = product.shape[0]
+    _, kv_heads, dim = keys.shape
+    heads = product.shape[1] // dim - 2 * kv_heads
+    queries = torch.empty((tokens, heads, dim), dtype=product.dtype, device=product.device)
+    of_queries, of_keys = norms or (product, product)
+    with on_device_of(product):
+        _rotated[(tokens, heads + 2 * kv_heads)](
+            product,
+            of_queries,
+            of_keys,
+            eps,
+            cos,
+            sin,
+            slots,
+            queries,
+            keys,
+            values,
+            heads=heads,
+            kv_heads=kv_heads,
+            half=dim // 2,
+            half_ceil=triton.next_power_of_2(dim // 2),
+            is_normed=norms is not None,
+            num_warps=1,
+        )
+    return queries
+
+
+def gated(product: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, (T, C), of (T, 2C): gates first."""
+    tokens, width = product.shape[0], product.shape[1] // 2
+    out = torch.empty((tokens, width), dtype=product.dtype, device=product.device)
+    with on_device_of(product):
+        _gated[(tokens, triton.cdiv(width, _GATED_TILE))](product, out, width=width, tile=_GATED_TILE)
+    return out
+
+
+_GATED_TILE = 1024
+
+
+# ---- the kernels -----------------------------------------------------------------------------------
+
+
+@triton.jit  # type: ignore[untyped-decorator] # triton has no types
+def _add_norm(
+    states: tl.tensor,
+    added: tl.tensor,
+    weight: tl.tensor,
+    normed: tl.tensor,
+    eps: tl.tensor,
+    width: tl.constexpr,
+    width_ceil: tl.constexpr,
+    is_added: tl.constexpr,
+) -> None:
+    place = tl.arange(0, width_ceil)
+    is_place = place < width
+    at = tl.program_id(0).to(tl.int64) * width + place
+    state = tl.load(states + at, mask=is_place, other=0.0)
+    if is_added:
+        more = tl.load(added + at, mask=is_place, other=0.0)
+        state = (state.to(tl.float32) + more.to(tl.float32)).to(states.dtype.element_ty)
+        tl.store(states + at, state, mask=is_place)
+    exact = state.to(tl.float32)
+    scaled = exact * tl.rsqrt(tl.sum(exact * exact, 0) / width + eps)
+    by = tl.load(weight + place, mask=is_place, other=0.0).to(tl.float32)
+    tl.store(normed + at, (scaled * by).to(normed.dtype.element_ty), mask=is_place)
+
+
+@triton.jit  # type: ignore[untyped-decorator] # triton has no types
+def _rotated(
+    product: tl.tensor,
+    of_queries: tl.tensor,
+    of_keys: tl.tensor,
+    eps: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    slots: tl.tensor,
+    queries: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    heads: tl.constexpr,
+    kv_heads: tl.constexpr,
+    half: tl.constexpr,
+    half_ceil: tl.constexpr,
+    is_normed: tl.constexpr,
+) -> None:
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    dim: tl.constexpr = 2 * half
+    place = tl.arange(0, half_ceil)
+    is_place = place < half
+    read = product + (token * (heads + 2 * kv_heads) + head) * dim + place
+    low = tl.load(read, mask=is_place, other=0.0).to(tl.float32)
+    high = tl.load(read + half, mask=is_place, other=0.0).to(tl.float32)
+    cell = tl.load(slots + token).to(tl.int64) * kv_heads
+    if head >= heads + kv_heads:
+        write = values + (cell + head - heads - kv_heads) * dim + place
+        tl.store(write, low.to(values.dtype.element_ty), mask=is_place)
+        tl.store(write + half, high.to(values.dtype.element_ty), mask=is_place)
+        return
+    is_query = head < heads
+    if is_normed:
+        by = of_queries if is_query else of_keys
+        scale = tl.rsqrt((tl.sum(low * low, 0) + tl.sum(high * high, 0)) / dim + eps)
+        low *= scale * tl.load(by + place, mask=is_place, other=0.0).to(tl.float32)
+        high *= scale * tl.load(by + half + place, mask=is_place, other=0.0).to(tl.float32)
+    turn = token * dim + place
+    cos_low = tl.load(cos + turn, mask=is_place, other=0.0).to(tl.float32)
+    cos_high = tl.load(cos + turn + half, mask=is_place, other=0.0).to(tl.float32)
+    sin_low = tl.load(sin + turn, mask=is_place, other=0.0).to(tl.float32)
+    sin_high = tl.load(sin + turn + half, mask=is_place, other=0.0).to(tl.float32)
+    turned_low = (low * cos_low - high * sin_low).to(queries.dtype.element_ty)
+    turned_high = (high * cos_high + low * sin_high).to(queries.dtype.element_ty)
+    if is_query:
+        write = queries + (token * heads + head) * dim + place
+    else:
+        write = keys + (cell + head - heads) * dim + place
+    tl.store(write, turned_low, mask=is_place)
+    tl.store(write + half, turned_high, mask=is_place)
+
+
+@triton.jit  # type: ignore[untyped-decorator] # triton has no types
+def _gated(product: tl.tensor, out: tl.tensor, width: tl.constexpr, tile: tl.constexpr) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * tile + tl.arange(0, tile)
+    is_place = place < width
+    gate = tl.load(product + token * 2 * width + place, mask=is_place, other=0.0).to(tl.float32)
+    up = tl.load(product + (token * 2 + 1) * width + place, mask=is_place, other=0.0).to(tl.float32)
+    tl.store(
+        out + token * width + place, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=is_place
+    )

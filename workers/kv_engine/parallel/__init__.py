@@ -1,0 +1,1 @@
+"""Tensor parallelism inside the engine: leader, followers, collectives."""

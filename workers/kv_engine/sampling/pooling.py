@@ -1,0 +1,64 @@
+"""Hidden states to one vector: what a prompt comes to for who asked for its embedding; or all of them.
+
+A prompt is computed in spans, so its states come in parts, which are folded: nothing is kept but a vector,
+or, for who asked for all, a row for each token, on the host.
+Each state counts once, also where a sequence was preempted and is computed again. In float32, whatever the
+model computes in.
+"""
+
+import numpy as np
+import torch
+
+from workers.data_plane.port import Array
+from workers.kv_engine.sequence import Pooling, PoolingMode
+
+
+class Pool:
+    """The states of one prompt, folded so far."""
+
+    def __init__(self, pooling: Pooling) -> None:
+        self._pooling = pooling
+        self._folded: torch.Tensor | None = None  # (hidden,) float32
+        self._weight = 0
+        self._kept: list[torch.Tensor] = []  # (n, hidden) float32, on the host
+
+    def add(self, states: torch.Tensor, start: int) -> None:
+        """Take the next states, (n, hidden), of the tokens from position `start` on."""
+        count = len(states)
+        if not count:
+            return
+        match self._pooling.mode:
+            case PoolingMode.FIRST:
+                self._folded = states[0].float() if start == 0 else self._folded
+            case PoolingMode.LAST:
+                self._folded = states[-1].float()
+            case PoolingMode.MEAN:
+                self._sum(states.float().sum(dim=0), count)
+            case PoolingMode.WEIGHTED_MEAN:
+                weights = torch.arange(start + 1, start + count + 1, device=states.device)
+                self._sum(weights.float() @ states.float(), int(weights.sum()))
+            case PoolingMode.NONE:
+                self._kept.append(states.float().cpu())
+
+    def _sum(self, states: torch.Tensor, weight: int) -> None:
+        self._folded = states if self._folded is None else self._folded + states
+        self._weight += weight
+
+    def vector(self) -> Array:
+        """What the prompt came to: (dimensions,) float32; or (tokens, hidden), where none is pooled.
+
+        The first `dimensions` are taken before they are brought to length 1: so a part has length 1, too.
+        """
+        if self._kept:
+            return _array(torch.cat(self._kept))
+        assert self._folded is not None, "a prompt has a token"
+        found = self._folded / self._weight if self._weight else self._folded
+        found = found[: self._pooling.dimensions]
+        if self._pooling.normalize:
+            found = torch.nn.functional.normalize(found, dim=0)
+        return _array(found)
+
+
+def _array(found: torch.Tensor) -> Array:
+    data = found.cpu().numpy().astype("<f4")
+    return Array(dtype="float32", shape=data.shape, data=data.reshape(-1).view(np.uint8))

@@ -1,0 +1,1 @@
+"""Speculative decoding: drafts by a smaller model and their verification."""

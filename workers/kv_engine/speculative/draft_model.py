@@ -1,0 +1,125 @@
+"""A smaller model that guesses: it runs ahead of the served one, over a pool of its own.
+
+It knows every sequence as far as it has read it; what the served model did not take of its guesses it reads
+again. Each guess is drawn with the very bits the served model's draw will have: where the two agree on what
+is likely, they mostly agree on the token.
+"""
+
+from collections import deque
+from collections.abc import Sequence as Items
+from typing import Final
+
+import torch
+
+from workers.kv_engine.attention.kernels import Kernel
+from workers.kv_engine.attention.paged import ATTENTION, PagedPool, attending
+from workers.kv_engine.cache.blocks import BlockManager
+from workers.kv_engine.node import Node
+from workers.kv_engine.sampling.sampler import NOT_A_TOKEN, node_key, sample
+from workers.kv_engine.scheduler import Span
+from workers.kv_engine.selfcheck import check_node
+from workers.kv_engine.sequence import Sequence
+from workers.kv_engine.step import StepBuilder
+
+
+class DraftModel:
+    """Guesses of `node`, for the served node of the name `served` (a `speculation.Proposer`).
+
+    Its pool has as many blocks as the served one's: whoever fits there fits here. `kernel` attends over
+    it, as `PagedPool.of` has it.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        served: str,
+        num_blocks: int,
+        block_size: int,
+        max_rows: int,
+        max_step_tokens: int,
+        kernel: Kernel | None = None,
+    ) -> None:
+        self.node: Final = node
+        self._blocks = BlockManager(num_blocks, block_size)
+        self._budget = max_step_tokens
+        self._builder = StepBuilder(
+            max_rows=max_rows,
+            max_step_tokens=max_step_tokens,
+            max_blocks=min(num_blocks, self._blocks.blocks_for(node.max_positions)),
+            block_size=block_size,
+            device=node.device,
+        )
+        self._pool = PagedPool.of(node, slots=self._blocks.capacity_tokens, kernel=kernel)
+        self._key = node_key(served)
+        self._rows = deque(range(max_rows))
+        self._read: dict[str, Sequence] = {}
+        node.use_attention(ATTENTION)
+        check_node(node, kernel)
+
+    def propose(self, sequences: Items[Sequence], most: Items[int]) -> list[list[int]]:
+        ours = [self._caught_up(one, count) for one, count in zip(sequences, most, strict=True)]
+        left = {
+            id(own): count for own, count in zip(ours, most, strict=True) if own is not None and count > 0
+        }
+        begins = {id(own): len(own.ids) for own in ours if own is not None}
+        going = [own for own in ours if own is not None and id(own) in left]
+        while going:
+            going = self._step(going)
+            for own in going:
+                left[id(own)] -= 1
+            going = [own for own in going if left[id(own)] > 0 and own.pending == 1]
+        return [own.ids[begins[id(own)] :] if own is not None else [] for own in ours]
+
+    def forget(self, key: str) -> None:
+        own = self._read.pop(key, None)
+        if own is not None:
+            assert own.row is not None
+            self._rows.append(own.row)
+            self._blocks.release(own.blocks)
+
+    def _caught_up(self, served: Sequence, count: int) -> Sequence | None:
+        """What is read of a sequence, as far as it still holds; None of one there is no room for."""
+        own = self._read.get(served.spec.key)
+        if own is None:
+            if not self._rows:
+                return None
+            own = self._read[served.spec.key] = Sequence(served.spec)
+            own.row, own.computed = self._rows.popleft(), 0
+        known = min(own.computed, len(served.ids) - 1)
+        while own.ids[:known] != served.ids[:known]:
+            known -= 1
+        own.ids, own.computed = list(served.ids), known
+        missing = self._blocks.blocks_for(len(own.ids) + count) - len(own.blocks)
+        if missing > self._blocks.free or len(own.ids) + count > self.node.max_positions:
+            return None
+        if missing > 0:
+            own.blocks += self._blocks.allocate(missing)
+        return own
+
+    @torch.inference_mode()
+    def _step(self, going: list[Sequence]) -> list[Sequence]:
+        """Read on; those that got a token more."""
+        budget, spans = self._budget, []
+        for own in going:
+            count = min(own.pending, budget)
+            if count:
+                spans.append(Span(own, own.computed, count))
+                budget -= count
+        step = self._builder.build(spans)
+        with attending(self._pool, step):
+            hidden = self.node.forward(self.node.embed(step.token_ids), step)
+        done = [span for span in spans if span.samples]
+        tokens = (
+            sample(self.node.head(hidden, step.logit_indices), step.sampling, self._key).tolist()
+            if done
+            else []
+        )
+        for span in spans:
+            span.sequence.computed += span.count
+        grown: list[Sequence] = []
+        for span, token in zip(done, tokens, strict=True):
+            if token != NOT_A_TOKEN:
+                span.sequence.ids.append(token)
+                grown.append(span.sequence)
+        return grown

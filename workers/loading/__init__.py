@@ -1,0 +1,1 @@
+"""Loading at start: models, engines, prefixes to warm."""

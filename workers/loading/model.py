@@ -1,0 +1,214 @@
+"""What a worker hosts: the nodes of a deployment that are placed on its rank, loaded on this machine.
+
+The CPU face is read in a thread, beside the engines, which are made each in a thread of its own, and only
+where the rank has nodes for them. Nothing here blocks the event loop, and no torch is imported on its side
+(see `workers.loading.hosting`).
+
+Stateless nodes are loaded first: the KV pool is measured by the memory that is left.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from configs.deployment import ConfigError, DeploymentConfig
+from models import registry
+from models.base import EngineKind, ModelGraph, Processing
+from workers.generation.sequence_handles import EnginePort, Rows
+from workers.kv_engine.counters import EngineStats
+from workers.kv_engine.thread import EngineThread
+from workers.loading.prefix_warmup import warm
+from workers.machine import read_ahead
+from workers.settings import EngineSettings
+from workers.stateless_engine.thread import StatelessThread
+from workers.tensor_parallel.group import Copy
+
+if TYPE_CHECKING:
+    from workers.kv_engine.cache.transfer import Allocate
+    from workers.kv_engine.engine import KVEngine
+    from workers.stateless_engine.nodes import StatelessNodes
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+SAY_EVERY_S: Final = 2.0
+"""How often it is logged how far a big checkpoint is; the beats tell it all the time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A model that can serve.
+
+    Attributes:
+        engine: of the rank's KV node; None where it has none.
+        stateless: of its stateless nodes; None where it has none.
+    """
+
+    graph: ModelGraph
+    processing: Processing
+    engine: EnginePort | None
+    stateless: StatelessThread | None = None
+    kv_tokens: int = 0
+    device: str = "cpu"
+
+
+class Model(Protocol):
+    """What a worker hosts (`LocalModel`)."""
+
+    @property
+    def progress(self) -> float:
+        """How much of it is loaded, from 0 to 1."""
+        ...
+
+    def counters(self) -> EngineStats | None: ...
+
+    async def load(self, rows: Rows) -> Loaded:
+        """Load it; tokens go to `rows`."""
+        ...
+
+    async def wait(self) -> None:
+        """Wait until an engine has died, and raise what of."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class LocalModel:
+    """Processing in this thread's reach, each engine in its own.
+
+    Attributes:
+        export_to: where a sequence's keys and values go that are handed on (`TensorStore.allocate`).
+        gather: where the KV node is shared, finds those who share it.
+    """
+
+    config: DeploymentConfig
+    settings: EngineSettings
+    rank: int
+    export_to: "Allocate | None" = None
+    gather: Callable[[], Awaitable[Copy]] | None = None
+    progress: float = 0.0
+    _copy: Copy | None = field(default=None, init=False)
+    _thread: EngineThread | None = field(default=None, init=False)
+    _stateless: StatelessThread | None = field(default=None, init=False)
+    _device: str = field(default="cpu", init=False)
+    _nodes: list[str] = field(default_factory=list, init=False)
+    _said_s: float | None = field(default=None, init=False)
+
+    def counters(self) -> EngineStats | None:
+        return self._thread.stats() if self._thread is not None else None
+
+    async def load(self, rows: Rows) -> Loaded:
+        begun_s = time.monotonic()
+        graph = registry.graph(self.config.model)
+        nodes = self.config.nodes_of(self.rank)
+        stateless = [node for node in nodes if graph.nodes[node] is EngineKind.STATELESS]
+        kv = [node for node in nodes if graph.nodes[node] is EngineKind.KV]
+        if len(kv) > 1:
+            raise ConfigError(
+                f"node_groups: rank {self.rank} has the nodes {kv}, each with keys and values of its own; "
+                "expected one such node per rank: place the others on ranks of their own"
+            )
+        self._nodes = [*stateless, *kv]
+        if self._nodes:
+            read_ahead.begin(Path(self.config.checkpoint))
+        kv_tokens = 0
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(asyncio.to_thread(self._load_processing), name="processing")
+            if stateless:
+                await self._start_stateless()
+            if kv and self.gather is not None:
+                self._copy = await self.gather()
+            if kv:
+                watching = [tasks.create_task(self._copy.watch())] if self._copy is not None else []
+                kv_tokens = await self._start_engine(rows)
+                for task in watching:
+                    task.cancel()
+        if kv and self.settings.warm:
+            rows.engine = self._thread
+            await warm(self.settings.warm, reading.result(), rows, longest=kv_tokens)
+        self.progress = 1.0
+        _LOGGER.info("loaded %s in %.1f s", self.config.name, time.monotonic() - begun_s)
+        return Loaded(
+            graph=graph,
+            processing=reading.result(),
+            engine=self._thread,
+            stateless=self._stateless,
+            kv_tokens=kv_tokens,
+            device=self._device,
+        )
+
+    async def wait(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for thread in self._threads():
+                    tasks.create_task(thread.wait())
+                if self._copy is not None:
+                    tasks.create_task(self._copy.watch())
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def close(self) -> None:
+        for thread in self._threads():
+            await thread.close()
+        if self._copy is not None:
+            self._copy.close()
+
+    def _threads(self) -> "list[EngineThread | StatelessThread]":
+        return [thread for thread in (self._thread, self._stateless) if thread is not None]
+
+    def _load_processing(self) -> Processing:
+        face = registry.face(self.config.model, "processing")
+        loaded: Processing = face.load(Path(self.config.checkpoint), max_seq_len=self.config.max_seq_len)
+        return loaded
+
+    async def _start_stateless(self) -> None:
+        """Start the stateless engine's thread."""
+        thread = StatelessThread(self._make_stateless)
+        await thread.start()
+        self._stateless = thread
+
+    async def _start_engine(self, rows: Rows) -> int:
+        """Start the engine's thread; how many tokens its pool holds."""
+        thread = EngineThread(
+            self._make_engine, rows.on_outputs, rows.on_error, on_cancelled=rows.on_cancelled
+        )
+        engine = await thread.start()
+        self._thread = thread
+        return engine.stats().kv_total
+
+    def _make_engine(self) -> "KVEngine":
+        """Called in the engine's thread."""
+        from workers.loading.hosting import make_engine  # noqa: PLC0415 - torch: see `workers.loading.hosting`
+
+        engine = make_engine(
+            self.config,
+            self.settings,
+            self.rank,
+            self._on_progress,
+            export_to=self.export_to,
+            copy=self._copy,
+        )
+        self._device = str(engine.node.device)
+        return engine
+
+    def _make_stateless(self) -> "StatelessNodes":
+        """Called in the stateless engine's thread."""
+        from workers.loading.hosting import make_stateless  # noqa: PLC0415 - torch: see `workers.loading.hosting`
+
+        nodes = make_stateless(self.config, self.settings, self.rank, self._on_progress)
+        self._device = str(nodes.device)
+        return nodes
+
+    def _on_progress(self, done: int, total: int, node: str) -> None:
+        """How much of a node is read. Called from the loader's threads; nodes come one after the other."""
+        self.progress = (self._nodes.index(node) + done / max(total, 1)) / len(self._nodes)
+        now_s = time.monotonic()
+        if self._said_s is None:
+            self._said_s = now_s  # what loads at once needs no word
+        elif now_s - self._said_s >= SAY_EVERY_S:
+            self._said_s = now_s
+            _LOGGER.info("loading %s: %.0f %% of %.2f GB", node, done / max(total, 1) * 100, total / 1e9)

@@ -1,0 +1,1 @@
+"""The machine under a worker: memory, devices, threads."""

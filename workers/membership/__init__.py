@@ -1,0 +1,1 @@
+"""A rank's incarnation on the log: joining, heartbeats, peers, the event writer."""

@@ -1,0 +1,1 @@
+"""Orders read from the log, and edges that arrive before their order."""

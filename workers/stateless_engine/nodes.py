@@ -1,0 +1,108 @@
+"""Stateless nodes on their device: a batch of firings becomes tensors, and what comes out bytes again.
+
+A firing fails alone. A node tells which one failed, or raises: then each firing of the batch is run once
+more by itself, which a node without a state allows.
+
+On a GPU they are computed on the calling thread's stream (`workers.kv_engine.gpu.streams`): what goes out is
+in main memory, and the thread has waited for it.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+
+from models.base import Item, StatelessNode, StatelessResult
+from shared.errors import BugError, DalSegnoError, WorkerError
+from workers.data_plane.arrays import to_array, to_tensor
+from workers.machine.cpu_threads import cores, give_way, stateless_threads, use_cpu_threads
+from workers.stateless_engine.firing import Fired, Firing
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+class NodeFailedError(WorkerError):
+    """A firing of a stateless node failed."""
+
+    code = "node_failed"
+
+
+class StatelessNodes:
+    """The nodes of one rank, on `device`; make and call it in one thread.
+
+    Args:
+        beside_kv: a KV node is on the same device in this process, and is to be let go first.
+        cpu_cores: how many of the machine's cores are for the rank, on a CPU; all when absent.
+    """
+
+    def __init__(
+        self,
+        nodes: Mapping[str, StatelessNode],
+        device: torch.device,
+        *,
+        beside_kv: bool = False,
+        cpu_cores: int | None = None,
+    ) -> None:
+        if device.type == "cpu":
+            use_cpu_threads(stateless_threads(cpu_cores or cores(), beside_kv=beside_kv))
+            if beside_kv:
+                give_way()
+        self.device: Final = device
+        self.max_batch: Final = {name: node.max_batch for name, node in nodes.items()}
+        self._nodes = dict(nodes)
+
+    @torch.inference_mode()
+    def run(self, node: str, firings: Sequence[Firing]) -> list[Fired | DalSegnoError]:
+        """What each firing came to; one that fails does not raise."""
+        items = [self._item(firing) for firing in firings]
+        results = iter(self._run(node, [item for item in items if isinstance(item, Item)]))
+        return [
+            _fired(node, next(results)) if isinstance(item, Item) else _failure(node, item) for item in items
+        ]
+
+    def _item(self, firing: Firing) -> Item | Exception:
+        try:
+            return Item(
+                inputs={name: to_tensor(array, self.device) for name, array in firing.inputs.items()},
+                args=firing.args,
+                seed=firing.seed,
+                path=firing.path,
+                chunk=firing.chunk,
+            )
+        except (ValueError, RuntimeError) as error:  # not its bytes, or no memory for them
+            return error
+
+    def _run(self, node: str, items: Sequence[Item]) -> list[StatelessResult | Exception]:
+        if not items:
+            return []
+        try:
+            results = self._nodes[node].run(items)
+        except Exception as error:  # noqa: BLE001 - whatever a model stumbles over, it is this batch's
+            _LOGGER.warning(
+                "node %s: %s: %s, in a batch of %d", node, type(error).__name__, error, len(items)
+            )
+            if len(items) == 1:
+                return [error]
+            return [result for item in items for result in self._run(node, [item])]
+        if len(results) != len(items):
+            return [BugError(f"node {node!r} gave {len(results)} results for {len(items)} firings")] * len(
+                items
+            )
+        return results
+
+
+def _fired(node: str, result: StatelessResult | Exception) -> Fired | DalSegnoError:
+    if isinstance(result, Exception):
+        return _failure(node, result)
+    try:
+        outputs = {name: to_array(tensor) for name, tensor in result.outputs.items()}
+    except (RuntimeError, AttributeError, TypeError) as error:  # the device failed, or it is no tensor
+        return _failure(node, error)
+    return Fired(outputs=outputs, facts=result.facts, stops=result.stops)
+
+
+def _failure(node: str, error: Exception) -> DalSegnoError:
+    if isinstance(error, DalSegnoError):
+        return error
+    return NodeFailedError(f"node {node!r} failed: {type(error).__name__}: {error}")

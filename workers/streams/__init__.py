@@ -1,0 +1,1 @@
+"""Streams between concurrent walks: producers, consumers, credits."""

@@ -1,0 +1,1 @@
+"""Processes that share one node: group formation and the follower's process."""

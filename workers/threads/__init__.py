@@ -1,0 +1,1 @@
+"""Hand-over between the event loop and engine threads."""
