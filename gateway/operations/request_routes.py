@@ -82,9 +82,7 @@ def request_routes(gateway: Gateway) -> APIRouter:
 
 
 async def _read(gateway: Gateway, request_id: str) -> RecordedRequest:
-    recorded = RecordedRequest(
-        gateway.log, gateway.subjects, parse_request_id(request_id), gateway.passed
-    )
+    recorded = RecordedRequest(gateway.log, gateway.subjects, parse_request_id(request_id), gateway.passed)
     await recorded.read()
     return recorded
 
