@@ -46,7 +46,7 @@ from shared.events import (
     encode,
 )
 from shared.ids import Rank
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.tensors import Handle
 
@@ -204,8 +204,8 @@ def _speaking(run: Run) -> int | None:
 class _Bench:
     """A worker that has joined, and the log in memory that it reads."""
 
-    server: FakeServer
-    log: FakeLog
+    server: MemoryStore
+    log: MemoryLog
     subjects: Subjects
     config: DeploymentConfig
     incarnation: int = 0
@@ -348,14 +348,14 @@ async def _working(config: DeploymentConfig) -> AsyncIterator[_Bench]:
     from workers.process import Worker, open_tensors
 
     subjects = Subjects(config.nats.prefix)
-    server = FakeServer(subjects, max_payload=_EVENT_BYTES)
+    server = MemoryStore(subjects, max_payload=_EVENT_BYTES)
     opened = EpochOpened(id="epoch.1", writer=CONDUCTOR_WRITER, epoch=1, conductor="replay", core="")
     server.append(subjects.epoch, encode(opened))
-    bench = _Bench(server, FakeLog(server), subjects, config)
+    bench = _Bench(server, MemoryLog(server), subjects, config)
     store = open_tensors(config, _RANK)
     try:
         model = LocalModel(config, settings.of(config), _RANK, store.allocate)
-        worker = Worker(FakeLog(server), subjects, config, _RANK, model, store)
+        worker = Worker(MemoryLog(server), subjects, config, _RANK, model, store)
         async with asyncio.TaskGroup() as tasks:
             working = tasks.create_task(worker.run())
             bench.incarnation = await _joined(bench)

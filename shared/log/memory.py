@@ -1,6 +1,6 @@
 """The log in memory: for tests and simulations, and the port's meaning in its shortest form.
 
-A `FakeServer` is the store; any number of `FakeLog`s, one per pretended process, share it. It can be taken
+A `MemoryStore` is the store; any number of `MemoryLog`s, one per pretended process, share it. It can be taken
 down, brought up again, filled up, made anew; the logs then behave as those on JetStream do.
 """
 
@@ -48,7 +48,7 @@ class _Reader:
     position: int
 
 
-class FakeServer:
+class MemoryStore:
     """One log in memory. `clock` says when a record was stored (nanoseconds since 1970)."""
 
     def __init__(
@@ -72,7 +72,7 @@ class FakeServer:
         self.created_ns = clock()
         self._clock = clock
         self._running = True
-        self._logs: set[FakeLog] = set()
+        self._logs: set[MemoryLog] = set()
 
     @property
     def running(self) -> bool:
@@ -138,10 +138,10 @@ class FakeServer:
         for log in list(self._logs):
             log.heard(subject, data)
 
-    def join(self, log: "FakeLog") -> None:
+    def join(self, log: "MemoryLog") -> None:
         self._logs.add(log)
 
-    def leave(self, log: "FakeLog") -> None:
+    def leave(self, log: "MemoryLog") -> None:
         self._logs.discard(log)
 
     def last_seq(self, subject: str) -> int:
@@ -149,12 +149,12 @@ class FakeServer:
         return next((record.seq for record in held if record.subject == subject), 0)
 
 
-class FakeLog:
+class MemoryLog:
     """The `shared.log.port.Log` of one pretended process."""
 
     def __init__(
         self,
-        server: FakeServer,
+        server: MemoryStore,
         *,
         max_posted: int = 65_536,
         on_change: Callable[[bool], None] | None = None,

@@ -1,7 +1,7 @@
 """The log's port: what the planes ask of it, and no more.
 
 Readers are ordered, ack-less cursors; publishers are tracked to their acks. Two adapters satisfy it,
-`shared.log.nats.jetstream.JetStreamLog` and `shared.log.memory.FakeLog`, under one contract suite
+`shared.log.nats.jetstream.JetStreamLog` and `shared.log.memory.MemoryLog`, under one contract suite
 (`tests/shared/log/contract.py`).
 """
 

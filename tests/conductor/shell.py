@@ -23,7 +23,7 @@ from shared.events import (
     decode,
     encode,
 )
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from tests.conductor.script import SUBJECTS, completion, deployment
 
 E = TypeVar("E", bound=Event)
@@ -36,7 +36,7 @@ SLOW: Final = RecoverySettings(worker_silent_s=600, leader_silent_s=600)
 
 @asynccontextmanager
 async def conducting(
-    log: FakeLog, name: str = "c1", recovery: RecoverySettings = QUICK, **options: Any
+    log: MemoryLog, name: str = "c1", recovery: RecoverySettings = QUICK, **options: Any
 ) -> AsyncGenerator[Conductor, None]:
     """A conductor at work; it leaves in order at the end of the block, unless its log is closed."""
     cluster = options.pop("cluster", None) or Cluster(registry.graph, SUBJECTS)
@@ -53,8 +53,8 @@ async def conducting(
 class Watcher:
     """Reads the log from its beginning until something is there."""
 
-    def __init__(self, server: FakeServer) -> None:
-        self.log = FakeLog(server)
+    def __init__(self, server: MemoryStore) -> None:
+        self.log = MemoryLog(server)
         self._records = self.log.read([f"{SUBJECTS.prefix}.>"], 1)
         self.seen: list[AnyEvent] = []
 
@@ -71,35 +71,35 @@ class Watcher:
         raise AssertionError("the log ended")
 
 
-async def say(log: FakeLog, subject: str, event: Event | bytes) -> int:
+async def say(log: MemoryLog, subject: str, event: Event | bytes) -> int:
     return await log.publish(subject, event if isinstance(event, bytes) else encode(event))
 
 
-async def join(log: FakeLog) -> int:
+async def join(log: MemoryLog) -> int:
     event = WorkerJoined(
         id="w0-a", writer="w0", rank=0, model="demo", nodes=["prepare", "llm"], device="cpu", kv_tokens=128
     )
     return await say(log, SUBJECTS.worker(0), event)
 
 
-async def submit(log: FakeLog, request_id: str = "r1", **fields: Any) -> int:
+async def submit(log: MemoryLog, request_id: str = "r1", **fields: Any) -> int:
     event = RequestSubmitted(model="demo", inputs=Inputs(text="hi"), params=Params(max_tokens=4), **fields)
     return await say(log, SUBJECTS.request(request_id), event)
 
 
-async def answer(log: FakeLog, watcher: Watcher, orders: int = 2) -> None:
+async def answer(log: MemoryLog, watcher: Watcher, orders: int = 2) -> None:
     for _ in range(orders):
         ready = await watcher.until(NodeReady)
         await say(log, SUBJECTS.done(0, str(ready.request_id)), completion(ready))
 
 
-async def beats_of(log: FakeLog, name: str) -> AsyncGenerator[dict[str, Any], None]:
+async def beats_of(log: MemoryLog, name: str) -> AsyncGenerator[dict[str, Any], None]:
     async with aclosing(log.listen(SUBJECTS.beat("conductor", name))) as beats:
         async for _, data in beats:
             yield msgspec.msgpack.decode(data)
 
 
-async def until_it_says(log: FakeLog, name: str, state: str, times: int = 1) -> dict[str, Any]:
+async def until_it_says(log: MemoryLog, name: str, state: str, times: int = 1) -> dict[str, Any]:
     """Listen until a conductor has said so often in a row that it is in this state."""
     said = 0
     async with aclosing(beats_of(log, name)) as beats:
@@ -111,7 +111,9 @@ async def until_it_says(log: FakeLog, name: str, state: str, times: int = 1) -> 
 
 
 @asynccontextmanager
-async def beating(log: FakeLog, incarnation: int, rank: int = 0, **signs: Any) -> AsyncGenerator[None, None]:
+async def beating(
+    log: MemoryLog, incarnation: int, rank: int = 0, **signs: Any
+) -> AsyncGenerator[None, None]:
     """A worker says that it lives, until the end of the block."""
 
     async def beat() -> None:

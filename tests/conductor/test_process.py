@@ -26,7 +26,7 @@ from shared.events import (
     WorkerJoined,
     WorkerLost,
 )
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from shared.log.port import LogState, LogUnavailableError
 from shared.meters import ConductorMeters
 from tests.conductor.script import SUBJECTS, completion
@@ -48,9 +48,9 @@ pytestmark = pytest.mark.timeout(20)
 
 
 async def test_a_request_is_conducted_to_its_end() -> None:
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
-    async with conducting(FakeLog(server)):
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
+    async with conducting(MemoryLog(server)):
         await join(log)
         await submit(log)
         await answer(log, watcher)
@@ -61,24 +61,24 @@ async def test_a_request_is_conducted_to_its_end() -> None:
 
 
 async def test_what_was_submitted_before_anybody_conducted_is_conducted() -> None:
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
     await join(log)
     await submit(log)
-    async with conducting(FakeLog(server)):
+    async with conducting(MemoryLog(server)):
         await answer(log, watcher)
         await watcher.until(RequestFinished)
 
 
 async def test_a_successor_ends_what_its_predecessor_began() -> None:
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
     await join(log)
-    async with conducting(FakeLog(server), "c1"):
+    async with conducting(MemoryLog(server), "c1"):
         await submit(log)
         ready = await watcher.until(NodeReady)
     await say(log, SUBJECTS.done(0, "r1"), completion(ready))
-    async with conducting(FakeLog(server), "c2"):
+    async with conducting(MemoryLog(server), "c2"):
         await answer(log, watcher, orders=1)
         finished = await watcher.until(RequestFinished)
     assert finished.epoch == 2
@@ -87,11 +87,11 @@ async def test_a_successor_ends_what_its_predecessor_began() -> None:
 
 # ---- who leads -------------------------------------------------------------------------------------
 async def test_a_second_conductor_follows_while_the_first_is_heard() -> None:
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
-    async with conducting(FakeLog(server), "c1") as first:
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
+    async with conducting(MemoryLog(server), "c1") as first:
         await watcher.until(EpochOpened)
-        async with conducting(FakeLog(server), "c2") as second:
+        async with conducting(MemoryLog(server), "c2") as second:
             await until_it_says(log, "c2", "following", times=20)  # twice as long as is needed for a claim
             await join(log)
             await submit(log)
@@ -102,9 +102,9 @@ async def test_a_second_conductor_follows_while_the_first_is_heard() -> None:
 
 
 async def test_of_several_that_start_at_once_one_leads() -> None:
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
-    async with conducting(FakeLog(server), "c1") as c1, conducting(FakeLog(server), "c2") as c2:
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
+    async with conducting(MemoryLog(server), "c1") as c1, conducting(MemoryLog(server), "c2") as c2:
         await watcher.until(EpochOpened)
         await join(log)
         await submit(log)
@@ -115,12 +115,12 @@ async def test_of_several_that_start_at_once_one_leads() -> None:
 
 
 async def test_a_follower_claims_when_the_leaders_beats_stop() -> None:
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
-    doomed = FakeLog(server)
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
+    doomed = MemoryLog(server)
     async with conducting(doomed, "c1"):
         await watcher.until(EpochOpened)
-        async with conducting(FakeLog(server), "c2"):
+        async with conducting(MemoryLog(server), "c2"):
             await until_it_says(log, "c2", "following")
             await doomed.close()
             opened = await watcher.until(EpochOpened)
@@ -128,12 +128,12 @@ async def test_a_follower_claims_when_the_leaders_beats_stop() -> None:
 
 
 async def test_a_follower_claims_at_once_when_the_leader_leaves_in_order() -> None:
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
     async with AsyncExitStack() as leader:
-        await leader.enter_async_context(conducting(FakeLog(server), "c1", SLOW))
+        await leader.enter_async_context(conducting(MemoryLog(server), "c1", SLOW))
         await watcher.until(EpochOpened)
-        async with conducting(FakeLog(server), "c2", SLOW):
+        async with conducting(MemoryLog(server), "c2", SLOW):
             await until_it_says(log, "c2", "following")
             await leader.aclose()
             opened = await watcher.until(EpochOpened)
@@ -142,29 +142,29 @@ async def test_a_follower_claims_at_once_when_the_leader_leaves_in_order() -> No
 
 async def test_one_that_starts_waits_for_the_answer_of_a_leader_that_is_gone() -> None:
     """Whoever led left an epoch in the log; nobody answers for it."""
-    server = FakeServer(SUBJECTS)
+    server = MemoryStore(SUBJECTS)
     watcher = Watcher(server)
-    async with conducting(FakeLog(server), "c1"):
+    async with conducting(MemoryLog(server), "c1"):
         await watcher.until(EpochOpened)
-    async with conducting(FakeLog(server), "c2"):
+    async with conducting(MemoryLog(server), "c2"):
         opened = await watcher.until(EpochOpened)
     assert (opened.conductor, opened.epoch) == ("c2", 2)
 
 
 async def test_who_is_alone_need_not_ask() -> None:
-    server = FakeServer(SUBJECTS)
+    server = MemoryStore(SUBJECTS)
     watcher = Watcher(server)
-    async with conducting(FakeLog(server), "c1"):
+    async with conducting(MemoryLog(server), "c1"):
         await watcher.until(EpochOpened)
-    async with conducting(FakeLog(server), "c2", SLOW, alone=True):  # whose answer would take 0.5 s
+    async with conducting(MemoryLog(server), "c2", SLOW, alone=True):  # whose answer would take 0.5 s
         before_s = time.monotonic()
         await watcher.until(EpochOpened)
         assert time.monotonic() - before_s < 0.4
 
 
 async def test_one_that_leaves_says_so_last() -> None:
-    server = FakeServer(SUBJECTS)
-    log = FakeLog(server)
+    server = MemoryStore(SUBJECTS)
+    log = MemoryLog(server)
     said: list[str] = []
 
     async def hear() -> None:
@@ -175,24 +175,24 @@ async def test_one_that_leaves_says_so_last() -> None:
                     return
 
     hearing = asyncio.create_task(hear())
-    async with conducting(FakeLog(server)):
+    async with conducting(MemoryLog(server)):
         await Watcher(server).until(EpochOpened)
     await hearing
     assert (said[0], said[-1]) == ("starting", "leaving")
 
 
 async def test_a_claim_that_the_log_does_not_take_is_made_again() -> None:
-    server = FakeServer(SUBJECTS)
+    server = MemoryStore(SUBJECTS)
     watcher = Watcher(server)
     async with conducting(Refusing(server, once=LogUnavailableError("an election"))):
         opened = await watcher.until(EpochOpened)
     assert opened.epoch == 1
 
 
-class Refusing(FakeLog):
+class Refusing(MemoryLog):
     """A log that refuses the first publish."""
 
-    def __init__(self, server: FakeServer, once: LogUnavailableError) -> None:
+    def __init__(self, server: MemoryStore, once: LogUnavailableError) -> None:
         super().__init__(server)
         self.once: LogUnavailableError | None = once
 
@@ -211,10 +211,10 @@ def test_an_epoch_the_log_has_forgotten_is_not_opened_again() -> None:
 
 
 async def test_junk_where_epochs_are_opened_stops_nobody() -> None:
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
     await say(log, SUBJECTS.epoch, b"junk")
-    async with conducting(FakeLog(server)):
+    async with conducting(MemoryLog(server)):
         opened = await watcher.until(EpochOpened)
         await join(log)
         await submit(log)
@@ -224,9 +224,9 @@ async def test_junk_where_epochs_are_opened_stops_nobody() -> None:
 
 
 async def test_a_malformed_submission_is_rejected_and_the_next_is_served() -> None:
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
-    async with conducting(FakeLog(server)):
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
+    async with conducting(MemoryLog(server)):
         await join(log)
         seq = await say(log, SUBJECTS.request("bad"), b"{}")
         rejected = await watcher.until(RequestRejected)
@@ -238,9 +238,9 @@ async def test_a_malformed_submission_is_rejected_and_the_next_is_served() -> No
 
 @pytest.mark.parametrize("beat", [b"", b"junk", b"\xc1", b"\x93\x01\x02\x03", b"\x81\x01\x02"])
 async def test_a_beat_that_is_none_stops_nobody(beat: bytes) -> None:
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
-    async with conducting(FakeLog(server)):
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
+    async with conducting(MemoryLog(server)):
         await join(log)
         await submit(log, "r1")
         await watcher.until(NodeReady)  # so by now it listens
@@ -252,9 +252,9 @@ async def test_a_beat_that_is_none_stops_nobody(beat: bytes) -> None:
 
 
 async def test_its_beats_count_what_it_folded_and_decided() -> None:
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
-    async with aclosing(FakeLog(server).listen(SUBJECTS.beats())) as beats, conducting(FakeLog(server)):
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
+    async with aclosing(MemoryLog(server).listen(SUBJECTS.beats())) as beats, conducting(MemoryLog(server)):
         await join(log)
         await submit(log)
         await watcher.until(NodeReady)
@@ -268,9 +268,9 @@ async def test_its_beats_count_what_it_folded_and_decided() -> None:
 
 # ---- who is lost -----------------------------------------------------------------------------------
 async def test_a_worker_that_falls_silent_is_declared_lost_once() -> None:
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
-    async with conducting(FakeLog(server)):
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
+    async with conducting(MemoryLog(server)):
         life = await join(log)
         async with beating(log, life):
             await until_it_says(log, "c1", "leading", times=20)  # more than three times the silence
@@ -282,10 +282,10 @@ async def test_a_worker_that_falls_silent_is_declared_lost_once() -> None:
 
 
 async def test_one_that_gets_no_further_is_declared_lost() -> None:
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
     recovery = msgspec.structs.replace(QUICK, worker_hung_s=0.5)
-    async with conducting(FakeLog(server), recovery=recovery):
+    async with conducting(MemoryLog(server), recovery=recovery):
         life = await join(log)
         async with beating(log, life, running=1, steps=3):
             lost = await watcher.until(WorkerLost)
@@ -293,12 +293,12 @@ async def test_one_that_gets_no_further_is_declared_lost() -> None:
 
 
 async def test_a_follower_declares_nobody_and_misses_nobody_once_it_leads() -> None:
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
     async with AsyncExitStack() as leader:
-        await leader.enter_async_context(conducting(FakeLog(server), "c1", SLOW))
+        await leader.enter_async_context(conducting(MemoryLog(server), "c1", SLOW))
         life = await join(log)
-        async with beating(log, life), conducting(FakeLog(server), "c3"):
+        async with beating(log, life), conducting(MemoryLog(server), "c3"):
             await until_it_says(log, "c3", "following", times=20)
             await leader.aclose()
             await until_it_says(log, "c3", "leading", times=5)  # less than the silence
@@ -306,7 +306,7 @@ async def test_a_follower_declares_nobody_and_misses_nobody_once_it_leads() -> N
         await watcher.until(EpochOpened, lambda event: event.conductor == "c3")
 
 
-class Electing(FakeLog):
+class Electing(MemoryLog):
     """A log whose beats pass, and that does not answer while it has no leader."""
 
     has_leader = True
@@ -318,8 +318,8 @@ class Electing(FakeLog):
 
 
 async def test_nobody_is_lost_while_the_log_elects_a_leader() -> None:
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
     electing = Electing(server)
     async with conducting(electing):
         life = await join(log)
@@ -334,9 +334,9 @@ async def test_nobody_is_lost_while_the_log_elects_a_leader() -> None:
 
 # ---- time limits -----------------------------------------------------------------------------------
 async def test_a_request_whose_time_is_over_fails() -> None:
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
-    async with conducting(FakeLog(server)):
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
+    async with conducting(MemoryLog(server)):
         await submit(log, timeout_s=0.3)
         passed = await watcher.until(DeadlinePassed)
         failed = await watcher.until(RequestFailed)
@@ -357,9 +357,9 @@ async def test_a_limit_that_is_far_away_is_looked_at_only_when_something_is_read
             return super().due(deadlines, now_s)
 
     monkeypatch.setattr(process, "Timers", Counted)
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
-    async with conducting(FakeLog(server)):
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
+    async with conducting(MemoryLog(server)):
         life = await join(log)
         await submit(log, timeout_s=600)
         await watcher.until(NodeReady)
@@ -371,9 +371,9 @@ async def test_a_limit_that_is_far_away_is_looked_at_only_when_something_is_read
 async def test_one_that_the_log_stored_too_early_is_said_again() -> None:
     """The log's clock goes back by 0.4 s, once: what is said then counts for nothing."""
     behind_ns = 0
-    server = FakeServer(SUBJECTS, clock=lambda: time.time_ns() - behind_ns)
-    log, watcher = FakeLog(server), Watcher(server)
-    async with conducting(FakeLog(server)):
+    server = MemoryStore(SUBJECTS, clock=lambda: time.time_ns() - behind_ns)
+    log, watcher = MemoryLog(server), Watcher(server)
+    async with conducting(MemoryLog(server)):
         await submit(log, timeout_s=0.3)
         behind_ns = 400_000_000
         early = await watcher.until(DeadlinePassed)
@@ -385,23 +385,23 @@ async def test_one_that_the_log_stored_too_early_is_said_again() -> None:
 
 
 # ---- snapshots -------------------------------------------------------------------------------------
-async def folded_until_it_leads(log: FakeLog, name: str) -> int:
+async def folded_until_it_leads(log: MemoryLog, name: str) -> int:
     """How many events a conductor has read when it first leads."""
     return int((await until_it_says(log, name, "leading"))["meters"]["folded"])
 
 
 async def test_one_that_ends_in_order_leaves_what_it_knows_to_the_next(tmp_path: Path) -> None:
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
     snapshots = Snapshots(tmp_path, fold_digest="f")
-    async with conducting(FakeLog(server), "c1", snapshots=snapshots):
+    async with conducting(MemoryLog(server), "c1", snapshots=snapshots):
         await join(log)
         await submit(log)
         ready = await watcher.until(NodeReady)
     known = len(server.records)
     cluster = await snapshots.read(log, registry.graph, SUBJECTS)
     assert cluster is not None
-    async with conducting(FakeLog(server), "c2", cluster=cluster):
+    async with conducting(MemoryLog(server), "c2", cluster=cluster):
         assert await folded_until_it_leads(log, "c2") <= len(server.records) - known < known
         await say(log, SUBJECTS.done(0, "r1"), completion(ready))
         await answer(log, watcher, orders=1)
@@ -409,10 +409,10 @@ async def test_one_that_ends_in_order_leaves_what_it_knows_to_the_next(tmp_path:
 
 
 async def test_one_is_written_every_so_many_events(tmp_path: Path) -> None:
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
     snapshots = Snapshots(tmp_path, fold_digest="f")
-    doomed = FakeLog(server)
+    doomed = MemoryLog(server)
     recovery = msgspec.structs.replace(QUICK, snapshot_every=3)
     async with conducting(doomed, snapshots=snapshots, recovery=recovery):
         await join(log)
@@ -429,13 +429,13 @@ async def test_one_is_written_every_so_many_events(tmp_path: Path) -> None:
 
 
 async def test_a_follower_writes_none(tmp_path: Path) -> None:
-    server = FakeServer(SUBJECTS)
-    log = FakeLog(server)
+    server = MemoryStore(SUBJECTS)
+    log = MemoryLog(server)
     snapshots = Snapshots(tmp_path, fold_digest="f")
     recovery = msgspec.structs.replace(QUICK, snapshot_every=1)
-    async with conducting(FakeLog(server), "c1"):
+    async with conducting(MemoryLog(server), "c1"):
         await until_it_says(log, "c1", "leading")
-        async with conducting(FakeLog(server), "c2", snapshots=snapshots, recovery=recovery):
+        async with conducting(MemoryLog(server), "c2", snapshots=snapshots, recovery=recovery):
             await join(log)
             await until_it_says(log, "c2", "following", times=5)
     assert not snapshots.path.exists()
@@ -443,9 +443,9 @@ async def test_a_follower_writes_none(tmp_path: Path) -> None:
 
 # ---- a log that fills up ---------------------------------------------------------------------------
 async def test_in_the_last_of_the_logs_room_what_runs_ends_and_nothing_is_admitted() -> None:
-    server = FakeServer(SUBJECTS)
-    log, watcher = FakeLog(server), Watcher(server)
-    async with conducting(FakeLog(server)) as conductor:
+    server = MemoryStore(SUBJECTS)
+    log, watcher = MemoryLog(server), Watcher(server)
+    async with conducting(MemoryLog(server)) as conductor:
         await join(log)
         await submit(log, "r1")
         await watcher.until(RequestAdmitted)

@@ -13,7 +13,7 @@ from conductor.core.cluster import Cluster
 from conductor.digests import fold_digest
 from conductor.snapshots import Snapshots
 from models import registry
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from shared.log.port import LogState, StoredRecord
 from tests.conductor.script import SUBJECTS, Script, deployment
 
@@ -32,11 +32,11 @@ def served(requests: int = 3) -> Script:
     return script
 
 
-def log_of(script: Script) -> FakeLog:
-    server = FakeServer(SUBJECTS)
+def log_of(script: Script) -> MemoryLog:
+    server = MemoryStore(SUBJECTS)
     server.created_ns = 1
     server.records = list(script.records)
-    return FakeLog(server)
+    return MemoryLog(server)
 
 
 async def write(folder: Path, script: Script, created_ns: int = 1) -> Snapshots:
@@ -45,7 +45,7 @@ async def write(folder: Path, script: Script, created_ns: int = 1) -> Snapshots:
     return snapshots
 
 
-async def read(snapshots: Snapshots, log: FakeLog) -> Cluster | None:
+async def read(snapshots: Snapshots, log: MemoryLog) -> Cluster | None:
     return await snapshots.read(log, registry.graph, SUBJECTS)
 
 
@@ -90,7 +90,7 @@ async def test_it_may_be_deleted_at_any_time(tmp_path: Path, caplog: pytest.LogC
 
 
 # ---- passed over -----------------------------------------------------------------------------------
-async def passed_over(snapshots: Snapshots, log: FakeLog, caplog: pytest.LogCaptureFixture) -> str:
+async def passed_over(snapshots: Snapshots, log: MemoryLog, caplog: pytest.LogCaptureFixture) -> str:
     """Why it was; that is said once, in one line."""
     caplog.clear()
     assert await read(snapshots, log) is None
@@ -175,7 +175,7 @@ async def test_one_of_a_log_that_lost_its_end_and_grew_again_is(
     assert "another record" in await passed_over(snapshots, log_of(script), caplog)
 
 
-class Forgetful(FakeLog):
+class Forgetful(MemoryLog):
     """A log that begins where it is told."""
 
     first_seq = 1
@@ -196,7 +196,7 @@ async def test_the_log_must_reach_back_to_it(tmp_path: Path, caplog: pytest.LogC
     snapshots = await write(tmp_path, script)
     at = len(script.records)
     script.submit("later")
-    server = FakeServer(SUBJECTS)
+    server = MemoryStore(SUBJECTS)
     server.created_ns, server.records = 1, list(script.records)
     log = Forgetful(server)
     log.first_seq = at + 1  # the record behind which it was written is forgotten, the next is there

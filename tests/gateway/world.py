@@ -31,7 +31,7 @@ from shared.events import (
     decode,
     encode,
 )
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from shared.log.port import LogRegressedError
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.transcript import Transcript
@@ -54,7 +54,7 @@ CHAT = {"model": "demo", "messages": MESSAGES}
 class Performance:
     """One submission being answered; a script calls these."""
 
-    server: FakeServer
+    server: MemoryStore
     subjects: Subjects
     event: RequestSubmitted
     seq: int
@@ -186,7 +186,7 @@ async def echo(performance: Performance) -> None:
 class World:
     """What a test holds."""
 
-    server: FakeServer
+    server: MemoryStore
     subjects: Subjects
     gateway: Gateway
     client: httpx.AsyncClient
@@ -211,7 +211,7 @@ class World:
 
     async def stored(self, kind: str) -> list[Event]:
         """The events on subjects of this kind, once there is one."""
-        async with aclosing(FakeLog(self.server).read([f"{self.subjects.prefix}.{kind}.>"], 1)) as records:
+        async with aclosing(MemoryLog(self.server).read([f"{self.subjects.prefix}.{kind}.>"], 1)) as records:
             await anext(records)
         return self.events(kind)
 
@@ -224,7 +224,7 @@ class World:
     async def perform(self, *, keeps_limits: bool = True) -> None:
         """Answer every first submission by the script, grant every cancel, and keep time limits."""
         watched = [self.subjects.request("*"), self.subjects.control("*")]
-        async with asyncio.TaskGroup() as tasks, aclosing(FakeLog(self.server).read(watched, 1)) as records:
+        async with asyncio.TaskGroup() as tasks, aclosing(MemoryLog(self.server).read(watched, 1)) as records:
             async for record in records:
                 try:
                     address = self.subjects.parse(record.subject)
@@ -256,7 +256,7 @@ class World:
     async def follow(self) -> None:
         """Follow the log until it is made anew."""
         try:
-            await self.gateway.follow(FakeLog(self.server))
+            await self.gateway.follow(MemoryLog(self.server))
         except* LogRegressedError:
             self.regressed.set()
 
@@ -284,7 +284,7 @@ async def deployment(
     """A gateway on a log in memory whose requests are answered by `script`."""
     settings = settings or GatewaySettings(max_body_bytes=max_body_bytes)
     subjects = Subjects()
-    store = FakeServer(subjects)
+    store = MemoryStore(subjects)
     if worker_joined:
         joined = WorkerJoined(
             writer="w0", rank=0, model="decoder_lm", nodes=[], device="cpu", tool_calls=tool_calls

@@ -24,7 +24,7 @@ from shared.events import (
     encode,
 )
 from shared.ids import Rank
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from shared.log.port import StoredRecord
 from shared.subject_rules import _KINDS, check_address
 from shared.subjects import CONDUCTOR_WRITER, Subjects
@@ -98,7 +98,7 @@ def test_what_does_not_is_no_event(subject: str, event: AnyEvent) -> None:
 
 # ---- every reader ------------------------------------------------------------------------------------
 async def test_a_gateway_ends_no_answer_by_a_workers_word(caplog: pytest.LogCaptureFixture) -> None:
-    log = FakeLog(FakeServer(subjects=SUBJECTS))
+    log = MemoryLog(MemoryStore(subjects=SUBJECTS))
     hub = Hub(log, SUBJECTS, EpochFence(1))
     relay = hub.open("r1")
     relay.submitted_at(1)

@@ -29,7 +29,7 @@ from shared.events import (
     encode,
 )
 from shared.ids import Rank
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from tests.workers.harness import SUBJECTS
 from workers.data_plane.port import TensorStore
 from workers.data_plane.store import ArenaStore, open_store
@@ -44,7 +44,7 @@ class Member:
     """One worker."""
 
     rank: int
-    log: FakeLog
+    log: MemoryLog
     store: ArenaStore
     model: Model
     worker: Worker
@@ -65,8 +65,8 @@ class Member:
 class Cluster:
     """Workers by rank, and what a conductor does."""
 
-    server: FakeServer
-    log: FakeLog
+    server: MemoryStore
+    log: MemoryLog
     graph: ModelGraph
     config: DeploymentConfig
     make_model: Callable[[int, TensorStore], Model]
@@ -74,7 +74,7 @@ class Cluster:
 
     async def join(self, rank: int) -> Member:
         """Start a rank's worker, and wait until it has joined."""
-        log, store = FakeLog(self.server), open_store(total_bytes=64 << 20)
+        log, store = MemoryLog(self.server), open_store(total_bytes=64 << 20)
         model = self.make_model(rank, store)
         seen = len(self.server.records)
         worker = Worker(log, SUBJECTS, self.config, Rank(rank), model, store)
@@ -267,8 +267,8 @@ async def clustered(
     ranks: Sequence[int] = (0, 1),
 ) -> AsyncIterator[Cluster]:
     """Workers that have joined; cancelled at the end."""
-    server = FakeServer(SUBJECTS)
-    cluster = Cluster(server, FakeLog(server), graph, config, make_model)
+    server = MemoryStore(SUBJECTS)
+    cluster = Cluster(server, MemoryLog(server), graph, config, make_model)
     try:
         for rank in ranks:
             await cluster.join(rank)

@@ -30,7 +30,7 @@ from shared.events import (
     encode,
 )
 from shared.ids import Incarnation, Rank
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from shared.plans import Finish, Plan, PlanRequest, Walk
 from shared.subjects import Subjects
 from shared.tensors import Handle, inline_ids, read_ids
@@ -358,8 +358,8 @@ def fence(request_id: str, attempt: int, epoch: int = 1) -> OutputFence:
 class Rig:
     """An executor and all around it."""
 
-    server: FakeServer
-    log: FakeLog
+    server: MemoryStore
+    log: MemoryLog
     engine: FakeEngine
     processing: ToyProcessing
     executor: Executor
@@ -408,10 +408,10 @@ class Rig:
 
 
 @asynccontextmanager
-async def rigged(server: FakeServer | None = None, *, max_posted: int = 1000) -> AsyncIterator[Rig]:
+async def rigged(server: MemoryStore | None = None, *, max_posted: int = 1000) -> AsyncIterator[Rig]:
     """A rig; what runs at the end is dropped."""
-    server = server or FakeServer(SUBJECTS)
-    log = FakeLog(server, max_posted=max_posted)
+    server = server or MemoryStore(SUBJECTS)
+    log = MemoryLog(server, max_posted=max_posted)
     rows = Rows()
     engine = FakeEngine(rows)
     rows.engine = engine
@@ -439,7 +439,7 @@ async def rigged(server: FakeServer | None = None, *, max_posted: int = 1000) ->
 class FakeLine:
     """Beats for whoever listens on a log in memory, from any thread."""
 
-    server: FakeServer
+    server: MemoryStore
     loop: asyncio.AbstractEventLoop
 
     async def beat(self, subject: str, data: bytes) -> None:
@@ -449,7 +449,7 @@ class FakeLine:
         pass
 
 
-def pulse(server: FakeServer, every_s: float = 0.01) -> Pulse:
+def pulse(server: MemoryStore, every_s: float = 0.01) -> Pulse:
     """A rank's beats on a log in memory."""
     loop = asyncio.get_running_loop()
 

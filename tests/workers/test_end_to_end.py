@@ -29,7 +29,7 @@ from shared.events import (
     decode,
     encode,
 )
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from shared.tensors import inline_ids, read_ids
 from shared.transcript import Transcript
 from tests.tiny import tiny_checkpoint
@@ -54,8 +54,8 @@ def config(**kwargs: Any) -> DeploymentConfig:
 
 @dataclass(slots=True)
 class Life:
-    server: FakeServer
-    log: FakeLog
+    server: MemoryStore
+    log: MemoryLog
     model: LocalModel
     incarnation: int = 0
 
@@ -95,8 +95,8 @@ class Life:
 
 @asynccontextmanager
 async def living(**kwargs: Any) -> AsyncIterator[Life]:
-    server = FakeServer(SUBJECTS)
-    log, used = FakeLog(server), config(**kwargs)
+    server = MemoryStore(SUBJECTS)
+    log, used = MemoryLog(server), config(**kwargs)
     store = open_store(total_bytes=1 << 20)
     model = LocalModel(used, settings.parse(used.model_kwargs), RANK, store.allocate)
     life = Life(server, log, model)
@@ -459,7 +459,7 @@ async def test_an_answer_too_long_for_the_model_is_a_typed_failure() -> None:
 
 
 async def test_a_context_longer_than_the_models_is_refused_at_load() -> None:
-    log = FakeLog(FakeServer(SUBJECTS))
+    log = MemoryLog(MemoryStore(SUBJECTS))
     long = msgspec.structs.replace(config(), max_seq_len=100_000)
     model = LocalModel(long, settings.EngineSettings(device="cpu"), RANK)
     store = open_store(total_bytes=1 << 20)

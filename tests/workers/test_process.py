@@ -30,7 +30,7 @@ from shared.events import (
     decode,
     encode,
 )
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from shared.meters import WorkerMeters
 from tests.workers import harness
 from tests.workers.harness import EOS, RANK, SUBJECTS, FakeEngine, ToyProcessing, chat
@@ -85,8 +85,8 @@ class FakeModel:
 class Life:
     """One worker under test, and the log it lives on."""
 
-    server: FakeServer
-    log: FakeLog
+    server: MemoryStore
+    log: MemoryLog
     model: FakeModel
     task: "asyncio.Task[None]"
     epoch: int = 1
@@ -135,10 +135,10 @@ class Life:
 
 
 @asynccontextmanager
-async def living(server: FakeServer | None = None, *, loaded: bool = True) -> AsyncIterator[Life]:
+async def living(server: MemoryStore | None = None, *, loaded: bool = True) -> AsyncIterator[Life]:
     """A worker that runs, and is cancelled at the end unless it has ended."""
-    server = server or FakeServer(SUBJECTS)
-    log, model, store = FakeLog(server), FakeModel(), open_store(total_bytes=1 << 20)
+    server = server or MemoryStore(SUBJECTS)
+    log, model, store = MemoryLog(server), FakeModel(), open_store(total_bytes=1 << 20)
     if loaded:
         model.may_load.set()
     worker = Worker(log, SUBJECTS, CONFIG, RANK, model, store)
@@ -276,7 +276,7 @@ async def test_a_newer_life_of_its_rank_ends_it() -> None:
 
 
 async def test_a_late_copy_of_an_earlier_life_does_not_end_it() -> None:
-    server = FakeServer(SUBJECTS)
+    server = MemoryStore(SUBJECTS)
     earlier = WorkerJoined(id="w0.joined.earlier", rank=0, model="toy-1", nodes=[], device="cpu")
     server.append(SUBJECTS.worker(RANK), encode(earlier))
     async with living(server) as life:
@@ -378,7 +378,7 @@ async def test_told_to_stop_with_an_engine_that_hangs_it_still_says_that_it_leav
 
 
 async def test_orders_of_a_conductor_deposed_before_it_joined_are_void() -> None:
-    server = FakeServer(SUBJECTS)
+    server = MemoryStore(SUBJECTS)
     server.append(
         SUBJECTS.epoch, encode(EpochOpened(id="e", writer="conductor", epoch=4, conductor="c", core=""))
     )

@@ -29,7 +29,7 @@ from shared.events import (
     decode,
     encode,
 )
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from tests.gateway.world import Performance, Script, echo
 
@@ -44,7 +44,7 @@ class Stage:
     """A log in memory whose requests are answered by a script."""
 
     def __init__(self, script: Script, models: tuple[str, ...]) -> None:
-        self.server = FakeServer(SUBJECTS)
+        self.server = MemoryStore(SUBJECTS)
         self.script = script
         self.cancelled: asyncio.Queue[RequestCancel] = asyncio.Queue()
         for rank, model in enumerate(models):
@@ -59,7 +59,7 @@ class Stage:
     async def perform(self) -> None:
         watched = [SUBJECTS.request("*"), SUBJECTS.control("*")]
         async with asyncio.TaskGroup() as tasks:
-            async for record in FakeLog(self.server).read(watched, 1):
+            async for record in MemoryLog(self.server).read(watched, 1):
                 event = decode(record.data)
                 if isinstance(event, RequestSubmitted):
                     performance = Performance(self.server, SUBJECTS, event, record.seq)
@@ -80,7 +80,7 @@ async def stage(
     async with asyncio.TaskGroup() as tasks:
         performing = tasks.create_task(it.perform())
         async with AsyncClient("nats://log") as client:
-            client._transport = NatsTransport("nats://log", log=FakeLog(it.server))
+            client._transport = NatsTransport("nats://log", log=MemoryLog(it.server))
             yield it, client
         performing.cancel()
 
@@ -139,7 +139,7 @@ async def test_a_service_that_was_killed_reads_on_from_where_it_was_and_nothing_
     async with stage() as (it, client):
         await client.generate("one two three", request_id="mine", timeout_s=7)
         async with AsyncClient("nats://log") as again:
-            again._transport = NatsTransport("nats://log", log=FakeLog(it.server))
+            again._transport = NatsTransport("nats://log", log=MemoryLog(it.server))
             rest = await again.resume("mine", "one two three", after=0).read()
             assert rest.text == " two three"
             it.server.forget(len(it.server.records))

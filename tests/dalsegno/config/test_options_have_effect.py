@@ -33,7 +33,7 @@ from gateway.requests.service import Gateway
 from models import registry
 from shared.errors import ClientError
 from shared.events import EpochOpened, NodeReady, Params, RequestAdmitted, RequestRejected, WorkerLost
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from shared.log.nats import nkeys
 from shared.subjects import Subjects
 from shared.telemetry import tracing
@@ -253,26 +253,26 @@ async def comes(what: Awaitable[object], within_s: float = 1.5) -> bool:
 
 
 async def whether_a_silent_worker_is_given_up(config: DeploymentConfig) -> bool:
-    server = FakeServer(SUBJECTS)
-    async with conducting(FakeLog(server), recovery=config.recovery):
-        await join(FakeLog(server))
+    server = MemoryStore(SUBJECTS)
+    async with conducting(MemoryLog(server), recovery=config.recovery):
+        await join(MemoryLog(server))
         return await comes(Watcher(server).until(WorkerLost))
 
 
 async def whether_a_hung_worker_is(config: DeploymentConfig) -> bool:
-    server = FakeServer(SUBJECTS)
-    log = FakeLog(server)
+    server = MemoryStore(SUBJECTS)
+    log = MemoryLog(server)
     async with conducting(log, recovery=config.recovery), beating(log, await join(log), running=1):
         return await comes(Watcher(server).until(WorkerLost))
 
 
 async def whether_a_silent_leader_is_followed_by_another(config: DeploymentConfig) -> bool:
-    server = FakeServer(SUBJECTS)
-    watcher, doomed = Watcher(server), FakeLog(server)
+    server = MemoryStore(SUBJECTS)
+    watcher, doomed = Watcher(server), MemoryLog(server)
     async with conducting(doomed, "c1", config.recovery):
         await watcher.until(EpochOpened)
-        async with conducting(FakeLog(server), "c2", config.recovery):
-            await until_it_says(FakeLog(server), "c2", "following")
+        async with conducting(MemoryLog(server), "c2", config.recovery):
+            await until_it_says(MemoryLog(server), "c2", "following")
             await doomed.close()
             return await comes(watcher.until(EpochOpened))
 
@@ -282,8 +282,8 @@ async def the_conductors_that_are_started(config: DeploymentConfig) -> list[str]
 
 
 async def whether_a_snapshot_is_written_soon(config: DeploymentConfig) -> bool:
-    server = FakeServer(SUBJECTS)
-    log, written = FakeLog(server), asyncio.Event()
+    server = MemoryStore(SUBJECTS)
+    log, written = MemoryLog(server), asyncio.Event()
 
     class Noted(Snapshots):
         async def write(self, *_: object) -> None:

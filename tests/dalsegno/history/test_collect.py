@@ -3,15 +3,15 @@ import pytest
 from dalsegno.history import collect
 from shared.errors import ClientError
 from shared.events import WorkerLeaving
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from tests.conductor.script import SUBJECTS, Script
 
 
-def log_of(script: Script) -> tuple[FakeServer, FakeLog]:
-    server = FakeServer(SUBJECTS)
+def log_of(script: Script) -> tuple[MemoryStore, MemoryLog]:
+    server = MemoryStore(SUBJECTS)
     for record in script.records:
         server.append(record.subject, record.data)
-    return server, FakeLog(server)
+    return server, MemoryLog(server)
 
 
 def asked(*ids: str, **submission: object) -> Script:

@@ -3,13 +3,13 @@ import pytest
 from dalsegno.history.summary import Summary, summaries
 from shared.events import Event, RequestFinished, Usage, encode
 from shared.events import OutputTotals as Totals
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from shared.subjects import CONDUCTOR_WRITER
 from tests.conductor.script import SUBJECTS, Script
 
 
 async def listed(script: Script) -> dict[str, Summary]:
-    log = FakeLog(FakeServer(SUBJECTS))
+    log = MemoryLog(MemoryStore(SUBJECTS))
     for record in script.records:
         assert await log.publish(record.subject, record.data) == record.seq
     return {summary.request_id: summary for summary in await summaries(log, SUBJECTS)}

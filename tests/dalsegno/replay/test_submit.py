@@ -9,7 +9,7 @@ from dalsegno.replay import submit
 from dalsegno.replay.submit import Submission
 from shared.errors import BugError, CapacityError, ClientError
 from shared.events import Inputs, RequestSubmitted, WorkerJoined, decode
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from tests.conductor.script import SUBJECTS, Script
 
 
@@ -18,9 +18,9 @@ def request(name: str) -> RequestSubmitted:
 
 
 @asynccontextmanager
-async def deployed(server: FakeServer) -> AsyncIterator[None]:
+async def deployed(server: MemoryStore) -> AsyncIterator[None]:
     """A conductor and a worker, as a script plays them, on a log in memory."""
-    script, log = Script(), FakeLog(server)
+    script, log = Script(), MemoryLog(server)
     script.open_epoch()
     script.join()
     for record in script.records:
@@ -43,8 +43,8 @@ async def deployed(server: FakeServer) -> AsyncIterator[None]:
 
 
 async def test_answers_are_followed_to_their_ends_in_the_order_of_asking() -> None:
-    server = FakeServer(SUBJECTS)
-    log = FakeLog(server)
+    server = MemoryStore(SUBJECTS)
+    log = MemoryLog(server)
     async with deployed(server):
         asked = [Submission(event=request(name)) for name in ("b", "a")]
         found = await submit.answers(log, SUBJECTS, asked)
@@ -54,8 +54,8 @@ async def test_answers_are_followed_to_their_ends_in_the_order_of_asking() -> No
 
 
 async def test_what_is_asked_says_by_whom_and_where_the_answer_is_wanted() -> None:
-    server = FakeServer(SUBJECTS)
-    log = FakeLog(server)
+    server = MemoryStore(SUBJECTS)
+    log = MemoryLog(server)
     async with deployed(server):
         await submit.answers(log, SUBJECTS, [Submission(event=request("a"))])
     [record] = [one for one in server.records if one.subject == SUBJECTS.request("a")]
@@ -66,16 +66,16 @@ async def test_what_is_asked_says_by_whom_and_where_the_answer_is_wanted() -> No
 
 
 async def test_an_id_that_is_taken_is_said_to_be_and_nothing_waits() -> None:
-    server = FakeServer(SUBJECTS)
-    log = FakeLog(server)
+    server = MemoryStore(SUBJECTS)
+    log = MemoryLog(server)
     await submit.submit(log, SUBJECTS, request("a"))
     with pytest.raises(ClientError, match="request_id 'a' is taken; choose another"):
         await submit.answers(log, SUBJECTS, [Submission(event=request("a"))])
 
 
 async def test_the_model_is_the_one_that_a_worker_has() -> None:
-    server = FakeServer(SUBJECTS)
-    log = FakeLog(server)
+    server = MemoryStore(SUBJECTS)
+    log = MemoryLog(server)
     with pytest.raises(CapacityError, match="no worker has been ready yet under the prefix 'ds'"):
         await submit.model_served(log, SUBJECTS)
     joined = WorkerJoined(id="w", rank=0, model="other", nodes=[], device="cpu")

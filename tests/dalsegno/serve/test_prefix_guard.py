@@ -5,20 +5,20 @@ import pytest
 
 from dalsegno.serve import prefix_guard
 from dalsegno.serve.prefix_guard import PrefixInUseError
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from shared.subjects import Subjects
 
 OURS, OTHER = Subjects("ours"), Subjects("other")
 
 
-async def beating(log: FakeLog, subject: str, beat: bytes) -> None:
+async def beating(log: MemoryLog, subject: str, beat: bytes) -> None:
     while True:
         await log.beat(subject, beat)
         await asyncio.sleep(0)
 
 
 async def listening(subject: str, beat: bytes) -> None:
-    log = FakeLog(FakeServer(OURS))
+    log = MemoryLog(MemoryStore(OURS))
     async with asyncio.TaskGroup() as tasks:
         heart = tasks.create_task(beating(log, subject, beat))
         try:

@@ -6,7 +6,7 @@ import pytest
 
 from dalsegno.serve.reaper import Condemned, Process, Reaper, follow, reap
 from shared.events import EpochOpened, Event, WorkerJoined, WorkerLost, encode
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from shared.log.port import Log, LogUnavailableError, StoredRecord
 from shared.subjects import Subjects
 
@@ -101,10 +101,10 @@ def test_what_cannot_be_read_changes_nothing() -> None:
 
 
 async def test_it_follows_the_log_and_ends_who_is_due() -> None:
-    server = FakeServer(SUBJECTS, clock=time.time_ns)
+    server = MemoryStore(SUBJECTS, clock=time.time_ns)
     ended: asyncio.Queue[Condemned] = asyncio.Queue()
     processes = {0: Process(77, time.time_ns())}
-    log = FakeLog(server)
+    log = MemoryLog(server)
     following = asyncio.create_task(
         follow(log, SUBJECTS, Reaper(HERE, grace_s=0.05), lambda: processes, ended.put_nowait)
     )
@@ -123,15 +123,15 @@ async def test_it_follows_the_log_and_ends_who_is_due() -> None:
 
 async def test_a_log_that_fails_is_followed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dalsegno.serve.reaper._AGAIN_S", 0.0)
-    server = FakeServer(SUBJECTS, clock=time.time_ns)
+    server = MemoryStore(SUBJECTS, clock=time.time_ns)
     ended: asyncio.Queue[Condemned] = asyncio.Queue()
-    logs: list[FakeLog] = []
+    logs: list[MemoryLog] = []
 
     async def connect() -> Log:
         if not logs:
-            logs.append(FakeLog(server))
+            logs.append(MemoryLog(server))
             raise LogUnavailableError("not yet")
-        logs.append(FakeLog(server))
+        logs.append(MemoryLog(server))
         return logs[-1]
 
     since_ns = time.time_ns()

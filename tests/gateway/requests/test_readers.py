@@ -12,7 +12,7 @@ from gateway.http import server
 from gateway.requests.readers import Audience, Audiences, Elsewhere, cancel_of
 from gateway.requests.service import Gateway
 from shared.events import Inputs, RequestCancel, RequestSubmitted, RequestWatched, decode, encode
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from shared.log.port import LogRegressedError, StoredRecord
 from shared.subjects import Subjects
 from tests.gateway.requests.test_disconnect import raw, wait_for_cancel
@@ -31,7 +31,7 @@ async def another(world: World, origin: str = OTHER) -> AsyncIterator[str]:
 
     async def follow() -> None:
         try:
-            await gateway.follow(FakeLog(world.server))
+            await gateway.follow(MemoryLog(world.server))
         except* LogRegressedError:
             pass
 
@@ -169,14 +169,14 @@ class TestAudiences:
     """One gateway's, on a log on which others speak."""
 
     @staticmethod
-    def audiences(store: FakeServer, tasks: asyncio.TaskGroup) -> tuple[Audiences, Audience]:
-        audiences = Audiences(FakeLog(store), SUBJECTS, "g-1", tasks, count(1), 9)
+    def audiences(store: MemoryStore, tasks: asyncio.TaskGroup) -> tuple[Audiences, Audience]:
+        audiences = Audiences(MemoryLog(store), SUBJECTS, "g-1", tasks, count(1), 9)
         audience = audiences.enter("r", "r")
         audience.may_cancel = True
         return audiences, audience
 
     async def test_a_cancel_that_others_were_faster_than_is_not_stored(self) -> None:
-        store = FakeServer()
+        store = MemoryStore()
         watched = RequestWatched(id="g-2.1", writer="g-2", request_id="r")
         async with asyncio.TaskGroup() as tasks:
             audiences, audience = self.audiences(store, tasks)
@@ -186,7 +186,7 @@ class TestAudiences:
         assert len(store.records) == 1
 
     async def test_who_reads_no_more_is_no_reason_to_go_on(self) -> None:
-        store = FakeServer()
+        store = MemoryStore()
         async with asyncio.TaskGroup() as tasks:
             audiences, audience = self.audiences(store, tasks)
             for number, is_over in enumerate((False, True)):
@@ -197,7 +197,7 @@ class TestAudiences:
         assert store.records[-1].data == encode(cancel_of("r", "its client left", "g-1", 1))
 
     async def test_what_somebody_cancelled_is_not_cancelled_again(self) -> None:
-        store = FakeServer()
+        store = MemoryStore()
         async with asyncio.TaskGroup() as tasks:
             audiences, audience = self.audiences(store, tasks)
             store.append(SUBJECTS.control("r"), encode(RequestCancel(writer="nats", request_id="r")))
@@ -209,9 +209,9 @@ class TestAudiences:
 class Gate:
     """A gateway's audiences of one request, on a log that it hears of late."""
 
-    def __init__(self, store: FakeServer, name: str, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, store: MemoryStore, name: str, tasks: asyncio.TaskGroup) -> None:
         self.name = name
-        self.audiences = Audiences(FakeLog(store), SUBJECTS, name, tasks, count(1), 9)
+        self.audiences = Audiences(MemoryLog(store), SUBJECTS, name, tasks, count(1), 9)
         self.clients: list[Audience] = []
         self.heard = 0
         self._store = store
@@ -237,7 +237,7 @@ class Gate:
 
 @pytest.mark.parametrize("seed", range(80))
 async def test_whoever_comes_and_goes_the_last_to_leave_cancels_and_nobody_before(seed: int) -> None:
-    chance, store = Random(seed), FakeServer()
+    chance, store = Random(seed), MemoryStore()
     async with asyncio.TaskGroup() as tasks:
         gates = [Gate(store, name, tasks) for name in ("g-1", "g-2", "g-3")]
         gates[0].come(is_first=True)

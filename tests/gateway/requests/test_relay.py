@@ -18,7 +18,7 @@ from shared.events import (
     Usage,
     encode,
 )
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.transcript import Transcript
 
@@ -150,8 +150,8 @@ class Scene:
     """A hub on a log in memory; records reach it when the test says so."""
 
     def __init__(self) -> None:
-        self.server = FakeServer(SUBJECTS)
-        self.hub = Hub(FakeLog(self.server), SUBJECTS, EpochFence())
+        self.server = MemoryStore(SUBJECTS)
+        self.hub = Hub(MemoryLog(self.server), SUBJECTS, EpochFence())
 
     def store(self, subject: str, event: Event) -> None:
         self.hub.take(self.server.append(subject, encode(event)))

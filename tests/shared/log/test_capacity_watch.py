@@ -4,16 +4,16 @@ import pytest
 
 from shared.log.capacity import Room
 from shared.log.capacity_watch import RoomWatch
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from shared.log.port import LogFullError, LogUnavailableError
 from shared.subjects import Subjects
 
 
 async def test_a_change_is_told_and_said_once(subjects: Subjects, caplog: pytest.LogCaptureFixture) -> None:
-    server = FakeServer(subjects)
+    server = MemoryStore(subjects)
     server.append(subjects.walk("r"), bytes(900))
     changes: list[str] = []
-    watch = RoomWatch(FakeLog(server), lambda: changes.append(watch.words))
+    watch = RoomWatch(MemoryLog(server), lambda: changes.append(watch.words))
     caplog.set_level("INFO")
     rooms = []
     for max_bytes in (None, 1_000, 1_000, 500, None, None):
@@ -27,9 +27,9 @@ async def test_a_change_is_told_and_said_once(subjects: Subjects, caplog: pytest
 
 
 async def test_nothing_begins_without_room_or_without_a_log(subjects: Subjects) -> None:
-    server = FakeServer(subjects)
+    server = MemoryStore(subjects)
     server.append(subjects.walk("r"), bytes(900))
-    watch = RoomWatch(FakeLog(server))
+    watch = RoomWatch(MemoryLog(server))
     watch.check()  # nobody has looked yet
     server.max_bytes = 1_000
     await watch.look()

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from shared.log.memory import FakeLog, FakeServer, matches
+from shared.log.memory import MemoryLog, MemoryStore, matches
 from shared.log.port import Log
 from shared.subjects import Subjects
 from tests.shared.log.contract import LogContract
@@ -13,11 +13,11 @@ from tests.shared.log.contract import LogContract
 class _FakeDeployment:
     def __init__(self, subjects: Subjects) -> None:
         self.subjects = subjects
-        self.server = FakeServer(subjects)
-        self.logs: list[FakeLog] = []
+        self.server = MemoryStore(subjects)
+        self.logs: list[MemoryLog] = []
 
     async def open(self, on_change: Callable[[bool], None] | None = None) -> Log:
-        self.logs.append(FakeLog(self.server, on_change=on_change))
+        self.logs.append(MemoryLog(self.server, on_change=on_change))
         return self.logs[-1]
 
     async def stop(self) -> None:

@@ -23,7 +23,7 @@ from shared.events import (
     WalkStopped,
     encode,
 )
-from shared.log.memory import FakeServer
+from shared.log.memory import MemoryStore
 from shared.tensors import Handle, inline_ids, read_ids
 from shared.transcript import Transcript
 from shared.walks import CLIENT, Edge, Loop, Node, Parallel, Sequential, compile_walk
@@ -304,7 +304,7 @@ async def test_a_second_start_of_the_same_order_changes_nothing() -> None:
 
 
 def put_chunks(
-    server: FakeServer,
+    server: MemoryStore,
     *pieces: tuple[str, bytes],
     attempt: int = 1,
     first: int = 0,
@@ -516,7 +516,7 @@ def score_alone(prompt: list[int], **args: Any) -> WalkCall:
     return WalkCall(name="score", inputs={"token_ids": inline_ids("p", prompt)}, args=args)
 
 
-def as_attempt(chunk: OutputChunk, server: FakeServer) -> None:
+def as_attempt(chunk: OutputChunk, server: MemoryStore) -> None:
     server.append(SUBJECTS.output("g-1", "r", "w0"), encode(chunk))
 
 
@@ -960,7 +960,7 @@ async def test_a_text_that_cannot_be_decoded_fails_its_own_order_alone() -> None
 
 
 async def test_a_result_too_large_for_the_log_is_a_failure() -> None:
-    async with rigged(FakeServer(SUBJECTS, max_payload=1500)) as rig:
+    async with rigged(MemoryStore(SUBJECTS, max_payload=1500)) as rig:
         names = {"name": harness.text("x" * 2000)}
         rig.start(ready("r", WalkCall(name="greet", inputs=names)))
 

@@ -14,7 +14,7 @@ from models import registry
 from shared.errors import ClientError
 from shared.events import EpochOpened, Event, WorkerJoined, WorkerLeaving, WorkerLost, decode, encode
 from shared.ids import Rank
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from tests.workers import harness
 from tests.workers.harness import SUBJECTS
 from tests.workers.tensor_parallel.test_group import config
@@ -52,7 +52,7 @@ class Engine:
 class World:
     """A follower at work; the test is its leader, and its conductor."""
 
-    log: FakeLog
+    log: MemoryLog
     follower: Follower
     task: "asyncio.Task[None]"
     engines: list[Engine] = field(default_factory=list)
@@ -83,8 +83,8 @@ class World:
 
 @asynccontextmanager
 async def at_work(refusal: Exception | None = None, *, loads_for_ever: bool = False) -> AsyncIterator[World]:
-    server = FakeServer(SUBJECTS)
-    log, own = FakeLog(server), FakeLog(server)
+    server = MemoryStore(SUBJECTS)
+    log, own = MemoryLog(server), MemoryLog(server)
     engines: list[Engine] = []
     may_end = ThreadEvent()
 

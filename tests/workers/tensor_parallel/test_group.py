@@ -12,7 +12,7 @@ from configs.deployment import ConfigError, DataPlaneSettings, DeploymentConfig,
 from models import registry
 from shared.events import WorkerJoined, encode
 from shared.ids import Rank
-from shared.log.memory import FakeLog, FakeServer
+from shared.log.memory import MemoryLog, MemoryStore
 from tests.workers import harness
 from tests.workers.harness import SUBJECTS
 from workers.kv_engine.parallel.connection import GroupLostError, probe
@@ -41,7 +41,7 @@ class World:
     """A log, and who is said to be on it."""
 
     def __init__(self) -> None:
-        self.log = FakeLog(FakeServer(SUBJECTS))
+        self.log = MemoryLog(MemoryStore(SUBJECTS))
         self.lives = 0
 
     async def join(self, rank: int, card: bytes) -> None:
