@@ -29,11 +29,11 @@ from benchmarks.report import RATIO, Figure, show, spread
 from models.base import Item, KVLayout, StatelessResult
 from models.transformers_lm.node import DecoderLM
 from workers.data_plane.arrays import to_array
-from workers.kv_engine.attention.kernels import kernel_for
+from workers.kv_engine.attention.kernels import default_kernel
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.gpu.graphs import CudaCapture
 from workers.kv_engine.gpu.streams import Turn, use_gpu_stream
-from workers.kv_engine.sequence import SequenceSpec
+from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.thread import EngineThread
 from workers.stateless_engine.nodes import StatelessNodes
 from workers.stateless_engine.thread import StatelessThread
@@ -97,7 +97,7 @@ def _engine(device: torch.device) -> KVEngine:
         block_size=16,
         max_step_tokens=64,
         max_rows=2 * ROWS,
-        capture=CudaCapture(device) if on_gpu and kernel_for(device.type) is not None else None,
+        capture=CudaCapture(device) if on_gpu and default_kernel(device.type) is not None else None,
     )
 
 

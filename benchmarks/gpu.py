@@ -35,12 +35,13 @@ from benchmarks.report import RATIO, Figure, show, spread
 from configs.deployment import ConfigError
 from models.base import KVLayout
 from models.transformers_lm.node import DecoderLM
-from workers.kv_engine.attention.kernels import Kernel, attention_of, by_gpu_kernels, kernel_for
+from workers.kv_engine.attention.kernels import AttentionKernel, choose_attention, default_kernel
 from workers.kv_engine.attention.paged import ATTENTION
 from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.gpu.fusion import use_gpu_kernels
 from workers.kv_engine.gpu.graphs import Capture, CudaCapture
 from workers.kv_engine.node import Node
-from workers.kv_engine.sequence import SequenceSpec
+from workers.kv_engine.sequence_spec import SequenceSpec
 
 NO_GPU: Final = 2
 """The exit status where there is none."""
@@ -128,7 +129,7 @@ def main() -> None:
     print(described())
     device = torch.device("cuda", torch.cuda.current_device())
     print(f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}")
-    kernel_for(device.type)
+    default_kernel(device.type)
     reads = read_bytes_per_s(device)
     print(f"memory is read at {reads / 1e12:.2f} TB/s")
     for shape in shapes():
@@ -246,7 +247,7 @@ def _contenders(
         max_positions=config.max_position_embeddings,
         weights_digest="",
     )
-    node = by_gpu_kernels(loaded)  # whose weights are the model's own still
+    node = use_gpu_kernels(loaded)  # whose weights are the model's own still
 
     def capture() -> Capture | None:
         return CudaCapture(device) if device.type == "cuda" else None
@@ -261,7 +262,7 @@ def _contenders(
         _STATIC: static.loaded,
     }
     try:
-        kernel = attention_of(node, "flashinfer")
+        kernel = choose_attention(node, "flashinfer")
     except ConfigError as error:
         print(f"FlashInfer is not measured: {error}")
         return contenders
@@ -270,7 +271,7 @@ def _contenders(
 
 
 def _engine(
-    node: Node, rows: int, load: Load, capture: Capture | None, kernel: Kernel | None = None
+    node: Node, rows: int, load: Load, capture: Capture | None, kernel: AttentionKernel | None = None
 ) -> KVEngine:
     blocks = -(-(load.prompt + load.answer) // _BLOCK) + 1
     return KVEngine(

@@ -19,7 +19,7 @@ from benchmarks.report import RATIO, Figure, spread
 from models.text.guides import CompiledGuide, Guides
 from shared.events import Guide
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.sequence import Sampling, SequenceSpec
+from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 
 ROWS: Final = (1, 8, 32)
 TOKENS: Final = 64

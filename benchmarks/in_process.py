@@ -18,15 +18,16 @@ from models.base import Processing
 from shared.events import Inputs, Params
 from shared.tensors import read_ids
 from workers import settings
-from workers.generation.generated_text import Answer
-from workers.kv_engine.sequence import Sampling, SequenceSpec, TokenOutput
-from workers.loading.hosting import make_engine
+from workers.generation.generated_text import GeneratedText
+from workers.kv_engine.outputs import TokenOutput
+from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
+from workers.loading.hosting import make_kv_engine
 
 
 @dataclass(slots=True)
 class _Asked:
     reply: Reply
-    answer: Answer
+    answer: GeneratedText
     begun_s: float
 
 
@@ -36,7 +37,7 @@ class InProcess:
     def __init__(self, config: DeploymentConfig) -> None:
         face = registry.face(config.model, "processing")
         self._processing: Processing = face.load(Path(config.checkpoint), max_seq_len=config.max_seq_len)
-        self._engine = make_engine(config, settings.parse(config.model_kwargs), 0, lambda *_: None)
+        self._engine = make_kv_engine(config, settings.parse(config.model_kwargs), 0, lambda *_: None)
 
     def answer(self, questions: list[dict[str, Any]], under_way: int) -> list[Reply]:
         """Answer all questions, so many at a time."""
@@ -78,7 +79,7 @@ class InProcess:
             ignore_eos=question["ignore_eos"],
             sampling=Sampling(**prepared.facts["sampling"]),
         )
-        answer = Answer(
+        answer = GeneratedText(
             self._processing.text_decoder(),
             max_tokens=spec.max_tokens,
             eos_ids=spec.eos_ids,

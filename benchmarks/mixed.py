@@ -12,7 +12,7 @@ from typing import Any, Final
 from benchmarks.random_model import engine, node, prompt, spec
 from benchmarks.report import RATIO, Figure, spread
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.sequence import TokenOutput
+from workers.kv_engine.outputs import TokenOutput
 
 ANSWERS: Final = 8
 LONG: Final = 4096

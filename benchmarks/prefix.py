@@ -13,7 +13,7 @@ from typing import Final
 from benchmarks.random_model import engine, node, prompt, spec
 from benchmarks.report import RATIO, Figure, spread
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.sequence import TokenOutput
+from workers.kv_engine.outputs import TokenOutput
 
 REQUESTS: Final = 32
 PREFIX: Final = 512

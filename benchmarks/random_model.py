@@ -7,9 +7,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from models.base import KVLayout
 from models.transformers_lm.node import DecoderLM
-from workers.cpu_kernels.decoder import by_cpu_kernels
+from workers.cpu_kernels.decoder import use_cpu_kernels
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.sequence import SequenceSpec
+from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.machine.cpu_threads import cores, kernel_threads
 
 VOCABULARY: Final = 16_000
@@ -48,7 +48,7 @@ def node(*, layers: int = LAYERS, seed: int = 0, positions: int = 8192, quiet_fr
         max_positions=positions,
         weights_digest="",
     )
-    return by_cpu_kernels(stock, threads=kernel_threads(stock.parameters, cores()))
+    return use_cpu_kernels(stock, threads=kernel_threads(stock.parameters, cores()))
 
 
 def engine(of: Any, *, tokens: int, max_rows: int = 32, **how: Any) -> KVEngine:

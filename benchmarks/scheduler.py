@@ -13,7 +13,8 @@ from typing import Final
 from benchmarks.report import Figure, spread
 from workers.kv_engine.cache.blocks import BlockManager
 from workers.kv_engine.scheduler import Scheduler
-from workers.kv_engine.sequence import Sequence, SequenceSpec
+from workers.kv_engine.sequence import Sequence
+from workers.kv_engine.sequence_spec import SequenceSpec
 
 RUNNING: Final = 1000
 STEPS: Final = 100

@@ -13,7 +13,8 @@ from typing import Any, Final
 from benchmarks.random_model import LAYERS, engine, node, prompt, spec
 from benchmarks.report import RATIO, Figure, spread
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.sequence import Sampling, SequenceSpec, TokenOutput
+from workers.kv_engine.outputs import TokenOutput
+from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 from workers.kv_engine.speculative.draft_model import DraftModel
 from workers.kv_engine.speculative.speculation import PromptLookup, Proposer
 

@@ -10,8 +10,9 @@ from typing import Final
 from benchmarks.peers.protocol import Answer, Ready, drive
 from configs.deployment import resolve
 from workers import settings
-from workers.kv_engine.sequence import SequenceSpec, TokenOutput
-from workers.loading.hosting import make_engine
+from workers.kv_engine.outputs import TokenOutput
+from workers.kv_engine.sequence_spec import SequenceSpec
+from workers.loading.hosting import make_kv_engine
 
 DTYPE: Final = "bfloat16"
 
@@ -19,7 +20,9 @@ DTYPE: Final = "bfloat16"
 @contextmanager
 def _loaded(checkpoint: Path) -> Iterator[Ready]:
     config = resolve(str(checkpoint))
-    engine = make_engine(config, settings.parse(config.model_kwargs | {"dtype": DTYPE}), 0, lambda *_: None)
+    engine = make_kv_engine(
+        config, settings.parse(config.model_kwargs | {"dtype": DTYPE}), 0, lambda *_: None
+    )
     keys = count()
 
     def ask(prompts: list[list[int]], max_tokens: int) -> list[Answer]:
@@ -36,7 +39,7 @@ def _loaded(checkpoint: Path) -> Iterator[Ready]:
 
     yield Ready(
         ask,
-        f"workers.loading.hosting.make_engine(..., dtype={DTYPE}).step()",
+        f"workers.loading.hosting.make_kv_engine(..., dtype={DTYPE}).step()",
         ("dalsegno", "torch", "transformers"),
     )
 

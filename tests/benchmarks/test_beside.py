@@ -9,7 +9,7 @@ import torch
 from benchmarks import beside
 from benchmarks.gpu import NO_GPU
 from workers.data_plane.arrays import to_array
-from workers.kv_engine.sequence import Output
+from workers.kv_engine.outputs import Output
 from workers.stateless_engine.thread import StatelessThread
 
 CPU = torch.device("cpu")

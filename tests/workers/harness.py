@@ -36,20 +36,14 @@ from shared.subjects import Subjects
 from shared.tensors import Handle, inline_ids, read_ids
 from shared.walks import CLIENT, KEEP, Edge, Loop, Node, Parallel, Sequential, compile_walk
 from workers.data_plane.store import open_store
-from workers.execution.dispatch import Hosted
-from workers.execution.executor import Executor
-from workers.generation.sequence_handles import Rows
-from workers.kv_engine.sequence import (
-    FinishReason,
-    Output,
-    PromptOutput,
-    SequenceSpec,
-    TokenOutput,
-    TokenScore,
-)
+from workers.execution.executor import OrderExecutor
+from workers.execution.node_executor import HostedModel
+from workers.generation.engine_client import EngineClient
+from workers.kv_engine.outputs import Output, PromptOutput, TokenOutput, TokenScore
+from workers.kv_engine.sequence_spec import FinishReason, SequenceSpec
 from workers.membership.event_writer import EventWriter
-from workers.membership.heartbeat import Pulse
-from workers.orders.inbox import Start, StepKey, Stop
+from workers.membership.heartbeat import Heartbeat
+from workers.orders.inbox import StartOrder, StepKey, StopOrder
 
 SUBJECTS: Final = Subjects()
 RANK: Final = Rank(0)
@@ -201,7 +195,7 @@ class FakeEngine:
         scored: how many of each prompt's tokens are scored; so many more are in each step.
     """
 
-    rows: Rows
+    rows: EngineClient
     says: dict[str, Sequence[int]] = field(default_factory=dict)
     specs: dict[str, SequenceSpec] = field(default_factory=dict)
     submitted: list[SequenceSpec] = field(default_factory=list)
@@ -322,11 +316,11 @@ def chat(prompt: Sequence[int] = (1, 2), *, max_tokens: int = 100, **args: Any) 
     return prefill, WalkCall(name="decode", args=args)
 
 
-def start(order: NodeReady) -> Start:
-    return Start(StepKey(str(order.request_id), order.attempt, order.index), order)
+def start(order: NodeReady) -> StartOrder:
+    return StartOrder(StepKey(str(order.request_id), order.attempt, order.index), order)
 
 
-def stop(order: NodeReady, *, started: bool = True) -> Stop:
+def stop(order: NodeReady, *, started: bool = True) -> StopOrder:
     event = WalkStop(
         id=f"{order.request_id}.stop",
         writer="conductor",
@@ -339,7 +333,7 @@ def stop(order: NodeReady, *, started: bool = True) -> Stop:
         reason="cancelled",
         history=b"",
     )
-    return Stop(StepKey(str(order.request_id), order.attempt, order.index), event, started=started)
+    return StopOrder(StepKey(str(order.request_id), order.attempt, order.index), event, started=started)
 
 
 def fence(request_id: str, attempt: int, epoch: int = 1) -> OutputFence:
@@ -362,7 +356,7 @@ class Rig:
     log: MemoryLog
     engine: FakeEngine
     processing: ToyProcessing
-    executor: Executor
+    executor: OrderExecutor
 
     def start(self, order: NodeReady) -> None:
         self.executor.start(start(order))
@@ -412,19 +406,19 @@ async def rigged(server: MemoryStore | None = None, *, max_posted: int = 1000) -
     """A rig; what runs at the end is dropped."""
     server = server or MemoryStore(SUBJECTS)
     log = MemoryLog(server, max_posted=max_posted)
-    rows = Rows()
+    rows = EngineClient()
     engine = FakeEngine(rows)
     rows.engine = engine
     processing = ToyProcessing()
     store = open_store(total_bytes=1 << 20)
-    store.adopt(RANK, LIFE)
+    store.begin_incarnation(RANK, LIFE)
     writer = EventWriter(log, RANK)
     writer.incarnation = LIFE
     with ThreadPoolExecutor(2) as pool:
-        hosted = Hosted(graph=TOY, processing=processing, rows=rows, pool=pool, store=store)
+        hosted = HostedModel(graph=TOY, processing=processing, rows=rows, pool=pool, store=store)
         try:
             async with asyncio.TaskGroup() as tasks:
-                executor = Executor(hosted, log=log, subjects=SUBJECTS, writer=writer, tasks=tasks)
+                executor = OrderExecutor(hosted, log=log, subjects=SUBJECTS, writer=writer, tasks=tasks)
                 yield Rig(server, log, engine, processing, executor)
                 await executor.abandon()
         except ExceptionGroup as group:
@@ -449,14 +443,14 @@ class FakeLine:
         pass
 
 
-def pulse(server: MemoryStore, every_s: float = 0.01) -> Pulse:
+def pulse(server: MemoryStore, every_s: float = 0.01) -> Heartbeat:
     """A rank's beats on a log in memory."""
     loop = asyncio.get_running_loop()
 
     async def open_line() -> FakeLine:
         return FakeLine(server, loop)
 
-    return Pulse(SUBJECTS.beat("worker", str(RANK)), open_line, every_s=every_s)
+    return Heartbeat(SUBJECTS.beat("worker", str(RANK)), open_line, every_s=every_s)
 
 
 async def turns(count: int = 20) -> None:

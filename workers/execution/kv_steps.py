@@ -26,21 +26,23 @@ import numpy as np
 
 from models.base import Guiding, Processing
 from shared.errors import BugError, Divergence
-from shared.events import Guide, NodeReady, RowState, TokenLogprobs, WalkCall
+from shared.events import Guide, NodeReady, SequenceHandover, TokenLogprobs, WalkCall
 from shared.tensors import Handle, inline_ids, read_ids
 from shared.walks import Firing
 from workers.data_plane.port import Array, TensorStore
 from workers.data_plane.step_tensors import StepTensors, check, put
-from workers.execution.outcome import Outcome
-from workers.execution.output_tracks import Tracks
-from workers.execution.placement import PROMPT, Placed
-from workers.execution.recovered_output import Recalled
-from workers.generation.generated_text import STOP, Answer
+from workers.execution.node_result import NodeResult
+from workers.execution.output_tracks import OutputTracks
+from workers.execution.recovered_output import RecoveredTrack
+from workers.execution.step_placement import PROMPT, StepPlacement
+from workers.generation.engine_client import EngineClient
+from workers.generation.generated_text import STOP, GeneratedText
 from workers.generation.output_chunks import OutputStream
+from workers.generation.pooled_output import array_chunks, released_array
 from workers.generation.prompt_echo import ScoredEcho, pieces
-from workers.generation.prompt_outputs import chunks_of, put_out_before
-from workers.generation.sequence_handles import MovingRow, Row, Rows
-from workers.kv_engine.sequence import Export, Pooling, PoolingMode, Sampling, SequenceSpec, TokenScore
+from workers.generation.sequence_handle import HandoverHandle, SequenceHandle
+from workers.kv_engine.outputs import TokenScore
+from workers.kv_engine.sequence_spec import KvExport, Pooling, PoolingMode, Sampling, SequenceSpec
 from workers.orders.inbox import StepKey
 
 if TYPE_CHECKING:
@@ -56,11 +58,11 @@ OnItem = Callable[[int, int], None]
 class _Arrived:
     """A row from another rank."""
 
-    state: RowState
+    state: SequenceHandover
     rank: int
 
 
-class Sequences:
+class KvNodes:
     """The rows of one step.
 
     Args:
@@ -78,17 +80,17 @@ class Sequences:
         *,
         key: StepKey,
         ready: NodeReady,
-        placed: Placed,
+        placed: StepPlacement,
         processing: Processing,
-        engine_rows: Rows,
+        engine_rows: EngineClient,
         store: TensorStore,
         tensors: StepTensors,
-        tracks: Tracks,
-        recalled: Mapping[str, Recalled],
+        tracks: OutputTracks,
+        recalled: Mapping[str, RecoveredTrack],
         on_item: Callable[[str], OnItem | None],
         read: Callable[[int, Sequence[str]], None],
     ) -> None:
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, SequenceHandle] = {}
         self.prompts: dict[str, Handle] = {}
         self._key = key
         self._ready = ready
@@ -105,11 +107,11 @@ class Sequences:
         self._limits: dict[str, list[int]] = {}
         self._guides: dict[str, CompiledGuide] = {}
 
-    def arrive(self, node: str, rank: int, state: RowState) -> None:
+    def arrive(self, node: str, rank: int, state: SequenceHandover) -> None:
         """Take over a row that `rank` began."""
         self._arrived[node] = _Arrived(state, rank)
 
-    async def fire(self, place: int, firing: Firing, key: str) -> Outcome:
+    async def fire(self, place: int, firing: Firing, key: str) -> NodeResult:
         """Let a firing's row go as far as the firing; `key` is the prefix of the keys of its outputs.
 
         Raises:
@@ -122,12 +124,12 @@ class Sequences:
         row = self.rows.get(node.name)
         if row is None:
             row = await self._begin(place, firing, key)
-        elif not is_resident or isinstance(row, MovingRow):
+        elif not is_resident or isinstance(row, HandoverHandle):
             raise BugError(
                 f"walk {walk.name!r}: node {node.name!r} fires again outside of a resident loop; "
                 "a chain begins a row once"
             )
-        is_moving = isinstance(row, MovingRow)
+        is_moving = isinstance(row, HandoverHandle)
         goes_on = not is_moving and not is_resident and self._loop_limits(node.name)
         await (row.began if goes_on else row.ended)
         facts: dict[str, Any] = {}
@@ -142,16 +144,16 @@ class Sequences:
         if TOKEN in node.outputs:
             assert row.last_token is not None, "a row that has begun has a token"
             outputs = {TOKEN: inline_ids(f"{key}/{TOKEN}", [row.last_token])}
-        return Outcome(
+        return NodeResult(
             outputs=outputs,
             facts=facts,
             stops=(loop.name,) if is_resident else (),
-            row=await self._state_of(row, key) if isinstance(row, MovingRow) else None,
+            row=await self._state_of(row, key) if isinstance(row, HandoverHandle) else None,
             to=self._placed.goes_on_at(place, node.name) if is_moving else None,
         )
 
     # ---- beginning ---------------------------------------------------------------------------------
-    async def _begin(self, place: int, firing: Firing, key: str) -> Row:
+    async def _begin(self, place: int, firing: Firing, key: str) -> SequenceHandle:
         """Begin a node's row, or go on with one that another rank has begun."""
         node = firing.node
         begins = self._placed.begins(node)
@@ -168,7 +170,7 @@ class Sequences:
         # Outside of a loop a node puts out one token, or none.
         at_least = 1 if TOKEN in self._placed.walks[begins].nodes[node].outputs else 0
         max_tokens = max(self._loop_limits(node), default=at_least)
-        answer = Answer.asked(self._processing, call.args, max_tokens)
+        answer = GeneratedText.asked(self._processing, call.args, max_tokens)
         if self._placed.moves(node) and self._placed.goes_on_at(place, node) not in (None, self._placed.rank):
             return self._begin_moving(node, call, prompt_ids, answer, max_tokens, key)
         return await self._begin_here(node, call, prompt_ids, answer, max_tokens, is_new=place == begins)
@@ -178,22 +180,22 @@ class Sequences:
         node: str,
         call: WalkCall,
         prompt_ids: list[int],
-        answer: Answer,
+        answer: GeneratedText,
         max_tokens: int,
         *,
         is_new: bool,
-    ) -> Row:
+    ) -> SequenceHandle:
         arrived, recalled = self._arrived.pop(node, None), self._recalled_of(node)
         echo = self._echo(node, call.args, prompt_ids, answer)
         is_read = node in self._placed.tracks
         output = self._tracks.of(node) if is_read else None
         on_item = self._on_item(node)
-        row = self.rows[node] = Row(self._name(node), answer, output, echo, on_item)
+        row = self.rows[node] = SequenceHandle(self._name(node), answer, output, echo, on_item)
         if recalled.prefix_ids:
             recalled.replay(answer)
             row.resume(recalled.prefix_ids[-1])
             self._stream_again(recalled.prefix_ids, answer, on_item)
-        elif "pooling" in call.args and (known := put_out_before(recalled.released, len(prompt_ids))):
+        elif "pooling" in call.args and (known := released_array(recalled.released, len(prompt_ids))):
             row.vector = known
             row.end()
         elif max_tokens == 0 and echo is None and not {"pooling", "warm"} & call.args.keys():
@@ -235,13 +237,13 @@ class Sequences:
         node: str,
         call: WalkCall,
         prompt_ids: list[int],
-        answer: Answer,
+        answer: GeneratedText,
         max_tokens: int,
         key: str,
-    ) -> Row:
+    ) -> SequenceHandle:
         """Begin a row for one token: the rest of it is another rank's."""
         recalled = self._recalled_of(node)
-        row = self.rows[node] = MovingRow(self._name(node), answer)
+        row = self.rows[node] = HandoverHandle(self._name(node), answer)
         if recalled.prefix_ids:
             recalled.replay(answer)
             row.resume(recalled.prefix_ids[-1])
@@ -250,7 +252,7 @@ class Sequences:
         wants_scores = "echo" in call.args and call.args.get("logprobs") is not None
         generated = len(recalled.prefix_ids)
         spec = self._spec(node, call, prompt_ids, min(max_tokens, generated + 1), [*recalled.prefix_ids])
-        export = Export(key=f"{key}/kv", scope=self._tensors.open_scope())
+        export = KvExport(key=f"{key}/kv", scope=self._tensors.open_scope())
         scored = wants_scores and not generated and len(prompt_ids) > 1
         self._engine_rows.submit(replace(spec, export=export, scores_prompt=scored), row)
         return row
@@ -288,7 +290,7 @@ class Sequences:
         return await asyncio.to_thread(self._processing.compiled, guide)
 
     def _echo(
-        self, node: str, args: Mapping[str, Any], prompt_ids: list[int], answer: Answer
+        self, node: str, args: Mapping[str, Any], prompt_ids: list[int], answer: GeneratedText
     ) -> ScoredEcho | None:
         """Put out the prompt where that is wanted; what of it has to wait for its scores."""
         if "echo" not in args:
@@ -313,14 +315,14 @@ class Sequences:
             output.add_content(content)
         return None if echo.complete else echo
 
-    def _put_out_vector(self, node: str, row: Row) -> None:
+    def _put_out_vector(self, node: str, row: SequenceHandle) -> None:
         """Put out an embedding, or states, as far as no earlier attempt did."""
         assert row.vector is not None, "a row that was pooled has its vector"
-        for content in chunks_of(row.vector, self._recalled_of(node).released):
+        for content in array_chunks(row.vector, self._recalled_of(node).released):
             self._tracks.release(node, content)
 
     # ---- from rank to rank -------------------------------------------------------------------------
-    async def _state_of(self, row: MovingRow, key: str) -> RowState | None:
+    async def _state_of(self, row: HandoverHandle, key: str) -> SequenceHandover | None:
         """A row as it goes to another rank; None where an earlier attempt had ended it."""
         if row.kv is None:
             return None
@@ -330,9 +332,11 @@ class Sequences:
             array = scores_array(row.prompt_scores)
             scores = await put(self._store, f"{key}/prompt_scores", array, self._tensors.open_scope())
             self._tensors.lend(scores)
-        return RowState(kv=row.kv, token_ids=row.token_ids, logprobs=row.logprobs, prompt_scores=scores)
+        return SequenceHandover(
+            kv=row.kv, token_ids=row.token_ids, logprobs=row.logprobs, prompt_scores=scores
+        )
 
-    async def _take_over(self, row: Row, arrived: _Arrived) -> None:
+    async def _take_over(self, row: SequenceHandle, arrived: _Arrived) -> None:
         """Fold what another rank generated, and put it out."""
         state = arrived.state
         if state.prompt_scores is not None and row.echo is not None:
@@ -359,7 +363,7 @@ class Sequences:
 
     # ---- within ------------------------------------------------------------------------------------
     @staticmethod
-    def _stream_again(prefix_ids: Sequence[int], answer: Answer, on_item: OnItem | None) -> None:
+    def _stream_again(prefix_ids: Sequence[int], answer: GeneratedText, on_item: OnItem | None) -> None:
         """Tokens of earlier attempts were released, but streams begin anew."""
         if on_item is None:
             return
@@ -370,7 +374,7 @@ class Sequences:
     def _name(self, node: str) -> str:
         return f"{self._key}.{node}"
 
-    def _recalled_of(self, node: str) -> Recalled:
+    def _recalled_of(self, node: str) -> RecoveredTrack:
         """What earlier attempts put out for a node that is heard."""
         if not self._placed.speaks(node):
             return _NOTHING
@@ -389,7 +393,7 @@ class Sequences:
         return limits
 
 
-_NOTHING: Final = Recalled()
+_NOTHING: Final = RecoveredTrack()
 
 
 def _pooling(args: Mapping[str, Any]) -> Pooling | None:

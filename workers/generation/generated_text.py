@@ -15,7 +15,7 @@ STOP: Final = "stop"
 LENGTH: Final = "length"
 
 
-class Answer:
+class GeneratedText:
     """The answer so far.
 
     Attributes:
@@ -44,7 +44,7 @@ class Answer:
         self._ends = frozenset(stop_token_ids) | frozenset(() if ignore_eos else eos_ids)
 
     @classmethod
-    def asked(cls, processing: Processing, args: Mapping[str, Any], max_tokens: int) -> "Answer":
+    def asked(cls, processing: Processing, args: Mapping[str, Any], max_tokens: int) -> "GeneratedText":
         """The answer that the arguments of a walk ask for."""
         return cls(
             processing.text_decoder(),

@@ -1,6 +1,6 @@
 """One track of a request's output: tokens and text in, chunks out.
 
-    token ids ──> Answer (decoder, stop strings) ──> Chunker (offsets, ids, totals) ──> the log
+    token ids ──> GeneratedText (decoder, stop strings) ──> Chunker (offsets, ids, totals) ──> the log
     chunks of their own (an echo, a medium) ──────────┘
                                                         ▲
                                         when: at once for the first text, then every 20 ms

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from shared.events import LikelyToken, TokenLogprobs
 from workers.generation.output_chunks import tokens_per_chunk
-from workers.kv_engine.sequence import TokenScore
+from workers.kv_engine.outputs import TokenScore
 
 _MAX_TOKENS: Final = 16_384
 _MAX_CHARS: Final = 65_536
@@ -23,7 +23,7 @@ _MAX_CHARS: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class EchoPiece:
     """Tokens `start` to `end` of a prompt, and a share of its text as large."""
 
     start: int
@@ -31,7 +31,7 @@ class Piece:
     content: Mapping[str, Any]
 
 
-def pieces(prompt_ids: Sequence[int], text: str, top: int | None) -> list[Piece]:
+def pieces(prompt_ids: Sequence[int], text: str, top: int | None) -> list[EchoPiece]:
     """A prompt, cut; `top` is how many of the likeliest tokens come with each of its own."""
     most = _MAX_TOKENS if top is None else tokens_per_chunk(top)
     count = max(-(-len(prompt_ids) // most), -(-len(text) // _MAX_CHARS))
@@ -39,7 +39,7 @@ def pieces(prompt_ids: Sequence[int], text: str, top: int | None) -> list[Piece]
         [size * place // count for place in range(count + 1)] for size in (len(prompt_ids), len(text))
     )
     return [
-        Piece(
+        EchoPiece(
             ids[n],
             ids[n + 1],
             {
@@ -51,7 +51,7 @@ def pieces(prompt_ids: Sequence[int], text: str, top: int | None) -> list[Piece]
     ]
 
 
-def spell(score: TokenScore, bytes_of: Callable[[int], bytes]) -> TokenLogprobs:
+def token_logprobs(score: TokenScore, bytes_of: Callable[[int], bytes]) -> TokenLogprobs:
     """A token's score as clients get it: with the tokens' bytes."""
     return TokenLogprobs(
         id=score.token_id,
@@ -69,7 +69,7 @@ class ScoredEcho:
         bytes_of: a token's own bytes.
     """
 
-    def __init__(self, waiting: Iterable[Piece], bytes_of: Callable[[int], bytes]) -> None:
+    def __init__(self, waiting: Iterable[EchoPiece], bytes_of: Callable[[int], bytes]) -> None:
         self._waiting = deque(waiting)
         self._bytes_of = bytes_of
         self._at = 0  # the place of the token that comes next
@@ -86,7 +86,7 @@ class ScoredEcho:
 
     def push(self, scores: Iterable[TokenScore]) -> list[Mapping[str, Any]]:
         """The next tokens; the chunks that are complete by them."""
-        return [content for score in scores for content in self._take(spell(score, self._bytes_of))]
+        return [content for score in scores for content in self._take(token_logprobs(score, self._bytes_of))]
 
     def _take(self, told: TokenLogprobs) -> Iterator[Mapping[str, Any]]:
         if self._waiting and self._at >= self._waiting[0].start:

@@ -6,7 +6,7 @@ from typing import Final
 
 from shared.errors import DalSegnoError, WorkerError
 from shared.telemetry.histogram import ROWS, SECONDS, Histogram
-from workers.kv_engine.sequence import Output
+from workers.kv_engine.outputs import Output
 
 
 @dataclass(slots=True)

@@ -18,33 +18,28 @@ from shared.telemetry import timeline
 from shared.tensors import Handle
 from workers.data_plane.arrays import dtype_name
 from workers.data_plane.port import Array
-from workers.kv_engine.attention.kernels import Kernel
-from workers.kv_engine.attention.paged import ATTENTION, PagedPool
+from workers.kv_engine.attention.kernels import AttentionKernel
+from workers.kv_engine.attention.paged import ATTENTION
+from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.cache.blocks import BlockManager
 from workers.kv_engine.cache.pages import TURN_S
-from workers.kv_engine.cache.transfer import Allocate, check_kv, export_kv, import_kv
 from workers.kv_engine.counters import EngineStats, StepFailedError, Work, of_one
 from workers.kv_engine.gpu.graphs import Capture
 from workers.kv_engine.gpu.run_ahead import step_behind
+from workers.kv_engine.guide_state import GuideState
+from workers.kv_engine.kv_transfer import Allocate, check_kv, export_kv, import_kv
 from workers.kv_engine.node import Node
+from workers.kv_engine.outputs import Output, PromptOutput, TokenOutput, TokenScore
 from workers.kv_engine.parallel.connection import GroupLostError
 from workers.kv_engine.parallel.lockstep import Followers
 from workers.kv_engine.prefill_budget import Pace
 from workers.kv_engine.runner import Launched, Ran, Runner
-from workers.kv_engine.sampling.grammar_masks import Guided
 from workers.kv_engine.sampling.sampler import NOT_A_TOKEN
-from workers.kv_engine.scheduler import STRETCH, Scheduler, Span
+from workers.kv_engine.scheduler import STRETCH, Scheduler
 from workers.kv_engine.selfcheck import check_node
-from workers.kv_engine.sequence import (
-    FinishReason,
-    Output,
-    PromptOutput,
-    Sequence,
-    SequenceSpec,
-    TokenOutput,
-    TokenScore,
-)
-from workers.kv_engine.speculative.speculation import Luck, Proposer
+from workers.kv_engine.sequence import DraftLength, Sequence, Span
+from workers.kv_engine.sequence_spec import FinishReason, SequenceSpec
+from workers.kv_engine.speculative.speculation import Proposer
 from workers.kv_engine.step import StepBuilder
 from workers.machine.cpu_threads import cores, threads_for, use_cpu_threads
 
@@ -66,7 +61,7 @@ class KVEngine:
         proposer: who guesses tokens, at most `guesses` for each decode in a step; nobody when absent.
         followers: who runs each forward too, where the node is a part of one; its sums wait for them.
         capture: who records the steps of decodes, which are replayed then; not where there are followers.
-        kernel: who attends over the pool; what is the device's when absent (`gpu_kernels.kernel_for`).
+        kernel: who attends over the pool; what is the device's when absent (`gpu_kernels.default_kernel`).
 
     Attributes:
         step_keys: the sequences of the last step.
@@ -90,7 +85,7 @@ class KVEngine:
         guesses: int = 4,
         followers: Followers | None = None,
         capture: Capture | None = None,
-        kernel: Kernel | None = None,
+        kernel: AttentionKernel | None = None,
     ) -> None:
         if node.device.type == "cpu":
             use_cpu_threads(threads_for(node.parameters, cpu_cores or cores()))
@@ -198,7 +193,7 @@ class KVEngine:
             )
         self._check_transfer(sequence)
         if spec.guide is not None:
-            sequence.guided = Guided(spec.guide, spec)
+            sequence.guide_state = GuideState(spec.guide, spec)
         self._scheduler.add(sequence)
         self._sequences[spec.key] = sequence
         self._work.sequences += 1
@@ -332,10 +327,10 @@ class KVEngine:
 
     def _allowed(self, sequence: Sequence) -> int:
         """How many guesses a sequence may have now; the last token it may have is never guessed."""
-        if sequence.luck is None:
-            sequence.luck = Luck(self._guesses)
+        if sequence.draft_length is None:
+            sequence.draft_length = DraftLength(self._guesses)
         left = sequence.spec.max_tokens - sequence.generated - 1
-        return max(0, min(sequence.luck.now, left, self.node.max_positions - len(sequence.ids)))
+        return max(0, min(sequence.draft_length.current, left, self.node.max_positions - len(sequence.ids)))
 
     def _settle(self, spans: list[Span], sampled: list[int]) -> list[list[int]]:
         """What each span came to: its new tokens, of the guesses those that stood; the others are cut off."""
@@ -360,8 +355,8 @@ class KVEngine:
                 break
         counts.guessed += len(guessed)
         counts.stood += len(tokens) - 1
-        assert sequence.luck is not None
-        sequence.luck.told(guessed=len(guessed), stood=len(tokens) - 1)
+        assert sequence.draft_length is not None
+        sequence.draft_length.update(drafted=len(guessed), accepted=len(tokens) - 1)
         sequence.ids += tokens[:-1]
         span.count, span.guesses = len(tokens), 0
         return tokens

@@ -21,18 +21,19 @@ import torch
 
 from shared.errors import ClientError, DalSegnoError
 from shared.telemetry.timeline import Laps
-from workers.kv_engine.attention.paged import PagedPool, attending
+from workers.kv_engine.attention.paged import attending
+from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.counters import of_one
 from workers.kv_engine.gpu.graphs import Capture, Graphs
 from workers.kv_engine.node import Node
+from workers.kv_engine.outputs import TokenScore
 from workers.kv_engine.parallel.lockstep import Followers
 from workers.kv_engine.sampling.grammar_masks import GuideThread, Masks
 from workers.kv_engine.sampling.logits_processors import adjust
 from workers.kv_engine.sampling.logprobs import score
 from workers.kv_engine.sampling.pooling import Pool
 from workers.kv_engine.sampling.sampler import NOT_A_TOKEN, node_key, sample
-from workers.kv_engine.scheduler import Span
-from workers.kv_engine.sequence import TokenScore
+from workers.kv_engine.sequence import Span
 from workers.kv_engine.step import StepBuilder, Unread
 
 _NOT_READ: Final = 0

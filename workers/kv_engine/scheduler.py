@@ -21,69 +21,20 @@ No torch here: `tests/workers/kv_engine/test_scheduler.py` simulates it without 
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import inf
 from typing import Final
 
 from shared.errors import BugError, ClientError
 from workers.kv_engine.cache.blocks import BlockManager
-from workers.kv_engine.cache.prefix_cache import Node, PrefixCache
+from workers.kv_engine.cache.prefix_cache import PrefixCache, PrefixNode
 from workers.kv_engine.counters import CacheCounts
 from workers.kv_engine.prefill_budget import Pace
-from workers.kv_engine.sequence import Sequence
+from workers.kv_engine.sequence import Sequence, Span
 
 STRETCH: Final = 1.7
 """How many times as long a step with prompts may take as decodes alone would (`prefill_budget`)."""
 CROWD: Final = 4
 """So many first tokens in one step are worth a pause of those who have theirs."""
-_NONE: Final = range(0)
-
-
-@dataclass(slots=True, eq=False)
-class Span:
-    """`count` tokens of a sequence, from position `start` on, computed in one step.
-
-    Attributes:
-        told: how many tokens of the prompt were scored before.
-        guesses: how many of the tokens, the last ones, are guessed
-        (`workers.kv_engine.speculative.speculation`).
-    """
-
-    # Not frozen: there is one for each row of a step, and what did not stand of its guesses is cut off.
-    sequence: Sequence
-    start: int
-    count: int
-    told: int = 0
-    guesses: int = 0
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether all it computes is its sequence's last token, and what is guessed behind that."""
-        return self.count == 1 + self.guesses
-
-    @property
-    def reaches_end(self) -> bool:
-        """Whether nothing of the sequence is left to compute behind it."""
-        return self.start + self.count == len(self.sequence.ids)
-
-    @property
-    def samples(self) -> bool:
-        """Whether the sequence's next token can be sampled behind it."""
-        return self.reaches_end and self.sequence.spec.max_tokens > 0
-
-    @property
-    def untold(self) -> range:
-        """The positions of it that were not computed before."""
-        end = self.start + self.count
-        return range(min(max(self.start, self.told), end), end)
-
-    @property
-    def scored(self) -> range:
-        """The positions behind each of which it is told what the model thought of the prompt's next token."""
-        spec = self.sequence.spec
-        if not spec.scores_prompt:
-            return _NONE
-        return range(max(self.start, self.told), min(self.start + self.count, len(spec.prompt_ids) - 1))
 
 
 class Scheduler:
@@ -245,18 +196,18 @@ class Scheduler:
         if self.waiting and not self.running:
             raise BugError("the pool is idle, and yet its first sequence does not fit")
 
-    def _seat_of(self, sequence: Sequence) -> list[Node] | None:
+    def _seat_of(self, sequence: Sequence) -> list[PrefixNode] | None:
         """What is cached of a sequence that could be let in now; None of one that could not."""
         path = self._cached(sequence)
         return path if self._fits(sequence, path) else None
 
-    def _cached(self, sequence: Sequence) -> list[Node]:
+    def _cached(self, sequence: Sequence) -> list[PrefixNode]:
         """What the cache has of a sequence; nothing of one that brings its own or tells of all its prompt."""
         if self.cache is None or sequence.computed or sequence.tells_of_prompt:
             return []
         return self.cache.match(sequence.ids, sequence.spec.cache_root)
 
-    def _is_computed_now(self, sequence: Sequence, path: list[Node]) -> bool:
+    def _is_computed_now(self, sequence: Sequence, path: list[PrefixNode]) -> bool:
         """Whether another is computing the block that this one needs next."""
         if self.cache is None or sequence.computed or sequence.tells_of_prompt:
             return False
@@ -265,14 +216,14 @@ class Scheduler:
         by = self._end(self.cache, sequence, path).computing.get(self.cache.content(sequence.ids, len(path)))
         return isinstance(by, Sequence) and not by.held
 
-    def _fits(self, sequence: Sequence, path: list[Node]) -> bool:
+    def _fits(self, sequence: Sequence, path: list[PrefixNode]) -> bool:
         if not self._free_rows:
             return False
         kept = sum(self.blocks.is_kept(node.block) for node in path)
         needed = self.blocks.blocks_for(len(sequence.ids)) - len(path)
         return needed + len(self.running) <= self.blocks.free - kept
 
-    def _seat(self, sequence: Sequence, path: list[Node]) -> None:
+    def _seat(self, sequence: Sequence, path: list[PrefixNode]) -> None:
         self.waiting.remove(sequence)
         shared = [node.block for node in path]
         self.blocks.share(shared)
@@ -348,7 +299,7 @@ class Scheduler:
             del end.computing[content]
 
     @staticmethod
-    def _end(cache: PrefixCache, sequence: Sequence, path: list[Node]) -> Node:
+    def _end(cache: PrefixCache, sequence: Sequence, path: list[PrefixNode]) -> PrefixNode:
         """What a sequence's next block is cached behind, if these are before it."""
         return path[-1] if path else cache.root(sequence.spec.cache_root)
 

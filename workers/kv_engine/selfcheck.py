@@ -14,11 +14,12 @@ from typing import Final
 import torch
 
 from models.checkpoints.files import UnsupportedArchitectureError
-from workers.kv_engine.attention.kernels import Kernel
-from workers.kv_engine.attention.paged import PagedPool, attending
+from workers.kv_engine.attention.kernels import AttentionKernel
+from workers.kv_engine.attention.paged import attending
+from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.node import Node
-from workers.kv_engine.scheduler import Span
-from workers.kv_engine.sequence import Sequence, SequenceSpec
+from workers.kv_engine.sequence import Sequence, Span
+from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.step import StepBuilder
 
 _BLOCK_SIZE: Final = 4
@@ -38,7 +39,7 @@ def text_for(node: Node) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def check_node(node: Node, kernel: Kernel | None = None) -> None:
+def check_node(node: Node, kernel: AttentionKernel | None = None) -> None:
     """Compare pool and stock model on one short text; the node must use the pool's attention.
 
     `kernel` attends over the pool, as `PagedPool.of` has it.
@@ -64,7 +65,7 @@ def check_node(node: Node, kernel: Kernel | None = None) -> None:
         )
 
 
-def _paged_logits(node: Node, ids: list[int], kernel: Kernel | None = None) -> torch.Tensor:
+def _paged_logits(node: Node, ids: list[int], kernel: AttentionKernel | None = None) -> torch.Tensor:
     text = _seated("text", ids, _TEXT_BLOCKS, row=1)
     stranger = _seated("stranger", ids[::-1][:7], _STRANGER_BLOCKS, row=0)
     builder = StepBuilder(

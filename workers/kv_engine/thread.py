@@ -18,7 +18,8 @@ from typing import Final, Protocol, TypeAlias
 
 from shared.errors import BugError, CapacityError, ClientError, DalSegnoError, WorkerError
 from workers.kv_engine.counters import EngineStats, StepFailedError
-from workers.kv_engine.sequence import Output, SequenceSpec
+from workers.kv_engine.outputs import Output
+from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.threads.mailbox import Mailbox
 
 _LOGGER: Final = logging.getLogger(__name__)

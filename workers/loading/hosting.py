@@ -20,7 +20,7 @@ import torch
 from configs.deployment import ConfigError, DeploymentConfig
 from models import registry
 from models.base import EngineKind, Peers
-from workers.kv_engine.attention.kernels import Kernel, attention_of
+from workers.kv_engine.attention.kernels import AttentionKernel, choose_attention
 from workers.kv_engine.gpu.streams import Turn, use_gpu_stream
 from workers.kv_engine.speculative.speculation import PromptLookup, Proposer
 from workers.loading.lean_transformers import import_transformers
@@ -32,12 +32,12 @@ from workers.settings import EngineSettings
 from workers.stateless_engine.nodes import StatelessNodes
 
 if TYPE_CHECKING:
-    from workers.kv_engine.cache.transfer import Allocate
     from workers.kv_engine.engine import KVEngine
     from workers.kv_engine.gpu.graphs import Capture
+    from workers.kv_engine.kv_transfer import Allocate
     from workers.kv_engine.node import Node
     from workers.kv_engine.parallel.follower import FollowingEngine
-    from workers.tensor_parallel.group import Copy
+    from workers.tensor_parallel.group import GroupMembership
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -103,14 +103,14 @@ def nodes_of(config: DeploymentConfig, rank: int, kind: EngineKind) -> list[str]
     return [node for node in config.nodes_of(rank) if nodes[node] is kind]
 
 
-def make_engine(
+def make_kv_engine(
     config: DeploymentConfig,
     settings: EngineSettings,
     rank: int,
     progress: Progress,
     *,
     export_to: "Allocate | None" = None,
-    copy: "Copy | None" = None,
+    copy: "GroupMembership | None" = None,
 ) -> "KVEngine":
     """Load the KV node of `rank` and make its engine; `export_to` is where keys and values are handed on.
 
@@ -132,7 +132,7 @@ def make_engine(
     [name] = nodes_of(config, rank, EngineKind.KV)
     with memory.given_back():
         node = _kv_node(config, name, settings, device, progress, copy)
-        kernel = attention_of(node, settings.attention)
+        kernel = choose_attention(node, settings.attention)
         if copy is None:  # the members of a copy meet within each layer
             node = _by_kernels(node, settings, at)
         draft = _draft(config, node, settings, at, progress)
@@ -162,7 +162,9 @@ def make_engine(
     )
 
 
-def _capture(settings: EngineSettings, device: torch.device, kernel: Kernel | None) -> "Capture | None":
+def _capture(
+    settings: EngineSettings, device: torch.device, kernel: AttentionKernel | None
+) -> "Capture | None":
     """Who records steps of decodes: on a GPU, where a kernel attends; torch asks the host meanwhile."""
     if device.type != "cuda" or kernel is None or not settings.cuda_graphs:
         return None
@@ -171,12 +173,12 @@ def _capture(settings: EngineSettings, device: torch.device, kernel: Kernel | No
     return CudaCapture(device)
 
 
-def make_follower(
-    config: DeploymentConfig, settings: EngineSettings, rank: int, progress: Progress, copy: "Copy"
+def make_follower_engine(
+    config: DeploymentConfig, settings: EngineSettings, rank: int, progress: Progress, copy: "GroupMembership"
 ) -> "FollowingEngine":
     """Load this rank's part of the KV node it shares, and make the engine that follows the copy's leader.
 
-    Called in the engine's thread, as `make_engine` is.
+    Called in the engine's thread, as `make_kv_engine` is.
 
     Raises:
         GroupLostError: a member is gone.
@@ -191,7 +193,7 @@ def make_follower(
     [name] = nodes_of(config, rank, EngineKind.KV)
     with memory.given_back():
         node = _kv_node(config, name, settings, at.device, progress, copy)
-    kernel = attention_of(node, settings.attention)
+    kernel = choose_attention(node, settings.attention)
     use_gpu_stream(at.device, Turn.FIRST)
     [line] = copy.lines
     leader = Leader(line)
@@ -211,7 +213,7 @@ def _kv_node(
     settings: EngineSettings,
     device: torch.device,
     progress: Progress,
-    copy: "Copy | None",
+    copy: "GroupMembership | None",
 ) -> "Node":
     """The node, or the part of it that is this rank's in `copy`."""
     peers: Peers | None = None
@@ -275,14 +277,12 @@ def _by_kernels(node: "Node", settings: EngineSettings, at: Seat) -> "Node":
         _LOGGER.info("%s is computed by torch: kernels is set so", node.name)
         return node
     if at.device.type == "cuda":
-        from workers.kv_engine.attention.kernels import (  # noqa: PLC0415 - where there is CUDA
-            by_gpu_kernels,
-        )
+        from workers.kv_engine.gpu.fusion import use_gpu_kernels  # noqa: PLC0415 - where there is CUDA
 
-        return by_gpu_kernels(node)
-    from workers.cpu_kernels.decoder import by_cpu_kernels  # noqa: PLC0415 - brings transformers
+        return use_gpu_kernels(node)
+    from workers.cpu_kernels.decoder import use_cpu_kernels  # noqa: PLC0415 - brings transformers
 
-    return by_cpu_kernels(node, threads=kernel_threads(node.parameters, at.cores))
+    return use_cpu_kernels(node, threads=kernel_threads(node.parameters, at.cores))
 
 
 def _pool_of(
@@ -359,14 +359,14 @@ def _proposer(
         block_size=settings.block_size,
         max_rows=rows,
         max_step_tokens=step_tokens,
-        kernel=attention_of(draft, settings.attention),
+        kernel=choose_attention(draft, settings.attention),
     )
 
 
-def make_stateless(
+def make_stateless_nodes(
     config: DeploymentConfig, settings: EngineSettings, rank: int, progress: Progress
 ) -> StatelessNodes:
-    """Load the stateless nodes of `rank`, one after the other; called in their thread, as `make_engine` is.
+    """Load the stateless nodes of `rank`, one after the other; called in their thread, as `make_kv_engine` is.
 
     Raises:
         CheckpointError: the checkpoint cannot be served.

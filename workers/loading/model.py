@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Final, Protocol
 from configs.deployment import ConfigError, DeploymentConfig
 from models import registry
 from models.base import EngineKind, ModelGraph, Processing
-from workers.generation.sequence_handles import EnginePort, Rows
+from workers.generation.engine_client import EngineClient, EnginePort
 from workers.kv_engine.counters import EngineStats
 from workers.kv_engine.thread import EngineThread
 from workers.loading.prefix_warmup import warm
 from workers.machine import read_ahead
 from workers.settings import EngineSettings
 from workers.stateless_engine.thread import StatelessThread
-from workers.tensor_parallel.group import Copy
+from workers.tensor_parallel.group import GroupMembership
 
 if TYPE_CHECKING:
-    from workers.kv_engine.cache.transfer import Allocate
     from workers.kv_engine.engine import KVEngine
+    from workers.kv_engine.kv_transfer import Allocate
     from workers.stateless_engine.nodes import StatelessNodes
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Model(Protocol):
 
     def counters(self) -> EngineStats | None: ...
 
-    async def load(self, rows: Rows) -> Loaded:
+    async def load(self, rows: EngineClient) -> Loaded:
         """Load it; tokens go to `rows`."""
         ...
 
@@ -89,9 +89,9 @@ class LocalModel:
     settings: EngineSettings
     rank: int
     export_to: "Allocate | None" = None
-    gather: Callable[[], Awaitable[Copy]] | None = None
+    gather: Callable[[], Awaitable[GroupMembership]] | None = None
     progress: float = 0.0
-    _copy: Copy | None = field(default=None, init=False)
+    _copy: GroupMembership | None = field(default=None, init=False)
     _thread: EngineThread | None = field(default=None, init=False)
     _stateless: StatelessThread | None = field(default=None, init=False)
     _device: str = field(default="cpu", init=False)
@@ -101,7 +101,7 @@ class LocalModel:
     def counters(self) -> EngineStats | None:
         return self._thread.stats() if self._thread is not None else None
 
-    async def load(self, rows: Rows) -> Loaded:
+    async def load(self, rows: EngineClient) -> Loaded:
         begun_s = time.monotonic()
         graph = registry.graph(self.config.model)
         nodes = self.config.nodes_of(self.rank)
@@ -171,7 +171,7 @@ class LocalModel:
         await thread.start()
         self._stateless = thread
 
-    async def _start_engine(self, rows: Rows) -> int:
+    async def _start_engine(self, rows: EngineClient) -> int:
         """Start the engine's thread; how many tokens its pool holds."""
         thread = EngineThread(
             self._make_engine, rows.on_outputs, rows.on_error, on_cancelled=rows.on_cancelled
@@ -182,9 +182,9 @@ class LocalModel:
 
     def _make_engine(self) -> "KVEngine":
         """Called in the engine's thread."""
-        from workers.loading.hosting import make_engine  # noqa: PLC0415 - torch: see `workers.loading.hosting`
+        from workers.loading.hosting import make_kv_engine  # noqa: PLC0415 - torch: see `workers.loading.hosting`
 
-        engine = make_engine(
+        engine = make_kv_engine(
             self.config,
             self.settings,
             self.rank,
@@ -197,9 +197,9 @@ class LocalModel:
 
     def _make_stateless(self) -> "StatelessNodes":
         """Called in the stateless engine's thread."""
-        from workers.loading.hosting import make_stateless  # noqa: PLC0415 - torch: see `workers.loading.hosting`
+        from workers.loading.hosting import make_stateless_nodes  # noqa: PLC0415 - torch: see `workers.loading.hosting`
 
-        nodes = make_stateless(self.config, self.settings, self.rank, self._on_progress)
+        nodes = make_stateless_nodes(self.config, self.settings, self.rank, self._on_progress)
         self._device = str(nodes.device)
         return nodes
 

@@ -16,22 +16,27 @@ from models.base import Processing
 from shared.errors import ClientError
 from shared.events import Inputs, Params
 from shared.tensors import read_ids
-from workers.generation.generated_text import Answer
-from workers.generation.sequence_handles import Row, Rows
-from workers.kv_engine.sequence import SequenceSpec
+from workers.generation.engine_client import EngineClient
+from workers.generation.generated_text import GeneratedText
+from workers.generation.sequence_handle import SequenceHandle
+from workers.kv_engine.sequence_spec import SequenceSpec
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 
 async def warm(
-    beginnings: Sequence[str | list[dict[str, Any]]], processing: Processing, rows: Rows, *, longest: int
+    beginnings: Sequence[str | list[dict[str, Any]]],
+    processing: Processing,
+    rows: EngineClient,
+    *,
+    longest: int,
 ) -> int:
     """Compute all of them; how many tokens of them are kept then. `longest` is what the KV pool holds.
 
     Raises:
         ConfigError: one of them is no prompt of this model, or too long.
     """
-    begun: list[Row] = []
+    begun: list[SequenceHandle] = []
     for place, beginning in enumerate(beginnings):
         try:
             ids = await asyncio.to_thread(_ids_of, processing, beginning)
@@ -40,7 +45,7 @@ async def warm(
         except ClientError as error:
             raise ConfigError(f"model_kwargs.warm[{place}]: {error.message}") from error
         key = f"warm.{place}"
-        row = Row(key, Answer(processing.text_decoder(), max_tokens=0), None)
+        row = SequenceHandle(key, GeneratedText(processing.text_decoder(), max_tokens=0), None)
         rows.submit(SequenceSpec(key=key, prompt_ids=ids, max_tokens=0, keeps_prompt=True), row)
         begun.append(row)
     for row in begun:

@@ -9,7 +9,7 @@ from tests.models.orpheus.oracle import generate, prompt
 from tests.tiny.orpheus import END_AUDIO, FIRST_AUDIO, tiny_orpheus
 from tests.workers.kv_engine.oracle import ids, run
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.sequence import Sampling, SequenceSpec
+from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 
 TEXTS = [
     ("tara", "hello there"),

@@ -12,10 +12,11 @@ from tests.workers.cpu_kernels import models
 from tests.workers.cpu_kernels.libraries import NAMES, library
 from tests.workers.kv_engine.oracle import ids, run
 from workers.cpu_kernels import decoder
-from workers.cpu_kernels.decoder import NativeDecoder, by_cpu_kernels
+from workers.cpu_kernels.decoder import NativeDecoder, use_cpu_kernels
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.node import Node
-from workers.kv_engine.sequence import SequenceSpec, TokenOutput
+from workers.kv_engine.outputs import TokenOutput
+from workers.kv_engine.sequence_spec import SequenceSpec
 
 NEW_TOKENS = 40
 LENGTHS: Final = (3, 30, 61, 100)
@@ -160,7 +161,7 @@ def test_what_the_kernels_do_not_know_is_left_to_torch_and_said(
     node = models.node(**changes)
 
     with caplog.at_level(logging.INFO):
-        found = by_cpu_kernels(node, threads=1)
+        found = use_cpu_kernels(node, threads=1)
 
     assert found is node
     assert f"llm is computed by torch: the CPU kernels do not know {reason}" in caplog.text
@@ -169,4 +170,4 @@ def test_what_the_kernels_do_not_know_is_left_to_torch_and_said(
 def test_float16_is_left_to_torch() -> None:
     node = models.node(dtype=torch.float16)
 
-    assert by_cpu_kernels(node, threads=1) is node
+    assert use_cpu_kernels(node, threads=1) is node

@@ -18,7 +18,7 @@ from tests.workers.kv_engine.oracle import run
 from workers.cpu_kernels import build
 from workers.cpu_kernels.decoder import NativeDecoder
 from workers.cpu_kernels.library import BFLOAT16
-from workers.kv_engine.sequence import SequenceSpec
+from workers.kv_engine.sequence_spec import SequenceSpec
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="says which core a thread is on")
 

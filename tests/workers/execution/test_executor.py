@@ -30,11 +30,11 @@ from shared.walks import CLIENT, Edge, Loop, Node, Parallel, Sequential, compile
 from tests.workers import harness
 from tests.workers.cluster import until
 from tests.workers.harness import EOS, LIFE, SUBJECTS, chat, ready, rigged, told_of, turns
-from workers.execution.walk_chain import Chain
+from workers.execution.walk_chain import WalkChain
 from workers.generation.output_chunks import HELD_CHUNKS
-from workers.generation.prompt_echo import spell
-from workers.kv_engine.sequence import Sampling
-from workers.orders.inbox import Ended
+from workers.generation.prompt_echo import token_logprobs
+from workers.kv_engine.sequence_spec import Sampling
+from workers.orders.inbox import RequestEnded
 
 
 def bytes_of(words: str) -> list[int]:
@@ -231,18 +231,18 @@ async def test_a_stop_behind_the_end_says_nothing() -> None:
 async def test_an_order_that_is_dropped_as_a_node_is_to_fire_leaves_no_work_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begin = Chain._start
+    begin = WalkChain._start
 
     async with rigged() as rig:
         dropped = asyncio.Event()
 
         def drop(*args: Any) -> None:
             if rig.processing.calls:
-                rig.executor.end(Ended("r"))
+                rig.executor.end(RequestEnded("r"))
                 dropped.set()
             begin(*args)
 
-        monkeypatch.setattr(Chain, "_start", drop)
+        monkeypatch.setattr(WalkChain, "_start", drop)
         rig.start(
             ready("r", WalkCall(name="count", inputs={"sum": inline_ids("s", [0])}, args={"rounds": 2}))
         )
@@ -279,7 +279,7 @@ async def test_a_higher_attempt_drops_the_lower_one_without_a_word() -> None:
 async def test_an_order_whose_request_ends_in_the_same_breath_says_nothing() -> None:
     async with rigged() as rig:
         rig.start(ready("r", *chat()))
-        rig.executor.end(Ended("r"))
+        rig.executor.end(RequestEnded("r"))
         await turns()
 
         assert rig.executor.running == 0
@@ -567,7 +567,9 @@ async def test_log_probabilities_come_with_their_tokens_the_end_of_the_answer_in
         await rig.event(WalkCompleted)
 
         found = [told for chunk in rig.events(OutputChunk) for told in chunk.logprobs or []]
-        assert found == [spell(told_of(token, 2), lambda id: bytes([id])) for token in rig.engine.says["r"]]
+        assert found == [
+            token_logprobs(told_of(token, 2), lambda id: bytes([id])) for token in rig.engine.says["r"]
+        ]
         assert b"".join(told.token for told in found) == "wörld".encode() + bytes([EOS])
         for chunk in rig.events(OutputChunk):
             assert [told.id for told in chunk.logprobs or []] == chunk.token_ids

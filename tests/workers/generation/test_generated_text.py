@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.workers.harness import EOS, ByteDecoder
-from workers.generation.generated_text import Answer
+from workers.generation.generated_text import GeneratedText
 
 
 def answer(
@@ -12,8 +12,8 @@ def answer(
     ignore_eos: bool = False,
     stop: tuple[str, ...] = (),
     stop_token_ids: bytes = b"",
-) -> Answer:
-    return Answer(
+) -> GeneratedText:
+    return GeneratedText(
         ByteDecoder(),
         max_tokens=max_tokens,
         eos_ids=[EOS],
@@ -23,7 +23,7 @@ def answer(
     )
 
 
-def fold(folded: Answer, tokens: bytes) -> str:
+def fold(folded: GeneratedText, tokens: bytes) -> str:
     """Push tokens until the answer ends."""
     text = ""
     for token in tokens:

@@ -7,20 +7,20 @@ from hypothesis import strategies as st
 from shared.events import LikelyToken, OutputChunk, TokenLogprobs, encode
 from tests.workers.harness import told_of
 from workers.generation import prompt_echo
-from workers.generation.prompt_echo import Piece, ScoredEcho, pieces, spell
+from workers.generation.prompt_echo import EchoPiece, ScoredEcho, pieces, token_logprobs
 
 
 def bytes_of(token_id: int) -> bytes:
     return b"<%d>" % token_id
 
 
-def ids_of(cut: list[Piece]) -> list[int]:
+def ids_of(cut: list[EchoPiece]) -> list[int]:
     return [id for piece in cut for id in piece.content["metadata"]["token_ids"]]
 
 
 def test_a_prompt_of_usual_size_is_one_piece() -> None:
     assert pieces([5, 6, 7], "abc", None) == [
-        Piece(0, 3, {"text": "abc", "metadata": {"echo": True, "token_ids": [5, 6, 7]}})
+        EchoPiece(0, 3, {"text": "abc", "metadata": {"echo": True, "token_ids": [5, 6, 7]}})
     ]
 
 
@@ -59,7 +59,7 @@ def test_a_piece_with_the_most_log_probabilities_fits_an_event() -> None:
 
 
 def test_a_piece_goes_out_once_its_last_token_is_scored() -> None:
-    cut = [Piece(0, 2, {"text": "ab"}), Piece(2, 4, {"text": "cd"})]
+    cut = [EchoPiece(0, 2, {"text": "ab"}), EchoPiece(2, 4, {"text": "cd"})]
     waiting = ScoredEcho(cut, bytes_of)
 
     assert waiting.begin(5) == []
@@ -82,7 +82,7 @@ def test_a_piece_goes_out_once_its_last_token_is_scored() -> None:
 
 
 def test_a_piece_that_was_put_out_before_is_counted_and_not_told() -> None:
-    waiting = ScoredEcho([Piece(2, 4, {"text": "cd"})], bytes_of)
+    waiting = ScoredEcho([EchoPiece(2, 4, {"text": "cd"})], bytes_of)
 
     waiting.begin(5)
     [last] = waiting.push(told_of(id, 0) for id in (6, 7, 8))
@@ -100,7 +100,7 @@ def test_a_prompt_of_one_token_has_nothing_to_wait_for() -> None:
 
 
 def test_a_score_is_spelt_with_the_bytes_of_its_tokens() -> None:
-    assert spell(told_of(4, 2), bytes_of) == TokenLogprobs(
+    assert token_logprobs(told_of(4, 2), bytes_of) == TokenLogprobs(
         id=4,
         token=b"<4>",
         logprob=-0.5,

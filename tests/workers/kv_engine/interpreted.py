@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 
 from tests.tiny import Family
-from workers.kv_engine.attention.kernels import Kernel
+from workers.kv_engine.attention.kernels import AttentionKernel
 from workers.kv_engine.step import Spans
 
 
@@ -134,7 +134,7 @@ def replays() -> dict[str, Any]:
     from workers.kv_engine.attention.triton import attend  # noqa: PLC0415 - only where it is interpreted
     from workers.kv_engine.engine import KVEngine  # noqa: PLC0415
     from workers.kv_engine.gpu import decoder  # noqa: PLC0415 - only where it is interpreted
-    from workers.kv_engine.sequence import Sampling, SequenceSpec  # noqa: PLC0415
+    from workers.kv_engine.sequence_spec import Sampling, SequenceSpec  # noqa: PLC0415
 
     node, recorder = load(tiny_checkpoint("qwen3")), SameLaunches()
     samplings = (Sampling(), Sampling(temperature=1, top_p=0.9, seed=2), Sampling(temperature=1, seed=1))
@@ -182,9 +182,9 @@ def decoders() -> dict[str, float]:
 
 
 @contextmanager
-def _as_on_a_gpu(kernel: Kernel) -> Iterator[None]:
+def _as_on_a_gpu(kernel: AttentionKernel) -> Iterator[None]:
     """Pools made inside find that a kernel attends on their device."""
-    with patch("workers.kv_engine.attention.paged.kernel_for", lambda _: kernel):
+    with patch("workers.kv_engine.attention.pool.default_kernel", lambda _: kernel):
         yield
 
 

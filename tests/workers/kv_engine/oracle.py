@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from tests.tiny import Family, tiny_checkpoint
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.sequence import Output, PromptOutput, SequenceSpec, TokenOutput, TokenScore
+from workers.kv_engine.outputs import Output, PromptOutput, TokenOutput, TokenScore
+from workers.kv_engine.sequence_spec import SequenceSpec
 
 
 @cache

@@ -14,8 +14,9 @@ from tests.tiny import FAMILIES, MODELS, Family, tiny_checkpoint
 from tests.workers.kv_engine.oracle import clear_text, generate, ids, prompts, run, tokens
 from workers.kv_engine import engine as kv_engine
 from workers.kv_engine.attention import paged
+from workers.kv_engine.attention.span_groups import Group
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.sequence import SequenceSpec
+from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.step import Step
 
 NEW_TOKENS = 16
@@ -96,7 +97,7 @@ def record_windows(monkeypatch: pytest.MonkeyPatch, wider_by: int = 0) -> list[i
     asked: list[int | None] = []
     groups = paged._Context.groups
 
-    def recorded(self: paged._Context, window: int | None) -> Sequence[paged.Group]:
+    def recorded(self: paged._Context, window: int | None) -> Sequence[Group]:
         asked.append(window)
         return groups(self, window and window + wider_by)
 

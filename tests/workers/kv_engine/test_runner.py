@@ -8,10 +8,11 @@ import torch
 from models.decoder_lm.nodes import DecoderLM
 from tests.workers.kv_engine.oracle import prompts
 from tests.workers.kv_engine.recorder import Again
-from workers.kv_engine.attention.paged import ATTENTION, PagedPool
+from workers.kv_engine.attention.paged import ATTENTION
+from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.runner import Runner
-from workers.kv_engine.scheduler import Span
-from workers.kv_engine.sequence import Sampling, Sequence, SequenceSpec
+from workers.kv_engine.sequence import Sequence, Span
+from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 from workers.kv_engine.step import StepBuilder
 
 TEXTS = prompts(2, seed=9, shortest=5, longest=9)

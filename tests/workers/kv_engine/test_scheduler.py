@@ -8,8 +8,9 @@ import pytest
 from shared.errors import ClientError
 from workers.kv_engine.cache.blocks import BlockManager
 from workers.kv_engine.prefill_budget import Pace
-from workers.kv_engine.scheduler import CROWD, Scheduler, Span
-from workers.kv_engine.sequence import Sequence, SequenceSpec
+from workers.kv_engine.scheduler import CROWD, Scheduler
+from workers.kv_engine.sequence import Sequence, Span
+from workers.kv_engine.sequence_spec import SequenceSpec
 
 
 def sequence(key: str, prompt: int, max_tokens: int = 4, **spec: Any) -> Sequence:

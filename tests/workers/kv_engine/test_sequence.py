@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from workers.kv_engine.sequence import FinishReason, Sampling, Sequence, SequenceSpec
+from workers.kv_engine.sequence import Sequence
+from workers.kv_engine.sequence_spec import FinishReason, Sampling, SequenceSpec
 
 EOS = 9
 

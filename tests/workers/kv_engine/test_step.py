@@ -1,8 +1,8 @@
 import numpy as np
 import torch
 
-from workers.kv_engine.scheduler import Span
-from workers.kv_engine.sequence import Sampling, Sequence, SequenceSpec
+from workers.kv_engine.sequence import Sequence, Span
+from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 from workers.kv_engine.step import StepBuilder, Unread
 
 CPU = torch.device("cpu")

@@ -18,7 +18,8 @@ from workers.kv_engine import thread as thread_module
 from workers.kv_engine.counters import EngineStats, StepFailedError
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.gpu.graphs import Capture
-from workers.kv_engine.sequence import Output, SequenceSpec, TokenOutput
+from workers.kv_engine.outputs import Output, TokenOutput
+from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.thread import Engine, EngineThread
 from workers.threads.mailbox import Mailbox
 

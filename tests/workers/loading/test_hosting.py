@@ -17,23 +17,23 @@ from tests.peers import Circle
 from tests.tiny import tiny_checkpoint
 from tests.tiny.orpheus import tiny_orpheus
 from tests.workers.kv_engine import flashinfer_reference
-from tests.workers.kv_engine.cache.test_transfer import EXPORT, Slots
 from tests.workers.kv_engine.oracle import ids, run
 from tests.workers.kv_engine.shared_node import lines
+from tests.workers.kv_engine.test_kv_transfer import EXPORT, Slots
 from workers.cpu_kernels import library
 from workers.kv_engine.attention import flashinfer
 from workers.kv_engine.attention.flashinfer import FlashInfer
 from workers.kv_engine.gpu import graphs
 from workers.kv_engine.parallel import collectives
 from workers.kv_engine.parallel.rendezvous import Meeting
-from workers.kv_engine.sequence import SequenceSpec
+from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.loading import hosting
-from workers.loading.hosting import make_engine, make_follower, make_stateless, nodes_of, seat
+from workers.loading.hosting import make_follower_engine, make_kv_engine, make_stateless_nodes, nodes_of, seat
 from workers.machine import memory
 from workers.machine.cpu_threads import cores
 from workers.machine.devices import choose_device
 from workers.settings import EngineSettings
-from workers.tensor_parallel.group import Copy
+from workers.tensor_parallel.group import GroupMembership
 
 
 def no_progress(done: int, total: int, name: str) -> None:
@@ -137,8 +137,8 @@ def test_ranks_on_one_device_leave_each_other_memory(
     )
     caplog.set_level("INFO")
 
-    whole = make_engine(config, EngineSettings(), 0, no_progress).stats().kv_total
-    half = make_engine(two, EngineSettings(), 1, no_progress).stats().kv_total
+    whole = make_kv_engine(config, EngineSettings(), 0, no_progress).stats().kv_total
+    half = make_kv_engine(two, EngineSettings(), 1, no_progress).stats().kv_total
 
     assert whole // 2 - 16 <= half <= whole // 2
     assert "llm in torch.float32 on cpu, which rank 0 computes on too; KV pool: " in caplog.text
@@ -155,7 +155,7 @@ def test_the_pool_is_as_large_as_configured_or_as_rows_can_use(
     changed: dict[str, Any], tokens: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = msgspec.structs.replace(resolve(str(tiny_checkpoint("qwen3"))), **changed)
-    engine = make_engine(config, EngineSettings(max_rows=4), 0, no_progress)
+    engine = make_kv_engine(config, EngineSettings(max_rows=4), 0, no_progress)
 
     assert engine.stats().kv_total == tokens
     assert ("longer requests are refused" in caplog.text) == (tokens < config.max_seq_len)
@@ -167,7 +167,7 @@ def test_who_guesses_is_as_the_settings_say_and_the_answer_is_the_same() -> None
     spec = SequenceSpec(key="a", prompt_ids=[5, 6, 7, 5, 6, 7, 5, 6], max_tokens=20)
 
     def told(settings: EngineSettings) -> tuple[list[int], int]:
-        engine = make_engine(config, settings, 0, no_progress)
+        engine = make_kv_engine(config, settings, 0, no_progress)
         answer = ids(run(engine, [spec])["a"])
         return answer, engine.stats().cache.stood
 
@@ -184,18 +184,18 @@ def test_who_attends_is_as_the_settings_say_for_the_model_and_the_one_that_guess
     spec = SequenceSpec(key="a", prompt_ids=[5, 6, 7, 5, 6, 7, 5, 6], max_tokens=20)
     made: list[FlashInfer] = []
 
-    def kernel_of(node: Any) -> FlashInfer:
+    def make_kernel(node: Any) -> FlashInfer:
         made.append(FlashInfer(flashinfer_reference, node.device))
         return made[-1]
 
     def answer(settings: EngineSettings) -> list[int]:
-        return ids(run(make_engine(resolve(str(checkpoint)), settings, 0, no_progress), [spec])["a"])
+        return ids(run(make_kv_engine(resolve(str(checkpoint)), settings, 0, no_progress), [spec])["a"])
 
     with pytest.raises(ConfigError, match="attention: flashinfer is for GPUs, and llm is on the CPU"):
         answer(EngineSettings(attention="flashinfer"))
 
     expected = answer(EngineSettings())
-    monkeypatch.setattr(flashinfer, "kernel_of", kernel_of)
+    monkeypatch.setattr(flashinfer, "make_kernel", make_kernel)
     monkeypatch.setattr(flashinfer, "_LEAST_WORKSPACE_BYTES", 1 << 10)
     settings = EngineSettings(attention="flashinfer", speculate=4, draft=str(checkpoint))
 
@@ -206,7 +206,7 @@ def test_who_attends_is_as_the_settings_say_for_the_model_and_the_one_that_guess
 def test_a_draft_of_another_vocabulary_is_refused() -> None:
     settings = EngineSettings(speculate=4, draft=str(tiny_orpheus()))
     with pytest.raises(ConfigError, match="expected one with the same tokenizer"):
-        make_engine(resolve(str(tiny_checkpoint("qwen3"))), settings, 0, no_progress)
+        make_kv_engine(resolve(str(tiny_checkpoint("qwen3"))), settings, 0, no_progress)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_steps_are_recorded_on_a_gpu_where_a_kernel_attends(
 
 def test_progress_is_told_while_weights_load() -> None:
     told: list[tuple[int, int, str]] = []
-    make_engine(
+    make_kv_engine(
         resolve(str(tiny_checkpoint("qwen3"))),
         EngineSettings(),
         0,
@@ -258,7 +258,7 @@ def test_what_loading_makes_for_a_moment_is_given_back(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(memory, "given_back", given_back)
     told = msgspec.structs.replace(EngineSettings(), speculate=2, draft=resolve("demo").checkpoint)
-    make_engine(
+    make_kv_engine(
         resolve("demo"), told, 0, lambda done, total, _: given.append("read") if done == total else None
     )
 
@@ -270,12 +270,12 @@ def test_a_rank_makes_the_nodes_that_are_placed_on_it() -> None:
 
     assert nodes_of(config, 0, EngineKind.KV) == ["LLM"]
     assert nodes_of(config, 0, EngineKind.STATELESS) == []
-    assert make_stateless(config, EngineSettings(), 1, no_progress).max_batch == {"snac_decoder": 1}
+    assert make_stateless_nodes(config, EngineSettings(), 1, no_progress).max_batch == {"snac_decoder": 1}
 
 
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 def test_an_engine_says_who_computes_its_layers(kernels: Literal["torch", "auto"]) -> None:
-    engine = make_engine(resolve("demo"), EngineSettings(kernels=kernels), 0, no_progress)
+    engine = make_kv_engine(resolve("demo"), EngineSettings(kernels=kernels), 0, no_progress)
 
     found = library.load() if kernels == "auto" else None
     assert engine.stats().kernels == (found.variant if found is not None else "torch")
@@ -284,7 +284,7 @@ def test_an_engine_says_who_computes_its_layers(kernels: Literal["torch", "auto"
 def test_keys_and_values_go_where_the_worker_says() -> None:
     slots = Slots()
     config = resolve(str(tiny_checkpoint("qwen3")))
-    engine = make_engine(config, EngineSettings(), 0, no_progress, export_to=slots.allocate)
+    engine = make_kv_engine(config, EngineSettings(), 0, no_progress, export_to=slots.allocate)
 
     run(engine, [SequenceSpec(key="a", prompt_ids=[1, 2, 3], max_tokens=1, export=EXPORT)])
 
@@ -318,7 +318,7 @@ def test_a_family_that_does_not_know_how_to_share_its_node_is_refused(
             ConfigError, match="orpheus does not know how to share 'LLM' among 2 ranks; leave tp_size away"
         ),
     ):
-        make_follower(config, EngineSettings(), 1, no_progress, Copy(meeting, [line]))
+        make_follower_engine(config, EngineSettings(), 1, no_progress, GroupMembership(meeting, [line]))
     with pytest.raises(ConfigError, match="does not know how to share 'LLM' among 2 ranks"):
         hosting.examine(config)
 

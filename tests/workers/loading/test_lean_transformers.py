@@ -29,13 +29,13 @@ def said(script: str) -> list[str]:
 def test_an_engine_starts_without_compiler_and_distributed_tensors_and_can_have_the_compiler_later() -> None:
     script = f"""
 from configs.deployment import DeploymentConfig, NodeGroup
-from workers.loading.hosting import make_engine
+from workers.loading.hosting import make_kv_engine
 from workers.settings import EngineSettings
 groups = [NodeGroup(node_names=["llm"], ranks=[0])]
 config = DeploymentConfig(
     model="decoder_lm", checkpoint={str(tiny_checkpoint("qwen3"))!r}, max_seq_len=32, node_groups=groups
 )
-engine = make_engine(config, EngineSettings(device="cpu"), 0, lambda *_: None)
+engine = make_kv_engine(config, EngineSettings(device="cpu"), 0, lambda *_: None)
 seen("transformers", "torch.distributed.tensor", "torch._dynamo.eval_frame", "torch._inductor")
 import torch
 print(engine.node.reference(torch.tensor([1, 2])).shape[0])
@@ -82,13 +82,13 @@ print(torch._dynamo.config is sys.modules["torch._dynamo.config"], "eager" in li
 def test_a_rank_without_a_kv_node_starts_without_transformers() -> None:
     script = f"""
 from configs.deployment import DeploymentConfig, NodeGroup
-from workers.loading.hosting import make_stateless
+from workers.loading.hosting import make_stateless_nodes
 from workers.settings import EngineSettings
 groups = [NodeGroup(node_names=["LLM"], ranks=[0]), NodeGroup(node_names=["snac_decoder"], ranks=[1])]
 config = DeploymentConfig(
     model="orpheus", checkpoint={str(tiny_orpheus())!r}, max_seq_len=64, node_groups=groups
 )
-make_stateless(config, EngineSettings(device="cpu"), 1, lambda *_: None)
+make_stateless_nodes(config, EngineSettings(device="cpu"), 1, lambda *_: None)
 seen("torch", "transformers")
 """
 

@@ -18,14 +18,14 @@ from tests.workers.kv_engine.shared_node import lines
 from tests.workers.loading.test_hosting import orpheus
 from workers import settings
 from workers.data_plane.port import Array
-from workers.generation.sequence_handles import Rows
+from workers.generation.engine_client import EngineClient
 from workers.kv_engine.parallel import collectives
 from workers.kv_engine.parallel.connection import GroupLostError
 from workers.kv_engine.parallel.rendezvous import Meeting
 from workers.loading.model import Loaded, LocalModel
 from workers.machine import read_ahead
 from workers.stateless_engine.nodes import StatelessNodes
-from workers.tensor_parallel.group import Copy
+from workers.tensor_parallel.group import GroupMembership
 
 ALL = orpheus((["prepare", "LLM", "snac_decoder"], [0]))
 APART = orpheus((["prepare"], [0]), (["LLM"], [1]), (["snac_decoder"], [2]))
@@ -36,7 +36,7 @@ async def loaded(config: DeploymentConfig, rank: int) -> AsyncIterator[tuple[Loc
     model = LocalModel(config, settings.of(config), rank)
     try:
         async with asyncio.timeout(60):
-            yield model, await model.load(Rows())
+            yield model, await model.load(EngineClient())
     finally:
         await model.close()
 
@@ -139,8 +139,8 @@ async def test_a_member_that_is_gone_ends_the_wait_though_nothing_is_computed(
     meeting = Meeting(index=0, size=2, address="127.0.0.1", port=1, own_address="127.0.0.1", key="k")
     with lines() as (to_follower, follower):
 
-        async def gather() -> Copy:
-            return Copy(meeting, [to_follower])
+        async def gather() -> GroupMembership:
+            return GroupMembership(meeting, [to_follower])
 
         def follow() -> None:
             """Agree to all the leader says, and go."""
@@ -148,7 +148,7 @@ async def test_a_member_that_is_gone_ends_the_wait_though_nothing_is_computed(
             follower.receive()
 
         model = LocalModel(config, settings.of(config), 0, gather=gather)
-        loading = asyncio.create_task(model.load(Rows()))
+        loading = asyncio.create_task(model.load(EngineClient()))
         await asyncio.to_thread(follow)
         await loading
         waiting = asyncio.create_task(model.wait())

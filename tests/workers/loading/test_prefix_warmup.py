@@ -8,9 +8,10 @@ import pytest
 from configs.deployment import ConfigError, DeploymentConfig, NodeGroup
 from tests.tiny import tiny_checkpoint
 from workers import settings
-from workers.generation.generated_text import Answer
-from workers.generation.sequence_handles import Row, Rows
-from workers.kv_engine.sequence import SequenceSpec
+from workers.generation.engine_client import EngineClient
+from workers.generation.generated_text import GeneratedText
+from workers.generation.sequence_handle import SequenceHandle
+from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.loading.model import LocalModel
 from workers.loading.prefix_warmup import _ids_of
 
@@ -30,7 +31,7 @@ def config(warm: list[Any]) -> DeploymentConfig:
 
 
 async def test_texts_and_chats_are_kept_before_the_rank_is_ready() -> None:
-    how, rows = config([TEXT, CHAT]), Rows()
+    how, rows = config([TEXT, CHAT]), EngineClient()
     model = LocalModel(how, settings.of(how), 0)
     try:
         async with asyncio.timeout(60):
@@ -41,7 +42,9 @@ async def test_texts_and_chats_are_kept_before_the_rank_is_ready() -> None:
                 before = model.counters()
                 assert before is not None
                 hits = before.cache.hit
-                row = Row(f"r{number}", Answer(found.processing.text_decoder(), max_tokens=1), None)
+                row = SequenceHandle(
+                    f"r{number}", GeneratedText(found.processing.text_decoder(), max_tokens=1), None
+                )
                 rows.submit(SequenceSpec(key=row.key, prompt_ids=[*ids, 5], max_tokens=1), row)
                 await row.ended
                 after = model.counters()
@@ -58,6 +61,6 @@ async def test_what_is_no_prompt_ends_the_start_and_says_which(wrong: Any) -> No
     try:
         with pytest.raises(ConfigError, match=r"model_kwargs\.warm\[1\]"):
             async with asyncio.timeout(60):
-                await model.load(Rows())
+                await model.load(EngineClient())
     finally:
         await model.close()

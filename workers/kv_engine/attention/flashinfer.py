@@ -46,7 +46,7 @@ _PLAN_BYTES: Final = 1 << 20
 """A recorded plan of thousands of rows has less; FlashInfer would take 8 MiB, for each size."""
 
 
-def kernel_of(node: Node) -> "FlashInfer":
+def make_kernel(node: Node) -> "FlashInfer":
     """FlashInfer for a node's pool; the log says so.
 
     Raises:

@@ -1,10 +1,10 @@
 """Which kernels compute on a device, and what they lack where they do not.
 
-    attention_of      attention over the paged pool: of every model, as `model_kwargs.attention` says
-    kernel_for        our own of it, where a device has one: what computes where nothing is said
-    by_gpu_kernels    a node whose layers our kernels compute: of the models they know
+    choose_attention      attention over the paged pool: of every model, as `model_kwargs.attention` says
+    default_kernel        our own of it, where a device has one: what computes where nothing is said
+    use_gpu_kernels    a node whose layers our kernels compute: of the models they know
 
-Else torch and transformers' modules compute. What a CPU has of this is `by_cpu_kernels` in
+Else torch and transformers' modules compute. What a CPU has of this is `use_cpu_kernels` in
 `workers.cpu_kernels.decoder`.
 """
 
@@ -27,7 +27,7 @@ from workers.kv_engine.step import Step
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-class Kernel(Protocol):
+class AttentionKernel(Protocol):
     """Each token of a step attends to its span's history in the pool: (T, H, D) to (T, H, D)."""
 
     def __call__(
@@ -43,7 +43,7 @@ class Kernel(Protocol):
     ) -> torch.Tensor: ...
 
 
-class RecordedKernel(Kernel, Protocol):
+class RecordedKernel(AttentionKernel, Protocol):
     """One that has planned the step it computes; of steps of one size, which are recorded."""
 
     def plan(self, step: Step) -> None:
@@ -52,7 +52,7 @@ class RecordedKernel(Kernel, Protocol):
 
 
 @runtime_checkable
-class PlanningKernel(Kernel, Protocol):
+class PlanningKernel(AttentionKernel, Protocol):
     """A kernel that works out on the host how each step is computed: a recording of it has to be told."""
 
     def recorded(self) -> RecordedKernel:
@@ -60,16 +60,18 @@ class PlanningKernel(Kernel, Protocol):
         ...
 
 
-def attention_of(node: Node, wanted: Literal["auto", "triton", "flashinfer"]) -> Kernel | None:
+def choose_attention(node: Node, wanted: Literal["auto", "triton", "flashinfer"]) -> AttentionKernel | None:
     """Who attends for a node over the paged pool, as it is wanted; None is torch. On a GPU the log says who.
 
     Raises:
         ConfigError: who was named cannot do it here.
     """
     if wanted == "flashinfer":
-        flashinfer: Kernel = import_module("workers.kv_engine.attention.flashinfer").kernel_of(node)
+        flashinfer: AttentionKernel = import_module("workers.kv_engine.attention.flashinfer").make_kernel(
+            node
+        )
         return flashinfer
-    kernel = kernel_for(node.device.type)
+    kernel = default_kernel(node.device.type)
     if kernel is not None:
         _LOGGER.info("%s: attention by the Triton kernel over the paged pool", node.name)
     elif wanted == "triton":
@@ -79,7 +81,7 @@ def attention_of(node: Node, wanted: Literal["auto", "triton", "flashinfer"]) ->
 
 
 @cache
-def kernel_for(device_type: str) -> Kernel | None:
+def default_kernel(device_type: str) -> AttentionKernel | None:
     """Our own kernel for a type of devices; None where there is none: the first time it is said why.
 
     Triton comes with torch where there is CUDA; a torch that was built otherwise may be without it. It
@@ -95,7 +97,7 @@ def kernel_for(device_type: str) -> Kernel | None:
             missing,
         )
         return None
-    kernel: Kernel = import_module("workers.kv_engine.attention.triton").attend
+    kernel: AttentionKernel = import_module("workers.kv_engine.attention.triton").attend
     return kernel
 
 
@@ -109,14 +111,3 @@ def _missing() -> str:
     if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
         return "Python's headers (apt install python3-dev)"
     return ""
-
-
-def by_gpu_kernels(node: Node) -> Node:
-    """The node, computed by our own kernels where its device has them and they know it; else as it is.
-
-    Call it before the node is proven.
-    """
-    if kernel_for(node.device.type) is None:
-        return node
-    fused: Node = import_module("workers.kv_engine.gpu.decoder").fused(node)
-    return fused

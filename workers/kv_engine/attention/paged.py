@@ -13,108 +13,23 @@ A layer with a sliding window of W lets the query at position i see the keys j w
 transformers' masks do; older keys stay in the pool, but are not gathered.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass
 from threading import local
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from shared.errors import BugError
-from workers.kv_engine.attention.kernels import Kernel, kernel_for
-from workers.kv_engine.cache.pages import Pages
-from workers.kv_engine.node import Node
-from workers.kv_engine.step import Int32s, Spans, Step
-from workers.machine import memory
+from workers.kv_engine.attention.pool import PagedPool
+from workers.kv_engine.attention.span_groups import Group, group_spans
+from workers.kv_engine.step import Step
 
 ATTENTION: Final = "dalsegno_paged"
 """The name it is registered under."""
-
-_FREE_CELLS: Final = 4096
-"""Padding of so many query-key pairs costs less than one more call per layer."""
-
-
-class PagedPool:
-    """Keys and values of every layer: `slots` cells of `kv_heads` x `head_dim`."""
-
-    def __init__(
-        self,
-        *,
-        layers: int,
-        kv_heads: int,
-        head_dim: int,
-        slots: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        kernel: Kernel | None = None,
-    ) -> None:
-        shape = (layers, slots, kv_heads, head_dim)
-        self.keys: Final = _zeros(shape, device, dtype).unbind()
-        self.values: Final = _zeros(shape, device, dtype).unbind()
-        self.kernel = kernel if kernel is not None else kernel_for(device.type)
-        self._pages: Final = Pages([*self.keys, *self.values]) if device.type == "cpu" else None
-
-    @classmethod
-    def of(cls, node: Node, *, slots: int, kernel: Kernel | None = None) -> "PagedPool":
-        """A pool as a node's layers need it; `kernel` attends to it, or the one that is the device's."""
-        return cls(
-            layers=node.layout.layers,
-            kv_heads=node.layout.kv_heads,
-            head_dim=node.layout.head_dim,
-            slots=slots,
-            device=node.device,
-            dtype=node.dtype,
-            kernel=kernel,
-        )
-
-    def attended_by(self, kernel: Kernel) -> "PagedPool":
-        """The same cells, and another kernel that attends to them."""
-        other = copy(self)
-        other.kernel = kernel
-        return other
-
-    def reach(self, tokens: int) -> None:
-        """So many cells are in use, from the first on."""
-        if self._pages is not None:
-            self._pages.reach(tokens)
-
-    def prepare(self, most_s: float) -> bool:
-        """Have the memory of the next cells ready, as far as it comes in that time; whether there is more."""
-        return self._pages is not None and self._pages.take(most_s)
-
-
-def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros; on a CPU of pages that are there only when they are used.
-
-    `torch.zeros` touches every page: 12 s for 5 GiB on a virtual machine, and the memory is gone at once.
-    """
-    if device.type != "cpu":
-        return torch.zeros(shape, device=device, dtype=dtype)
-    # Large pages: a step looks into as many places as there are tokens, heads and layers.
-    pages = memory.zeros(math.prod(shape) * dtype.itemsize)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Spans computed in one call: B of them, with at most Q queries and L keys each; N tokens in all.
-
-    `queries` and `kept` are None where each span has one query: nothing is padded there then.
-    """
-
-    spans: int
-    tokens: torch.Tensor  # (N,) int64, which of the packed tokens are its own, ascending
-    queries: torch.Tensor | None  # (B * Q,) int64, packed tokens; padding repeats a span's last
-    kept: torch.Tensor | None  # (N,) int64, which of the B * Q are no padding
-    slots: torch.Tensor  # (B * L,) int64
-    mask: torch.Tensor  # (B, 1, Q, L), added to the scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,72 +163,3 @@ def _weighted(
     products = torch.matmul(q, k.transpose(2, 3)) * scaling
     bent = torch.tanh(products / scores.softcap) * scores.softcap + mask
     return torch.matmul(torch.softmax(bent, dim=-1, dtype=torch.float32).to(q.dtype), v)
-
-
-def group_spans(
-    spans: Spans, window: int | None = None, *, device: torch.device, dtype: torch.dtype
-) -> list[Group]:
-    """Which spans of a step are computed together, in layers that look back over `window` keys, or all."""
-    return [_group(spans, members, window, device, dtype) for members in partition(spans, window)]
-
-
-def _first_keys(spans: Spans, window: int | None) -> Int32s:
-    """The first key that each span's first query sees: (B,)."""
-    if window is None:
-        return np.zeros_like(spans.kv_lengths)
-    starts = spans.kv_lengths - np.diff(spans.query_offsets)
-    return np.maximum(starts - window + 1, 0)
-
-
-def partition(spans: Spans, window: int | None = None) -> list[list[int]]:
-    """The spans' indices, in groups: alike enough that a quarter of the work at most is padding."""
-    counts = np.diff(spans.query_offsets).tolist()
-    lengths = (spans.kv_lengths - _first_keys(spans, window)).tolist()
-    parts: list[list[int]] = []
-    queries = keys = work = 0
-    for index in sorted(range(len(counts)), key=lambda i: (counts[i], lengths[i]), reverse=True):
-        count, length = counts[index], lengths[index]
-        longest = max(keys, length)
-        padding = (len(parts[-1]) + 1) * queries * longest - work - count * length if parts else 0
-        # Spans of one query are computed in their own way.
-        is_alike = bool(parts) and (count > 1) == (queries > 1)
-        if is_alike and padding <= _FREE_CELLS + (work + count * length) // 4:
-            parts[-1].append(index)
-            keys, work = longest, work + count * length
-            continue
-        parts.append([index])
-        queries, keys, work = count, length, count * length
-    return [sorted(part) for part in parts]
-
-
-def _group(
-    spans: Spans, members: list[int], window: int | None, device: torch.device, dtype: torch.dtype
-) -> Group:
-    starts, ends = spans.query_offsets[:-1][members], spans.query_offsets[1:][members]
-    counts, lengths = ends - starts, spans.kv_lengths[members]
-    firsts = _first_keys(spans, window)[members]
-    # (B, L): padding repeats a span's last cell.
-    places = firsts[:, None] + np.arange((lengths - firsts).max())
-    cells = np.minimum(places, lengths[:, None] - 1)
-    blocks = np.take_along_axis(spans.block_tables[members], cells // spans.block_size, axis=1)
-    # (B, Q): padding repeats a span's last query.
-    ordinals = np.minimum(np.arange(counts.max()), counts[:, None] - 1)
-    seen = ((lengths - counts)[:, None] + ordinals)[:, :, None]
-    visible = places[:, None, :] <= seen  # (B, Q, L)
-    if window is not None:
-        visible &= places[:, None, :] > seen - window
-
-    def on_device(array: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
-
-    queries = starts[:, None] + ordinals
-    is_kept = np.arange(counts.max()) < counts[:, None]
-    is_single = bool(counts.max() == 1)
-    return Group(
-        spans=len(members),
-        tokens=on_device(queries[is_kept].astype(np.int64)),
-        queries=None if is_single else on_device(queries.astype(np.int64).ravel()),
-        kept=None if is_single else on_device(np.flatnonzero(is_kept)),
-        slots=on_device((blocks * np.int64(spans.block_size) + cells % spans.block_size).ravel()),
-        mask=torch.zeros((), dtype=dtype, device=device).where(on_device(visible), float("-inf"))[:, None],
-    )

@@ -23,7 +23,7 @@ Content: TypeAlias = tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class PrefixNode:
     """A cached block, or a root, which has none.
 
     Attributes:
@@ -32,8 +32,8 @@ class Node:
 
     block: int
     content: Content
-    parent: "Node | None"
-    children: dict[Content, "Node"] = field(default_factory=dict)
+    parent: "PrefixNode | None"
+    children: dict[Content, "PrefixNode"] = field(default_factory=dict)
     computing: dict[Content, object] = field(default_factory=dict)
 
 
@@ -45,8 +45,8 @@ class PrefixCache:
 
     def __init__(self, pool: BlockManager) -> None:
         self._pool = pool
-        self._roots: dict[Hashable, Node] = {}
-        self._of_block: dict[int, Node] = {}
+        self._roots: dict[Hashable, PrefixNode] = {}
+        self._of_block: dict[int, PrefixNode] = {}
         pool.on_evicted = self._forget
 
     @property
@@ -54,12 +54,12 @@ class PrefixCache:
         """How many blocks are cached, in use or kept."""
         return len(self._of_block)
 
-    def match(self, ids: Sequence[int], root: Hashable = None) -> list[Node]:
+    def match(self, ids: Sequence[int], root: Hashable = None) -> list[PrefixNode]:
         """The longest path that `ids` begin with; full blocks, never all of `ids`.
 
         One token at least is left to compute, for the next one is sampled behind it.
         """
-        found: list[Node] = []
+        found: list[PrefixNode] = []
         node = self.root(root)
         for number in range((len(ids) - 1) // self._pool.block_size):
             child = node.children.get(self.content(ids, number))
@@ -69,11 +69,11 @@ class PrefixCache:
             node = child
         return found
 
-    def root(self, root: Hashable = None) -> Node:
+    def root(self, root: Hashable = None) -> PrefixNode:
         """Where the texts begin that are kept apart as `root`."""
         node = self._roots.get(root)
         if node is None:
-            node = self._roots[root] = Node(_NO_BLOCK, (), None)
+            node = self._roots[root] = PrefixNode(_NO_BLOCK, (), None)
         return node
 
     def content(self, ids: Sequence[int], number: int) -> Content:
@@ -81,7 +81,7 @@ class PrefixCache:
         size = self._pool.block_size
         return tuple(ids[number * size : (number + 1) * size])
 
-    def insert(self, parent: Node, content: Content, block: int) -> Node | None:
+    def insert(self, parent: PrefixNode, content: Content, block: int) -> PrefixNode | None:
         """Cache a block that is full now; None where an equal one is there: this stays its owner's alone."""
         if content in parent.children:
             return None
@@ -89,11 +89,11 @@ class PrefixCache:
             raise BugError(f"block {block} is cached already")
         if parent.block != _NO_BLOCK and self._of_block.get(parent.block) is not parent:
             raise BugError(f"block {block} is to be cached behind one that is not")
-        node = parent.children[content] = self._of_block[block] = Node(block, content, parent)
+        node = parent.children[content] = self._of_block[block] = PrefixNode(block, content, parent)
         self._pool.cache(block)
         return node
 
-    def hide(self, node: Node) -> None:
+    def hide(self, node: PrefixNode) -> None:
         """Let nobody find a block and what is cached behind it; the pool takes them in their turn."""
         assert node.parent is not None, "a root has no block"
         if node.parent.children.get(node.content) is node:  # and not hidden before, and another in its place

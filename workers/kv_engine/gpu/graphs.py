@@ -27,11 +27,13 @@ from typing import Final, Protocol
 import torch
 
 from workers.kv_engine.attention.kernels import PlanningKernel, RecordedKernel
-from workers.kv_engine.attention.paged import PagedPool, attending
+from workers.kv_engine.attention.paged import attending
+from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.node import Node
 from workers.kv_engine.sampling.sampler import sample
-from workers.kv_engine.scheduler import Span
-from workers.kv_engine.step import SamplingRows, StepBuilder
+from workers.kv_engine.sampling.sampling_rows import SamplingRows
+from workers.kv_engine.sequence import Span
+from workers.kv_engine.step import StepBuilder
 
 _LOGGER: Final = logging.getLogger(__name__)
 

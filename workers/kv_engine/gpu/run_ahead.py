@@ -10,7 +10,8 @@ read first, and the scheduler decides (docs/adr/0020-a-step-ahead.md). No torch 
 
 from collections.abc import Sequence as Items
 
-from workers.kv_engine.scheduler import Scheduler, Span
+from workers.kv_engine.scheduler import Scheduler
+from workers.kv_engine.sequence import Span
 
 
 def step_behind(spans: Items[Span], scheduler: Scheduler) -> list[Span] | None:

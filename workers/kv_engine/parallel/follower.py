@@ -8,8 +8,9 @@ from typing import Final, Never
 
 import torch
 
-from workers.kv_engine.attention.kernels import Kernel
-from workers.kv_engine.attention.paged import ATTENTION, PagedPool, attending
+from workers.kv_engine.attention.kernels import AttentionKernel
+from workers.kv_engine.attention.paged import ATTENTION, attending
+from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.node import Node
 from workers.kv_engine.parallel.lockstep import Leader
 from workers.kv_engine.selfcheck import check_node
@@ -36,7 +37,7 @@ class FollowingEngine:
         block_size: int,
         leader: Leader,
         cpu_cores: int | None = None,
-        kernel: Kernel | None = None,
+        kernel: AttentionKernel | None = None,
     ) -> None:
         if node.device.type == "cpu":
             use_cpu_threads(threads_for(node.parameters, cpu_cores or cores()))

@@ -17,7 +17,8 @@ import torch
 
 from configs.deployment import ConfigError
 from workers.kv_engine.parallel.connection import GroupLostError, Line
-from workers.kv_engine.step import Int32s, SamplingRows, Spans, Step
+from workers.kv_engine.sampling.sampling_rows import SamplingRows
+from workers.kv_engine.step import Int32s, Spans, Step
 
 _HEAD: Final = 4
 _COUNT: Final = 8

@@ -16,7 +16,7 @@ from typing import Final
 
 import torch
 
-from workers.kv_engine.step import SamplingRows
+from workers.kv_engine.sampling.sampling_rows import SamplingRows
 
 WEIGHT_ONE: Final = 2**32
 """The weight of the likeliest token; the rest is relative to it. 2**18 tokens of it sum up below 2**53."""

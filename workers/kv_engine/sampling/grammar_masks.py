@@ -27,21 +27,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from workers.kv_engine.sequence import Sequence, SequenceSpec
-
-if TYPE_CHECKING:
-    from models.text.guides import CompiledGuide
-    from workers.kv_engine.scheduler import Span
+from workers.kv_engine.guide_state import GuideState
+from workers.kv_engine.sequence import Sequence, Span
 
 _T = TypeVar("_T")
 
-Bits = npt.NDArray[np.uint8]
 MASK_S: Final = 0.5
 """How long a thread may compute for one token of one answer: a hundred times what a mask mostly takes."""
 _NS_PER_S: Final = 1_000_000_000
@@ -49,48 +44,6 @@ _LAST: Final = 19
 """The lowest priority, in the operating system's measure."""
 _EVERYTHING: Final = 0xFF
 _PLACES: Final = tuple(1 << place for place in range(8))
-
-
-class Guided:
-    """What one sequence may choose: its guide, and which tokens end it.
-
-    It is a fold over the tokens the sequence has generated, whoever sampled them.
-    """
-
-    def __init__(self, guide: "CompiledGuide", spec: SequenceSpec) -> None:
-        self._matcher = guide.matcher()
-        self._begin = len(spec.prompt_ids)
-        self._ends = [token_id for token_id in sorted(spec.ends) if token_id < guide.vocab_size]
-        self._spelled_ends = [token_id for token_id in self._ends if token_id not in guide.marks]
-        self._min_tokens = spec.sampling.min_tokens
-        self._exhausts = spec.exhausts_guide
-
-    def allowed(self, ids: Items[int]) -> Bits:
-        """What may come behind these tokens, the prompt's and those that followed it; lowest bit first.
-
-        Raises:
-            InvalidGuideError: it is too much to follow.
-        """
-        bits, may_end = self._matcher.push(ids[self._begin + self._matcher.tokens :])
-        for token_id in self._spelled_ends:
-            bits[token_id >> 3] &= ~np.uint8(_PLACES[token_id & 7])
-        if may_end and (self._is_due(len(ids) - self._begin) or not bits.any()):
-            for token_id in self._ends:
-                bits[token_id >> 3] |= np.uint8(_PLACES[token_id & 7])
-        return bits
-
-    def budget_ns(self, ids: Items[int]) -> int:
-        """How long `allowed` may compute: it follows one token mostly, and all where an answer was moved."""
-        behind = len(ids) - self._begin - self._matcher.tokens
-        return round(max(1, behind) * MASK_S * _NS_PER_S)
-
-    def condemn(self) -> None:
-        """It is taking for ever."""
-        self._matcher.condemn()
-
-    def _is_due(self, generated: int) -> bool:
-        """Whether the end may be chosen among other tokens."""
-        return generated >= self._min_tokens and not self._exhausts
 
 
 class Masks:
@@ -152,11 +105,11 @@ class _Turn:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_left = False
-        self._now: tuple[Guided, int, int] | None = None
+        self._now: tuple[GuideState, int, int] | None = None
 
-    def begin(self, guided: Guided, ids: Items[int]) -> bool:
+    def begin(self, guided: GuideState, ids: Items[int]) -> bool:
         """Called in the thread; False where nobody waits for it any more."""
-        until_ns = time.thread_time_ns() + guided.budget_ns(ids)
+        until_ns = time.thread_time_ns() + round(guided.unread(ids) * MASK_S * _NS_PER_S)
         with self._lock:
             self._now = (guided, threading.get_ident(), until_ns)
             return not self._is_left
@@ -166,7 +119,7 @@ class _Turn:
         with self._lock:
             self._now = None
 
-    def leave(self) -> Guided | None:
+    def leave(self) -> GuideState | None:
         """Leave the thread to itself if it has used up its time, and say whom it follows; None where not.
 
         Called beside the thread, which is computing. It begins with nobody else then: a matcher is for one
@@ -235,19 +188,19 @@ class GuideThread:
 
     def begin(self, spans: "Items[Span]") -> Masks | None:
         """Begin with the masks of a step; None where nobody in it is guided."""
-        if all(span.sequence.guided is None for span in spans):
+        if all(span.sequence.guide_state is None for span in spans):
             return None
         rows: list[int] = []
-        guided: list[tuple[Sequence, Guided]] = []
+        guided: list[tuple[Sequence, GuideState]] = []
         place = 0
         for span in spans:
             if not span.samples:
                 continue
             sequence = span.sequence
-            if sequence.guided is not None:
+            if sequence.guide_state is not None:
                 assert not span.guesses, "what is guided is not guessed"
                 rows.append(place)
-                guided.append((sequence, sequence.guided))
+                guided.append((sequence, sequence.guide_state))
             place += 1 + span.guesses
         if not rows:
             return None
@@ -255,7 +208,7 @@ class GuideThread:
         begun = self._submit(guided)
         return Masks(rows, keys, lambda: self._wait(guided, *begun))
 
-    def _submit(self, guided: "list[tuple[Sequence, Guided]]") -> "tuple[Future[_Forbidden], _Turn]":
+    def _submit(self, guided: "list[tuple[Sequence, GuideState]]") -> "tuple[Future[_Forbidden], _Turn]":
         if self._thread is None or self._buffer is None:
             self._thread = _Thread()
             self._buffer = torch.zeros(self._shape, dtype=torch.uint8, pin_memory=self._is_cuda)
@@ -263,7 +216,7 @@ class GuideThread:
         return self._thread.submit(partial(self._fill, guided, self._buffer, turn)), turn
 
     def _wait(
-        self, guided: "list[tuple[Sequence, Guided]]", future: "Future[_Forbidden]", turn: _Turn
+        self, guided: "list[tuple[Sequence, GuideState]]", future: "Future[_Forbidden]", turn: _Turn
     ) -> _Forbidden:
         while True:
             try:
@@ -278,7 +231,9 @@ class GuideThread:
             self._thread = self._buffer = None
             future, turn = self._submit(guided)
 
-    def _fill(self, guided: "list[tuple[Sequence, Guided]]", buffer: torch.Tensor, turn: _Turn) -> _Forbidden:
+    def _fill(
+        self, guided: "list[tuple[Sequence, GuideState]]", buffer: torch.Tensor, turn: _Turn
+    ) -> _Forbidden:
         """Called in the thread."""
         bits, failures = buffer[: len(guided)], dict[str, Exception]()
         host = bits.numpy()

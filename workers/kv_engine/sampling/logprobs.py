@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from workers.kv_engine.sequence import TokenScore
+from workers.kv_engine.outputs import TokenScore
 
 _SLICE_FLOATS: Final = 2**22
 """So many logits are worked on at once: 16 MiB of them, and some times that beside them."""

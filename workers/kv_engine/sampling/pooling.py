@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from workers.data_plane.port import Array
-from workers.kv_engine.sequence import Pooling, PoolingMode
+from workers.kv_engine.sequence_spec import Pooling, PoolingMode
 
 
 class Pool:

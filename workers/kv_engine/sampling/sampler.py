@@ -22,7 +22,7 @@ from typing import Final
 import torch
 
 from workers.kv_engine.sampling.filters import WEIGHT_ONE, threshold
-from workers.kv_engine.step import SamplingRows
+from workers.kv_engine.sampling.sampling_rows import SamplingRows
 
 NOT_A_TOKEN: Final = -1
 """Stands for a row whose logits are not numbers."""

@@ -11,14 +11,14 @@ from typing import Final
 
 import torch
 
-from workers.kv_engine.attention.kernels import Kernel
-from workers.kv_engine.attention.paged import ATTENTION, PagedPool, attending
+from workers.kv_engine.attention.kernels import AttentionKernel
+from workers.kv_engine.attention.paged import ATTENTION, attending
+from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.cache.blocks import BlockManager
 from workers.kv_engine.node import Node
 from workers.kv_engine.sampling.sampler import NOT_A_TOKEN, node_key, sample
-from workers.kv_engine.scheduler import Span
 from workers.kv_engine.selfcheck import check_node
-from workers.kv_engine.sequence import Sequence
+from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.step import StepBuilder
 
 
@@ -38,7 +38,7 @@ class DraftModel:
         block_size: int,
         max_rows: int,
         max_step_tokens: int,
-        kernel: Kernel | None = None,
+        kernel: AttentionKernel | None = None,
     ) -> None:
         self.node: Final = node
         self._blocks = BlockManager(num_blocks, block_size)

@@ -34,23 +34,6 @@ class Proposer(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Luck:
-    """How many guesses a sequence may have, of at most `most`."""
-
-    most: int
-    now: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.now = self.most
-
-    def told(self, *, guessed: int, stood: int) -> None:
-        """So many of its guesses stood."""
-        if not guessed:
-            return
-        self.now = min(self.most, self.now * 2) if stood == guessed else max(1, self.now // 2)
-
-
 class PromptLookup:
     """Guesses what followed the same tokens the last time, in the prompt or in the answer."""
 

@@ -20,7 +20,7 @@ from tests.workers.kv_engine.oracle import run_all
 from tests.workers.kv_engine.recorder import Again, SameLaunches
 from workers.kv_engine.attention import flashinfer
 from workers.kv_engine.attention.flashinfer import FlashInfer, by_tensor_cores
-from workers.kv_engine.attention.kernels import PlanningKernel, attention_of
+from workers.kv_engine.attention.kernels import PlanningKernel, choose_attention
 
 CPU: Final = torch.device("cpu")
 WRAPPERS: Final = ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper")
@@ -180,7 +180,7 @@ def test_where_it_is_asked_for_it_attends_and_the_log_says_so(
     installed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        kernel = attention_of(node(), "flashinfer")
+        kernel = choose_attention(node(), "flashinfer")
 
     assert isinstance(kernel, FlashInfer)
     assert kernel.device.type == "cuda"
@@ -200,19 +200,19 @@ def test_where_it_is_asked_for_it_attends_and_the_log_says_so(
 )
 def test_a_node_that_it_does_not_know_is_refused(installed: Path, changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=rf"model_kwargs.attention: flashinfer .*{why}; auto does without"):
-        attention_of(node(**changes), "flashinfer")
+        choose_attention(node(**changes), "flashinfer")
 
 
 def test_what_it_lacks_is_said_with_what_to_do(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (installed / "bin" / "nvcc").unlink()
     with pytest.raises(ConfigError, match="by nvcc, which is not here: install the CUDA toolkit"):
-        attention_of(node(), "flashinfer")
+        choose_attention(node(), "flashinfer")
     monkeypatch.setattr(flashinfer, "which", lambda _: None)
     with pytest.raises(ConfigError, match="by ninja, which is not on the PATH"):
-        attention_of(node(), "flashinfer")
+        choose_attention(node(), "flashinfer")
     monkeypatch.setattr(flashinfer, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"is not installed: pip install 'dalsegno\[flashinfer\]'"):
-        attention_of(node(), "flashinfer")
+        choose_attention(node(), "flashinfer")
 
 
 def test_where_it_cannot_be_imported_it_is_said_what_it_lacks(
@@ -223,7 +223,7 @@ def test_where_it_cannot_be_imported_it_is_said_what_it_lacks(
 
     monkeypatch.setattr(flashinfer, "import_module", broken)
     with pytest.raises(ConfigError, match=r"not all it needs \(No module named 'tvm_ffi'\): pip install"):
-        attention_of(node(), "flashinfer")
+        choose_attention(node(), "flashinfer")
 
 
 @pytest.mark.parametrize("where", ["FLASHINFER_NVCC", "CUDA_PATH", "PATH"])
@@ -238,7 +238,7 @@ def test_its_compiler_is_found_where_it_looks(
     if where != "PATH":
         monkeypatch.setenv(where, nvcc if where == "FLASHINFER_NVCC" else str(installed))
 
-    assert isinstance(attention_of(node(), "flashinfer"), FlashInfer)
+    assert isinstance(choose_attention(node(), "flashinfer"), FlashInfer)
 
 
 def test_kernels_that_come_compiled_need_no_compiler(
@@ -247,7 +247,7 @@ def test_kernels_that_come_compiled_need_no_compiler(
     monkeypatch.setattr(flashinfer, "find_spec", {"flashinfer": True, "flashinfer_jit_cache": True}.get)
     monkeypatch.setattr(flashinfer, "which", lambda _: None)
 
-    assert isinstance(attention_of(node(), "flashinfer"), FlashInfer)
+    assert isinstance(choose_attention(node(), "flashinfer"), FlashInfer)
 
 
 # ---- what stands for it, against what it is ----------------------------------------------------------

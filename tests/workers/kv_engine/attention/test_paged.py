@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from shared.errors import BugError
-from workers.kv_engine.attention.paged import PagedPool, attending, group_spans, paged_attention, partition
+from workers.kv_engine.attention.paged import attending, paged_attention
+from workers.kv_engine.attention.pool import PagedPool
+from workers.kv_engine.attention.span_groups import group_spans, partition
 from workers.kv_engine.step import Spans
 
 

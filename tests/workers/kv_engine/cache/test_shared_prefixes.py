@@ -8,7 +8,7 @@ import pytest
 from models.decoder_lm.nodes import DecoderLM
 from tests.workers.kv_engine.oracle import ids, prompts, run, run_all, scores
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.sequence import Sampling, SequenceSpec
+from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 
 SAMPLED = Sampling(
     temperature=1.1, top_k=40, seed=3, repetition_penalty=1.2, presence_penalty=0.4, min_tokens=4

@@ -14,7 +14,8 @@ from tests.workers.kv_engine.recorder import Again
 from tests.workers.kv_engine.sampling.test_grammar_masks import compiled, processing_of
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.gpu.graphs import Capture, Replay, buckets
-from workers.kv_engine.sequence import Output, Sampling, SequenceSpec
+from workers.kv_engine.outputs import Output
+from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 from workers.kv_engine.speculative.speculation import PromptLookup
 
 SAMPLINGS = (

@@ -16,19 +16,21 @@ import torch
 from models.decoder_lm.nodes import DecoderLM
 from shared.telemetry import timeline
 from tests.timelines import read_events
-from tests.workers.kv_engine.cache.test_transfer import Slots
 from tests.workers.kv_engine.gpu.test_graphs import SAMPLINGS
 from tests.workers.kv_engine.oracle import ids, prompts, run, tokens
 from tests.workers.kv_engine.recorder import Again
 from tests.workers.kv_engine.sampling.test_grammar_masks import compiled, processing_of
+from tests.workers.kv_engine.test_kv_transfer import Slots
 from tests.workers.kv_engine.test_scheduler import same, scheduler, sequence, shape
 from workers.data_plane.port import Array
 from workers.kv_engine import runner
 from workers.kv_engine.counters import StepFailedError, Work
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.gpu.run_ahead import step_behind
-from workers.kv_engine.scheduler import Scheduler, Span
-from workers.kv_engine.sequence import Export, FinishReason, Output, Sampling, Sequence, SequenceSpec
+from workers.kv_engine.outputs import Output
+from workers.kv_engine.scheduler import Scheduler
+from workers.kv_engine.sequence import Sequence, Span
+from workers.kv_engine.sequence_spec import FinishReason, KvExport, Sampling, SequenceSpec
 from workers.kv_engine.speculative.speculation import PromptLookup
 
 # ---- who is in it --------------------------------------------------------------------------------
@@ -384,7 +386,7 @@ def test_who_arrives_is_let_in_when_the_step_under_way_is_read(qwen3: DecoderLM)
 
 def test_keys_and_values_are_handed_on_without_the_token_too_much(qwen3: DecoderLM) -> None:
     one, expected = stopped(spec(), answer(qwen3, spec()), 5)
-    one = replace(one, export=Export(key="kv", scope="r/1/2"))
+    one = replace(one, export=KvExport(key="kv", scope="r/1/2"))
     slots, others = Slots(), Slots()
     ahead, plain = (
         engine(qwen3, export_to=slots.allocate),

@@ -16,11 +16,12 @@ from tests.tiny import tiny_checkpoint
 from tests.workers.kv_engine.pretended_streams import Launch, PretendedStreams, Stream, pretend
 from workers.kv_engine.gpu.graphs import CudaCapture
 from workers.kv_engine.gpu.streams import Turn, use_gpu_stream
+from workers.kv_engine.outputs import TokenOutput
 from workers.kv_engine.parallel import follower, lockstep
-from workers.kv_engine.sequence import SequenceSpec, TokenOutput
+from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.thread import EngineThread
 from workers.loading import hosting
-from workers.loading.hosting import Seat, make_engine, make_follower, make_stateless
+from workers.loading.hosting import Seat, make_follower_engine, make_kv_engine, make_stateless_nodes
 from workers.settings import EngineSettings
 from workers.stateless_engine.thread import StatelessThread
 
@@ -162,7 +163,7 @@ async def test_steps_of_the_model_and_of_the_one_that_guesses_are_launched_on_th
             ended.set_result(None)
 
     thread = EngineThread(
-        lambda: make_engine(config(), settings, 0, no_progress),
+        lambda: make_kv_engine(config(), settings, 0, no_progress),
         on_outputs,
         lambda keys, error: ended.set_exception(error),
         on_cancelled=lambda *_: None,
@@ -185,7 +186,7 @@ async def test_steps_of_the_model_and_of_the_one_that_guesses_are_launched_on_th
 async def test_batches_are_launched_on_the_threads_own_stream_and_give_way(
     launched: list[Launch], streams: PretendedStreams
 ) -> None:
-    thread = StatelessThread(lambda: make_stateless(config(), EngineSettings(), 0, no_progress))
+    thread = StatelessThread(lambda: make_stateless_nodes(config(), EngineSettings(), 0, no_progress))
     await thread.start()
     await thread.fire("vocoder", {}, {}, seed=0)
     await thread.close()
@@ -205,7 +206,7 @@ def test_one_that_follows_steps_as_its_leader_does(
     monkeypatch.setattr("workers.kv_engine.parallel.collectives.TorchPeers", lambda *_: None)
     copy: Any = SimpleNamespace(lines=[None], meeting=None)
 
-    in_a_thread(lambda: make_follower(config(), EngineSettings(), 0, no_progress, copy))
+    in_a_thread(lambda: make_follower_engine(config(), EngineSettings(), 0, no_progress, copy))
 
     weights, step = launched
     assert (weights.stream, step.behind) == (streams.default, {"weights"})

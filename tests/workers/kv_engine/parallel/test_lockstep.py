@@ -18,9 +18,9 @@ from tests.workers.kv_engine.shared_node import lines, parts, shared
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.parallel.connection import GroupLostError
 from workers.kv_engine.parallel.lockstep import Followers, Leader, packed, unpacked
-from workers.kv_engine.scheduler import Span
-from workers.kv_engine.sequence import Sampling, SequenceSpec
 from workers.kv_engine.sequence import Sequence as Row
+from workers.kv_engine.sequence import Span
+from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 from workers.kv_engine.step import StepBuilder
 
 TOKENS = 24

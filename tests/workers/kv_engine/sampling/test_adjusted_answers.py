@@ -17,7 +17,7 @@ from shared.errors import ClientError
 from tests.tiny import Family, tiny_checkpoint
 from tests.workers.kv_engine.oracle import clear_text, generate, ids, run, run_all, scores, tokens
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.sequence import FinishReason, Sampling, SequenceSpec
+from workers.kv_engine.sequence_spec import FinishReason, Sampling, SequenceSpec
 
 NEW_TOKENS = 24
 LENGTH = 20

@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
 
 from tests.workers.kv_engine.sampling.test_sampler import rows
 from workers.kv_engine.sampling.filters import WEIGHT_ONE, greatest_with, threshold
-from workers.kv_engine.sequence import Sampling
+from workers.kv_engine.sequence_spec import Sampling
 
 WIDE = 3000
 """More tokens than are ever ranked."""

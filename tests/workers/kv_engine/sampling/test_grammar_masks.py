@@ -28,8 +28,9 @@ from tests.workers.kv_engine.oracle import ids, log_softmax, run, run_all, score
 from workers.data_plane.port import Array
 from workers.kv_engine.counters import StepFailedError
 from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.outputs import Output
 from workers.kv_engine.sampling.grammar_masks import GuideThread, _Thread, _Turn, unpacked
-from workers.kv_engine.sequence import Export, FinishReason, Output, Sampling, SequenceSpec
+from workers.kv_engine.sequence_spec import FinishReason, KvExport, Sampling, SequenceSpec
 
 PROMPT = [5, 6, 7, 8]
 COLOURS = ["red", "green", "deep blue", "deep blue sea", 'q"\\\n', "é😀"]
@@ -423,7 +424,7 @@ def test_an_answer_that_moves_to_another_engine_goes_on_there(qwen3: DecoderLM) 
 
     one = spec(guide=compiled(json_schema=VERDICT), sampling=variety(1))
     whole = ids(run(engine_of(qwen3), [one])["a"])
-    first = replace(one, max_tokens=1, export=Export(key="kv", scope="s"))
+    first = replace(one, max_tokens=1, export=KvExport(key="kv", scope="s"))
 
     begun = ids(run(engine_of(qwen3, export_to=allocate), [first])["a"])
     rest = run(engine_of(qwen3), [replace(one, prefix_ids=begun, kv=store["kv"])])["a"]

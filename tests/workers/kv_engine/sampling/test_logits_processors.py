@@ -16,7 +16,8 @@ from transformers.generation.logits_process import (
 
 from workers.kv_engine.sampling.logits_processors import adjust
 from workers.kv_engine.sampling.row_state import Ledger
-from workers.kv_engine.sequence import Sampling, Sequence, SequenceSpec
+from workers.kv_engine.sequence import Sequence
+from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 
 VOCAB = 200
 CPU = torch.device("cpu")

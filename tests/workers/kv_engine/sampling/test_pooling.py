@@ -13,14 +13,8 @@ from models.decoder_lm.nodes import DecoderLM
 from tests.tiny import tiny_checkpoint
 from workers.kv_engine.counters import StepFailedError
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.sequence import (
-    FinishReason,
-    Output,
-    Pooling,
-    PoolingMode,
-    PromptOutput,
-    SequenceSpec,
-)
+from workers.kv_engine.outputs import Output, PromptOutput
+from workers.kv_engine.sequence_spec import FinishReason, Pooling, PoolingMode, SequenceSpec
 
 Floats = npt.NDArray[np.float32]
 TOLERANCE = 1e-5

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from workers.kv_engine.sampling.sampler import NOT_A_TOKEN, node_key, sample
-from workers.kv_engine.sequence import Sampling
-from workers.kv_engine.step import SamplingRows
+from workers.kv_engine.sampling.sampling_rows import SamplingRows
+from workers.kv_engine.sequence_spec import Sampling
 
 NODE = node_key("llm")
 GREEDY = Sampling()

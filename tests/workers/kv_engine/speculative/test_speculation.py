@@ -10,9 +10,10 @@ from models.decoder_lm.nodes import DecoderLM, load
 from tests.tiny import tiny_checkpoint
 from tests.workers.kv_engine.oracle import ids, prompts, run
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.sequence import Sampling, Sequence, SequenceSpec
+from workers.kv_engine.sequence import DraftLength, Sequence
+from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 from workers.kv_engine.speculative.draft_model import DraftModel
-from workers.kv_engine.speculative.speculation import Luck, PromptLookup, Proposer
+from workers.kv_engine.speculative.speculation import PromptLookup, Proposer
 
 RANDOM = Sampling(temperature=0.8, top_k=30, seed=5)
 
@@ -93,7 +94,7 @@ def test_a_lookup_goes_on_with_its_sequence_and_forgets_it_when_it_is_gone() -> 
 
 
 def test_luck_doubles_when_all_stood_and_halves_when_not() -> None:
-    luck = Luck(8)
+    luck = DraftLength(8)
     for guessed, stood, expected in (
         (8, 3, 4),
         (4, 0, 2),
@@ -103,8 +104,8 @@ def test_luck_doubles_when_all_stood_and_halves_when_not() -> None:
         (1, 1, 2),
         (2, 2, 4),
     ):
-        luck.told(guessed=guessed, stood=stood)
-        assert luck.now == expected
+        luck.update(drafted=guessed, accepted=stood)
+        assert luck.current == expected
 
 
 # ---- the answer ----------------------------------------------------------------------------------

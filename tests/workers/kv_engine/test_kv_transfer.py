@@ -14,11 +14,12 @@ from shared.tensors import Handle
 from tests.tiny import FAMILIES, Family, tiny_checkpoint
 from tests.workers.kv_engine.oracle import ids, prompts, run, tokens
 from workers.data_plane.port import Array, Bytes
-from workers.kv_engine.attention.paged import PagedPool
-from workers.kv_engine.cache.transfer import KVMismatchError, export_kv, import_kv
+from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.counters import StepFailedError
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.sequence import Export, FinishReason, Sampling, SequenceSpec, TokenOutput
+from workers.kv_engine.kv_transfer import KVMismatchError, export_kv, import_kv
+from workers.kv_engine.outputs import TokenOutput
+from workers.kv_engine.sequence_spec import FinishReason, KvExport, Sampling, SequenceSpec
 
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, seed=5, repetition_penalty=1.2)
 
@@ -58,7 +59,7 @@ def spec(**changes: Any) -> SequenceSpec:
 
 
 [TEXT] = prompts(1, seed=3, shortest=41, longest=41)
-EXPORT = Export(key="kv", scope="r/1/2")
+EXPORT = KvExport(key="kv", scope="r/1/2")
 
 
 def prefilled(node: DecoderLM, **changes: Any) -> tuple[TokenOutput, Slots]:

@@ -1,15 +1,16 @@
 """Who may hold a row in the engine, and when it goes on."""
 
 from tests.workers.harness import ByteDecoder, FakeEngine
-from workers.generation.generated_text import Answer
-from workers.generation.sequence_handles import Row, Rows
-from workers.kv_engine.sequence import Sampling, SequenceSpec
+from workers.generation.engine_client import EngineClient
+from workers.generation.generated_text import GeneratedText
+from workers.generation.sequence_handle import SequenceHandle
+from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 
 
-def submitted(key: str = "r.1.0.llm") -> tuple[Rows, FakeEngine, Row]:
-    rows = Rows()
+def submitted(key: str = "r.1.0.llm") -> tuple[EngineClient, FakeEngine, SequenceHandle]:
+    rows = EngineClient()
     engine = rows.engine = FakeEngine(rows)
-    row = Row(key, Answer(ByteDecoder(), max_tokens=2), None)
+    row = SequenceHandle(key, GeneratedText(ByteDecoder(), max_tokens=2), None)
     sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=0)
     rows.submit(SequenceSpec(key=key, prompt_ids=[1], max_tokens=2, sampling=sampling), row)
     return rows, engine, row

@@ -17,7 +17,7 @@ MAX_PIECE_BYTES: Final = 256 << 10
 """So much of a prompt's states is in one chunk; at least one token's."""
 
 
-def put_out_before(released: Sequence[OutputChunk], tokens: int) -> Array | None:
+def released_array(released: Sequence[OutputChunk], tokens: int) -> Array | None:
     """What a prompt of so many tokens came to, if earlier attempts put out all of it."""
     if not released:
         return None
@@ -29,7 +29,7 @@ def put_out_before(released: Sequence[OutputChunk], tokens: int) -> Array | None
     return Array(dtype=released[0].metadata["dtype"], shape=shape, data=data)
 
 
-def chunks_of(array: Array, released: Sequence[OutputChunk]) -> Iterator[dict[str, Any]]:
+def array_chunks(array: Array, released: Sequence[OutputChunk]) -> Iterator[dict[str, Any]]:
     """The chunks: fields of `OutputChunk`. Those that were `released` come first, as they were."""
     stands = b"".join(chunk.data or b"" for chunk in released)
     data = stands + array.data.tobytes()[len(stands) :]

@@ -14,7 +14,7 @@ from shared.errors import WorkerError
 from shared.tensors import Handle
 from workers.data_plane.arrays import borrowed, dtype_name
 from workers.data_plane.port import Array, Bytes
-from workers.kv_engine.attention.paged import PagedPool
+from workers.kv_engine.attention.pool import PagedPool
 
 
 class Allocate(Protocol):

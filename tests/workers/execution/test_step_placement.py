@@ -8,13 +8,13 @@ from models.base import ModelGraph
 from shared.errors import BugError
 from shared.events import NodeReady, WalkCall
 from tests.workers import harness, mesh
-from workers.execution.placement import Placed, Script
+from workers.execution.step_placement import GraphOutputs, StepPlacement
 
 ORPHEUS = registry.graph("orpheus")
 LIVES = {0: 1, 1: 2, 2: 3}
 
 
-def placed(graph: ModelGraph, rank: int, *names: str, ends: tuple[str, ...] = (), **where: Any) -> Placed:
+def placed(graph: ModelGraph, rank: int, *names: str, ends: tuple[str, ...] = (), **where: Any) -> StepPlacement:
     calls = [WalkCall(name=name, args=where.pop("args", {})) for name in names]
     order: NodeReady = msgspec.structs.replace(
         harness.ready("r", *calls),
@@ -24,7 +24,7 @@ def placed(graph: ModelGraph, rank: int, *names: str, ends: tuple[str, ...] = ()
         placement={"prepare": 0, "LLM": 1, "snac_decoder": 2, "llm": 1},
         walk_placement={"prefill": {"LLM": 0, "llm": 0}},
     )
-    return Placed(Script(graph), msgspec.structs.replace(order, **where))
+    return StepPlacement(GraphOutputs(graph), msgspec.structs.replace(order, **where))
 
 
 def test_each_rank_of_a_step_knows_its_nodes_and_the_other_ranks() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from shared.events import OutputChunk
 from workers.data_plane.port import Array
-from workers.generation.prompt_outputs import MAX_PIECE_BYTES, chunks_of, put_out_before
+from workers.generation.pooled_output import MAX_PIECE_BYTES, array_chunks, released_array
 
 
 def states(tokens: int, size: int, seed: int = 0) -> Array:
@@ -26,7 +26,7 @@ def released(contents: list[dict[str, Any]]) -> list[OutputChunk]:
 def test_states_are_cut_between_tokens_and_say_where_they_begin(tokens: int) -> None:
     array = states(tokens, 1024)
 
-    contents = [*chunks_of(array, [])]
+    contents = [*array_chunks(array, [])]
 
     assert all(len(one["data"]) <= MAX_PIECE_BYTES for one in contents)
     assert [one["metadata"]["first"] for one in contents] == [*range(0, tokens, 64)]
@@ -36,21 +36,21 @@ def test_states_are_cut_between_tokens_and_say_where_they_begin(tokens: int) -> 
 
 
 def test_a_state_that_is_longer_than_a_piece_is_one() -> None:
-    contents = [*chunks_of(states(3, MAX_PIECE_BYTES), [])]
+    contents = [*array_chunks(states(3, MAX_PIECE_BYTES), [])]
 
     assert [one["metadata"]["shape"] for one in contents] == [[1, MAX_PIECE_BYTES]] * 3
 
 
 def test_an_embedding_is_one_chunk_and_says_nothing_of_tokens() -> None:
     vector = states(1, 8)
-    [content] = chunks_of(Array(dtype="float32", shape=(8,), data=vector.data), [])
+    [content] = array_chunks(Array(dtype="float32", shape=(8,), data=vector.data), [])
 
     assert content == {
         "modality": "embedding",
         "data": vector.data.tobytes(),
         "metadata": {"dtype": "float32", "shape": [8]},
     }
-    known = put_out_before(released([content]), tokens=99)
+    known = released_array(released([content]), tokens=99)
     assert known is not None
     assert (known.shape, known.data.tobytes()) == ((8,), content["data"])
 
@@ -58,20 +58,20 @@ def test_an_embedding_is_one_chunk_and_says_nothing_of_tokens() -> None:
 @pytest.mark.parametrize("kept", [0, 1, 3])
 def test_what_was_released_stands_and_the_rest_is_computed_anew(kept: int) -> None:
     """The last bits of a state may depend on what is computed beside it."""
-    first, again = [*chunks_of(states(200, 1024, seed=1), [])], states(200, 1024, seed=2)
+    first, again = [*array_chunks(states(200, 1024, seed=1), [])], states(200, 1024, seed=2)
     stands = released(first[:kept])
 
-    assert put_out_before(stands, tokens=200) is None
-    contents = [*chunks_of(again, stands)]
+    assert released_array(stands, tokens=200) is None
+    contents = [*array_chunks(again, stands)]
 
     assert contents[:kept] == first[:kept]
-    assert contents[kept:] == [*chunks_of(again, [])][kept:]
+    assert contents[kept:] == [*array_chunks(again, [])][kept:]
 
 
 def test_states_that_are_all_released_are_not_computed_again() -> None:
     array = states(200, 1024)
 
-    known = put_out_before(released([*chunks_of(array, [])]), tokens=200)
+    known = released_array(released([*array_chunks(array, [])]), tokens=200)
 
     assert known is not None
     assert (known.dtype, known.shape) == ("float32", (200, 1024))

@@ -1,0 +1,102 @@
+"""Groups of spans that torch's attention computes in one padded call.
+
+`group_spans` makes the groups of a step, once for all layers with the same window. Spans share a group if
+padding them to one shape adds little work. Padding repeats a cell or a query of the same span, so no
+sequence ever reads another's keys.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from workers.kv_engine.step import Int32s, Spans
+
+_FREE_CELLS: Final = 4096
+"""Padding of up to this many query-key pairs costs less than one more call per layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Spans computed in one call: B of them, with at most Q queries and L keys each; N tokens in all.
+
+    `queries` and `kept` are None where each span has one query: nothing is padded there then.
+    """
+
+    spans: int
+    tokens: torch.Tensor  # (N,) int64, which of the packed tokens are its own, ascending
+    queries: torch.Tensor | None  # (B * Q,) int64, packed tokens; padding repeats a span's last
+    kept: torch.Tensor | None  # (N,) int64, which of the B * Q are no padding
+    slots: torch.Tensor  # (B * L,) int64
+    mask: torch.Tensor  # (B, 1, Q, L), added to the scores
+
+
+def group_spans(
+    spans: Spans, window: int | None = None, *, device: torch.device, dtype: torch.dtype
+) -> list[Group]:
+    """Which spans of a step are computed together, in layers that look back over `window` keys, or all."""
+    return [_group(spans, members, window, device, dtype) for members in partition(spans, window)]
+
+
+def _first_keys(spans: Spans, window: int | None) -> Int32s:
+    """The first key that each span's first query sees: (B,)."""
+    if window is None:
+        return np.zeros_like(spans.kv_lengths)
+    starts = spans.kv_lengths - np.diff(spans.query_offsets)
+    return np.maximum(starts - window + 1, 0)
+
+
+def partition(spans: Spans, window: int | None = None) -> list[list[int]]:
+    """The spans' indices, in groups: alike enough that a quarter of the work at most is padding."""
+    counts = np.diff(spans.query_offsets).tolist()
+    lengths = (spans.kv_lengths - _first_keys(spans, window)).tolist()
+    parts: list[list[int]] = []
+    queries = keys = work = 0
+    for index in sorted(range(len(counts)), key=lambda i: (counts[i], lengths[i]), reverse=True):
+        count, length = counts[index], lengths[index]
+        longest = max(keys, length)
+        padding = (len(parts[-1]) + 1) * queries * longest - work - count * length if parts else 0
+        # Spans of one query are computed in their own way.
+        is_alike = bool(parts) and (count > 1) == (queries > 1)
+        if is_alike and padding <= _FREE_CELLS + (work + count * length) // 4:
+            parts[-1].append(index)
+            keys, work = longest, work + count * length
+            continue
+        parts.append([index])
+        queries, keys, work = count, length, count * length
+    return [sorted(part) for part in parts]
+
+
+def _group(
+    spans: Spans, members: list[int], window: int | None, device: torch.device, dtype: torch.dtype
+) -> Group:
+    starts, ends = spans.query_offsets[:-1][members], spans.query_offsets[1:][members]
+    counts, lengths = ends - starts, spans.kv_lengths[members]
+    firsts = _first_keys(spans, window)[members]
+    # (B, L): padding repeats a span's last cell.
+    places = firsts[:, None] + np.arange((lengths - firsts).max())
+    cells = np.minimum(places, lengths[:, None] - 1)
+    blocks = np.take_along_axis(spans.block_tables[members], cells // spans.block_size, axis=1)
+    # (B, Q): padding repeats a span's last query.
+    ordinals = np.minimum(np.arange(counts.max()), counts[:, None] - 1)
+    seen = ((lengths - counts)[:, None] + ordinals)[:, :, None]
+    visible = places[:, None, :] <= seen  # (B, Q, L)
+    if window is not None:
+        visible &= places[:, None, :] > seen - window
+
+    def on_device(array: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    queries = starts[:, None] + ordinals
+    is_kept = np.arange(counts.max()) < counts[:, None]
+    is_single = bool(counts.max() == 1)
+    return Group(
+        spans=len(members),
+        tokens=on_device(queries[is_kept].astype(np.int64)),
+        queries=None if is_single else on_device(queries.astype(np.int64).ravel()),
+        kept=None if is_single else on_device(np.flatnonzero(is_kept)),
+        slots=on_device((blocks * np.int64(spans.block_size) + cells % spans.block_size).ravel()),
+        mask=torch.zeros((), dtype=dtype, device=device).where(on_device(visible), float("-inf"))[:, None],
+    )

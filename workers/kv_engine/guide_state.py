@@ -1,0 +1,60 @@
+"""Guide state of one sequence: the tokens that its guide (a grammar) allows next. Imports no torch.
+
+It is a fold over the tokens that the sequence has generated, so a resumed sequence reaches the same state.
+Tokens that end an answer are allowed where the guide may end, and nowhere else. Before `min_tokens`, and for a
+guide that is to be exhausted, they are allowed only where no other token may follow.
+"""
+
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from workers.kv_engine.sequence_spec import SequenceSpec
+
+if TYPE_CHECKING:
+    from models.text.guides import CompiledGuide
+
+Bits = npt.NDArray[np.uint8]
+
+
+class GuideState:
+    """What one sequence may choose: its guide, and which tokens end it.
+
+    It is a fold over the tokens the sequence has generated, whoever sampled them.
+    """
+
+    def __init__(self, guide: "CompiledGuide", spec: SequenceSpec) -> None:
+        self._matcher = guide.matcher()
+        self._begin = len(spec.prompt_ids)
+        self._ends = [token_id for token_id in sorted(spec.ends) if token_id < guide.vocab_size]
+        self._spelled_ends = [token_id for token_id in self._ends if token_id not in guide.marks]
+        self._min_tokens = spec.sampling.min_tokens
+        self._exhausts = spec.exhausts_guide
+
+    def allowed(self, ids: Items[int]) -> Bits:
+        """What may come behind these tokens, the prompt's and those that followed it; lowest bit first.
+
+        Raises:
+            InvalidGuideError: it is too much to follow.
+        """
+        bits, may_end = self._matcher.push(ids[self._begin + self._matcher.tokens :])
+        for token_id in self._spelled_ends:
+            bits[token_id >> 3] &= ~np.uint8(1 << (token_id & 7))
+        if may_end and (self._is_due(len(ids) - self._begin) or not bits.any()):
+            for token_id in self._ends:
+                bits[token_id >> 3] |= np.uint8(1 << (token_id & 7))
+        return bits
+
+    def unread(self, ids: Items[int]) -> int:
+        """The number of tokens that `allowed(ids)` has yet to follow, at least 1; more than 1 after a resume."""
+        return max(1, len(ids) - self._begin - self._matcher.tokens)
+
+    def condemn(self) -> None:
+        """It is taking for ever."""
+        self._matcher.condemn()
+
+    def _is_due(self, generated: int) -> bool:
+        """Whether the end may be chosen among other tokens."""
+        return generated >= self._min_tokens and not self._exhausts
