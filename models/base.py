@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 from shared.events import Guide, digest_of
 from shared.plans import Plan, PlanRequest
 from shared.tensors import Handle
-from shared.walks import Client, CompiledWalk, Pair, StreamInfo, streams
+from shared.walks import Client, CompiledWalk, InputPort, StreamInfo, streams
 
 if TYPE_CHECKING:
     import torch
@@ -77,7 +77,7 @@ class ModelGraph:
     kwargs: frozenset[str] = frozenset()
     paths: frozenset[str] = frozenset()
     embeds: bool = False
-    streams: Mapping[Pair, StreamInfo] = field(init=False, repr=False, compare=False)
+    streams: Mapping[InputPort, StreamInfo] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "streams", MappingProxyType(streams(self.walks)))

@@ -476,6 +476,11 @@ class WalkCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inputs: dict[str, Handle] = {}
     args: dict[str, Any] = {}
 
+    @property
+    def choice(self) -> int:
+        """The index of the answer that the walk computes, for a request with several answers."""
+        return int(self.args.get("choice", 0))
+
 
 class EpochOpened(
     Event, frozen=True, kw_only=True, omit_defaults=True, tag="epoch.opened.v1", tag_field="type"
@@ -802,7 +807,7 @@ class WalkStopped(
 # ---- what workers tell one another ---------------------------------------------------------------
 
 
-class RowState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SequenceHandover(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A row of the KV engine on its way to the rank where it goes on.
 
     Attributes:
@@ -840,7 +845,7 @@ class NodeFired(Event, frozen=True, kw_only=True, omit_defaults=True, tag="node.
     path: tuple[int, ...]
     outputs: dict[str, Handle] = {}
     stops: list[str] = []
-    row: RowState | None = None
+    row: SequenceHandover | None = None
     to_life: int | None = None
 
 

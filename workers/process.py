@@ -1,6 +1,6 @@
 """A worker's process: it loads what its rank hosts, joins, and runs the orders it reads.
 
-    log ──records──> Inbox ──actions──> Executor ──> engines' threads, CPU threads
+    log ──records──> Inbox ──actions──> OrderExecutor ──> engines' threads, CPU threads
                                             ├──tensors──> TensorStore <──> other workers
                                             └──events──> EventWriter ──> log
 
@@ -41,26 +41,36 @@ from shared.meters import EdgeMeters, PrefixMeters, TensorMeters, WorkerMeters
 from shared.subjects import Subjects
 from shared.telemetry.log_fields import quoting
 from workers import settings
-from workers.data_plane.assembly import Network, chosen
+from workers.data_plane.assembly import ListenAddress, make_transports
 from workers.data_plane.port import TensorStore
 from workers.data_plane.store import open_store
-from workers.execution.dispatch import Hosted
-from workers.execution.executor import Executor
-from workers.generation.sequence_handles import Rows
+from workers.execution.executor import OrderExecutor
+from workers.execution.node_executor import HostedModel
+from workers.generation.engine_client import EngineClient
 from workers.kv_engine.counters import EngineStats
 from workers.loading.model import Loaded, LocalModel, Model
 from workers.machine.cpu_pool import CpuPool
 from workers.membership.event_writer import EventWriter
-from workers.membership.heartbeat import Pulse
-from workers.membership.incarnation import LAST_WORDS_S, SupersededError, stay_known, until_cancelled
-from workers.membership.peers import Lives, Met, Parted
-from workers.orders.inbox import Ended, Inbox, Joined, Lost, Over, Start, Stop, Superseded, Unreadable
-from workers.orders.out_of_order import EarlyEdges, Heard
+from workers.membership.heartbeat import Heartbeat
+from workers.membership.incarnation import FINAL_EVENTS_S, SupersededError, repeat_join, until_cancelled
+from workers.membership.peers import PeerIncarnations, PeerJoined, PeerLeft
+from workers.orders.inbox import (
+    AttemptEnded,
+    Inbox,
+    IncarnationBegun,
+    IncarnationLost,
+    IncarnationSuperseded,
+    RequestEnded,
+    StartOrder,
+    StopOrder,
+    Unreadable,
+)
+from workers.orders.out_of_order_buffer import OutOfOrderBuffer, ReceivedEdge
 from workers.settings import EngineSettings
-from workers.streams.request_streams import EdgeCounts
+from workers.streams.attempt_streams import EdgeCounters
 from workers.tensor_parallel import group
-from workers.tensor_parallel.follower_process import Follower, Following
-from workers.tensor_parallel.group import Copy
+from workers.tensor_parallel.follower_process import FollowerEnginePort, FollowerProcess
+from workers.tensor_parallel.group import GroupMembership
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -71,7 +81,7 @@ ABANDON_S: Final = 10.0
 CPU_THREADS: Final = 4
 
 
-class StuckError(WorkerError):
+class EngineStuckError(WorkerError):
     """The engine does not come back from a step; only a new process can."""
 
     code = "stuck"
@@ -95,11 +105,11 @@ async def run(options: WorkerOptions) -> None:
         ConfigError, CheckpointError: what is to be served cannot be.
         LogUnavailableError: the log cannot be reached.
         SupersededError: another process has taken this rank.
-        StuckError: it was given up, and cannot begin anew.
+        EngineStuckError: it was given up, and cannot begin anew.
     """
     engine_settings = settings.of(options.config)
     subjects = Subjects(options.prefix)
-    pulse = Pulse(
+    pulse = Heartbeat(
         subjects.beat("worker", str(options.rank)),
         lambda: heartbeat_connection.open_line(
             options.nats_url,
@@ -128,7 +138,7 @@ async def run(options: WorkerOptions) -> None:
 
 
 async def _work(
-    options: WorkerOptions, engine_settings: EngineSettings, log: Log, subjects: Subjects, pulse: Pulse
+    options: WorkerOptions, engine_settings: EngineSettings, log: Log, subjects: Subjects, pulse: Heartbeat
 ) -> None:
     """Run what the rank is told to, with a store for its tensors."""
     config, rank = options.config, Rank(options.rank)
@@ -144,26 +154,26 @@ async def _work(
 
 def _follower(
     options: WorkerOptions, engine_settings: EngineSettings, log: Log, subjects: Subjects
-) -> Follower:
-    def make(copy: Copy, on_progress: Callable[[float], None]) -> Following:
-        from workers.loading.hosting import make_follower  # noqa: PLC0415 - torch: see `workers.loading.hosting`
+) -> FollowerProcess:
+    def make(copy: GroupMembership, on_progress: Callable[[float], None]) -> FollowerEnginePort:
+        from workers.loading.hosting import make_follower_engine  # noqa: PLC0415 - torch: see `workers.loading.hosting`
 
         def tell(done: int, total: int, _: str) -> None:
             on_progress(done / max(total, 1))
 
-        return make_follower(options.config, engine_settings, options.rank, tell, copy)
+        return make_follower_engine(options.config, engine_settings, options.rank, tell, copy)
 
-    return Follower(log, subjects, options.config, Rank(options.rank), make)
+    return FollowerProcess(log, subjects, options.config, Rank(options.rank), make)
 
 
 class _Living(Protocol):
-    """What has a rank's life: `Worker`, or `Follower`."""
+    """What has a rank's life: `Worker`, or `FollowerProcess`."""
 
     async def run(self) -> None: ...
     def vital_signs(self) -> Mapping[str, Any]: ...
 
 
-async def live(worker: _Living, pulse: Pulse) -> None:
+async def live(worker: _Living, pulse: Heartbeat) -> None:
     """Work until cancelled, and be heard as long."""
     async with asyncio.TaskGroup() as tasks:
         beating = tasks.create_task(pulse.run(worker.vital_signs), name="beats")
@@ -181,11 +191,11 @@ def open_tensors(config: DeploymentConfig, rank: int) -> TensorStore:
         CapacityError: the port is taken, or there is no memory: it may be there later.
     """
     plane = config.data_plane
-    network = Network.of_rank(rank, plane.address, plane.port)
+    network = ListenAddress.of_rank(rank, plane.address, plane.port)
     names = plane.transports if len(config.leaders) > 1 else ["local"]
     try:
         return open_store(
-            total_bytes=plane.arena_bytes, transports=chosen(names, network), memory=plane.memory
+            total_bytes=plane.arena_bytes, transports=make_transports(names, network), memory=plane.memory
         )
     except (OSError, ValueError) as error:
         told = f"address {network.address}, port {network.port}, arena_bytes {plane.arena_bytes}"
@@ -215,8 +225,8 @@ class Worker:
         self._rank = rank
         self._model = model
         self._store = store
-        self._counts = EdgeCounts()
-        self._early = EarlyEdges()
+        self._counts = EdgeCounters()
+        self._early = OutOfOrderBuffer()
         self._state = "loading"
         self._incarnation: int | None = None
 
@@ -226,7 +236,7 @@ class Worker:
 
     # ---- from loading to leaving -------------------------------------------------------------------
     async def _work(self, stopping: asyncio.Event) -> None:
-        rows = Rows()
+        rows = EngineClient()
         async with asyncio.TaskGroup() as tasks:
             stop = tasks.create_task(stopping.wait(), name="stopping")
             loading = tasks.create_task(self._model.load(rows), name="load")
@@ -238,7 +248,7 @@ class Worker:
         loaded = loading.result()
         rows.engine = loaded.engine
         pool = CpuPool(CPU_THREADS)
-        hosted = Hosted(
+        hosted = HostedModel(
             graph=loaded.graph,
             processing=loaded.processing,
             rows=rows,
@@ -259,7 +269,7 @@ class Worker:
             pool.shutdown(wait=False, cancel_futures=True)
 
     # ---- one life ----------------------------------------------------------------------------------
-    async def _live(self, hosted: Hosted, loaded: Loaded, stopping: asyncio.Event) -> None:
+    async def _live(self, hosted: HostedModel, loaded: Loaded, stopping: asyncio.Event) -> None:
         """Join, work until told to stop or given up, leave."""
         self._state, self._incarnation = "loading", None
         start_seq = (await self._log.state()).last_seq + 1
@@ -274,10 +284,10 @@ class Worker:
             max_seq_len=self._config.max_seq_len,
             host=platform.node(),
             pid=os.getpid(),
-            cards=self._store.cards if len(self._config.leaders) > 1 else {},
+            cards=self._store.endpoints if len(self._config.leaders) > 1 else {},
             tool_calls=loaded.processing.tool_calls,
         )
-        self._early = EarlyEdges()
+        self._early = OutOfOrderBuffer()
         inbox = Inbox(
             self._subjects,
             self._rank,
@@ -290,7 +300,7 @@ class Worker:
         await writer.post_when_possible(self._subjects.worker(self._rank), joined)
         faults.reach("worker.joined.posted")
         async with asyncio.TaskGroup() as tasks:
-            executor = Executor(
+            executor = OrderExecutor(
                 hosted,
                 log=self._log,
                 subjects=self._subjects,
@@ -300,7 +310,7 @@ class Worker:
             )
             reading = tasks.create_task(self._read(inbox, writer, executor, start_seq), name="read")
             staying = tasks.create_task(
-                stay_known(joined, writer, self._subjects, lambda: self._incarnation), name="stay known"
+                repeat_join(joined, writer, self._subjects, lambda: self._incarnation), name="stay known"
             )
             stop = tasks.create_task(stopping.wait(), name="stopping")
             await asyncio.wait([reading, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -311,46 +321,46 @@ class Worker:
             for task in (reading, staying, stop):
                 task.cancel()
 
-    async def _read(self, inbox: Inbox, writer: EventWriter, executor: Executor, start_seq: int) -> None:
+    async def _read(self, inbox: Inbox, writer: EventWriter, executor: OrderExecutor, start_seq: int) -> None:
         """Obey the log; return when this life is over."""
         async with aclosing(self._log.read(self._subjects.for_worker(self._rank), start_seq)) as records:
             async for record in records:
                 match inbox.fold(record):
-                    case Start() as start if self._state == "ready":
+                    case StartOrder() as start if self._state == "ready":
                         faults.reach("worker.order.read")
                         executor.start(start, record.seq)
-                    case Stop() as stop:
+                    case StopOrder() as stop:
                         faults.reach("worker.stop.read")
                         executor.stop(stop)
-                    case Over() as over:
+                    case AttemptEnded() as over:
                         executor.over(over)
-                    case Heard() as heard:
+                    case ReceivedEdge() as heard:
                         executor.hear(heard)
-                    case Ended() as ended:
+                    case RequestEnded() as ended:
                         executor.end(ended)
-                    case Met() as met:
-                        self._store.meet(met.rank, met.incarnation, met.cards)
-                    case Parted(rank, incarnation):
-                        self._store.forget(rank, incarnation)
-                    case Joined(incarnation):
+                    case PeerJoined() as met:
+                        self._store.add_peer(met.rank, met.incarnation, met.endpoints)
+                    case PeerLeft(rank, incarnation):
+                        self._store.remove_peer(rank, incarnation)
+                    case IncarnationBegun(incarnation):
                         self._incarnation = writer.incarnation = incarnation
-                        self._store.adopt(self._rank, incarnation)
+                        self._store.begin_incarnation(self._rank, incarnation)
                         if self._state == "loading":
                             self._state = "ready"
                         _LOGGER.info("rank %d joined as incarnation %d", self._rank, incarnation)
                         faults.reach("worker.joined.read")
-                    case Superseded(incarnation):
+                    case IncarnationSuperseded(incarnation):
                         raise SupersededError(self._rank, incarnation, self._incarnation)
-                    case Lost(reason):
+                    case IncarnationLost(reason):
                         _LOGGER.warning("given up by the conductor (%s): joining again", reason)
                         self._state, self._incarnation = "loading", None
                         return
                     case Unreadable(note, quotation):
                         _LOGGER.warning(note, extra=quoting(quotation) if quotation else None)
-                    case Start() | None:
+                    case StartOrder() | None:
                         pass  # nothing new, or too late: the next life is given it again
 
-    async def _leave(self, executor: Executor, writer: EventWriter, tool_calls: str) -> None:
+    async def _leave(self, executor: OrderExecutor, writer: EventWriter, tool_calls: str) -> None:
         """Finish what runs, say good-bye, and see that it is stored."""
         self._state = "draining"
         if executor.running:
@@ -358,13 +368,13 @@ class Worker:
         if not await executor.finish(DRAIN_S):
             _LOGGER.warning("steps left to the rank's next life: %d", executor.running)
         try:
-            await self._abandon(executor, LAST_WORDS_S)
-        except StuckError as error:
+            await self._abandon(executor, FINAL_EVENTS_S)
+        except EngineStuckError as error:
             _LOGGER.warning("%s", error)
         if self._incarnation is None:
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(FINAL_EVENTS_S):
                 faults.reach("worker.leaving.posting")
                 leaving = WorkerLeaving(
                     id=f"{writer.name}.leaving.{self._incarnation}", rank=self._rank, tool_calls=tool_calls
@@ -373,36 +383,36 @@ class Worker:
                 await self._log.drain()
 
     @staticmethod
-    async def _abandon(executor: Executor, patience_s: float) -> None:
+    async def _abandon(executor: OrderExecutor, patience_s: float) -> None:
         """Drop everything without a word.
 
         Raises:
-            StuckError: the engine does not.
+            EngineStuckError: the engine does not.
         """
         try:
             async with asyncio.timeout(patience_s):
                 await executor.abandon()
         except TimeoutError:
             message = f"the engine did not drop what it runs within {patience_s:g} s: it hangs"
-            raise StuckError(message) from None
+            raise EngineStuckError(message) from None
 
     @staticmethod
     async def _settle(pool: CpuPool) -> None:
         """Let end what the life before runs on the CPU: the next one begins with nothing beside it.
 
         Raises:
-            StuckError: it does not end.
+            EngineStuckError: it does not end.
         """
         try:
             async with asyncio.timeout(ABANDON_S):
                 await pool.idle()
         except TimeoutError:
             message = f"what ran on the CPU did not end within {ABANDON_S:g} s: only a new process can begin"
-            raise StuckError(message) from None
+            raise EngineStuckError(message) from None
 
-    async def _lives(self, end_seq: int) -> Lives:
+    async def _lives(self, end_seq: int) -> PeerIncarnations:
         """All lives so far, of every rank; the store meets those of the others."""
-        lives = Lives()
+        lives = PeerIncarnations()
         async with aclosing(self._log.history([self._subjects.worker_any()], 1, end_seq)) as records:
             async for record in records:
                 with contextlib.suppress(MalformedEventError):
@@ -410,10 +420,10 @@ class Worker:
                     if isinstance(event, WorkerJoined):
                         lives.joined(event, record.seq)
                     elif isinstance(event, WorkerLeaving):
-                        lives.over(event)
-        for met in lives.present.values():
+                        lives.ended(event)
+        for met in lives.current.values():
             if met.rank != self._rank:
-                self._store.meet(met.rank, met.incarnation, met.cards)
+                self._store.add_peer(met.rank, met.incarnation, met.endpoints)
         return lives
 
     # ---- beats -------------------------------------------------------------------------------------

@@ -23,13 +23,12 @@ import click
 import msgspec
 
 from conductor.digests import core_digest
-from dalsegno.bundle import bundle_file, manifest
-from dalsegno.bundle import rewrite as rewriting
+from dalsegno.bundle import bundle_file, manifest, record_rewriter, redaction
 from dalsegno.bundle.bundle_file import Exported, Header, Kept, LeftOut, Span
 from dalsegno.config import options
 from dalsegno.history import log_source
-from dalsegno.history.collect import Collected, collect
 from dalsegno.history.log_source import Source
+from dalsegno.history.request_records import Collected, collect
 from models import registry
 from shared.errors import ClientError
 from shared.events import OutputChunk, WorkerJoined, encode
@@ -89,11 +88,13 @@ def bundled(found: Collected, *, payloads: bool, redact: bool) -> tuple[Header, 
     """
     records, unfaithful = found.records, dict[str, str]()
     if redact or any(_has_cards(record) for record in records):
-        rewrite: rewriting.Rewrite = rewriting.without_cards
+        rewrite: redaction.Rewrite = redaction.without_cards
         if redact:
-            rewrite = rewriting.Redaction(rewriting.admitted_in(records, found.subjects))
-        records = rewriting.rewritten(records, rewrite, graph_of=registry.graph, subjects=found.subjects)
-        unfaithful = rewriting.unfaithful(
+            rewrite = redaction.Redaction(redaction.admitted_in(records, found.subjects))
+        records = record_rewriter.rewritten(
+            records, rewrite, graph_of=registry.graph, subjects=found.subjects
+        )
+        unfaithful = record_rewriter.unfaithful(
             found.records, records, graph_of=registry.graph, subjects=found.subjects
         )
     kept = list(_kept(found.records, records, keeps_data=payloads or redact))

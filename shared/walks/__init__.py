@@ -20,7 +20,7 @@ from shared.walks.chunks import (
     SlidingWindow,
     chunks_of,
 )
-from shared.walks.compiled import UNLIMITED, CompiledLoop, CompiledNode, CompiledWalk, Pair
+from shared.walks.compiled import UNLIMITED, CompiledLoop, CompiledNode, CompiledWalk, InputPort
 from shared.walks.compiler import compile_walk
 from shared.walks.errors import WalkError
 from shared.walks.language import (
@@ -66,7 +66,7 @@ __all__ = [
     "LeftContext",
     "Loop",
     "Node",
-    "Pair",
+    "InputPort",
     "Parallel",
     "Section",
     "Sequential",

@@ -23,7 +23,7 @@ from shared.walks.language import (
 UNLIMITED: Final = sys.maxsize
 """As many iterations as it takes until the loop is stopped."""
 
-Pair: TypeAlias = tuple[str, str]
+InputPort: TypeAlias = tuple[str, str]
 """One input of one node: the names of the edge and of the node."""
 
 
@@ -108,11 +108,11 @@ class CompiledLoop:
     nodes: tuple[int, ...]
     inner: tuple[int, ...]
     resident: bool
-    external_inputs: frozenset[Pair]
+    external_inputs: frozenset[InputPort]
     external_outputs: frozenset[tuple[str, Destination]]
-    loop_back: frozenset[Pair]
-    cleared: tuple[Pair, ...]
-    restored: tuple[Pair, ...]
+    loop_back: frozenset[InputPort]
+    cleared: tuple[InputPort, ...]
+    restored: tuple[InputPort, ...]
     exits: tuple[tuple[Route, int], ...]
 
 
@@ -140,12 +140,12 @@ class CompiledWalk:
     nodes: Mapping[str, CompiledNode]
     loops: Mapping[str, CompiledLoop]
     args: frozenset[str]
-    inputs: frozenset[Pair]
+    inputs: frozenset[InputPort]
     takers: Mapping[str, tuple[str, ...]]
-    external_inputs: frozenset[Pair]
+    external_inputs: frozenset[InputPort]
     external_outputs: frozenset[tuple[str, Destination]]
-    loop_back: frozenset[Pair]
-    restorers: Mapping[Pair, tuple[int, ...]]
+    loop_back: frozenset[InputPort]
+    restorers: Mapping[InputPort, tuple[int, ...]]
     guarded: bool
     takers_of_streams: tuple[int, ...]
     node_table: tuple[CompiledNode, ...] = field(repr=False)

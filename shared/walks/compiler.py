@@ -14,7 +14,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TypeAlias
 
-from shared.walks.compiled import CompiledLoop, CompiledNode, CompiledWalk, Pair, Route
+from shared.walks.compiled import CompiledLoop, CompiledNode, CompiledWalk, InputPort, Route
 from shared.walks.errors import WalkError
 from shared.walks.language import (
     Client,
@@ -75,7 +75,7 @@ class _Compiler:
         self.place(section, (0,), ())
 
         self.routes: list[Route] = []
-        self.feeds: dict[Pair, dict[int, Route]] = {pair: {} for pair in self.pairs(self.places.values())}
+        self.feeds: dict[InputPort, dict[int, Route]] = {pair: {} for pair in self.pairs(self.places.values())}
         for place in self.places.values():
             for edge in place.node.edges:
                 self.route(place, edge)
@@ -112,7 +112,7 @@ class _Compiler:
         return any(name == loop.name for loop in self.loops[1:])
 
     @staticmethod
-    def pairs(places: Iterable[_Place]) -> Iterator[Pair]:
+    def pairs(places: Iterable[_Place]) -> Iterator[InputPort]:
         return ((edge, place.node.name) for place in places for edge in place.node.values)
 
     # ---- routes ------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class _Compiler:
 
     def check_optional(self) -> None:
         """What is optional must be able to miss: by a guard, or by the skip of the node it comes from."""
-        missing: set[Pair] = set()
+        missing: set[InputPort] = set()
         known = -1
         while known < len(missing):
             known = len(missing)
@@ -331,7 +331,7 @@ class _Compiler:
                 )
         return leaving
 
-    def inputs_of(self, index: int, inside: list[_Place]) -> tuple[list[Pair], list[Pair], list[Pair]]:
+    def inputs_of(self, index: int, inside: list[_Place]) -> tuple[list[InputPort], list[InputPort], list[InputPort]]:
         """What the inputs in a loop are when its next iteration begins: cleared, restored, or the same."""
         cleared, restored, external = [], [], []
         for place in inside:

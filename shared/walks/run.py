@@ -26,7 +26,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from shared.walks.compiled import CompiledLoop, CompiledNode, CompiledWalk, Pair, Route
+from shared.walks.compiled import CompiledLoop, CompiledNode, CompiledWalk, InputPort, Route
 from shared.walks.errors import WalkError
 from shared.walks.language import Client, Keep
 
@@ -121,10 +121,10 @@ class WalkRun:
         self._active = [False] * len(loops)  # something fired in the iteration; kept where there are guards
         self._last: set[int] = set()  # nodes that were fed the last chunk of a stream
         self._slots: list[dict[str, Value]] = [{} for _ in nodes]
-        self._second: dict[Pair, Value] = {}  # delivered again: for the next iteration
-        self._fed_back: list[dict[Pair, Value]] = [{} for _ in loops]  # for the loop's next iteration
+        self._second: dict[InputPort, Value] = {}  # delivered again: for the next iteration
+        self._fed_back: list[dict[InputPort, Value]] = [{} for _ in loops]  # for the loop's next iteration
         self._held: dict[tuple[int, int], Value] = {}  # by route and place in its holds
-        self._saved: dict[tuple[Pair, int], Value] = {}  # by the loop that restores it
+        self._saved: dict[tuple[InputPort, int], Value] = {}  # by the loop that restores it
         self._awaited = len(walk.inputs) if walk.guarded else 0  # so that no input comes behind a skip
         for node in nodes:  # what takes no inputs
             self._check_ready(node, [])
@@ -264,7 +264,7 @@ class WalkRun:
         return emissions
 
     # ---- streams -----------------------------------------------------------------------------------
-    def wants(self) -> list[Pair]:
+    def wants(self) -> list[InputPort]:
         """The streaming inputs that a node waits for, here and now: everything else it takes is there.
 
         Ask after `take_ready`, which begins the iteration at hand.
@@ -404,7 +404,7 @@ class WalkRun:
             self._send_nothing(route, 0, emissions)
         self._step_done(node.loop, emissions)
 
-    def _put(self, node: CompiledNode, pair: Pair, value: Value, loop: int) -> None:
+    def _put(self, node: CompiledNode, pair: InputPort, value: Value, loop: int) -> None:
         """Fill an input with the value it has in the present iteration of `loop`."""
         self._slots[node.index][pair[0]] = value
         for restorer in self.walk.restorers.get(pair, ()):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.walks.chunks import AfterEnd, ChunkPolicy
-from shared.walks.compiled import CompiledWalk, Pair
+from shared.walks.compiled import CompiledWalk, InputPort
 from shared.walks.errors import WalkError
 from shared.walks.language import StreamingEdge
 
@@ -32,7 +32,7 @@ class StreamInfo:
     consumer_walk: str
 
 
-def streams(walks: Mapping[str, CompiledWalk]) -> dict[Pair, StreamInfo]:
+def streams(walks: Mapping[str, CompiledWalk]) -> dict[InputPort, StreamInfo]:
     """Every stream between these walks, by its name and the node that takes it.
 
     Raises:
@@ -40,8 +40,8 @@ def streams(walks: Mapping[str, CompiledWalk]) -> dict[Pair, StreamInfo]:
             whose consumer would wait for it when it is over.
     """
     consumers = _consumers(walks)
-    edges: dict[Pair, StreamingEdge] = {}
-    feeders: dict[Pair, list[tuple[str, str]]] = {}
+    edges: dict[InputPort, StreamingEdge] = {}
+    feeders: dict[InputPort, list[tuple[str, str]]] = {}
     for walk_name, walk in walks.items():
         for node in walk.node_table:
             for edge in node.streaming:
@@ -78,9 +78,9 @@ def streams(walks: Mapping[str, CompiledWalk]) -> dict[Pair, StreamInfo]:
     }
 
 
-def _consumers(walks: Mapping[str, CompiledWalk]) -> dict[Pair, str]:
+def _consumers(walks: Mapping[str, CompiledWalk]) -> dict[InputPort, str]:
     """The walk that takes each stream."""
-    consumers: dict[Pair, str] = {}
+    consumers: dict[InputPort, str] = {}
     for walk_name, walk in walks.items():
         for index in walk.takers_of_streams:
             node = walk.node_table[index]
@@ -100,7 +100,7 @@ def _around(walk: CompiledWalk, node: str) -> list[str]:
 
 
 def _no_consumer(
-    where: str, edge: StreamingEdge, walks: Mapping[str, CompiledWalk], consumers: Mapping[Pair, str]
+    where: str, edge: StreamingEdge, walks: Mapping[str, CompiledWalk], consumers: Mapping[InputPort, str]
 ) -> str:
     known = sorted({node for walk in walks.values() for node in walk.nodes})
     taken = sorted(name for name, node in consumers if node == edge.to)

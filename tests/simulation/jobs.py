@@ -15,7 +15,7 @@ from shared.events import (
     Failure,
     NodeFired,
     NodeReady,
-    RowState,
+    SequenceHandover,
     StreamSent,
     StreamTotals,
     TensorsReleased,
@@ -178,7 +178,7 @@ class Job:
             walk=0,
             node=self._part.node,
             path=(),
-            row=RowState(kv=row, token_ids=[]),
+            row=SequenceHandover(kv=row, token_ids=[]),
         )
         self._tell(self._model.rank_of(order, self._walk), fired)
         return True

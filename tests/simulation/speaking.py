@@ -13,7 +13,7 @@ from shared.events import NodeReady, OutputChunk, OutputTotals
 from shared.subjects import worker_writer
 from tests.conductor.script import SUBJECTS
 from tests.simulation.models import Part, token
-from workers.execution.recovered_output import Recall, Recalled
+from workers.execution.recovered_output import OutputRecovery, RecoveredTrack
 from workers.generation.output_chunks import OutputState
 from workers.orders.inbox import StepKey
 
@@ -50,7 +50,7 @@ class Speaker:
         self._seq = seq  # where the order is stored
         self._part = part
         self._first = first  # the number of the step's first item
-        self._recall = Recall(SUBJECTS, key, seq)
+        self._recall = OutputRecovery(SUBJECTS, key, seq)
         self._recall.complete = key.attempt == 1 and key.step == 0
         self._cursor = 0
         self._state: OutputState | None = None
@@ -60,7 +60,7 @@ class Speaker:
     def knows_where_it_stands(self) -> bool:
         """Whether all is read that the log has of the output; reads it, if the log answers."""
         if self._state is None and self._has_read():
-            self._begin(self._recall.result().get(self._part.track) or Recalled())
+            self._begin(self._recall.result().get(self._part.track) or RecoveredTrack())
         return self._state is not None
 
     def _has_read(self) -> bool:
@@ -81,7 +81,7 @@ class Speaker:
         if is_first:  # it has no fence to wait for
             self._recall.complete = True
 
-    def _begin(self, recalled: Recalled) -> None:
+    def _begin(self, recalled: RecoveredTrack) -> None:
         ids = recalled.prefix_ids
         expected = tuple(token(self._key.request_id, self._first + place) for place in range(len(ids)))
         assert ids == expected, f"{self._key}: recalled {ids} of what it said before, expected {expected}"

@@ -11,9 +11,9 @@ from operator import itemgetter
 from typing import Final
 
 from dalsegno.bundle.manifest import event_of
-from dalsegno.history import describe
-from dalsegno.replay.states import Timeline
-from dalsegno.replay.stepping import Answer, Stepper, line_of
+from dalsegno.history import event_description
+from dalsegno.replay.stepper import Answer, Stepper, line_of
+from dalsegno.replay.timeline import Timeline
 from dalsegno.terminal.sanitise import plain
 from shared.log.port import StoredRecord
 from tests.conductor.script import SUBJECTS
@@ -72,8 +72,8 @@ def lost(record: StoredRecord) -> str:
     event = event_of(record, SUBJECTS)
     if event is None:
         return f"  (lost) {record.seq:>6}  {record.subject}: cannot be read"
-    who, what = describe.who(event), describe.what(event)
-    line = f"{who:<14} {what:<18} {event.request_id or ''}  {describe.why(event)}"
+    who, what = event_description.who(event), event_description.what(event)
+    line = f"{who:<14} {what:<18} {event.request_id or ''}  {event_description.why(event)}"
     return plain(f"  (lost) {record.seq:>6}  {line}")
 
 

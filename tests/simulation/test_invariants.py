@@ -20,7 +20,7 @@ from tests.simulation.plan import Plan
 from tests.simulation.simulator import Simulation
 from tests.simulation.speaking import Speaker
 from tests.simulation.workers import Worker
-from workers.orders.inbox import Ended, Inbox
+from workers.orders.inbox import Inbox, RequestEnded
 
 Sabotage = Callable[[pytest.MonkeyPatch], None]
 SEEDS = 150
@@ -175,7 +175,7 @@ def tensors_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 
 def memory_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Inbox, "_end", lambda _, event: Ended(str(event.request_id)))
+    patch.setattr(Inbox, "_end", lambda _, event: RequestEnded(str(event.request_id)))
 
 
 def decisions_that_get_lost(patch: pytest.MonkeyPatch) -> None:

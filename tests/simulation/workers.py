@@ -25,9 +25,18 @@ from tests.simulation.jobs import Items, Job, scope_of
 from tests.simulation.process import Process, drawn
 from tests.simulation.reading import Reader
 from workers.data_plane.scopes import Scopes
-from workers.membership.peers import Lives
-from workers.orders.inbox import Ended, Inbox, Joined, Lost, Start, StepKey, Stop, Superseded
-from workers.orders.out_of_order import Heard
+from workers.membership.peers import PeerIncarnations
+from workers.orders.inbox import (
+    Inbox,
+    IncarnationBegun,
+    IncarnationLost,
+    IncarnationSuperseded,
+    RequestEnded,
+    StartOrder,
+    StepKey,
+    StopOrder,
+)
+from workers.orders.out_of_order_buffer import ReceivedEdge
 
 if TYPE_CHECKING:
     from tests.simulation.simulator import Simulation
@@ -75,14 +84,14 @@ class Worker(Process):
             ),
         )
 
-    def _lives(self) -> Lives:
-        lives = Lives()
+    def _lives(self) -> PeerIncarnations:
+        lives = PeerIncarnations()
         for seq, event in self.sim.log.valid():
             match event:
                 case WorkerJoined():
                     lives.joined(event, seq)
                 case WorkerLeaving() | WorkerLost():
-                    lives.over(event)
+                    lives.ended(event)
                 case _:
                     pass
         return lives
@@ -125,25 +134,25 @@ class Worker(Process):
 
     def take(self, record: StoredRecord) -> None:
         match self.inbox.fold(record):
-            case Start() as start:
+            case StartOrder() as start:
                 if not self.is_leaving:
                     self._start(start, record.seq)
-            case Stop(key, order):
+            case StopOrder(key, order):
                 if self.drop(key):
                     self._report_stop(order)
-            case Heard(event, rank):
+            case ReceivedEdge(event, rank):
                 self.hear(event, rank)
-            case Ended(request_id):
+            case RequestEnded(request_id):
                 self._forget(request_id)
-            case Superseded():
+            case IncarnationSuperseded():
                 self.end("is superseded")
-            case Lost():
+            case IncarnationLost():
                 self.sim.saw("a life that was given up joins again")
                 self.live()
-            case Joined() | _:
+            case IncarnationBegun() | _:
                 pass
 
-    def _start(self, start: Start, seq: int) -> None:
+    def _start(self, start: StartOrder, seq: int) -> None:
         assert not start.refused, start.refused
         key = start.key
         self.sim.started[self.sim.log.generation, key, self.rank, self.incarnation or 0] += 1

@@ -39,7 +39,7 @@ from shared.walks import (
 )
 from tests.workers.harness import ByteDecoder
 from workers.data_plane.port import Array
-from workers.generation.sequence_handles import Rows
+from workers.generation.engine_client import EngineClient
 from workers.kv_engine.counters import EngineStats
 from workers.loading.model import Loaded
 from workers.stateless_engine.firing import Fired, Firing
@@ -257,7 +257,7 @@ class MeshModel:
     def counters(self) -> EngineStats | None:
         return None
 
-    async def load(self, rows: Rows) -> Loaded:
+    async def load(self, rows: EngineClient) -> Loaded:
         del rows
         self._thread = StatelessThread(lambda: self.nodes)
         await self._thread.start()

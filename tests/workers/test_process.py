@@ -36,10 +36,10 @@ from tests.workers import harness
 from tests.workers.harness import EOS, RANK, SUBJECTS, FakeEngine, ToyProcessing, chat
 from workers import process
 from workers.data_plane.store import open_store
-from workers.generation.sequence_handles import Rows
+from workers.generation.engine_client import EngineClient
 from workers.loading.model import Loaded
 from workers.membership.incarnation import SupersededError
-from workers.process import StuckError, Worker
+from workers.process import EngineStuckError, Worker
 
 E = TypeVar("E", bound=Event)
 CONFIG = DeploymentConfig(
@@ -69,7 +69,7 @@ class FakeModel:
     def counters(self) -> None:
         return None
 
-    async def load(self, rows: Rows) -> Loaded:
+    async def load(self, rows: EngineClient) -> Loaded:
         await self.may_load.wait()
         self.engine = FakeEngine(rows)
         return Loaded(graph=harness.TOY, processing=ToyProcessing(), engine=self.engine, kv_tokens=512)
@@ -169,7 +169,7 @@ async def test_it_joins_and_says_what_it_hosts() -> None:
 
 
 async def test_it_says_again_who_it_is_and_since_when(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.membership.incarnation.SAY_AGAIN_S", 0.01)
+    monkeypatch.setattr("workers.membership.incarnation.REPEAT_JOIN_S", 0.01)
     async with living() as life:
         first = await life.event(WorkerJoined)
         at = await life.incarnation()
@@ -334,7 +334,7 @@ async def test_it_joins_again_when_nothing_of_its_last_life_runs_on_the_cpu(
             else:
                 await asyncio.wait([life.task])
                 [error] = leaves(life.task.exception())
-                assert isinstance(error, StuckError)
+                assert isinstance(error, EngineStuckError)
         finally:
             done.set()
 
@@ -343,7 +343,7 @@ async def test_it_joins_again_when_nothing_of_its_last_life_runs_on_the_cpu(
 def stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that never comes back from its step."""
     monkeypatch.setattr(process, "ABANDON_S", 0.05)
-    monkeypatch.setattr(process, "LAST_WORDS_S", 0.05)
+    monkeypatch.setattr(process, "FINAL_EVENTS_S", 0.05)
     monkeypatch.setattr(FakeEngine, "cancel", lambda self, key: self.cancelled.append(key))
 
 
@@ -360,7 +360,7 @@ async def test_given_up_with_an_engine_that_hangs_it_ends_for_only_a_new_process
         await asyncio.wait([life.task])
 
         [error] = leaves(life.task.exception())
-        assert isinstance(error, StuckError)
+        assert isinstance(error, EngineStuckError)
         assert "did not drop what it runs within 0.05 s" in error.message
         assert len([event for event in life.events() if isinstance(event, WorkerJoined)]) == 1
         assert life.model.is_closed
@@ -434,7 +434,7 @@ def on_two_ranks(**plane: Any) -> DeploymentConfig:
 async def test_on_one_rank_it_is_open_to_nobody() -> None:
     store = process.open_tensors(CONFIG, 0)
     try:
-        assert set(store.cards) == {"local"}
+        assert set(store.endpoints) == {"local"}
     finally:
         await store.close()
 

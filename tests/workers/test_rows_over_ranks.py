@@ -7,7 +7,7 @@ import msgspec
 from configs.deployment import DeploymentConfig, resolve
 from configs.placement import NodeGroup
 from models import registry
-from shared.events import NodeFired, OutputChunk, RowState, TensorsReleased, WalkCall, WalkFailed
+from shared.events import NodeFired, OutputChunk, SequenceHandover, TensorsReleased, WalkCall, WalkFailed
 from shared.tensors import inline_ids
 from tests.tiny import tiny_checkpoint
 from tests.workers import harness
@@ -154,7 +154,7 @@ async def test_a_row_that_goes_on_elsewhere_says_what_it_says_on_one_rank() -> N
             node="llm",
             path=(),
             outputs={"token": inline_ids("t", [5])},
-            row=RowState(kv=handle, token_ids=[5]),
+            row=SequenceHandover(kv=handle, token_ids=[5]),
         )
         cluster.put("ds.edge.1.0.lost", told)
         [failed] = await cluster.until(WalkFailed, "lost")

@@ -29,7 +29,7 @@ from tests.workers import harness, mesh
 from tests.workers.cluster import Cluster, clustered, until
 from tests.workers.mesh import SIZE, MeshModel, handle
 from workers.data_plane.port import TensorStore
-from workers.orders.out_of_order import MAX_PER_REQUEST
+from workers.orders.out_of_order_buffer import MAX_PER_REQUEST
 
 
 @pytest.fixture(autouse=True)

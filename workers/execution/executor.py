@@ -1,9 +1,9 @@
 """Runs orders: each `node.ready` is one chain of walks, from its inputs to one `walk.completed`.
 
-    Start ──> what the log has of its output ──> Chain ──> every chunk acked ──> walk.completed
-    Heard ──> of a step: its chain; of a stream: its attempt's streams
-    Stop  ──> the order dropped, its rows cancelled ──> walk.stopped; with the last one, its attempt's streams
-    Ended ──> all that was kept for the request, freed
+    StartOrder ──> what the log has of its output ──> WalkChain ──> every chunk acked ──> walk.completed
+    ReceivedEdge ──> of a step: its chain; of a stream: its attempt's streams
+    StopOrder  ──> the order dropped, its rows cancelled ──> walk.stopped; with the last one, its attempt's streams
+    RequestEnded ──> all that was kept for the request, freed
 
 How a chain of walks is run is `workers.execution.walk_chain`'s. What outlives a step belongs to its request,
 until the log shows its end: streams to the attempt, tensors that were kept to the request.
@@ -50,16 +50,16 @@ from shared.telemetry.log_fields import MAY_QUOTE
 from shared.telemetry.tracing import Span
 from shared.tensors import Handle
 from workers.data_plane.step_tensors import LostTensor
-from workers.execution.dispatch import Hosted
-from workers.execution.placement import Placed
-from workers.execution.quarantine import Probation
-from workers.execution.recovered_output import Recall, Recalled
-from workers.execution.walk_chain import Chain
+from workers.execution.node_executor import HostedModel
+from workers.execution.quarantine import QuarantineProgress
+from workers.execution.recovered_output import OutputRecovery, RecoveredTrack
+from workers.execution.step_placement import StepPlacement
+from workers.execution.walk_chain import WalkChain
 from workers.generation.output_chunks import OutputState, PostChunk
 from workers.membership.event_writer import EventWriter
-from workers.orders.inbox import Ended, Over, Start, StepKey, Stop
-from workers.orders.out_of_order import Heard
-from workers.streams.request_streams import EdgeCounts, Streams
+from workers.orders.inbox import AttemptEnded, RequestEnded, StartOrder, StepKey, StopOrder
+from workers.orders.out_of_order_buffer import ReceivedEdge
+from workers.streams.attempt_streams import AttemptStreams, EdgeCounters
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -77,9 +77,9 @@ class _Order:
     ready: NodeReady
     seq: int = 0
     refused: str = ""
-    chain: Chain | None = None
+    chain: WalkChain | None = None
     task: asyncio.Task[None] | None = None
-    heard: list[Heard] = field(default_factory=list)  # before there is a chain
+    heard: list[ReceivedEdge] = field(default_factory=list)  # before there is a chain
 
 
 @dataclass(slots=True)
@@ -92,11 +92,11 @@ class _Request:
     """
 
     attempt: int
-    streams: Streams | None = None
+    streams: AttemptStreams | None = None
     touched: bool = False
 
 
-class Executor:
+class OrderExecutor:
     """Runs the orders of one life; its tasks are owned by `tasks`.
 
     `counts` says what it told other ranks, and heard from them.
@@ -104,15 +104,15 @@ class Executor:
 
     def __init__(
         self,
-        hosted: Hosted,
+        hosted: HostedModel,
         *,
         log: Log,
         subjects: Subjects,
         writer: EventWriter,
         tasks: asyncio.TaskGroup,
-        counts: EdgeCounts | None = None,
+        counts: EdgeCounters | None = None,
     ) -> None:
-        self.counts = counts if counts is not None else EdgeCounts()
+        self.counts = counts if counts is not None else EdgeCounters()
         self._hosted = hosted
         self._log = log
         self._subjects = subjects
@@ -129,7 +129,7 @@ class Executor:
         return len(self._orders)
 
     # ---- orders in ---------------------------------------------------------------------------------
-    def start(self, start: Start, seq: int = 0) -> None:
+    def start(self, start: StartOrder, seq: int = 0) -> None:
         """Run an order, stored at `seq`; lower attempts of its request are dropped without a word."""
         key = start.key
         if key in self._orders:
@@ -146,7 +146,7 @@ class Executor:
             self._hear(order, heard)
         order.task = self._tasks.create_task(self._run(order), name=f"run {key}")
 
-    def stop(self, stop: Stop) -> None:
+    def stop(self, stop: StopOrder) -> None:
         """Drop an order and report it; one that has reported already is left as it is."""
         order = self._orders.get(stop.key)
         if order is not None or not stop.started:
@@ -155,13 +155,13 @@ class Executor:
         else:
             self._leave_attempt(stop.key.request_id, stop.key.attempt)
 
-    def over(self, over: Over) -> None:
+    def over(self, over: AttemptEnded) -> None:
         """Attempts of a request are over: drop what still runs of them, without a word."""
         for key in self._orders_of(over.request_id, over.attempt):
             self._drop_at_once(self._orders[key])
         self._leave_attempt(over.request_id, over.attempt)
 
-    def hear(self, heard: Heard) -> None:
+    def hear(self, heard: ReceivedEdge) -> None:
         """Take what another rank told, for an order or an attempt that has begun here."""
         event = heard.event
         self.counts.heard += 1
@@ -174,7 +174,7 @@ class Executor:
         if order is not None:
             self._hear(order, heard)
 
-    def end(self, ended: Ended) -> None:
+    def end(self, ended: RequestEnded) -> None:
         """A request is over: drop what still runs of it, and free what was kept for it."""
         request = self._requests.pop(ended.request_id, None)
         if request is None:
@@ -200,7 +200,7 @@ class Executor:
         for order in list(self._orders.values()):
             await self._drop(order)
         for request_id in list(self._requests):
-            self.end(Ended(request_id))
+            self.end(RequestEnded(request_id))
 
     # ---- requests ----------------------------------------------------------------------------------
     def _begin_attempt(self, key: StepKey) -> None:
@@ -214,7 +214,7 @@ class Executor:
         if request.streams is None and self._hosted.graph.streams:
             request.streams = self._open_streams(self._orders[key])
 
-    def _open_streams(self, order: _Order) -> Streams:
+    def _open_streams(self, order: _Order) -> AttemptStreams:
         key, ready = order.key, order.ready
 
         def tell(rank: int, event: StreamSent | StreamTaken, stored: Callable[[int], None] | None) -> None:
@@ -224,7 +224,7 @@ class Executor:
         async def tell_when_possible(rank: int, event: StreamTaken) -> None:
             await self._tell(ready, rank, event)
 
-        return Streams(
+        return AttemptStreams(
             self._hosted.graph.streams,
             f"{key.request_id}/{key.attempt}",
             rank=ready.rank,
@@ -259,7 +259,7 @@ class Executor:
             request.streams = None
 
     # ---- other ranks -------------------------------------------------------------------------------
-    def _hear(self, order: _Order, heard: Heard) -> None:
+    def _hear(self, order: _Order, heard: ReceivedEdge) -> None:
         event = heard.event
         if isinstance(event, StreamSent | StreamTaken):
             self.hear(heard)
@@ -312,17 +312,17 @@ class Executor:
         if order.refused:
             raise CapacityError(order.refused)
         key, ready = order.key, order.ready
-        placed = Placed(self._hosted.script, ready)
+        placed = StepPlacement(self._hosted.script, ready)
         recalled = await self._recall(key, placed, order.seq)
 
         post = self._output_of(ready)
         if ready.on_probation:
             await self._begun(order)
-            probation = Probation(placed.tracks, self._hosted.graph.nodes, recalled)
+            probation = QuarantineProgress(placed.tracks, self._hosted.graph.nodes, recalled)
             post = self._watched(order, post, probation)
         request = self._requests[key.request_id]
         request.touched = request.touched or _touches(self._hosted, placed)
-        order.chain = chain = Chain(
+        order.chain = chain = WalkChain(
             self._hosted,
             key,
             ready,
@@ -360,7 +360,7 @@ class Executor:
 
         return post
 
-    def _watched(self, order: _Order, post: PostChunk, probation: Probation) -> PostChunk:
+    def _watched(self, order: _Order, post: PostChunk, probation: QuarantineProgress) -> PostChunk:
         """The same, and where what is stored is progress, it is said."""
 
         def watched(chunk: OutputChunk, stored: Callable[[int], None]) -> None:
@@ -388,7 +388,7 @@ class Executor:
         )
         await self._report(order.ready, event)
 
-    async def _recall(self, key: StepKey, placed: Placed, seq: int) -> Mapping[str, Recalled]:
+    async def _recall(self, key: StepKey, placed: StepPlacement, seq: int) -> Mapping[str, RecoveredTrack]:
         """Where the tracks of the request's output stand, as far as a step ordered at `seq` has to know."""
         names = {*placed.tracks.values()}
         if key.attempt <= 1:
@@ -396,10 +396,10 @@ class Executor:
                 return {}
             kept = self._outputs.get(key.request_id)
             if kept is not None and all(map(placed.is_sole_speaker, placed.tracks)):
-                return {name: Recalled(state=kept[name]) for name in names if name in kept}
+                return {name: RecoveredTrack(state=kept[name]) for name in names if name in kept}
         elif not names and not placed.has_rows:
             return {}
-        recall = Recall(self._subjects, key, seq)
+        recall = OutputRecovery(self._subjects, key, seq)
         # Earlier steps' chunks are in the log before this step is ordered; a fence may still be on its way.
         reads = self._log.history if key.attempt <= 1 else self._log.read
         async with aclosing(reads(recall.subjects(), 1)) as records:
@@ -429,7 +429,7 @@ class Executor:
         )
         await self._report(order.ready, event)
 
-    async def _stopped(self, order: _Order | None, stop: Stop) -> None:
+    async def _stopped(self, order: _Order | None, stop: StopOrder) -> None:
         steps_after = await self._drop(order) if order is not None else 0
         rows = order.chain.rows.values() if order is not None and order.chain is not None else ()
         key, rank = stop.key, stop.order.rank
@@ -477,7 +477,7 @@ class Executor:
         event: WalkBegun | WalkProgressed | WalkCompleted | WalkFailed | WalkStopped,
         stored: Callable[[int], None] | None = None,
     ) -> None:
-        """Answer an order."""
+        """GeneratedText an order."""
         subject = self._subjects.done(order.rank, str(order.request_id))
         await self._writer.post_when_possible(subject, _answering(event, order, order.index), stored)
 
@@ -523,6 +523,6 @@ def _told(event: EdgeEvent, order: NodeReady, rank: int) -> EdgeEvent:
     )
 
 
-def _touches(hosted: Hosted, placed: Placed) -> bool:
+def _touches(hosted: HostedModel, placed: StepPlacement) -> bool:
     """Whether a step may put something into the store: not one of CPU nodes and rows on a single rank."""
     return bool(placed.others or hosted.stateless is not None or hosted.graph.streams)

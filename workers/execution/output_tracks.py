@@ -10,14 +10,14 @@ from typing import Any, Final
 
 from shared.errors import Divergence
 from shared.events import OutputTotals
-from workers.execution.recovered_output import Recalled
+from workers.execution.recovered_output import RecoveredTrack
 from workers.generation.output_chunks import Chunker, OutputState, OutputStream, PostChunk
 from workers.orders.inbox import StepKey
 
-NOTHING: Final[Mapping[str, Recalled]] = {}
+NOTHING: Final[Mapping[str, RecoveredTrack]] = {}
 
 
-class Tracks:
+class OutputTracks:
     """The tracks that this rank writes in one step.
 
     Args:
@@ -29,13 +29,13 @@ class Tracks:
         self,
         key: StepKey,
         names: Mapping[str, str],
-        recalled: Mapping[str, Recalled],
+        recalled: Mapping[str, RecoveredTrack],
         post: PostChunk,
         *,
         choice: int = 0,
     ) -> None:
         self._names = names
-        self._recalled = {name: recalled.get(name) or Recalled() for name in sorted({*names.values()})}
+        self._recalled = {name: recalled.get(name) or RecoveredTrack() for name in sorted({*names.values()})}
         self._released = {name: deque(track.released) for name, track in self._recalled.items()}
         self._streams = {
             name: OutputStream(

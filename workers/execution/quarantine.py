@@ -16,12 +16,12 @@ from typing import Final
 
 from models.base import EngineKind
 from shared.events import OutputChunk
-from workers.execution.recovered_output import Recalled
+from workers.execution.recovered_output import RecoveredTrack
 
 TOKENS: Final = 8
 
 
-class Probation:
+class QuarantineProgress:
     """One order's.
 
     Args:
@@ -34,7 +34,7 @@ class Probation:
         self,
         speaking: Mapping[str, str],
         kinds: Mapping[str, EngineKind],
-        recalled: Mapping[str, Recalled],
+        recalled: Mapping[str, RecoveredTrack],
     ) -> None:
         self._rows = {track for node, track in speaking.items() if kinds[node] is EngineKind.KV}
         self._others = {track for node, track in speaking.items() if kinds[node] is not EngineKind.KV}

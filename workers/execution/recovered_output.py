@@ -31,13 +31,13 @@ from shared.events import (
 from shared.log.port import StoredRecord
 from shared.subjects import Subjects
 from shared.transcript import Transcript
-from workers.generation.generated_text import Answer
+from workers.generation.generated_text import GeneratedText
 from workers.generation.output_chunks import OutputState
 from workers.orders.inbox import StepKey
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
+class RecoveredTrack:
     """A track so far.
 
     Attributes:
@@ -51,7 +51,7 @@ class Recalled:
     prefix_text: str = ""
     released: tuple[OutputChunk, ...] = ()
 
-    def replay(self, answer: Answer) -> None:
+    def replay(self, answer: GeneratedText) -> None:
         """Fold the step's earlier tokens into its fresh answer.
 
         Raises:
@@ -87,7 +87,7 @@ class _Spoken:
     bounds: list[int] = field(default_factory=list)
 
 
-class Recall:
+class OutputRecovery:
     """The fold for one step, of which the order is stored at `seq`.
 
     Attributes:
@@ -151,11 +151,11 @@ class Recall:
         if len(spoken.done) > len(spoken.bounds):
             spoken.bounds.append(chunks)
 
-    def result(self) -> dict[str, Recalled]:
+    def result(self) -> dict[str, RecoveredTrack]:
         """What the step goes on from, by track; of one that is not there nothing was put out."""
         return {name: self._recalled(name, chunks) for name, chunks in self._chunks.items()}
 
-    def _recalled(self, track: str, chunks: list[OutputChunk]) -> Recalled:
+    def _recalled(self, track: str, chunks: list[OutputChunk]) -> RecoveredTrack:
         state = OutputState(self._transcript.track(track))
         for chunk in chunks:
             state.fold(chunk)
@@ -164,7 +164,7 @@ class Recall:
         bounds = [0, *spoken.bounds, None]
         own = chunks[bounds[place] : bounds[place + 1]]
         of_tokens = [chunk for chunk in own if chunk.token_ids]
-        return Recalled(
+        return RecoveredTrack(
             state=state,
             prefix_ids=tuple(id for chunk in of_tokens for id in chunk.token_ids),
             prefix_text="".join(chunk.text for chunk in of_tokens),

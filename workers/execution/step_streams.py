@@ -3,31 +3,31 @@
     a row's tokens            ──> one item each, as they are sampled     (`on_item`)
     another node's firing     ──> one item of each of its streams        (`send`)
 
-The streams themselves outlive the step and are the attempt's (`workers.streams.request_streams`).
+The streams themselves outlive the step and are the attempt's (`workers.streams.attempt_streams`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from shared.events import StreamTotals
-from shared.walks import CompiledNode, CompiledWalk, Pair, StreamingEdge
+from shared.walks import CompiledNode, CompiledWalk, InputPort, StreamingEdge
 from workers.data_plane.port import Array
 from workers.data_plane.step_tensors import StepTensors, Value
 from workers.execution.kv_steps import OnItem
-from workers.execution.placement import Placed
+from workers.execution.step_placement import StepPlacement
 from workers.orders.inbox import StepKey
-from workers.streams.producer import Outlet
-from workers.streams.request_streams import Streams
+from workers.streams.attempt_streams import AttemptStreams
+from workers.streams.producer import StreamProducer
 
 
 class StepStreams:
     """What one step makes and takes of streams; `streams` is None where the model has none."""
 
-    def __init__(self, streams: Streams | None, key: StepKey, placed: Placed, tensors: StepTensors) -> None:
+    def __init__(self, streams: AttemptStreams | None, key: StepKey, placed: StepPlacement, tensors: StepTensors) -> None:
         self._streams = streams
         self._key = key
         self._placed = placed
         self._tensors = tensors
-        self._outlets: dict[Pair, Outlet] = {}
+        self._outlets: dict[InputPort, StreamProducer] = {}
 
     # ---- making ------------------------------------------------------------------------------------
     async def have_room(self, node: CompiledNode) -> None:
@@ -68,7 +68,7 @@ class StepStreams:
 
         return on_item
 
-    def end(self, streams: Iterable[Pair]) -> None:
+    def end(self, streams: Iterable[InputPort]) -> None:
         """Of these no item follows."""
         for stream in streams:
             self._outlet(stream).end()
@@ -78,7 +78,7 @@ class StepStreams:
         for outlet in self._outlets.values():
             await outlet.stored()
 
-    def _outlet(self, stream: Pair) -> Outlet:
+    def _outlet(self, stream: InputPort) -> StreamProducer:
         assert self._streams is not None, "a model with streams has them"
         found = self._outlets.get(stream)
         if found is None:
@@ -102,7 +102,7 @@ class StepStreams:
             if stream not in later:
                 self._streams.leave(stream, self._placed.feeders(stream))
 
-    def _taken_by(self, walks: Sequence[CompiledWalk]) -> list[Pair]:
+    def _taken_by(self, walks: Sequence[CompiledWalk]) -> list[InputPort]:
         """The streams that this rank's nodes take in these walks."""
         return [
             (name, node.name)

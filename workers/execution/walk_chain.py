@@ -1,6 +1,6 @@
 """One chain of walks, run: the dataflow of each walk, over this rank's nodes.
 
-    Walk ──> WalkRun ──firing──> its node (`workers.execution.dispatch`)
+    Walk ──> WalkRun ──firing──> its node (`workers.execution.node_executor`)
                 ▲                    │
                 ├──complete──────────┴──> the other ranks of the step are told
                 ├──hear───── what their nodes came to
@@ -43,22 +43,22 @@ from shared.walks import (
     CompiledWalk,
     Emission,
     Firing,
-    Pair,
+    InputPort,
     WalkRun,
 )
 from workers.data_plane.port import INLINE_BYTES
 from workers.data_plane.step_tensors import StepTensors, Value, copied
-from workers.execution.dispatch import Hosted, StepNodes
-from workers.execution.kv_steps import Sequences
-from workers.execution.outcome import Outcome
-from workers.execution.output_tracks import Tracks
-from workers.execution.placement import PROMPT, Placed
-from workers.execution.recovered_output import Recalled
+from workers.execution.kv_steps import KvNodes
+from workers.execution.node_executor import HostedModel, NodeExecutor
+from workers.execution.node_result import NodeResult
+from workers.execution.output_tracks import OutputTracks
+from workers.execution.recovered_output import RecoveredTrack
+from workers.execution.step_placement import PROMPT, StepPlacement
 from workers.execution.step_streams import StepStreams
 from workers.generation.output_chunks import PostChunk
-from workers.generation.sequence_handles import Row
+from workers.generation.sequence_handle import SequenceHandle
 from workers.orders.inbox import StepKey
-from workers.streams.request_streams import Streams
+from workers.streams.attempt_streams import AttemptStreams
 
 MAX_EARLY: Final = 4096
 """So many firings of other ranks may wait for what they follow on."""
@@ -88,8 +88,8 @@ class _Walking:
     tasks: asyncio.TaskGroup
     over: "asyncio.Future[None] | None"
     early: list[tuple[NodeFired, int]] = field(default_factory=list)
-    feeding: set[Pair] = field(default_factory=set)
-    chunks: dict[Pair, Chunk] = field(default_factory=dict)
+    feeding: set[InputPort] = field(default_factory=set)
+    chunks: dict[InputPort, Chunk] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     kept: dict[str, Any] = field(default_factory=dict)
 
@@ -98,7 +98,7 @@ Work: TypeAlias = Callable[[_Walking, T], Coroutine[Any, Any, None]]
 """What is done beside the walk: for it, and of a firing, emissions or a stream."""
 
 
-class Chain:
+class WalkChain:
     """One order's walks, one after the other.
 
     Args:
@@ -111,16 +111,16 @@ class Chain:
 
     def __init__(
         self,
-        hosted: Hosted,
+        hosted: HostedModel,
         key: StepKey,
         ready: NodeReady,
-        placed: Placed,
+        placed: StepPlacement,
         *,
-        recalled: Mapping[str, Recalled],
+        recalled: Mapping[str, RecoveredTrack],
         post: PostChunk,
         tell: Tell,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
-        streams: Streams | None = None,
+        streams: AttemptStreams | None = None,
     ) -> None:
         self._hosted = hosted
         self._key = key
@@ -131,8 +131,8 @@ class Chain:
         self._streams = streams
         self._tensors = StepTensors(hosted.store, key, placed.rank)
         self._step_streams = StepStreams(streams, key, placed, self._tensors)
-        self.tracks = Tracks(key, placed.tracks, recalled, post, choice=_choice_of(ready))
-        self._sequences = Sequences(
+        self.tracks = OutputTracks(key, placed.tracks, recalled, post, choice=_choice_of(ready))
+        self._sequences = KvNodes(
             key=key,
             ready=ready,
             placed=placed,
@@ -145,7 +145,7 @@ class Chain:
             on_item=self._step_streams.on_item,
             read=self._have_read,
         )
-        self._nodes = StepNodes(
+        self._nodes = NodeExecutor(
             hosted,
             ready,
             placed,
@@ -160,7 +160,7 @@ class Chain:
         self._in_turn = asyncio.Lock()
 
     @property
-    def rows(self) -> Mapping[str, Row]:
+    def rows(self) -> Mapping[str, SequenceHandle]:
         """Its rows in the engine, by node."""
         return self._sequences.rows
 
@@ -384,7 +384,7 @@ class Chain:
         self._tensors.keep_only({value.key for value in _flat(alive) if isinstance(value, Handle)})
 
     # ---- other ranks -------------------------------------------------------------------------------
-    async def _tell_others(self, walking: _Walking, firing: Firing, outcome: Outcome, key: str) -> None:
+    async def _tell_others(self, walking: _Walking, firing: Firing, outcome: NodeResult, key: str) -> None:
         if not self._placed.others:
             return
         node = walking.walk.nodes[firing.node]
@@ -485,7 +485,7 @@ class Chain:
             else:
                 self._streams.watch(stream, partial(self._poke, walking))
 
-    async def _feed(self, walking: _Walking, stream: Pair) -> None:
+    async def _feed(self, walking: _Walking, stream: InputPort) -> None:
         assert self._streams is not None
         chunk, array = await self._streams.chunk(stream)
         walking.feeding.discard(stream)

@@ -5,15 +5,15 @@ A pure fold over the records a worker reads, in log order: its own orders (`read
 Duplicates, late and void records are normal input and lead to nothing. No I/O, no clock; the shell
 (`workers.process`) feeds it, the executor obeys.
 
-    record ──> fence ──> own joined?      ──> Joined      from here on it has an incarnation
-                    ├──> node.ready       ──> Start       once per (request, attempt, index)
-                    ├──> walk.stop        ──> Stop        its attempt is over
-                    ├──> request.resumed  ──> Over        so are the attempts before it
-                    ├──> an edge          ──> Heard       from a life that the order names; early ones wait
-                    ├──> a request's end  ──> Ended
-                    ├──> other ranks      ──> Met, Parted
-                    ├──> this rank again  ──> Superseded  this process is a zombie: it must exit
-                    └──> worker.lost      ──> Lost        given up for dead: it must join again
+    record ──> fence ──> own joined?      ──> IncarnationBegun      from here on it has an incarnation
+                    ├──> node.ready       ──> StartOrder       once per (request, attempt, index)
+                    ├──> walk.stop        ──> StopOrder        its attempt is over
+                    ├──> request.resumed  ──> AttemptEnded        so are the attempts before it
+                    ├──> an edge          ──> ReceivedEdge       from a life that the order names; early ones wait
+                    ├──> a request's end  ──> RequestEnded
+                    ├──> other ranks      ──> PeerJoined, PeerLeft
+                    ├──> this rank again  ──> IncarnationSuperseded  this process is a zombie: it must exit
+                    └──> worker.lost      ──> IncarnationLost        given up for dead: it must join again
 """
 
 from collections import OrderedDict
@@ -44,8 +44,8 @@ from shared.ids import Incarnation, Rank
 from shared.log.port import StoredRecord
 from shared.subject_rules import check_address
 from shared.subjects import Address, Subjects
-from workers.membership.peers import Lives, Met, Parted
-from workers.orders.out_of_order import EarlyEdges, Heard
+from workers.membership.peers import PeerIncarnations, PeerJoined, PeerLeft
+from workers.orders.out_of_order_buffer import OutOfOrderBuffer, ReceivedEdge
 
 REMEMBERED_REQUESTS: Final = 16_384
 """Far more than can be open at once; a duplicate older than that is caught by the executor or harmless."""
@@ -63,14 +63,14 @@ class StepKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class IncarnationBegun:
     """The own `worker.joined` was read: this life has begun."""
 
     incarnation: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartOrder:
     """Run this. Lower attempts of the request are over.
 
     `heard` is what was told for it before it came; `refused` says why some of that is missing, where it is:
@@ -79,12 +79,12 @@ class Start:
 
     key: StepKey
     order: NodeReady
-    heard: tuple[Heard, ...] = ()
+    heard: tuple[ReceivedEdge, ...] = ()
     refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopOrder:
     """Drop this. `started` is false when the order came behind its own stop: it must not run at all."""
 
     key: StepKey
@@ -93,7 +93,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class AttemptEnded:
     """Attempts up to this one are over, and what was kept for them is free. The request itself goes on."""
 
     request_id: str
@@ -101,21 +101,21 @@ class Over:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RequestEnded:
     """A request is over, however: forget it, and free what was kept for it."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Superseded:
+class IncarnationSuperseded:
     """A newer life of this rank has begun; whatever this one still does is void."""
 
     incarnation: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class IncarnationLost:
     """The conductor has given this life up."""
 
     reason: str
@@ -133,7 +133,7 @@ class Unreadable:
 
 
 Action: TypeAlias = (
-    Joined | Start | Stop | Over | Heard | Ended | Met | Parted | Superseded | Lost | Unreadable
+    IncarnationBegun | StartOrder | StopOrder | AttemptEnded | ReceivedEdge | RequestEnded | PeerJoined | PeerLeft | IncarnationSuperseded | IncarnationLost | Unreadable
 )
 
 _KINDS: Final = frozenset({"ready", "edge", "walk", "worker", "conductor"})
@@ -172,22 +172,22 @@ class Inbox:
         joined_id: str,
         *,
         earlier_lives: Iterable[str] = (),
-        lives: Lives | None = None,
+        lives: PeerIncarnations | None = None,
         epoch: int = 0,
         remembered: int = REMEMBERED_REQUESTS,
-        early: EarlyEdges | None = None,
+        early: OutOfOrderBuffer | None = None,
     ) -> None:
         self.incarnation: Incarnation | None = None
         self._subjects = subjects
         self._rank = rank
         self._joined_id = joined_id
-        self._lives = lives if lives is not None else Lives()
+        self._lives = lives if lives is not None else PeerIncarnations()
         self._lives.known.update(earlier_lives)
         self._fence = EpochFence(epoch)
         self._remembered = remembered
         self._requests: OrderedDict[str, _Steps] = OrderedDict()
         self._ended: OrderedDict[str, None] = OrderedDict()
-        self._early = early if early is not None else EarlyEdges()
+        self._early = early if early is not None else OutOfOrderBuffer()
 
     def fold(self, record: StoredRecord) -> Action | None:
         """Take one record, in log order; what is to be done because of it."""
@@ -209,10 +209,10 @@ class Inbox:
             case WorkerJoined():
                 return self._joined(event, record.seq)
             case WorkerLeaving():
-                return self._lives.over(event)
+                return self._lives.ended(event)
             case WorkerLost():
                 ours = self._is_ours(event.rank, event.incarnation)
-                return Lost(event.reason) if ours else self._lives.over(event)
+                return IncarnationLost(event.reason) if ours else self._lives.ended(event)
             case NodeFired() | StreamSent() | StreamTaken() | TensorsReleased():
                 return self._edge(event, address, len(record.data))
             case RequestFinished() | RequestFailed() | RequestCancelled():
@@ -223,7 +223,7 @@ class Inbox:
                 return None
 
     # ---- lives -------------------------------------------------------------------------------------
-    def _joined(self, event: WorkerJoined, seq: int) -> Joined | Superseded | Met | None:
+    def _joined(self, event: WorkerJoined, seq: int) -> IncarnationBegun | IncarnationSuperseded | PeerJoined | None:
         if event.rank != self._rank:
             return self._lives.joined(event, seq)
         if event.id in self._lives.known:
@@ -231,15 +231,15 @@ class Inbox:
         self._lives.known.add(event.id)
         if event.id == self._joined_id:
             self.incarnation = Incarnation(seq)
-            return Joined(self.incarnation)
+            return IncarnationBegun(self.incarnation)
         # Stored ahead of ours it is an earlier life; behind ours it is the one that counts now.
-        return None if self.incarnation is None else Superseded(Incarnation(seq))
+        return None if self.incarnation is None else IncarnationSuperseded(Incarnation(seq))
 
     def _is_ours(self, rank: int, incarnation: int | None) -> bool:
         return rank == self._rank and self.incarnation is not None and incarnation == self.incarnation
 
     # ---- orders ------------------------------------------------------------------------------------
-    def _ready(self, order: NodeReady) -> Start | Stop | None:
+    def _ready(self, order: NodeReady) -> StartOrder | StopOrder | None:
         steps = self._steps(order)
         if steps is None or order.index in steps.started:
             return None
@@ -249,11 +249,11 @@ class Inbox:
         stop = steps.stopped.get(order.index)
         heard = self._early.take(key.request_id, lambda early: _is_for(early.event, key))
         if stop is not None:
-            return Stop(key, stop, started=False)
+            return StopOrder(key, stop, started=False)
         counting = tuple(early for early in heard if _is_of(early, order.lives))
-        return Start(key, order, counting, self._early.refused(key.request_id, key.attempt))
+        return StartOrder(key, order, counting, self._early.refused(key.request_id, key.attempt))
 
-    def _stop(self, order: WalkStop) -> Stop | None:
+    def _stop(self, order: WalkStop) -> StopOrder | None:
         steps = self._steps(order)
         if steps is None or order.index in steps.stopped:
             return None
@@ -262,7 +262,7 @@ class Inbox:
         self._early.begin(str(order.request_id), order.attempt + 1)
         if order.index not in steps.started:
             return None  # its order may still come: it was sent again, and is stored behind this
-        return Stop(StepKey(str(order.request_id), order.attempt, order.index), order)
+        return StopOrder(StepKey(str(order.request_id), order.attempt, order.index), order)
 
     def _steps(self, order: NodeReady | WalkStop) -> _Steps | None:
         """The steps of the order's attempt; None for another life's order, or an attempt that is over."""
@@ -279,7 +279,7 @@ class Inbox:
             self._requests.popitem(last=False)
         return steps if order.attempt == steps.attempt else None
 
-    def _resumed(self, event: RequestResumed) -> Over | None:
+    def _resumed(self, event: RequestResumed) -> AttemptEnded | None:
         """The request goes on in a later attempt, here or elsewhere."""
         request_id = str(event.request_id)
         self._early.begin(request_id, event.attempt)
@@ -287,9 +287,9 @@ class Inbox:
         if steps is None or steps.attempt >= event.attempt:
             return None
         self._requests[request_id] = _Steps(event.attempt)
-        return Over(request_id, steps.attempt)
+        return AttemptEnded(request_id, steps.attempt)
 
-    def _end(self, event: RequestFinished | RequestFailed | RequestCancelled) -> Ended | None:
+    def _end(self, event: RequestFinished | RequestFailed | RequestCancelled) -> RequestEnded | None:
         request_id = str(event.request_id)
         if request_id in self._ended:
             return None
@@ -298,16 +298,16 @@ class Inbox:
             self._ended.popitem(last=False)
         self._requests.pop(request_id, None)
         self._early.end(request_id)
-        return Ended(request_id)
+        return RequestEnded(request_id)
 
     # ---- edges -------------------------------------------------------------------------------------
-    def _edge(self, event: EdgeEvent, address: Address, nbytes: int) -> Heard | Unreadable | None:
+    def _edge(self, event: EdgeEvent, address: Address, nbytes: int) -> ReceivedEdge | Unreadable | None:
         if address.to_rank != self._rank or address.rank is None or event.request_id != address.request_id:
             return Unreadable(f"a {type(event).__name__} from rank {address.rank} is not for this rank")
         if event.to_life is not None and event.to_life != self.incarnation:
             return None  # told to an earlier life: its requests may have ended before this one began
         request_id = str(event.request_id)
-        heard, steps = Heard(event, address.rank), self._requests.get(request_id)
+        heard, steps = ReceivedEdge(event, address.rank), self._requests.get(request_id)
         attempt = steps.attempt if steps is not None else 0
         if request_id in self._ended or event.attempt < attempt:
             return None  # nobody waits for it any more
@@ -331,6 +331,6 @@ def _is_for(event: EdgeEvent, key: StepKey) -> bool:
     return event.index == key.step if isinstance(event, NodeFired) else True
 
 
-def _is_of(heard: Heard, lives: Mapping[int, int]) -> bool:
+def _is_of(heard: ReceivedEdge, lives: Mapping[int, int]) -> bool:
     """Whether it is from a life that the order names."""
     return heard.event.incarnation is not None and lives.get(heard.rank) == heard.event.incarnation

@@ -49,7 +49,7 @@ def size_of(items: Items) -> int:
 
 
 @dataclass(slots=True)
-class Piece:
+class ItemBatch:
     """Items that came together.
 
     Attributes:
@@ -87,7 +87,7 @@ class _Source:
     used_bytes: int = 0
 
 
-class Inlet:
+class StreamConsumer:
     """One stream, coming in.
 
     Attributes:
@@ -107,7 +107,7 @@ class Inlet:
         self.like: tuple[str, tuple[int, ...]] | None = None
         self._window = window_of(policy)
         self._cutter = cutter
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[ItemBatch] = deque()
         self._cut: deque[Chunk] = deque()
         self._sources: dict[int, _Source] = {}
 
@@ -141,7 +141,7 @@ class Inlet:
     def _append(self, rank: int, source: _Source, items: Items) -> None:
         if self.ended:
             raise BugError(f"rank {rank} sent items behind the end of their stream")
-        piece = Piece(self.items, _count(items), items, rank, source.next, size_of(items))
+        piece = ItemBatch(self.items, _count(items), items, rank, source.next, size_of(items))
         self._pieces.append(piece)
         self.like = items.dtype, items.shape[1:]
         self.items += piece.count
@@ -162,7 +162,7 @@ class Inlet:
         """Whether there is a chunk to take."""
         return bool(self._cut) or (self._cutter.ended and self._cutter.after_end == "empty")
 
-    def take(self) -> tuple[Chunk, list[tuple[Piece, int, int]]]:
+    def take(self) -> tuple[Chunk, list[tuple[ItemBatch, int, int]]]:
         """The next chunk, and what it is made of: of each piece, the items from one place up to another.
 
         The pieces stay until `used`.
@@ -177,10 +177,10 @@ class Inlet:
         ]
         return chunk, parts
 
-    def used(self) -> list[Piece]:
+    def used(self) -> list[ItemBatch]:
         """The chunk that was taken is made: the pieces that nothing needs any more, which are forgotten."""
         floor = self._cut[0].start if self._cut else self._cutter.needed
-        gone: list[Piece] = []
+        gone: list[ItemBatch] = []
         for piece in self._pieces:
             if piece.start >= floor:
                 break
@@ -192,12 +192,12 @@ class Inlet:
             gone.append(piece)
         return gone
 
-    def leave(self) -> list[Piece]:
+    def leave(self) -> list[ItemBatch]:
         """The taker is done: the pieces that nobody reads any more, which are forgotten."""
         self.left = not self._cutter.ended or bool(self._cut)
         return self.drop()
 
-    def drop(self) -> list[Piece]:
+    def drop(self) -> list[ItemBatch]:
         """Forget every piece: nobody takes chunks any more."""
         gone = list(self._pieces)
         self._pieces.clear()

@@ -40,7 +40,7 @@ class _Sent:
     handle: Handle | None
 
 
-class Outlet:
+class StreamProducer:
     """One stream, going out.
 
     Args:

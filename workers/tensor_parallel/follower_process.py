@@ -1,7 +1,7 @@
 """The process of a rank that follows: it has a part of a node, and computes what its leader says (ADR 17).
 
     log ──worker.joined, worker.lost──> is this life still the rank's own?
-    leader ──greeting──> Door ──steps──> FollowingEngine, in a thread of its own
+    leader ──greeting──> LeaderListener ──steps──> FollowingEngine, in a thread of its own
 
 It lives on the log as any worker does (joined, beats, leaving), and reads no orders there. It joins before it
 loads: its leader finds it so. When the leader is gone, or another member, it ends: its supervisor starts it
@@ -30,9 +30,9 @@ from shared.subjects import Subjects
 from workers.kv_engine.counters import Work
 from workers.kv_engine.parallel.connection import GroupLostError
 from workers.membership.event_writer import EventWriter
-from workers.membership.incarnation import LAST_WORDS_S, SupersededError, stay_known, until_cancelled
-from workers.orders.inbox import Inbox, Joined, Lost, Superseded
-from workers.tensor_parallel.group import CARD, Copy, Door
+from workers.membership.incarnation import FINAL_EVENTS_S, SupersededError, repeat_join, until_cancelled
+from workers.orders.inbox import Inbox, IncarnationBegun, IncarnationLost, IncarnationSuperseded
+from workers.tensor_parallel.group import ENDPOINT_NAME, GroupMembership, LeaderListener
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ FAREWELL_S: Final = 8.0
 """Told to stop, it computes on for so long: its leader is told at the same time, and finishes what runs."""
 
 
-class Following(Protocol):
+class FollowerEnginePort(Protocol):
     """What computes (`workers.kv_engine.parallel.follower.FollowingEngine`)."""
 
     @property
@@ -50,7 +50,7 @@ class Following(Protocol):
     def run(self) -> Never: ...
 
 
-class Follower:
+class FollowerProcess:
     """One process of a rank that follows.
 
     Args:
@@ -64,7 +64,7 @@ class Follower:
         subjects: Subjects,
         config: DeploymentConfig,
         rank: Rank,
-        make: Callable[[Copy, Callable[[float], None]], Following],
+        make: Callable[[GroupMembership, Callable[[float], None]], FollowerEnginePort],
     ) -> None:
         self._log = log
         self._subjects = subjects
@@ -74,7 +74,7 @@ class Follower:
         self._state = "loading"
         self._progress = 0.0
         self._incarnation: int | None = None
-        self._engine: Following | None = None
+        self._engine: FollowerEnginePort | None = None
         self._writer = EventWriter(log, rank)
 
     async def run(self) -> None:
@@ -111,10 +111,10 @@ class Follower:
 
     # ---- its lives ---------------------------------------------------------------------------------
     async def _work(self, stopping: asyncio.Event) -> None:
-        door = Door(self._config, self._rank)
+        listener = LeaderListener(self._config, self._rank)
         async with asyncio.TaskGroup() as tasks:
-            living = tasks.create_task(self._live(door.card), name="lives")
-            following = tasks.create_task(self._follow(door), name="follow")
+            living = tasks.create_task(self._live(listener.endpoint), name="lives")
+            following = tasks.create_task(self._follow(listener), name="follow")
             stop = tasks.create_task(stopping.wait(), name="stopping")
             await asyncio.wait([stop, following], return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
@@ -122,13 +122,13 @@ class Follower:
             for task in (living, following, stop):
                 task.cancel()
 
-    async def _live(self, card: bytes) -> None:
+    async def _live(self, endpoint: bytes) -> None:
         """Be known on the log. One that is given up joins again: what it computes does not depend on it."""
         while True:
             self._incarnation = None
             start_seq = (await self._log.state()).last_seq + 1
             self._writer = EventWriter(self._log, self._rank)
-            joined = self._joined(card)
+            joined = self._joined(endpoint)
             inbox = Inbox(
                 self._subjects,
                 self._rank,
@@ -139,13 +139,13 @@ class Follower:
             await self._writer.post_when_possible(self._subjects.worker(self._rank), joined)
             async with asyncio.TaskGroup() as tasks:
                 staying = tasks.create_task(
-                    stay_known(joined, self._writer, self._subjects, lambda: self._incarnation),
+                    repeat_join(joined, self._writer, self._subjects, lambda: self._incarnation),
                     name="stay known",
                 )
                 await self._read(inbox, start_seq)
                 staying.cancel()
 
-    def _joined(self, card: bytes) -> WorkerJoined:
+    def _joined(self, endpoint: bytes) -> WorkerJoined:
         return WorkerJoined(
             id=f"{self._writer.name}.joined.{secrets.token_hex(8)}",
             rank=self._rank,
@@ -155,15 +155,15 @@ class Follower:
             max_seq_len=self._config.max_seq_len,
             host=platform.node(),
             pid=os.getpid(),
-            cards={CARD: card},
+            cards={ENDPOINT_NAME: endpoint},
         )
 
-    async def _follow(self, door: Door) -> None:
+    async def _follow(self, listener: LeaderListener) -> None:
         """Compute what the leader says, until it is gone."""
         try:
-            copy = await door.leader()
+            copy = await listener.leader()
         finally:
-            door.close()
+            listener.close()
         thread = _EngineThread(self._make, copy, self._on_progress)
         try:
             self._engine = await _unless_lost(thread.made(), copy)
@@ -186,12 +186,12 @@ class Follower:
         async with aclosing(self._log.read(filters, start_seq)) as records:
             async for record in records:
                 match inbox.fold(record):
-                    case Joined(incarnation):
+                    case IncarnationBegun(incarnation):
                         self._incarnation = self._writer.incarnation = incarnation
                         _LOGGER.info("rank %d joined as incarnation %d", self._rank, incarnation)
-                    case Superseded(incarnation):
+                    case IncarnationSuperseded(incarnation):
                         raise SupersededError(self._rank, incarnation, self._incarnation)
-                    case Lost(reason):
+                    case IncarnationLost(reason):
                         _LOGGER.warning("given up by the conductor (%s): joining again", reason)
                         return
                     case _:
@@ -205,7 +205,7 @@ class Follower:
         if self._incarnation is None:
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(FINAL_EVENTS_S):
                 id_ = f"{self._writer.name}.leaving.{self._incarnation}"
                 leaving = WorkerLeaving(id=id_, rank=self._rank)
                 await self._writer.post_when_possible(self._subjects.worker(self._rank), leaving)
@@ -223,7 +223,7 @@ class Follower:
         return found
 
 
-async def _unless_lost(making: Coroutine[Any, Any, Following], copy: Copy) -> Following:
+async def _unless_lost(making: Coroutine[Any, Any, FollowerEnginePort], copy: GroupMembership) -> FollowerEnginePort:
     """What is made, unless a member is gone before: who waits for that one waits long.
 
     Raises:
@@ -244,19 +244,19 @@ class _EngineThread:
 
     def __init__(
         self,
-        make: Callable[[Copy, Callable[[float], None]], Following],
-        copy: Copy,
+        make: Callable[[GroupMembership, Callable[[float], None]], FollowerEnginePort],
+        copy: GroupMembership,
         on_progress: Callable[[float], None],
     ) -> None:
         self._make = make
         self._copy = copy
         self._on_progress = on_progress
         # Errors are results here: one that comes when nobody waits any more is nobody's, and no complaint.
-        self._made: Future[Following | BaseException] = Future()
+        self._made: Future[FollowerEnginePort | BaseException] = Future()
         self._ended: Future[BaseException] = Future()
         Thread(target=self._run, name="engine", daemon=True).start()
 
-    async def made(self) -> Following:
+    async def made(self) -> FollowerEnginePort:
         """Wait for the engine; what making it raises is raised here."""
         made = await asyncio.shield(asyncio.wrap_future(self._made))
         if isinstance(made, BaseException):

@@ -32,8 +32,8 @@ from workers.kv_engine.parallel.rendezvous import Meeting
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-CARD: Final = "group"
-"""What the card is called in a follower's `worker.joined`."""
+ENDPOINT_NAME: Final = "group"
+"""What the endpoint is called in a follower's `worker.joined`."""
 GREETING_S: Final = 5.0
 """Who connects says who it is, and is answered, within this time."""
 AGAIN_S: Final = 1.0
@@ -44,7 +44,7 @@ _WELCOME: Final = b"welcome"
 _ALL_CAME: Final = b"all came"
 
 
-class Card(msgspec.Struct, frozen=True, kw_only=True):
+class FollowerEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Where a follower waits for its leader, and what that has to show."""
 
     address: str
@@ -56,7 +56,7 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True):
     """What a leader says to a follower first.
 
     Attributes:
-        secret: of the follower's card.
+        secret: of the follower's endpoint.
         index: which member the follower is, of `size`.
         digest: of the leader's configuration, as far as decisions depend on it.
         address, port, key: where the members meet for their sums (`Meeting`).
@@ -72,7 +72,7 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class GroupMembership:
     """A copy as one of its members has it.
 
     Attributes:
@@ -125,7 +125,7 @@ class Copy:
 
 
 @dataclass(slots=True)
-class Door:
+class LeaderListener:
     """Where a follower waits for its leader."""
 
     config: DeploymentConfig
@@ -143,11 +143,11 @@ class Door:
         self._secret = secrets.token_bytes(16)
 
     @property
-    def card(self) -> bytes:
+    def endpoint(self) -> bytes:
         address, port = self._listener.getsockname()[:2]
-        return msgspec.msgpack.encode(Card(address=address, port=port, secret=self._secret))
+        return msgspec.msgpack.encode(FollowerEndpoint(address=address, port=port, secret=self._secret))
 
-    async def leader(self) -> Copy:
+    async def leader(self) -> GroupMembership:
         """Wait for the leader; whoever else comes is sent away.
 
         Raises:
@@ -171,7 +171,7 @@ class Door:
             connection.close()
             _LOGGER.warning("rank %d sent %s away, which is not its leader: %s", self.rank, peer[0], why)
 
-    async def _follow(self, connection: socket.socket, greeting: Greeting) -> Copy:
+    async def _follow(self, connection: socket.socket, greeting: Greeting) -> GroupMembership:
         """The copy, once all have come to it."""
         copy = self.config.copy_of(self.rank)
         leader = f"rank {copy[0]}, which leads,"
@@ -194,7 +194,7 @@ class Door:
             own_address=self.config.data_plane.address,
             key=greeting.key,
         )
-        return Copy(meeting, [Line(connection, leader)])
+        return GroupMembership(meeting, [Line(connection, leader)])
 
     def close(self) -> None:
         self._listener.close()
@@ -203,7 +203,7 @@ class Door:
 # ---- the leader's side -------------------------------------------------------------------------------
 
 
-async def gather(log: Log, subjects: Subjects, config: DeploymentConfig, rank: Rank) -> Copy:
+async def gather(log: Log, subjects: Subjects, config: DeploymentConfig, rank: Rank) -> GroupMembership:
     """Connect with all followers of a leader, as they come; waits for them.
 
     Raises:
@@ -214,12 +214,12 @@ async def gather(log: Log, subjects: Subjects, config: DeploymentConfig, rank: R
     listener = _listening(config, leader)
     address, port = listener.getsockname()[:2]
     key = secrets.token_hex(16)
-    cards = _Cards()
+    endpoints = _FollowerEndpoints()
     connections: list[socket.socket] = []
 
-    def greeting(card: Card, index: int) -> Greeting:
+    def greeting(endpoint: FollowerEndpoint, index: int) -> Greeting:
         return Greeting(
-            secret=card.secret,
+            secret=endpoint.secret,
             index=index,
             size=len(following) + 1,
             digest=_digest(config),
@@ -230,9 +230,9 @@ async def gather(log: Log, subjects: Subjects, config: DeploymentConfig, rank: R
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            reading = tasks.create_task(cards.read(log, subjects), name="cards")
+            reading = tasks.create_task(endpoints.read(log, subjects), name="endpoints")
             for index, follower in enumerate(following, start=1):
-                connections.append(await _connect(cards, follower, index, greeting))
+                connections.append(await _connect(endpoints, follower, index, greeting))
             reading.cancel()
         for connection in connections:  # not before: who waits for the others' sums waits not for long
             await _say(connection, _ALL_CAME)
@@ -252,14 +252,14 @@ async def gather(log: Log, subjects: Subjects, config: DeploymentConfig, rank: R
         listener=listener,
     )
     named = zip(connections, following, strict=True)
-    return Copy(meeting, [Line(one, f"rank {follower}, which follows,") for one, follower in named])
+    return GroupMembership(meeting, [Line(one, f"rank {follower}, which follows,") for one, follower in named])
 
 
-class _Cards:
-    """The latest card of each rank, as the log is read; `news` is set when there is another."""
+class _FollowerEndpoints:
+    """The latest endpoint of each rank, as the log is read; `news` is set when there is another."""
 
     def __init__(self) -> None:
-        self.of: dict[int, Card] = {}
+        self.of: dict[int, FollowerEndpoint] = {}
         self.news = asyncio.Event()
 
     async def read(self, log: Log, subjects: Subjects) -> None:
@@ -270,20 +270,20 @@ class _Cards:
                     event = decode(record.data)
                     if not isinstance(event, WorkerJoined) or address is None or address.rank != event.rank:
                         continue
-                    if CARD in event.cards:
-                        self.of[event.rank] = msgspec.msgpack.decode(event.cards[CARD], type=Card)
+                    if ENDPOINT_NAME in event.cards:
+                        self.of[event.rank] = msgspec.msgpack.decode(event.cards[ENDPOINT_NAME], type=FollowerEndpoint)
                         self.news.set()
 
 
 async def _connect(
-    cards: _Cards, follower: Rank, index: int, greeting: Callable[[Card, int], Greeting]
+    endpoints: _FollowerEndpoints, follower: Rank, index: int, greeting: Callable[[FollowerEndpoint, int], Greeting]
 ) -> socket.socket:
     """A connection to one follower, once there is one that answers."""
     waited_s, said = 0.0, False
     while True:
-        cards.news.clear()
-        card = cards.of.get(follower)
-        connection = await _greet(card, greeting(card, index)) if card is not None else None
+        endpoints.news.clear()
+        endpoint = endpoints.of.get(follower)
+        connection = await _greet(endpoint, greeting(endpoint, index)) if endpoint is not None else None
         if connection is not None:
             _LOGGER.info("rank %d follows", follower)
             return connection
@@ -293,18 +293,18 @@ async def _connect(
         waited_s += AGAIN_S
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(AGAIN_S):
-                await cards.news.wait()
+                await endpoints.news.wait()
 
 
-async def _greet(card: Card, greeting: Greeting) -> socket.socket | None:
+async def _greet(endpoint: FollowerEndpoint, greeting: Greeting) -> socket.socket | None:
     """A connection to a follower that took the greeting; None where nobody does."""
-    family = socket.AF_INET6 if ":" in card.address else socket.AF_INET
+    family = socket.AF_INET6 if ":" in endpoint.address else socket.AF_INET
     connection = socket.socket(family, socket.SOCK_STREAM)
     connection.setblocking(False)
     try:
         probe(connection)
         async with asyncio.timeout(GREETING_S):
-            await asyncio.get_running_loop().sock_connect(connection, (card.address, card.port))
+            await asyncio.get_running_loop().sock_connect(connection, (endpoint.address, endpoint.port))
             await _say(connection, msgspec.msgpack.encode(greeting))
             if await _hear(connection) == _WELCOME:
                 return connection

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from dalsegno.bundle import bundle_file, export, rewrite
+from dalsegno.bundle import bundle_file, export
 from dalsegno.cli import main
-from dalsegno.history.collect import Collected
+from dalsegno.history.request_records import Collected
 from tests.dalsegno.histories import answered, collected
 
 

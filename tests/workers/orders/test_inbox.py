@@ -28,21 +28,21 @@ from shared.events import (
 from shared.ids import Incarnation, Rank
 from shared.log.port import StoredRecord
 from shared.subjects import Subjects
-from workers.membership.peers import Met, Parted
+from workers.membership.peers import PeerJoined, PeerLeft
 from workers.orders.inbox import (
     Action,
-    Ended,
+    AttemptEnded,
     Inbox,
-    Joined,
-    Lost,
-    Over,
-    Start,
+    IncarnationBegun,
+    IncarnationLost,
+    IncarnationSuperseded,
+    RequestEnded,
+    StartOrder,
     StepKey,
-    Stop,
-    Superseded,
+    StopOrder,
     Unreadable,
 )
-from workers.orders.out_of_order import EarlyEdges, Heard
+from workers.orders.out_of_order_buffer import OutOfOrderBuffer, ReceivedEdge
 
 SUBJECTS = Subjects()
 OURS = "w0.joined.ours"
@@ -210,26 +210,28 @@ def briefly(actions: list[Action]) -> list[tuple[str, object]]:
 
 def _brief(action: Action) -> tuple[str, object]:
     match action:
-        case Start():
+        case StartOrder():
             told = tuple(type(early.event).__name__ for early in action.heard)
             return ("start", (action.key, *told) if told else action.key)
-        case Stop():
+        case StopOrder():
             return ("stop" if action.started else "never started", action.key)
-        case Joined() | Superseded():
-            return (type(action).__name__.lower(), action.incarnation)
-        case Lost():
+        case IncarnationBegun():
+            return ("joined", action.incarnation)
+        case IncarnationSuperseded():
+            return ("superseded", action.incarnation)
+        case IncarnationLost():
             return ("lost", action.reason)
         case Unreadable():
             return ("unreadable", None)
-        case Heard():
+        case ReceivedEdge():
             return ("heard", (type(action.event).__name__, action.rank))
-        case Over():
+        case AttemptEnded():
             return ("over", (action.request_id, action.attempt))
-        case Ended():
+        case RequestEnded():
             return ("ended", action.request_id)
-        case Met():
+        case PeerJoined():
             return ("met", (action.rank, action.incarnation))
-        case Parted():
+        case PeerLeft():
             return ("parted", (action.rank, action.incarnation))
 
 
@@ -448,19 +450,19 @@ def test_only_so_many_requests_are_remembered_the_latest() -> None:
 
 
 def test_early_edges_that_find_no_room_are_told_with_their_order() -> None:
-    inbox = Inbox(SUBJECTS, Rank(0), OURS, early=EarlyEdges(max_per_request=2))
+    inbox = Inbox(SUBJECTS, Rank(0), OURS, early=OutOfOrderBuffer(max_per_request=2))
     [_, start] = fold([joined(), fired(), sent(0), sent(1), ready(lives=LIVES)], inbox)
 
-    assert isinstance(start, Start)
+    assert isinstance(start, StartOrder)
     assert "3 edges" in start.refused
     assert start.heard == ()
     [start] = fold([ready(attempt=2, lives=LIVES)], inbox)
-    assert isinstance(start, Start)
+    assert isinstance(start, StartOrder)
     assert not start.refused
 
 
 def test_an_attempt_that_is_over_leaves_no_early_edges() -> None:
-    early = EarlyEdges()
+    early = OutOfOrderBuffer()
     inbox = Inbox(SUBJECTS, Rank(0), OURS, early=early)
     fold([joined(), ready(lives=LIVES), fired(1), fired(2), fired(1, attempt=2)], inbox)
     assert early.count == 3
@@ -472,14 +474,14 @@ def test_an_attempt_that_is_over_leaves_no_early_edges() -> None:
 
 
 def test_what_was_told_to_an_earlier_life_is_not_waited_for() -> None:
-    early = EarlyEdges()
+    early = OutOfOrderBuffer()
     inbox = Inbox(SUBJECTS, Rank(0), OURS, early=early)
     to_us, to_no_longer = (msgspec.structs.replace(fired(), to_life=life) for life in (AT, AT - 7))
     fold([joined(), to_no_longer], inbox)
     assert early.count == 0
     [start] = fold([to_us, ready(lives=LIVES)], inbox)
 
-    assert isinstance(start, Start)
+    assert isinstance(start, StartOrder)
     assert [heard.event for heard in start.heard] == [to_us]
 
 

@@ -7,20 +7,20 @@ from hypothesis import strategies as st
 from shared.errors import BugError
 from shared.tensors import Handle, inline_ids
 from shared.walks import ChunkPolicy, Cutter, Fixed, LeftContext, SlidingWindow
-from workers.streams.consumer import WINDOW_BYTES, WINDOW_ITEMS, Inlet, size_of, span_of, window_of
+from workers.streams.consumer import WINDOW_BYTES, WINDOW_ITEMS, StreamConsumer, size_of, span_of, window_of
 
 POLICIES: list[ChunkPolicy] = [Fixed(3), SlidingWindow(5, 2), LeftContext(3, 2)]
 
 
-def inlet(policy: ChunkPolicy) -> Inlet:
-    return Inlet(policy, Cutter(policy))
+def inlet(policy: ChunkPolicy) -> StreamConsumer:
+    return StreamConsumer(policy, Cutter(policy))
 
 
 def items(first: int, count: int) -> Handle:
     return inline_ids(f"k{first}", list(range(first, first + count)))
 
 
-def take(stream: Inlet) -> tuple[list[int], bool]:
+def take(stream: StreamConsumer) -> tuple[list[int], bool]:
     """The next chunk's items, by number, and whether it is the last."""
     chunk, parts = stream.take()
     found = [piece.start + place for piece, start, stop in parts for place in range(start, stop)]

@@ -10,7 +10,7 @@ from shared.walks import Fixed
 from tests.workers.harness import turns
 from workers.data_plane.port import Array
 from workers.streams.consumer import WINDOW_BYTES, Items
-from workers.streams.producer import Outlet
+from workers.streams.producer import StreamProducer
 
 
 @dataclass(slots=True)
@@ -32,8 +32,8 @@ class Bench:
         self.acks.append(stored)
         self.arrived.set()
 
-    def outlet(self, *, in_batches: bool = True) -> Outlet:
-        return Outlet(
+    def outlet(self, *, in_batches: bool = True) -> StreamProducer:
+        return StreamProducer(
             Fixed(3),
             self.put,
             free=self.freed.append,

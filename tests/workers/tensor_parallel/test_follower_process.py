@@ -21,8 +21,8 @@ from tests.workers.tensor_parallel.test_group import config
 from workers.kv_engine.parallel.connection import GroupLostError
 from workers.membership.incarnation import SupersededError
 from workers.tensor_parallel import follower_process
-from workers.tensor_parallel.follower_process import Follower
-from workers.tensor_parallel.group import CARD, Copy, gather
+from workers.tensor_parallel.follower_process import FollowerProcess
+from workers.tensor_parallel.group import ENDPOINT_NAME, GroupMembership, gather
 
 E = TypeVar("E", bound=Event)
 
@@ -36,7 +36,7 @@ def toy_is_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
 class Engine:
     """Hears its leader out, as the real one does, and counts."""
 
-    copy: Copy
+    copy: GroupMembership
     kernels: str = "torch"
     forwards: int = 0
     heard: ThreadEvent = field(default_factory=ThreadEvent)
@@ -53,11 +53,11 @@ class World:
     """A follower at work; the test is its leader, and its conductor."""
 
     log: MemoryLog
-    follower: Follower
+    follower: FollowerProcess
     task: "asyncio.Task[None]"
     engines: list[Engine] = field(default_factory=list)
 
-    async def lead(self) -> Copy:
+    async def lead(self) -> GroupMembership:
         return await gather(self.log, SUBJECTS, config(0, 1), Rank(0))
 
     async def until(self, state: str) -> None:
@@ -88,7 +88,7 @@ async def at_work(refusal: Exception | None = None, *, loads_for_ever: bool = Fa
     engines: list[Engine] = []
     may_end = ThreadEvent()
 
-    def make(copy: Copy, on_progress: Callable[[float], None]) -> Engine:
+    def make(copy: GroupMembership, on_progress: Callable[[float], None]) -> Engine:
         on_progress(0.5)
         if refusal is not None:
             raise refusal
@@ -97,7 +97,7 @@ async def at_work(refusal: Exception | None = None, *, loads_for_ever: bool = Fa
         engines.append(Engine(copy))
         return engines[-1]
 
-    follower = Follower(own, SUBJECTS, config(0, 1), Rank(1), make)
+    follower = FollowerProcess(own, SUBJECTS, config(0, 1), Rank(1), make)
     world = World(log, follower, asyncio.create_task(follower.run()), engines)
     try:
         yield world
@@ -110,7 +110,7 @@ async def at_work(refusal: Exception | None = None, *, loads_for_ever: bool = Fa
 
 
 @asynccontextmanager
-async def led(world: World) -> AsyncIterator[Copy]:
+async def led(world: World) -> AsyncIterator[GroupMembership]:
     copy = await world.lead()
     assert copy.meeting.listener is not None
     copy.meeting.listener.close()
@@ -135,7 +135,7 @@ async def ended(world: World) -> BaseException | None:
 async def test_it_joins_at_once_and_is_ready_when_its_leader_has_come_and_its_part_is_there() -> None:
     async with at_work() as world:
         joined, seq = await world.first(WorkerJoined)
-        assert (joined.rank, joined.nodes, list(joined.cards)) == (1, ["llm"], [CARD])
+        assert (joined.rank, joined.nodes, list(joined.cards)) == (1, ["llm"], [ENDPOINT_NAME])
         loading = world.follower.vital_signs()
         assert (loading["state"], loading["kernels"]) == ("loading", "")
 
@@ -245,9 +245,9 @@ async def test_another_process_that_takes_its_rank_ends_it() -> None:
 
 
 async def test_it_says_again_where_it_waits_before_the_log_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.membership.incarnation.SAY_AGAIN_S", 0.001)
+    monkeypatch.setattr("workers.membership.incarnation.REPEAT_JOIN_S", 0.001)
     async with at_work() as world:
         first, seq = await world.first(WorkerJoined)
         again, _ = await world.first(WorkerJoined, seq + 1)
 
-    assert (again.id, again.incarnation, again.cards) == (first.id, seq, first.cards)
+    assert (again.id, again.incarnation, again.endpoints) == (first.id, seq, first.endpoints)

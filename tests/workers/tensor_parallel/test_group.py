@@ -17,7 +17,13 @@ from tests.workers import harness
 from tests.workers.harness import SUBJECTS
 from workers.kv_engine.parallel.connection import GroupLostError, probe
 from workers.tensor_parallel import group
-from workers.tensor_parallel.group import CARD, Card, Copy, Door, gather
+from workers.tensor_parallel.group import (
+    ENDPOINT_NAME,
+    FollowerEndpoint,
+    GroupMembership,
+    LeaderListener,
+    gather,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +50,7 @@ class World:
         self.log = MemoryLog(MemoryStore(SUBJECTS))
         self.lives = 0
 
-    async def join(self, rank: int, card: bytes) -> None:
+    async def join(self, rank: int, endpoint: bytes) -> None:
         self.lives += 1
         joined = WorkerJoined(
             id=f"w{rank}.joined.{self.lives}",
@@ -53,12 +59,12 @@ class World:
             model="toy-1",
             nodes=["llm"],
             device="cpu",
-            cards={CARD: card},
+            cards={ENDPOINT_NAME: endpoint},
         )
         self.log.post(SUBJECTS.worker(rank), encode(joined))
         await self.log.drain()
 
-    async def gathered(self, asked: DeploymentConfig) -> Copy:
+    async def gathered(self, asked: DeploymentConfig) -> GroupMembership:
         return await gather(self.log, SUBJECTS, asked, Rank(asked.leaders[0]))
 
 
@@ -70,13 +76,13 @@ async def world() -> AsyncIterator[World]:
 
 
 @asynccontextmanager
-async def met(world: World, asked: DeploymentConfig) -> AsyncIterator[list[Copy]]:
+async def met(world: World, asked: DeploymentConfig) -> AsyncIterator[list[GroupMembership]]:
     """A copy, as its leader and each of its followers has it."""
-    doors = [Door(asked, rank) for rank in asked.copy_of(asked.leaders[0])[1:]]
-    waiting = [asyncio.create_task(door.leader()) for door in doors]
+    listeners = [LeaderListener(asked, rank) for rank in asked.copy_of(asked.leaders[0])[1:]]
+    waiting = [asyncio.create_task(listener.leader()) for listener in listeners]
     leading = asyncio.create_task(world.gathered(asked))
-    for door in doors:
-        await world.join(door.rank, door.card)
+    for listener in listeners:
+        await world.join(listener.rank, listener.endpoint)
     copies = [await leading, *[await one for one in waiting]]
     try:
         yield copies
@@ -133,7 +139,7 @@ async def test_a_follower_of_an_earlier_copy_is_passed_over_for_its_next_life(wo
     asked = config(0, 1)
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    await world.join(1, msgspec.msgpack.encode(Card(address="127.0.0.1", port=port, secret=b"old")))
+    await world.join(1, msgspec.msgpack.encode(FollowerEndpoint(address="127.0.0.1", port=port, secret=b"old")))
 
     async with met(world, asked) as copies:
         assert len(copies) == 2
@@ -144,17 +150,17 @@ async def test_who_does_not_know_the_secret_is_sent_away(
 ) -> None:
     monkeypatch.setattr(group, "AGAIN_S", 0.01)
     asked = config(0, 1)
-    door = Door(asked, Rank(1))
-    card = msgspec.msgpack.decode(door.card, type=Card)
-    waiting = asyncio.create_task(door.leader())
+    listener = LeaderListener(asked, Rank(1))
+    endpoint = msgspec.msgpack.decode(listener.endpoint, type=FollowerEndpoint)
+    waiting = asyncio.create_task(listener.leader())
     leading = asyncio.create_task(world.gathered(asked))
-    await world.join(1, msgspec.msgpack.encode(msgspec.structs.replace(card, secret=b"guessed")))
-    with closing(socket.create_connection((card.address, card.port))) as stranger:
+    await world.join(1, msgspec.msgpack.encode(msgspec.structs.replace(endpoint, secret=b"guessed")))
+    with closing(socket.create_connection((endpoint.address, endpoint.port))) as stranger:
         stranger.sendall(b"\xff\xff")
         assert await asyncio.to_thread(stranger.recv, 1) == b""
     assert not waiting.done()
 
-    await world.join(1, door.card)
+    await world.join(1, listener.endpoint)
     for copy in (await leading, await waiting):
         copy.close()
         if copy.meeting.listener is not None:
@@ -164,10 +170,10 @@ async def test_who_does_not_know_the_secret_is_sent_away(
 
 
 async def test_members_of_different_configurations_do_not_compute_together(world: World) -> None:
-    door = Door(config(0, 1, max_seq_len=64), Rank(1))
-    waiting = asyncio.create_task(door.leader())
+    listener = LeaderListener(config(0, 1, max_seq_len=64), Rank(1))
+    waiting = asyncio.create_task(listener.leader())
     leading = asyncio.create_task(world.gathered(config(0, 1)))
-    await world.join(1, door.card)
+    await world.join(1, listener.endpoint)
 
     with pytest.raises(ConfigError, match="rank 1 and rank 0, which leads, have different configurations"):
         await waiting
@@ -180,19 +186,19 @@ async def test_nobody_begins_before_all_have_come(
 ) -> None:
     caplog.set_level("INFO")
     asked = config(0, 1, 2)
-    door = Door(asked, Rank(1))
+    listener = LeaderListener(asked, Rank(1))
     probed: list[str] = []
 
     def probing(connection: socket.socket) -> None:
-        is_follower = connection.getsockname()[1] == door_port
+        is_follower = connection.getsockname()[1] == listener_port
         probed.append("rank 1's" if is_follower else "rank 0's")
         probe(connection)
 
-    door_port = msgspec.msgpack.decode(door.card, type=Card).port
+    listener_port = msgspec.msgpack.decode(listener.endpoint, type=FollowerEndpoint).port
     monkeypatch.setattr(group, "probe", probing)
-    waiting = asyncio.create_task(door.leader())
+    waiting = asyncio.create_task(listener.leader())
     leading = asyncio.create_task(world.gathered(asked))
-    await world.join(1, door.card)
+    await world.join(1, listener.endpoint)
     while "rank 1 follows" not in caplog.text:  # noqa: ASYNC110 - it has no event of its own
         await asyncio.sleep(0)
     assert not waiting.done()
@@ -208,6 +214,6 @@ async def test_an_address_of_another_machine_is_refused(world: World) -> None:
     asked = config(0, 1, data_plane=DataPlaneSettings(address="203.0.113.1"))
 
     with pytest.raises(ConfigError, match=r"rank 1 shares a node and cannot listen at data_plane\.address"):
-        Door(asked, Rank(1))
+        LeaderListener(asked, Rank(1))
     with pytest.raises(ConfigError, match="rank 0 shares a node and cannot listen"):
         await world.gathered(asked)

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.events import RowState
+from shared.events import SequenceHandover
 from workers.data_plane.step_tensors import Value
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
+class NodeResult:
     """What one firing came to.
 
     Attributes:
@@ -24,5 +24,5 @@ class Outcome:
     streamed: Mapping[str, Value] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     stops: tuple[str, ...] = ()
-    row: RowState | None = None
+    row: SequenceHandover | None = None
     to: int | None = None

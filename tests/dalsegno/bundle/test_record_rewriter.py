@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from conductor.core.replay import Replayer
-from dalsegno.bundle import manifest, rewrite
-from dalsegno.bundle.rewrite import Redaction, without_cards
+from dalsegno.bundle import manifest, record_rewriter
+from dalsegno.bundle.redaction import Redaction, admitted_in, without_cards
 from models import registry
 from shared.events import (
     Function,
@@ -33,8 +33,8 @@ from tests.dalsegno.histories import answered, bundled
 
 
 def redacted(records: list[StoredRecord]) -> list[StoredRecord]:
-    redaction = Redaction(rewrite.admitted_in(records, SUBJECTS))
-    return rewrite.rewritten(records, redaction, graph_of=registry.graph, subjects=SUBJECTS)
+    redaction = Redaction(admitted_in(records, SUBJECTS))
+    return record_rewriter.rewritten(records, redaction, graph_of=registry.graph, subjects=SUBJECTS)
 
 
 def matches(records: list[StoredRecord]) -> bool:
@@ -43,7 +43,7 @@ def matches(records: list[StoredRecord]) -> bool:
 
 def unlike(records: list[StoredRecord]) -> dict[str, str]:
     changed = redacted(records)
-    return rewrite.unfaithful(records, changed, graph_of=registry.graph, subjects=SUBJECTS)
+    return record_rewriter.unfaithful(records, changed, graph_of=registry.graph, subjects=SUBJECTS)
 
 
 def test_nothing_of_question_and_answer_is_left_and_the_control_replay_matches() -> None:
@@ -182,13 +182,13 @@ def test_facts_that_are_numbers_are_kept_for_plans_go_by_them() -> None:
 def test_a_request_that_matched_and_does_not_when_rewritten_is_named() -> None:
     records = answered()
     damaged = [r for r in redacted(records) if not isinstance(decode(r.data, _kind(r)), RequestFinished)]
-    found = rewrite.unfaithful(records, damaged, graph_of=registry.graph, subjects=SUBJECTS)
+    found = record_rewriter.unfaithful(records, damaged, graph_of=registry.graph, subjects=SUBJECTS)
     assert found == {"r1": "r1.end is decided, but the log does not have it"}
 
 
 def test_without_redaction_the_bytes_are_the_logs_but_for_the_cards() -> None:
     records = answered()
-    same = rewrite.rewritten(records, without_cards, graph_of=registry.graph, subjects=SUBJECTS)
+    same = record_rewriter.rewritten(records, without_cards, graph_of=registry.graph, subjects=SUBJECTS)
     assert all(a is b for a, b in zip(records, same, strict=True))
 
 

@@ -10,7 +10,7 @@ from configs.placement import rank_of
 from models.base import EngineKind, ModelGraph
 from shared.errors import BugError
 from shared.events import NodeReady
-from shared.walks import Client, CompiledNode, CompiledWalk, Pair, StreamInfo
+from shared.walks import Client, CompiledNode, CompiledWalk, InputPort, StreamInfo
 from shared.walks.compiled import Route
 
 PROMPT: Final = "token_ids"
@@ -21,7 +21,7 @@ _OF_PROMPTS: Final = frozenset({"echo", "pooling", "warm"})
 """Arguments of walks whose node is heard though no token of it is."""
 
 
-class Script:
+class GraphOutputs:
     """What of a model's graph every order asks for, worked out once.
 
     Attributes:
@@ -38,7 +38,7 @@ class Script:
         }
 
 
-class Placed:
+class StepPlacement:
     """One order, placed.
 
     Attributes:
@@ -50,7 +50,7 @@ class Placed:
             from rank to rank the last one speaks.
     """
 
-    def __init__(self, script: Script, ready: NodeReady) -> None:
+    def __init__(self, script: GraphOutputs, ready: NodeReady) -> None:
         graph = script.graph
         if unknown := [call.name for call in ready.walks if call.name not in graph.walks]:
             raise BugError(f"{graph.family} has no walk {unknown[0]!r}; it has {sorted(graph.walks)}")
@@ -60,7 +60,7 @@ class Placed:
         self._script = script
         self._graph = graph
         self._ready = ready
-        self._streams: Mapping[Pair, StreamInfo] = graph.streams
+        self._streams: Mapping[InputPort, StreamInfo] = graph.streams
         self._speakers = self._found_speakers()
         self.others: tuple[int, ...] = () if self.is_alone else self._found_others()
         self.tracks: dict[str, str] = (
@@ -165,16 +165,16 @@ class Placed:
         return len({self.rank_of(walk.name, node) for walk in self.walks if node in walk.nodes}) > 1
 
     # ---- streams -----------------------------------------------------------------------------------
-    def taker(self, stream: Pair) -> int:
+    def taker(self, stream: InputPort) -> int:
         """The rank that takes a stream."""
         return self.rank_of(self._streams[stream].consumer_walk, stream[1])
 
-    def feeders(self, stream: Pair) -> frozenset[int]:
+    def feeders(self, stream: InputPort) -> frozenset[int]:
         """The ranks that may make a stream's items."""
         return frozenset(self.rank_of(walk, node) for walk, node in self._streams[stream].feeders)
 
     @property
-    def ends(self) -> tuple[Pair, ...]:
+    def ends(self) -> tuple[InputPort, ...]:
         """The streams of which this rank has to tell the end when the step's walks are done.
 
         It is the rank that fed it last in this step, or else the lowest of those in it.
@@ -186,7 +186,7 @@ class Placed:
             raise BugError(f"{self._graph.family} has no stream {min(missing)!r} to end")
         return tuple(pair for pair in named if self._speaker_of(pair) == self.rank)
 
-    def _speaker_of(self, stream: Pair) -> int:
+    def _speaker_of(self, stream: InputPort) -> int:
         fed = [
             self.rank_of(walk.name, node.name)
             for walk in self.walks

@@ -1,17 +1,17 @@
 from shared.events import NodeFired, StreamSent
-from workers.orders.out_of_order import EarlyEdges, Heard
+from workers.orders.out_of_order_buffer import OutOfOrderBuffer, ReceivedEdge
 
 
-def fired(number: int, attempt: int = 1) -> Heard:
-    return Heard(NodeFired(attempt=attempt, index=number, walk=0, node="n", path=()), 1)
+def fired(number: int, attempt: int = 1) -> ReceivedEdge:
+    return ReceivedEdge(NodeFired(attempt=attempt, index=number, walk=0, node="n", path=()), 1)
 
 
-def take_all(early: EarlyEdges, request_id: str) -> list[Heard]:
+def take_all(early: OutOfOrderBuffer, request_id: str) -> list[ReceivedEdge]:
     return early.take(request_id, lambda _: True)
 
 
 def test_what_is_wanted_is_taken_in_its_order_and_once() -> None:
-    early = EarlyEdges()
+    early = OutOfOrderBuffer()
     for number in (2, 0, 1):
         early.add("r", fired(number), 10)
 
@@ -22,7 +22,7 @@ def test_what_is_wanted_is_taken_in_its_order_and_once() -> None:
 
 
 def test_requests_do_not_touch_one_another_and_an_end_forgets() -> None:
-    early = EarlyEdges()
+    early = OutOfOrderBuffer()
     early.add("r", fired(0), 10)
     early.add("q", fired(1), 10)
     early.end("r")
@@ -33,7 +33,7 @@ def test_requests_do_not_touch_one_another_and_an_end_forgets() -> None:
 
 
 def test_a_higher_attempt_ends_what_waits_for_lower_ones() -> None:
-    early = EarlyEdges()
+    early = OutOfOrderBuffer()
     for attempt in (1, 2, 3):
         early.add("r", fired(0, attempt), 10)
     early.begin("r", 2)
@@ -42,7 +42,7 @@ def test_a_higher_attempt_ends_what_waits_for_lower_ones() -> None:
 
 
 def test_an_edge_too_many_takes_its_attempts_others_with_it_and_is_remembered() -> None:
-    early = EarlyEdges(max_per_request=2)
+    early = OutOfOrderBuffer(max_per_request=2)
     early.add("r", fired(0, attempt=2), 10)
     early.add("r", fired(1), 10)
     early.add("r", fired(2), 10)
@@ -57,7 +57,7 @@ def test_an_edge_too_many_takes_its_attempts_others_with_it_and_is_remembered() 
 
 
 def test_bytes_are_bounded_too_of_a_request_and_of_all() -> None:
-    early = EarlyEdges(max_bytes_per_request=100, max_bytes_in_all=150)
+    early = OutOfOrderBuffer(max_bytes_per_request=100, max_bytes_in_all=150)
     early.add("r", fired(0), 90)
     early.add("q", fired(0), 60)
     early.add("q", fired(1), 1)
@@ -69,9 +69,9 @@ def test_bytes_are_bounded_too_of_a_request_and_of_all() -> None:
 
 
 def test_all_requests_together_are_bounded() -> None:
-    early = EarlyEdges(max_in_all=2)
+    early = OutOfOrderBuffer(max_in_all=2)
     for name in ("a", "b", "c"):
-        early.add(name, Heard(StreamSent(attempt=1, stream="s", to="n"), 1), 1)
+        early.add(name, ReceivedEdge(StreamSent(attempt=1, stream="s", to="n"), 1), 1)
 
     assert not early.refused("a", 1)
     assert early.refused("c", 1)

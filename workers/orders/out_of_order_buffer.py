@@ -21,7 +21,7 @@ MAX_BYTES_IN_ALL: Final = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ReceivedEdge:
     """What another rank told this one."""
 
     event: EdgeEvent
@@ -30,12 +30,12 @@ class Heard:
 
 @dataclass(slots=True)
 class _Waiting:
-    edges: list[tuple[Heard, int]] = field(default_factory=list)
+    edges: list[tuple[ReceivedEdge, int]] = field(default_factory=list)
     nbytes: int = 0
     refused: dict[int, str] = field(default_factory=dict)  # by attempt
 
 
-class EarlyEdges:
+class OutOfOrderBuffer:
     """All requests' early edges.
 
     Attributes:
@@ -58,7 +58,7 @@ class EarlyEdges:
         self._max_bytes_in_all = max_bytes_in_all
         self._requests: dict[str, _Waiting] = {}
 
-    def add(self, request_id: str, heard: Heard, nbytes: int) -> None:
+    def add(self, request_id: str, heard: ReceivedEdge, nbytes: int) -> None:
         """Keep an edge, of `nbytes` as an event; or give up on its attempt, where it does not fit."""
         waiting = self._requests.setdefault(request_id, _Waiting())
         attempt = heard.event.attempt
@@ -73,7 +73,7 @@ class EarlyEdges:
         waiting.edges.append((heard, nbytes))
         self._count(waiting, 1, nbytes)
 
-    def take(self, request_id: str, wanted: Callable[[Heard], bool]) -> list[Heard]:
+    def take(self, request_id: str, wanted: Callable[[ReceivedEdge], bool]) -> list[ReceivedEdge]:
         """Those of a request that are `wanted`, in the order they came; they wait no longer."""
         waiting = self._requests.get(request_id)
         if waiting is None:
@@ -112,7 +112,7 @@ class EarlyEdges:
             return f"{waiting.nbytes + nbytes} bytes of edges ({self.nbytes + nbytes} of all requests)"
         return ""
 
-    def _take(self, waiting: _Waiting, wanted: Callable[[Heard], bool]) -> list[Heard]:
+    def _take(self, waiting: _Waiting, wanted: Callable[[ReceivedEdge], bool]) -> list[ReceivedEdge]:
         taken = [pair for pair in waiting.edges if wanted(pair[0])]
         if taken:
             waiting.edges = [pair for pair in waiting.edges if not wanted(pair[0])]

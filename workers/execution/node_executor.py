@@ -24,11 +24,11 @@ from shared.tensors import Handle
 from shared.walks import Client, CompiledNode, Firing
 from workers.data_plane.port import INLINE_BYTES, Array, TensorStore
 from workers.data_plane.step_tensors import StepTensors, Value, as_array, as_inline
-from workers.execution.kv_steps import Sequences
-from workers.execution.outcome import Outcome
-from workers.execution.placement import Placed, Script
+from workers.execution.kv_steps import KvNodes
+from workers.execution.node_result import NodeResult
+from workers.execution.step_placement import GraphOutputs, StepPlacement
 from workers.execution.step_streams import StepStreams
-from workers.generation.sequence_handles import Rows
+from workers.generation.engine_client import EngineClient
 from workers.stateless_engine.firing import Fired
 
 
@@ -48,32 +48,32 @@ class StatelessPort(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hosted:
+class HostedModel:
     """What this rank runs, loaded."""
 
     graph: ModelGraph
     processing: Processing
-    rows: Rows
+    rows: EngineClient
     pool: Pool
     store: TensorStore
     stateless: StatelessPort | None = None
-    script: Script = field(init=False)
+    script: GraphOutputs = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "script", Script(self.graph))
+        object.__setattr__(self, "script", GraphOutputs(self.graph))
 
 
-class StepNodes:
+class NodeExecutor:
     """The nodes of one step that this rank fires."""
 
     def __init__(
         self,
-        hosted: Hosted,
+        hosted: HostedModel,
         ready: NodeReady,
-        placed: Placed,
+        placed: StepPlacement,
         *,
         tensors: StepTensors,
-        sequences: Sequences,
+        sequences: KvNodes,
         streams: StepStreams,
     ) -> None:
         self._hosted = hosted
@@ -83,7 +83,7 @@ class StepNodes:
         self._sequences = sequences
         self._streams = streams
 
-    async def fire(self, place: int, firing: Firing, key: str, chunk: ChunkOf | None) -> Outcome:
+    async def fire(self, place: int, firing: Firing, key: str, chunk: ChunkOf | None) -> NodeResult:
         """Fire a node of the walk at `place`; `key` begins the keys of what it puts out.
 
         Raises:
@@ -99,7 +99,7 @@ class StepNodes:
                 return await self._on_stateless(place, node, firing, key, chunk)
 
     # ---- engines -----------------------------------------------------------------------------------
-    async def _on_cpu(self, place: int, node: CompiledNode, firing: Firing, key: str) -> Outcome:
+    async def _on_cpu(self, place: int, node: CompiledNode, firing: Firing, key: str) -> NodeResult:
         if node.streaming:
             await self._streams.have_room(node)
         inputs = {name: await self._inline(name, value) for name, value in firing.inputs.items()}
@@ -113,11 +113,11 @@ class StepNodes:
             for name, handle in result.outputs.items():
                 if name in outputs and self._is_read_elsewhere(place, node, name):
                     outputs[name] = await self._moved(handle)
-        return Outcome(outputs=outputs, streamed=_items(node, result.outputs), facts=result.facts)
+        return NodeResult(outputs=outputs, streamed=_items(node, result.outputs), facts=result.facts)
 
     async def _on_stateless(
         self, place: int, node: CompiledNode, firing: Firing, key: str, chunk: ChunkOf | None
-    ) -> Outcome:
+    ) -> NodeResult:
         engine = self._hosted.stateless
         if engine is None:
             raise BugError(f"node {firing.node!r} needs the stateless engine, which this rank has not")
@@ -136,9 +136,9 @@ class StepNodes:
             if name not in node.streamed
         }
         items = _items(node, fired.outputs)
-        return Outcome(outputs=outputs, streamed=items, facts=fired.facts, stops=fired.stops)
+        return NodeResult(outputs=outputs, streamed=items, facts=fired.facts, stops=fired.stops)
 
-    async def _on_row(self, place: int, firing: Firing, key: str) -> Outcome:
+    async def _on_row(self, place: int, firing: Firing, key: str) -> NodeResult:
         if any(isinstance(value, Array) for value in firing.inputs.values()):
             inputs = {name: await self._inline(name, value) for name, value in firing.inputs.items()}
             firing = Firing(firing.node, inputs, firing.path)

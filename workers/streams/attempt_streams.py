@@ -3,9 +3,9 @@
 They outlive a step: a stream may be fed by several, one after the other, and be on its way before the step
 that takes it has begun here. They end with the attempt.
 
-    a node here ──> Outlet ──┬── the taker is here ──> Inlet ──> chunks ──> a firing's input
+    a node here ──> StreamProducer ──┬── the taker is here ──> StreamConsumer ──> chunks ──> a firing's input
                              └── StreamSent ──> the taker's rank
-    StreamTaken <── Inlet                            a credit for a rank
+    StreamTaken <── StreamConsumer                            a credit for a rank
 
 A taker may be done before its stream is: its loop has run as often as it may, or a node stopped it. Then the
 rest is nobody's: it is dropped here, and those who make it are told, so that they are held for it no more.
@@ -22,13 +22,13 @@ import numpy as np
 from shared.errors import BugError, DalSegnoError, TensorGone
 from shared.events import StreamSent, StreamTaken, StreamTotals
 from shared.tensors import Handle
-from shared.walks import Chunk, Cutter, Pair, StreamInfo
+from shared.walks import Chunk, Cutter, InputPort, StreamInfo
 from workers.data_plane.port import Array, Bytes, TensorStore
 from workers.data_plane.step_tensors import IN_THREAD_BYTES, LostTensor, check, put
-from workers.generation.sequence_handles import Rows
-from workers.orders.out_of_order import Heard
-from workers.streams.consumer import Inlet, Items, Piece
-from workers.streams.producer import Outlet, as_handle
+from workers.generation.engine_client import EngineClient
+from workers.orders.out_of_order_buffer import ReceivedEdge
+from workers.streams.consumer import ItemBatch, Items, StreamConsumer
+from workers.streams.producer import StreamProducer, as_handle
 
 _TOKEN: Final[tuple[str, tuple[int, ...]]] = ("int32", ())
 """What the items of a stream are taken for that ended without any."""
@@ -38,7 +38,7 @@ Tell = Callable[[int, StreamSent | StreamTaken, Callable[[int], None] | None], N
 
 
 @dataclass(slots=True)
-class EdgeCounts:
+class EdgeCounters:
     """What `shared.meters.EdgeMeters` tells, as it goes up."""
 
     told: int = 0
@@ -47,7 +47,7 @@ class EdgeCounts:
     chunks: int = 0
 
 
-class Streams:
+class AttemptStreams:
     """All streams of a request in one attempt.
 
     Args:
@@ -61,16 +61,16 @@ class Streams:
 
     def __init__(
         self,
-        infos: Mapping[Pair, StreamInfo],
+        infos: Mapping[InputPort, StreamInfo],
         name: str,
         *,
         rank: int,
         store: TensorStore,
-        rows: Rows,
+        rows: EngineClient,
         tell: Tell,
         tell_when_possible: Callable[[int, StreamTaken], Coroutine[Any, Any, None]],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
-        counts: "EdgeCounts",
+        counts: "EdgeCounters",
     ) -> None:
         self.scope = f"{name}/streams"
         self._infos = infos
@@ -82,16 +82,16 @@ class Streams:
         self._tell_when_possible = tell_when_possible
         self._spawn = spawn
         self._counts = counts
-        self._inlets: dict[Pair, Inlet] = {}
-        self._outlets: dict[Pair, Outlet] = {}
+        self._inlets: dict[InputPort, StreamConsumer] = {}
+        self._outlets: dict[InputPort, StreamProducer] = {}
         self._looks: dict[str, tuple[Handle, Bytes]] = {}
-        self._watchers: dict[Pair, Callable[[], None]] = {}
-        self._failures: dict[Pair, DalSegnoError] = {}
-        self._left: set[Pair] = set()  # here or elsewhere: what is made of them is nobody's
+        self._watchers: dict[InputPort, Callable[[], None]] = {}
+        self._failures: dict[InputPort, DalSegnoError] = {}
+        self._left: set[InputPort] = set()  # here or elsewhere: what is made of them is nobody's
         self._closed = False
 
     # ---- from other ranks --------------------------------------------------------------------------
-    def hear(self, heard: Heard) -> None:
+    def hear(self, heard: ReceivedEdge) -> None:
         """Take what another rank tells of a stream."""
         match heard.event:
             case StreamSent(stream=stream, to=to, index=first, items=items, end=end):
@@ -104,15 +104,15 @@ class Streams:
                 pass
 
     # ---- taking ------------------------------------------------------------------------------------
-    def ready(self, stream: Pair) -> bool:
+    def ready(self, stream: InputPort) -> bool:
         """Whether `chunk` has one to give, or an error."""
         return stream in self._failures or self._inlet(stream).ready
 
-    def watch(self, stream: Pair, callback: Callable[[], None]) -> None:
+    def watch(self, stream: InputPort, callback: Callable[[], None]) -> None:
         """Call back once, as soon as there is a chunk."""
         self._watchers[stream] = callback
 
-    async def chunk(self, stream: Pair) -> tuple[Chunk, Array]:
+    async def chunk(self, stream: InputPort) -> tuple[Chunk, Array]:
         """The next chunk, whose bytes are nobody else's; to be asked for when one is ready.
 
         Raises:
@@ -130,7 +130,7 @@ class Streams:
         self._credit(stream, inlet)
         return chunk, array
 
-    def leave(self, stream: Pair, feeders: Collection[int]) -> None:
+    def leave(self, stream: InputPort, feeders: Collection[int]) -> None:
         """The taker is done, and nobody takes after it: the ranks that feed the stream need not go on."""
         if self._closed:
             return
@@ -155,7 +155,7 @@ class Streams:
             )
             self._spawn(self._tell_when_possible(rank, event))
 
-    def totals(self, stream: Pair) -> StreamTotals:
+    def totals(self, stream: InputPort) -> StreamTotals:
         """What came in so far; of a stream that was left, what its chunks had."""
         inlet = self._inlet(stream)
         if inlet.left:
@@ -163,11 +163,11 @@ class Streams:
         return StreamTotals(items=inlet.items, chunks=inlet.chunks)
 
     # ---- making ------------------------------------------------------------------------------------
-    def outlet(self, stream: Pair, taker: int) -> Outlet:
+    def outlet(self, stream: InputPort, taker: int) -> StreamProducer:
         """Where this rank puts the items it makes of a stream that rank `taker` takes."""
         found = self._outlets.get(stream)
         if found is None:
-            found = self._outlets[stream] = Outlet(
+            found = self._outlets[stream] = StreamProducer(
                 self._infos[stream].policy,
                 partial(self._put_here if taker == self._rank else self._send, stream, taker),
                 free=self._store.release,
@@ -196,21 +196,21 @@ class Streams:
                 self._let_go(piece)
 
     # ---- within ------------------------------------------------------------------------------------
-    def _close_outlet(self, stream: Pair) -> None:
+    def _close_outlet(self, stream: InputPort) -> None:
         self._left.add(stream)
         if stream in self._outlets:
             self._outlets[stream].leave()
 
-    def _inlet(self, stream: Pair) -> Inlet:
+    def _inlet(self, stream: InputPort) -> StreamConsumer:
         found = self._inlets.get(stream)
         if found is None:
             if stream not in self._infos:
                 raise BugError(f"there is no stream {stream[0]!r} to node {stream[1]!r}")
             info = self._infos[stream]
-            found = self._inlets[stream] = Inlet(info.policy, Cutter(info.policy, info.after_end))
+            found = self._inlets[stream] = StreamConsumer(info.policy, Cutter(info.policy, info.after_end))
         return found
 
-    def _push(self, stream: Pair, rank: int, first: int, items: Items | None, *, end: bool) -> None:
+    def _push(self, stream: InputPort, rank: int, first: int, items: Items | None, *, end: bool) -> None:
         if self._closed or stream in self._failures:
             return
         try:
@@ -225,7 +225,7 @@ class Streams:
 
     def _put_here(
         self,
-        stream: Pair,
+        stream: InputPort,
         _taker: int,
         first: int,
         items: Items | None,
@@ -238,7 +238,7 @@ class Streams:
 
     def _send(
         self,
-        stream: Pair,
+        stream: InputPort,
         taker: int,
         first: int,
         items: Items | None,
@@ -260,7 +260,7 @@ class Streams:
     def _count(self, items: Items | None) -> None:
         self._counts.items += 0 if items is None else items.shape[0]
 
-    def _credit(self, stream: Pair, inlet: Inlet) -> None:
+    def _credit(self, stream: InputPort, inlet: StreamConsumer) -> None:
         for rank, used in inlet.credits(all_of=self._rank):
             if rank == self._rank:
                 self._outlets[stream].taken(used)
@@ -270,7 +270,7 @@ class Streams:
             self._spawn(self._tell_when_possible(rank, event))
 
     async def _joined(
-        self, parts: Sequence[tuple[Piece, int, int]], like: tuple[str, tuple[int, ...]]
+        self, parts: Sequence[tuple[ItemBatch, int, int]], like: tuple[str, tuple[int, ...]]
     ) -> Array:
         """Items of pieces, one after the other, copied; of none, an empty tensor `like` them."""
         if not parts:
@@ -304,6 +304,6 @@ class Streams:
                 raise LostTensor(items, error.message) from error
         return self._looks[items.key][1]
 
-    def _let_go(self, piece: Piece) -> None:
+    def _let_go(self, piece: ItemBatch) -> None:
         if isinstance(piece.items, Handle) and self._looks.pop(piece.items.key, None) is not None:
             self._store.release(piece.items)
