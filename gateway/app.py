@@ -25,7 +25,7 @@ from gateway import errors, openapi
 from gateway.errors import HttpError
 from gateway.generate.routes import generate_routes
 from gateway.http import server
-from gateway.middleware.stack import FrontDoor
+from gateway.middleware.stack import GatewayApp
 from gateway.openai.embeddings import embedding_routes
 from gateway.openai.routes import openai_routes
 from gateway.operations.about_routes import about_routes
@@ -68,7 +68,7 @@ async def run(options: GatewayOptions, listening: Callable[[str], None] | None =
     keys = api_keys(settings)
     listener = server.bind(settings.host, settings.port)
     gateway = Gateway(Served.of(options.config), Subjects(options.prefix), new_origin(), settings)
-    app = create_app(gateway, keys, says_requests=options.config.logs.requests)
+    app = create_app(gateway, keys, logs_requests=options.config.logs.requests)
     _LOGGER.info("listening on %s", server.url_of(listener))
     if listening is not None:
         listening(server.url_of(listener))
@@ -84,13 +84,13 @@ async def run(options: GatewayOptions, listening: Callable[[str], None] | None =
 
 
 def create_app(
-    gateway: Gateway, keys: Sequence[ApiKey] = (), *, says_requests: bool = True
+    gateway: Gateway, keys: Sequence[ApiKey] = (), *, logs_requests: bool = True
 ) -> fastapi.FastAPI:
     """The ASGI application over one gateway's state; `gateway.settings` and `keys` say who may pass."""
-    app = FrontDoor(
+    app = GatewayApp(
         title="Dal Segno", version=version("dalsegno"), docs_url=None, redoc_url=None, redirect_slashes=False
     )
-    app.gateway, app.keys, app.says_requests = gateway, keys, says_requests
+    app.gateway, app.keys, app.logs_requests = gateway, keys, logs_requests
     for routes in (
         about_routes,
         health_routes,

@@ -7,9 +7,9 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 
 from gateway import request_limits
+from gateway.client_key import key_name
 from gateway.generate.answers import ChunkLines, Document
 from gateway.generate.request import FIELDS, QUESTIONS, read
-from gateway.middleware.api_keys import holder
 from gateway.requests import resume
 from gateway.requests.response import Answer, Format, Question
 from gateway.requests.service import Gateway
@@ -45,7 +45,7 @@ def generate_routes(gateway: Gateway) -> APIRouter:
             timeout_s=request_limits.limit_s(parsed.timeout_s, gateway.settings),
             linger_s=parsed.linger_s or 0.0,
             priority=parsed.priority,
-            tenant=holder(request.scope),
+            tenant=key_name(request.scope),
         )
         position = resume.asked_for(request, 1, is_stream=parsed.streaming, id_is_chosen=asked.id_is_chosen)
 

@@ -1,1 +1,1 @@
-"""What a request passes before its route, a module each; `front` says which, and in which order."""
+"""The ASGI middleware that every HTTP request passes before its route; `stack` has the order."""

@@ -1,61 +1,56 @@
-"""Whether a request is taken now: not when this gateway ends, and not when it has too many already.
+"""Middleware that admits or refuses a request: not while the gateway drains, nor above `max_in_flight`.
 
-Decided before the body is read, so that what cannot be taken costs nothing. What is taken holds its place
-until its answer is given, so that the answers under way, and the memory they need, are bounded.
+It decides before the body is read, so that a refused request costs nothing. An admitted request holds its
+place until its answer has ended. That bounds the answers in progress, and the memory they need.
 """
 
+from collections.abc import Awaitable
 from typing import Final
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import errors
+from gateway.middleware.exchange import Exchange, Middleware
 from gateway.requests.service import DrainingError, Gateway
 from shared.errors import CapacityError
 
-_ASKING: Final = "POST"
+_ANSWERED_METHOD: Final = "POST"
 
 
-class TooManyError(CapacityError):
-    """As many answers are given as this gateway gives at a time."""
+class TooManyRequestsError(CapacityError):
+    """The gateway gives its maximum number of answers at a time."""
 
     code = "too_many_requests"
     status = 429
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"{limit} answers are being given, and no more at a time; try again later")
+        super().__init__(f"this gateway gives {limit} answers at a time, and all are in use; try again later")
 
 
-class Admission:
-    """ASGI middleware: refuses what cannot be taken now, and lets go of connections when the end comes."""
+class Admission(Middleware):
+    """Refuses requests that cannot be answered now, and closes connections while the gateway drains."""
 
     def __init__(self, app: ASGIApp, *, gateway: Gateway, limit: int) -> None:
-        self._app = app
+        super().__init__(app)
         self._gateway = gateway
         self._limit = limit
-        self._taken = 0
+        self._admitted = 0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        exchange.on_head(self._close_if_draining)
+        if scope["method"] == _ANSWERED_METHOD:
+            if self._gateway.is_draining:
+                return errors.send(send, errors.of_exception(DrainingError()))
+            if self._admitted >= self._limit:
+                return errors.send(send, errors.of_exception(TooManyRequestsError(self._limit)))
+            self._admitted += 1
+            exchange.at_end.callback(self._release)
+        return self._app(scope, receive, send)
 
-        async def send_closing(message: Message) -> None:
-            if message["type"] == "http.response.start" and self._gateway.is_draining:
-                MutableHeaders(scope=message)["connection"] = "close"
-            await send(message)
-
-        if scope["method"] != _ASKING:
-            await self._app(scope, receive, send_closing)
-            return
+    def _close_if_draining(self, message: Message) -> None:
         if self._gateway.is_draining:
-            await errors.send(send_closing, errors.of_exception(DrainingError()))
-            return
-        if self._taken >= self._limit:
-            await errors.send(send_closing, errors.of_exception(TooManyError(self._limit)))
-            return
-        self._taken += 1
-        try:
-            await self._app(scope, receive, send_closing)
-        finally:
-            self._taken -= 1
+            MutableHeaders(scope=message)["connection"] = "close"
+
+    def _release(self) -> None:
+        self._admitted -= 1

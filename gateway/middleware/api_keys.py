@@ -1,16 +1,16 @@
-"""Who may ask: `Authorization: Bearer <secret>`.
+"""Middleware that authenticates clients by API key: `Authorization: Bearer <secret>`.
 
-Without a key 401, with a wrong one 403; both before anything of the body is read. A secret is compared with
-every key there is, in a time that tells nothing about either. From here on a client is the name of its key:
-lines and limits have the name, and nothing has the secret.
+A missing key is 401, a wrong one 403; both before anything of the body is read. A secret is compared with all
+configured keys in constant time. After that a client is known by the name of its key: log lines and rate
+limits use the name, and nothing keeps the secret.
 
-Where there are keys they are asked for everywhere, but at `/health`: whoever restarts this process has none.
-A browser's preflight (CORS) never has one either, and is answered before it comes here.
+With keys configured, every path needs one except `/health`: a process supervisor has no key. A browser's
+CORS preflight has none either, and is answered before it reaches this middleware.
 """
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -18,6 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from configs.deployment import ApiKey
 from gateway import errors
+from gateway.client_key import KEY_NAME
+from gateway.middleware.exchange import Exchange, Middleware
 from gateway.middleware.paths import is_open
 from shared.errors import ClientError
 
@@ -25,7 +27,7 @@ CHALLENGE: Final = 'Bearer realm="dalsegno"'
 
 
 class MissingKeyError(ClientError):
-    """Nobody said who asks."""
+    """The request has no API key."""
 
     code = "missing_api_key"
     status = 401
@@ -35,7 +37,7 @@ class MissingKeyError(ClientError):
 
 
 class WrongKeyError(ClientError):
-    """Nobody has this key."""
+    """The request's API key is not configured."""
 
     code = "invalid_api_key"
     status = 403
@@ -44,47 +46,39 @@ class WrongKeyError(ClientError):
         super().__init__("this API key is not known here; ask the operator of this deployment for one")
 
 
-class ApiKeys:
-    """ASGI middleware: only who has a key goes on; `scope["state"]["key"]` is its name then."""
+class ApiKeys(Middleware):
+    """Passes requests with a configured key on, and notes its name for `gateway.client_key.key_name`."""
 
     def __init__(self, app: ASGIApp, *, keys: Sequence[ApiKey]) -> None:
-        self._app = app
-        self._known = [(key.name, _digest(key.secret)) for key in keys]
+        super().__init__(app)
+        self._keys = [(key.name, _digest(key.secret)) for key in keys]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or is_open(scope["path"]):
-            await self._app(scope, receive, send)
-            return
+    def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if is_open(scope["path"]):
+            return self._app(scope, receive, send)
         secret = bearer(Headers(scope=scope).get("authorization"))
         if secret is None:
-            await errors.send(send, errors.of_exception(MissingKeyError()), {"www-authenticate": CHALLENGE})
-            return
-        name = self._holder(secret)
+            refusal = errors.of_exception(MissingKeyError())
+            return errors.send(send, refusal, {"www-authenticate": CHALLENGE})
+        name = self._name_of(secret)
         if name is None:
-            await errors.send(send, errors.of_exception(WrongKeyError()))
-            return
-        scope.setdefault("state", {})["key"] = name
-        await self._app(scope, receive, send)
+            return errors.send(send, errors.of_exception(WrongKeyError()))
+        scope.setdefault("state", {})[KEY_NAME] = name
+        return self._app(scope, receive, send)
 
-    def _holder(self, secret: str) -> str | None:
-        """Whose it is; the same work whichever it is, and whether it is one."""
+    def _name_of(self, secret: str) -> str | None:
+        """The name of the key with this secret; the work does not depend on the result."""
         given = _digest(secret)
-        found = [name for name, known in self._known if hmac.compare_digest(known, given)]
+        found = [name for name, known in self._keys if hmac.compare_digest(known, given)]
         return found[0] if found else None
 
 
-def holder(scope: Scope) -> str | None:
-    """The name of the key that a request came with; None where none is asked for."""
-    name: str | None = scope.get("state", {}).get("key")
-    return name
-
-
 def bearer(header: str | None) -> str | None:
-    """The secret in an `Authorization` header; None where it holds none."""
+    """The secret in an `Authorization` header; None if there is none."""
     scheme, _, secret = (header or "").strip().partition(" ")
     return secret.strip() or None if scheme.lower() == "bearer" else None
 
 
 def _digest(secret: str) -> bytes:
-    """Of one length, whatever the secret's is."""
+    """A digest of fixed length, so that comparing it does not show the secret's length."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()

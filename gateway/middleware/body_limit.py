@@ -1,20 +1,25 @@
-"""How large a request's body may be, and how late; and what becomes of one that was not read."""
+"""Middleware for request bodies: their size, the time they may take, and bodies that were not read.
+
+A body is refused by its Content-Length, or once it is too long or too late. An answer that is given before
+the body was read closes the connection.
+"""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import errors
+from gateway.middleware.exchange import Exchange, Middleware
 from shared.errors import CapacityError, ClientError
 
 SLOWEST_BYTES_PER_S: Final = 1024
 LARGEST_AT_ONCE: Final = 8
-"""So many bodies of the largest size may be held at a time, or more that are smaller."""
-_LITTLE_BYTES: Final = 64 * 1024
+"""The limit of all bodies together, in bodies of the largest size."""
+_SMALL_BYTES: Final = 64 * 1024
 
 
 class BodyTooLargeError(ClientError):
@@ -28,36 +33,36 @@ class BodyTooLargeError(ClientError):
 
 
 class BodyTimeoutError(ClientError):
-    """The body did not come."""
+    """The body did not arrive in time."""
 
     code = "body_timeout"
     status = 408
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(
-            f"the request's body did not come: its next piece is awaited for {timeout_s:g} s, and "
-            f"{SLOWEST_BYTES_PER_S} bytes a second of it on the whole"
+            f"the request's body did not arrive in time: expected its next bytes within {timeout_s:g} s, and "
+            f"{SLOWEST_BYTES_PER_S} bytes a second on average"
         )
 
 
 class BodiesTooLargeError(CapacityError):
-    """The bodies of all requests together are more than this gateway holds."""
+    """The bodies of all requests together are larger than this gateway holds."""
 
     code = "bodies_too_large"
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(
-            f"the requests under way have bodies of {limit_bytes} bytes together, which is what this gateway "
-            "holds at a time; try again"
+            f"the requests in progress have bodies of {limit_bytes} bytes together, which is the most this "
+            "gateway holds at a time; try again"
         )
 
 
-class BodyLimit:
-    """ASGI middleware: a body is refused by its Content-Length, or when it has become too long, or too late.
+class BodyLimit(Middleware):
+    """Limits the size and the duration of request bodies.
 
-    All together may be `LARGEST_AT_ONCE` times as long: a body is held until its request is answered.
-    A client may pause for `timeout_s`. It may not send a byte before each pause ends, for ever: on the whole
-    a body comes at `SLOWEST_BYTES_PER_S` at least.
+    A body is held until its request is answered; all bodies together may be `LARGEST_AT_ONCE` times as large
+    as one. A client may pause for `timeout_s`. On average it must send `SLOWEST_BYTES_PER_S`, so that it
+    cannot keep a body open by sending a byte before each pause ends.
     """
 
     def __init__(
@@ -68,19 +73,15 @@ class BodyLimit:
         timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._app = app
+        super().__init__(app)
         self._limit_bytes = limit_bytes
         self._timeout_s = timeout_s
         self._clock = clock
         self._held_bytes = 0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        if (_announced(scope) or 0) > self._limit_bytes:
-            await errors.send(send, errors.of_exception(BodyTooLargeError(self._limit_bytes)))
-            return
+    def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if (_content_length(scope) or 0) > self._limit_bytes:
+            return errors.send(send, errors.of_exception(BodyTooLargeError(self._limit_bytes)))
         received_bytes = 0
         is_whole = False
         begun_s = self._clock()
@@ -88,7 +89,7 @@ class BodyLimit:
         async def receive_limited() -> Message:
             nonlocal received_bytes, is_whole
             if is_whole:
-                return await receive()  # nothing more is sent: this waits for the client to leave
+                return await receive()  # the body has ended: this waits for the client to disconnect
             allowed_s = begun_s + self._timeout_s + received_bytes / SLOWEST_BYTES_PER_S - self._clock()
             try:
                 async with asyncio.timeout(min(self._timeout_s, allowed_s)):
@@ -105,29 +106,24 @@ class BodyLimit:
                 raise BodiesTooLargeError(LARGEST_AT_ONCE * self._limit_bytes)
             return message
 
-        try:
-            await self._app(scope, receive_limited, send)
-        finally:
+        def release() -> None:
             self._held_bytes -= received_bytes
 
+        exchange.at_end.callback(release)
+        return self._app(scope, receive_limited, send)
 
-class UnreadBody:
-    """ASGI middleware: an answer before the request was read whole ends the connection.
 
-    What a client has still to send would have to be read, and thrown away, before the next request can be.
-    A little is; for more the connection is closed (`gateway.http.connection` says how), and the client told
-    so.
+class UnreadBody(Middleware):
+    """Closes the connection after an answer that was given before the request's body was read.
+
+    The rest of the body would have to be read and discarded before the next request. That is done for
+    `_SMALL_BYTES` at most; otherwise the client is sent `connection: close`, and `gateway.http.connection`
+    closes.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        announced = _announced(scope)
-        is_whole = announced is not None and announced <= _LITTLE_BYTES
+    def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        length = _content_length(scope)
+        is_whole = length is not None and length <= _SMALL_BYTES
 
         async def receive_watched() -> Message:
             nonlocal is_whole
@@ -135,16 +131,16 @@ class UnreadBody:
             is_whole = is_whole or not message.get("more_body", False)
             return message
 
-        async def send_closing(message: Message) -> None:
-            if message["type"] == "http.response.start" and not is_whole:
+        def close_if_unread(message: Message) -> None:
+            if not is_whole:
                 MutableHeaders(scope=message)["connection"] = "close"
-            await send(message)
 
-        await self._app(scope, receive_watched, send_closing)
+        exchange.on_head(close_if_unread)
+        return self._app(scope, receive_watched, send)
 
 
-def _announced(scope: Scope) -> int | None:
-    """How many bytes the body has, as far as its head tells."""
+def _content_length(scope: Scope) -> int | None:
+    """The length of the body by its head; None if the head does not say."""
     headers = Headers(scope=scope)
     if "transfer-encoding" in headers:
         return None

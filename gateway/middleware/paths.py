@@ -1,4 +1,4 @@
-"""Which paths are for those who watch this process, rather than ask it something."""
+"""The paths for monitoring, which need no key or no rate limit."""
 
 from typing import Final
 
@@ -7,10 +7,10 @@ _METRICS: Final = frozenset({"/metrics", "/metrics.json"})
 
 
 def is_open(path: str) -> bool:
-    """Whether everybody may ask for it, without a key: whoever restarts this process has none."""
+    """True for a path that needs no API key: a process supervisor has none."""
     return path in _HEALTH
 
 
-def is_watching(path: str) -> bool:
-    """Whether it is asked every few seconds, by programs: no news, and nothing that a limit is for."""
+def is_monitoring(path: str) -> bool:
+    """True for a path that programs poll every few seconds: logged at `debug`, and not rate limited."""
     return path in _HEALTH or path in _METRICS

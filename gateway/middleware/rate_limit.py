@@ -1,13 +1,14 @@
-"""How often one client may ask: so many requests in any minute, by key, or by address where there are none.
+"""Middleware that limits requests per minute and client: by API key, or by address without keys.
 
-Behind a proxy all clients have one address, the proxy's: give them keys, or let the proxy limit them.
-Counted is what was let in, by this gateway; each has its own count. Who has not asked for a minute is
-forgotten: addresses are many, and the library would keep an entry of each for ever.
+Behind a proxy all clients have the proxy's address: use keys, or limit in the proxy. Only admitted requests
+count. Each gateway counts for itself. Clients without a request in the last minute are removed: addresses
+are many, and the library would keep an entry for each.
 """
 
 import math
 import time
 from collections import OrderedDict
+from collections.abc import Awaitable
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final
 
@@ -18,67 +19,68 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import errors
-from gateway.middleware.paths import is_watching
+from gateway.client_key import key_name
+from gateway.middleware.exchange import Exchange, Middleware
+from gateway.middleware.paths import is_monitoring
 from shared.errors import CapacityError
 
 HEADERS: Final = ("x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset")
 
 
-class TooOftenError(CapacityError):
-    """This client has asked as often as it may in a minute."""
+class RateLimitExceededError(CapacityError):
+    """This client has sent its maximum number of requests in a minute."""
 
     code = "rate_limit_exceeded"
     status = 429
 
-    def __init__(self, limit: int, who: str, retry_s: int) -> None:
-        super().__init__(f"{who} may ask {limit} times a minute, and has; try again in {retry_s} s")
+    def __init__(self, limit: int, client: str, retry_s: int) -> None:
+        super().__init__(
+            f"{client} may send {limit} requests a minute, and has sent them; try again in {retry_s} s"
+        )
 
 
-class RateLimit:
-    """ASGI middleware: who asks too often is told when to come again."""
+class RateLimit(Middleware):
+    """Refuses requests above the limit, with the time after which to retry."""
 
     def __init__(self, app: ASGIApp, *, per_minute: int) -> None:
-        self._app = app
+        super().__init__(app)
         self._limit = RateLimitItemPerMinute(per_minute)
         self._limiter = MovingWindowRateLimiter(MemoryStorage())
-        self._asked_s: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._last_request_s: OrderedDict[tuple[str, str], float] = OrderedDict()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or is_watching(scope["path"]):
-            await self._app(scope, receive, send)
-            return
-        kind, who = _who(scope)
-        is_let_in = self._limiter.hit(self._limit, kind, who)
-        self._remember(kind, who)
-        stats = self._limiter.get_window_stats(self._limit, kind, who)
+    def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if is_monitoring(scope["path"]):
+            return self._app(scope, receive, send)
+        kind, client = _client_of(scope)
+        is_admitted = self._limiter.hit(self._limit, kind, client)
+        self._remember(kind, client)
+        stats = self._limiter.get_window_stats(self._limit, kind, client)
         reset_s = max(1, math.ceil(stats.reset_time - time.time()))
-        told = dict(zip(HEADERS, map(str, (self._limit.amount, stats.remaining, reset_s)), strict=True))
-        if not is_let_in:
-            whose = "this key" if kind == "key" else "this address"
-            error = errors.of_exception(TooOftenError(self._limit.amount, whose, reset_s))
-            await errors.send(send, error, told | {"retry-after": str(reset_s)})
-            return
+        fields = dict(zip(HEADERS, map(str, (self._limit.amount, stats.remaining, reset_s)), strict=True))
+        if not is_admitted:
+            which = "this key" if kind == "key" else "this address"
+            error = errors.of_exception(RateLimitExceededError(self._limit.amount, which, reset_s))
+            return errors.send(send, error, fields | {"retry-after": str(reset_s)})
 
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(told)
-            await send(message)
+        def add_headers(message: Message) -> None:
+            MutableHeaders(scope=message).update(fields)
 
-        await self._app(scope, receive, send_with_headers)
+        exchange.on_head(add_headers)
+        return self._app(scope, receive, send)
 
-    def _remember(self, kind: str, who: str) -> None:
-        """Note who asked last, and forget whose window is over."""
+    def _remember(self, kind: str, client: str) -> None:
+        """Note a client's request, and remove clients whose window is over."""
         now_s = time.time()
-        self._asked_s[kind, who] = now_s
-        self._asked_s.move_to_end((kind, who))
-        while (oldest := next(iter(self._asked_s.items())))[1] < now_s - self._limit.get_expiry():
-            del self._asked_s[oldest[0]]
+        self._last_request_s[kind, client] = now_s
+        self._last_request_s.move_to_end((kind, client))
+        while (oldest := next(iter(self._last_request_s.items())))[1] < now_s - self._limit.get_expiry():
+            del self._last_request_s[oldest[0]]
             self._limiter.clear(self._limit, *oldest[0])
 
 
-def _who(scope: Scope) -> tuple[str, str]:
-    """Whose count it is."""
-    key = scope.get("state", {}).get("key")
+def _client_of(scope: Scope) -> tuple[str, str]:
+    """The client whose count a request belongs to: the kind of its name, and the name."""
+    key = key_name(scope)
     if key is not None:
         return "key", key
     client = scope.get("client")
@@ -86,9 +88,9 @@ def _who(scope: Scope) -> tuple[str, str]:
 
 
 def _network(host: str) -> str:
-    """Whose address it is: of IPv6 everybody has 2**64, which are one.
+    """The network that one client has: an IPv4 address, or a /64 of IPv6.
 
-    A socket that listens on both calls an IPv4 address `::ffff:10.0.0.7`.
+    A socket that listens on both protocols reports an IPv4 address as `::ffff:10.0.0.7`.
     """
     if ":" not in host:
         return host

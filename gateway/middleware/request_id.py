@@ -1,21 +1,23 @@
-"""`X-Request-ID`: the name under which a client, or the proxy before it, knows a request.
+"""Middleware for `X-Request-ID`: the client's, or its proxy's, name for a request.
 
-One that can be a name is echoed, said in every log line of the request, and recorded in its event as
-`correlation`. Without one, `x-request-id` is the request's own id, the one on the log; and what never became
-a request has a name made for it, so that a client can always tell an operator which line to look for.
+A valid name is returned in the response, added to every log line of the request, and recorded in its event
+as `correlation`. Without one, `x-request-id` is the request's own id on the log. A response without a request
+on the log gets a generated name, so that a client can always tell an operator which log line to look for.
 
-The id on the log is always in `x-dalsegno-request-id`, where there is one. A client's name is never used as
-it: names repeat (a proxy's retry has the same), and whoever asks under an id that is there gets the answer
-that is there.
+`x-dalsegno-request-id` always holds the id on the log, if there is one. A client's name is never used as that
+id: names repeat (a proxy's retry sends the same one), and a request with an id that exists attaches to the
+existing answer.
 """
 
 import re
 import secrets
+from collections.abc import Awaitable
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from gateway.middleware.exchange import Exchange, Middleware
 from shared.telemetry import log_fields
 
 HEADER: Final = "x-request-id"
@@ -23,33 +25,26 @@ OWN_HEADER: Final = "x-dalsegno-request-id"
 _NAME: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
-class Correlation:
-    """ASGI middleware: takes the client's name for a request, or makes one; each answer has it."""
+class CorrelationId(Middleware):
+    """Takes the client's name for a request, or generates one, and returns it in the response."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        told = named(Headers(scope=scope).get(HEADER))
-        name = told or f"req-{secrets.token_hex(12)}"
+    def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        given = valid_name(Headers(scope=scope).get(HEADER))
+        name = given or f"req-{secrets.token_hex(12)}"
         scope.setdefault("state", {})["correlation"] = name
 
-        async def send_named(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                own = headers.get(HEADER)
-                if own is not None:
-                    headers[OWN_HEADER] = own
-                headers[HEADER] = told or own or name
-            await send(message)
+        def add_headers(message: Message) -> None:
+            headers = MutableHeaders(scope=message)
+            own = headers.get(HEADER)
+            if own is not None:
+                headers[OWN_HEADER] = own
+            headers[HEADER] = given or own or name
 
-        with log_fields.correlated(name, is_told=told is not None):
-            await self._app(scope, receive, send_named)
+        exchange.on_head(add_headers)
+        exchange.at_end.enter_context(log_fields.correlated(name, is_told=given is not None))
+        return self._app(scope, receive, send)
 
 
-def named(header: str | None) -> str | None:
-    """What a client calls its request, if that can be a name; anything else is not worth an error."""
+def valid_name(header: str | None) -> str | None:
+    """The client's name for its request. An invalid one is ignored: it is not worth an error."""
     return header if header is not None and _NAME.fullmatch(header) else None

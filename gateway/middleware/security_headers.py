@@ -1,13 +1,16 @@
-"""Headers that tell a browser to do no more with an answer than read it.
+"""Middleware that adds security headers: a browser may do nothing with a response but read it.
 
-Nothing here is a page. So: no script, frame or style of it is ever run, its type is not guessed, and nobody
-learns from where it was asked. `Strict-Transport-Security` is for whoever speaks TLS, before us.
+No response is a page. So a browser must not run scripts, frames or styles from it, guess its type, or send a
+referrer. `Strict-Transport-Security` is left to the proxy that terminates TLS.
 """
 
+from collections.abc import Awaitable
 from typing import Final
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.middleware.exchange import Exchange, Middleware
 
 HEADERS: Final = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -18,24 +21,23 @@ HEADERS: Final = {
 }
 
 
-class SecurityHeaders:
-    """ASGI middleware: every answer has them, unless it says otherwise itself.
+class SecurityHeaders(Middleware):
+    """Adds the headers that a response does not set itself.
 
-    `cross_origin` is whether pages of other origins may read answers (see CORS): a browser would obey the
-    resource policy first.
+    `cross_origin` is true if pages of other origins may read responses (CORS): a browser would otherwise
+    obey the resource policy first.
     """
 
     def __init__(self, app: ASGIApp, *, cross_origin: bool = False) -> None:
-        self._app = app
-        self._headers = HEADERS | ({"cross-origin-resource-policy": "cross-origin"} if cross_origin else {})
+        super().__init__(app)
+        policy = {"cross-origin-resource-policy": "cross-origin"} if cross_origin else {}
+        self._headers = {**HEADERS, **policy, "cache-control": "no-store"}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in self._headers.items():
-                    headers.setdefault(name, value)
-                headers.setdefault("cache-control", "no-store")
-            await send(message)
+    def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        exchange.on_head(self._add)
+        return self._app(scope, receive, send)
 
-        await self._app(scope, receive, send_with_headers)
+    def _add(self, message: Message) -> None:
+        headers = MutableHeaders(scope=message)
+        for name, value in self._headers.items():
+            headers.setdefault(name, value)

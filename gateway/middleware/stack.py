@@ -1,19 +1,20 @@
-"""What every request passes on its way to a route, and every answer on its way back; the order matters.
+"""The middleware stack of the gateway's application, from the outermost to the innermost; the order matters.
 
-    HttpMeter         every answer counts
-    Correlation       each answer says under which name it can be found, also an error
-    UnreadBody        and ends its connection, if it comes before the request is whole
-    AccessLog         one line each
+    HttpMetrics       counts every response
+    CorrelationId     adds a name to every response, errors included
+    UnreadBody        closes the connection after an answer before the end of the body
+    AccessLog         logs one line for each request
     SecurityHeaders   on errors too
     CORS              a page may read errors; a preflight needs no key
-    ApiKeys           nothing of a body is read for who may not ask
-    RateLimit         by key, so behind the keys
-    Admission         what cannot be taken now is not read either
-    BodyLimit         how much is read, and how long it is waited for
-    Traced            a span for what was let in
+    ApiKeys           refuses a request without reading its body
+    RateLimit         counts by key, so it comes after the keys
+    Admission         refuses a request without reading its body
+    BodyLimit         limits the size and the duration of a body
+    ServerSpan        makes a span of an admitted request
 
-What is not configured is not there. All are plain ASGI: nothing is held back, and a client that leaves is
-noticed (Starlette's `BaseHTTPMiddleware` would break both).
+Middleware that is not configured is left out. All of it is plain ASGI, so that chunks are passed on at once
+and a client's disconnect is seen (Starlette's `BaseHTTPMiddleware` would prevent both). A chunk passes one
+frame of it, whatever its number: `gateway.middleware.exchange`.
 """
 
 from collections.abc import Sequence
@@ -29,43 +30,45 @@ from gateway.middleware.access_log import AccessLog
 from gateway.middleware.admission import Admission
 from gateway.middleware.api_keys import ApiKeys
 from gateway.middleware.body_limit import BodyLimit, UnreadBody
-from gateway.middleware.http_metrics import HttpMeter
+from gateway.middleware.http_metrics import HttpMetrics
 from gateway.middleware.rate_limit import RateLimit
-from gateway.middleware.request_id import Correlation
+from gateway.middleware.request_id import CorrelationId
 from gateway.middleware.security_headers import SecurityHeaders
-from gateway.middleware.tracing import Traced
+from gateway.middleware.tracing import ServerSpan
 from gateway.requests.response import DURABILITY
 from gateway.requests.service import Gateway
 
 _METHODS: Final = ("GET", "POST", "DELETE")
-_READABLE: Final = (
+_EXPOSED_HEADERS: Final = (
     request_id.HEADER, request_id.OWN_HEADER, DURABILITY, "retry-after", *rate_limit.HEADERS,
 )  # fmt: skip
-"""The headers of an answer that a page of another origin may read."""
+"""Response headers that a page of another origin may read."""
 _PREFLIGHT_S: Final = 600
 
 
-class FrontDoor(fastapi.FastAPI):
-    """The application, with all of the above before it.
+class GatewayApp(fastapi.FastAPI):
+    """The FastAPI application, inside the stack.
 
-    Around the whole, because Starlette puts its own last resort around what `add_middleware` adds: a 500
-    would come without them.
+    The stack is outside of Starlette's own error handler: middleware added by `add_middleware` would be
+    inside of it, and a 500 would lack its headers.
     """
 
     gateway: Gateway
     keys: Sequence[ApiKey] = ()
-    says_requests: bool = True
+    logs_requests: bool = True
 
     def build_middleware_stack(self) -> ASGIApp:
-        return guarded(
-            super().build_middleware_stack(), self.gateway, self.keys, says_requests=self.says_requests
+        return with_middleware(
+            super().build_middleware_stack(), self.gateway, self.keys, logs_requests=self.logs_requests
         )
 
 
-def guarded(app: ASGIApp, gateway: Gateway, keys: Sequence[ApiKey], *, says_requests: bool) -> ASGIApp:
-    """`app` behind the doors that the gateway's settings ask for."""
+def with_middleware(
+    app: ASGIApp, gateway: Gateway, keys: Sequence[ApiKey], *, logs_requests: bool
+) -> ASGIApp:
+    """`app` inside the middleware that the gateway's settings ask for."""
     settings = gateway.settings
-    app = Traced(app)
+    app = ServerSpan(app)
     app = BodyLimit(app, limit_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
     app = Admission(app, gateway=gateway, limit=settings.max_in_flight)
     if settings.requests_per_minute:
@@ -78,12 +81,12 @@ def guarded(app: ASGIApp, gateway: Gateway, keys: Sequence[ApiKey], *, says_requ
             allow_origins=settings.cors_origins,
             allow_methods=_METHODS,
             allow_headers=["*"],
-            expose_headers=_READABLE,
+            expose_headers=_EXPOSED_HEADERS,
             max_age=_PREFLIGHT_S,
         )
     if settings.security_headers:
         app = SecurityHeaders(app, cross_origin=bool(settings.cors_origins))
-    app = AccessLog(app, says_requests=says_requests)
+    app = AccessLog(app, logs_requests=logs_requests)
     app = UnreadBody(app)
-    app = Correlation(app)
-    return HttpMeter(app, meter=gateway.meter)
+    app = CorrelationId(app)
+    return HttpMetrics(app, meter=gateway.meter)

@@ -17,9 +17,9 @@ from msgspec import Meta
 
 from configs.deployment import GatewaySettings
 from gateway import errors, request_limits
+from gateway.client_key import key_name
 from gateway.errors import HttpError, InvalidParamError
 from gateway.http.bodies import body_schema, params_of, read_object
-from gateway.middleware.api_keys import holder
 from gateway.requests.choices import split
 from gateway.requests.response import Answer, Format, Question
 from gateway.requests.service import Gateway
@@ -179,7 +179,7 @@ def embedding_routes(gateway: Gateway) -> APIRouter:
             timeout_s=request_limits.limit_s(body.timeout_s, gateway.settings),
             linger_s=body.linger_s or 0.0,
             priority=body.priority or 0,
-            tenant=holder(request.scope),
+            tenant=key_name(request.scope),
         )
 
         def form(_: Recorded) -> Format:

@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 from fastapi import APIRouter, Request, Response
 
 from gateway import request_limits
+from gateway.client_key import key_name
 from gateway.http.bodies import body_schema, read_object
-from gateway.middleware.api_keys import holder
 from gateway.openai.answers import ChatDocument, ChatStream, CompletionDocument, CompletionStream, Head
 from gateway.openai.calls import Calls
 from gateway.openai.requests import ChatRequest, CompletionRequest, parse
@@ -151,7 +151,7 @@ def _asked(
         timeout_s=request_limits.limit_s(body.timeout_s, settings),
         linger_s=body.linger_s or 0.0,
         priority=body.priority or 0,
-        tenant=holder(request.scope),
+        tenant=key_name(request.scope),
     )
     parts = split(asked, prompts, body.answers)
     position = resume.asked_for(

@@ -11,10 +11,10 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from gateway import request_limits
+from gateway.client_key import key_name
 from gateway.errors import HttpError
 from gateway.generate.request import FIELDS, QUESTIONS, parse
 from gateway.http.bodies import check_known, read_object
-from gateway.middleware.api_keys import holder
 from gateway.requests.response import Answer, Format, Question
 from gateway.requests.service import Gateway
 from gateway.requests.submission import Asked, Recorded, request_id_of
@@ -84,7 +84,7 @@ def warm_routes(gateway: Gateway) -> APIRouter:
             trace=request.headers.get("traceparent"),
             timeout_s=request_limits.limit_s(parsed.timeout_s, gateway.settings),
             priority=parsed.priority,
-            tenant=holder(request.scope),
+            tenant=key_name(request.scope),
         )
 
         def form(recorded: Recorded) -> Format:

@@ -7,8 +7,8 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 
 from gateway import request_limits
+from gateway.client_key import key_name
 from gateway.http.bodies import body_schema, read_object
-from gateway.middleware.api_keys import holder
 from gateway.requests import resume
 from gateway.requests.response import Answer, Format, Question
 from gateway.requests.service import Gateway
@@ -48,7 +48,7 @@ def speech_routes(gateway: Gateway) -> APIRouter:
             timeout_s=request_limits.limit_s(body.timeout_s, gateway.settings),
             linger_s=body.linger_s or 0.0,
             priority=body.priority or 0,
-            tenant=holder(request.scope),
+            tenant=key_name(request.scope),
         )
         silence = Sound.of(gateway.served.media["audio"])
         form: Format

@@ -277,7 +277,7 @@ async def deployment(
     keeps_limits: bool = True,
     settings: GatewaySettings | None = None,
     keys: Sequence[ApiKey] = (),
-    says_requests: bool = True,
+    logs_requests: bool = True,
     served: Served = SERVED,
     tool_calls: str = "",
 ) -> AsyncIterator[World]:
@@ -291,7 +291,7 @@ async def deployment(
         )
         store.append(subjects.worker(0), encode(joined))
     gateway = Gateway(served, subjects, ORIGIN, settings)
-    app = create_app(gateway, keys, says_requests=says_requests)
+    app = create_app(gateway, keys, logs_requests=logs_requests)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=30) as client:
         client.event_hooks = {"response": [check.check_read]}  # OpenAI's schema, whatever is tested

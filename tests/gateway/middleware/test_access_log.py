@@ -57,7 +57,7 @@ async def test_health_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_without_lines_for_requests_there_are_none(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
-        async with deployment(says_requests=False) as world:
+        async with deployment(logs_requests=False) as world:
             await world.client.post("/v1/chat/completions", json=CHAT)
 
     assert not lines(caplog)

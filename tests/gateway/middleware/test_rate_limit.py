@@ -109,7 +109,7 @@ async def test_health_and_metrics_are_never_limited() -> None:
     ],
 )  # fmt: skip
 def test_addresses_of_one_owner_count_as_one(first: str, second: str, are_one: bool) -> None:
-    found = [rate_limit._who({"client": (address, 1)}) for address in (first, second)]
+    found = [rate_limit._client_of({"client": (address, 1)}) for address in (first, second)]
 
     assert (found[0] == found[1]) is are_one
 

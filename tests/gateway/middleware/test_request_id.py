@@ -3,7 +3,7 @@ import logging
 import httpx
 import pytest
 
-from gateway.middleware.request_id import named
+from gateway.middleware.request_id import valid_name
 from shared.events import RequestSubmitted
 from tests.gateway.world import CHAT, World, deployment
 
@@ -61,7 +61,7 @@ async def test_the_same_request_under_another_name_attaches() -> None:
 
 @pytest.mark.parametrize("header", ["", "a b", "a\tb", "x" * 129, "<script>", "né"])
 def test_what_cannot_be_a_name_is_none(header: str) -> None:
-    assert named(header) is None
+    assert valid_name(header) is None
 
 
 async def test_every_answer_has_a_name_also_an_error(caplog: pytest.LogCaptureFixture) -> None:
