@@ -16,7 +16,7 @@ import pytest
 from tests.e2e import clients, deploy, pages
 
 FAMILY: Final = clients.ROOT / "docs" / "examples" / "shout"
-STREAMING: Final = clients.ROOT / "shared" / "models" / "orpheus" / "graph.py"
+STREAMING: Final = clients.ROOT / "models" / "orpheus" / "graph.py"
 """What the page shows of parts that run at the same time."""
 PAGE: Final = pages.Page("docs/adding-a-model.md")
 

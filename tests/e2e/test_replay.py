@@ -166,9 +166,9 @@ async def test_a_changed_plan_fails_and_its_digest_is_named_first(
 ) -> None:
     """The same log under a program whose plan has been edited, as after an upgrade."""
     shutil.copytree(
-        clients.ROOT / "shared", tmp_path / "shared", ignore=shutil.ignore_patterns("__pycache__")
+        clients.ROOT / "models", tmp_path / "models", ignore=shutil.ignore_patterns("__pycache__")
     )
-    plan = tmp_path / "shared" / "models" / "decoder_lm" / "graph.py"
+    plan = tmp_path / "models" / "decoder_lm" / "graph.py"
     before = plan.read_text()
     after = before.replace('"ignore_eos": request.params.ignore_eos', '"ignore_eos": True')
     assert after != before

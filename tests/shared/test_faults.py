@@ -20,7 +20,7 @@ POINT: Final = "worker.chunk.acked"
 PROGRAM: Final = f"""
 import sys
 from pathlib import Path
-from dalsegno import environment
+from dalsegno.config import environment
 from shared import faults
 faults.arm(Path(sys.argv[1]))
 print("armed", flush=True)

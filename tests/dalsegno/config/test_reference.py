@@ -40,7 +40,7 @@ def test_every_key_has_a_meaning_and_nothing_else_has(kind: type[msgspec.Struct]
 def test_every_family_is_told_of_with_its_nodes_and_settings() -> None:
     page, ours = PAGE.read_text(encoding="utf-8"), ("decoder_lm", "orpheus")
 
-    assert {*ours} == {name for name, package in registry.families().items() if package.startswith("shared.")}
+    assert {*ours} == {name for name, package in registry.families().items() if package.startswith("models.")}
     for family in ours:
         graph = registry.graph(family)
         assert f"`{family}`" in reference.meanings_of(DeploymentConfig)["model"]

@@ -205,7 +205,7 @@ def test_what_a_thread_does_behind_the_end_is_not_told(tmp_path: Path) -> None:
 
 
 def test_processes_of_a_machine_share_the_clock() -> None:
-    asked = [sys.executable, "-c", "from shared import timeline; print(timeline.now_s())"]
+    asked = [sys.executable, "-c", "from shared.telemetry import timeline; print(timeline.now_s())"]
     before_s = timeline.now_s()
     theirs_s = float(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
 

@@ -50,7 +50,7 @@ class TestOff:
 
     def test_the_library_is_not_imported(self) -> None:
         program = (
-            "import sys; from shared import tracing; from configs.deployment import TraceSettings;"
+            "import sys; from shared.telemetry import tracing; from shared.telemetry.settings import TraceSettings;"
             "tracing.set_up(TraceSettings(), 'gateway');"
             "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
         )
