@@ -4,7 +4,7 @@ A language model of 50 million weights and a stack of convolutions as vocoders h
 in its engine's own thread as a worker has them. The vocoder never pauses, which no real one does: two of its
 firings are always under way. In turns: the decode alone, beside a vocoder of the same priority, and beside
 one that gives way, as ours does: a thread on a CPU (`workers.machine.cpu_threads`), a stream on a GPU
-(`workers.kv_engine.gpu.streams`).
+(`workers.kv_engine.gpu.cuda_streams`).
 
     python -m benchmarks beside                  # on the CPU
     python -m benchmarks.beside --device cuda    # not run there yet: no GPU was at hand
@@ -31,8 +31,8 @@ from models.transformers_lm.node import DecoderLM
 from workers.data_plane.arrays import to_array
 from workers.kv_engine.attention.kernels import default_kernel
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.gpu.graphs import CudaCapture
-from workers.kv_engine.gpu.streams import Turn, use_gpu_stream
+from workers.kv_engine.gpu.cuda_graphs import CudaCapture
+from workers.kv_engine.gpu.cuda_streams import StreamPriority, use_gpu_stream
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.thread import EngineThread
 from workers.stateless_engine.nodes import StatelessNodes
@@ -90,21 +90,21 @@ def _engine(device: torch.device) -> KVEngine:
         max_positions=_POSITIONS,
         weights_digest="",
     )
-    use_gpu_stream(device, Turn.FIRST)
+    use_gpu_stream(device, StreamPriority.HIGH)
     return KVEngine(
         node,
         num_blocks=256,
         block_size=16,
         max_step_tokens=64,
-        max_rows=2 * ROWS,
+        max_sequences=2 * ROWS,
         capture=CudaCapture(device) if on_gpu and default_kernel(device.type) is not None else None,
     )
 
 
 def _nodes(device: torch.device, *, gives_way: bool) -> StatelessNodes:
     vocoder = _Vocoder(device)
-    use_gpu_stream(device, Turn.LAST if gives_way else Turn.FIRST)
-    return StatelessNodes({"vocoder": vocoder}, device, beside_kv=gives_way)
+    use_gpu_stream(device, StreamPriority.LOW if gives_way else StreamPriority.HIGH)
+    return StatelessNodes({"vocoder": vocoder}, device, with_kv_node=gives_way)
 
 
 class _Bench:

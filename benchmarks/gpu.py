@@ -38,8 +38,8 @@ from models.transformers_lm.node import DecoderLM
 from workers.kv_engine.attention.kernels import AttentionKernel, choose_attention, default_kernel
 from workers.kv_engine.attention.paged import ATTENTION
 from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.gpu.cuda_graphs import CudaCapture, GraphCapture
 from workers.kv_engine.gpu.fusion import use_gpu_kernels
-from workers.kv_engine.gpu.graphs import Capture, CudaCapture
 from workers.kv_engine.node import Node
 from workers.kv_engine.sequence_spec import SequenceSpec
 
@@ -178,7 +178,7 @@ def _figures(
     load: Load,
 ) -> list[Figure]:
     what = f"{shape.name}, {rows} at a time"
-    rates = {name: [rows * load.answer / one.end_s for one in of_one] for name, of_one in timed.items()}
+    rates = {name: [rows * load.answer / one.end_s for one in each] for name, each in timed.items()}
     figures = [
         spread(
             f"{what}: ours / {name}",
@@ -188,7 +188,7 @@ def _figures(
         for name in (_CONTINUOUS, _STATIC, _READ_FIRST, _AS_IT_COMES, _FLASHINFER)
         if name in timed
     ]
-    figures += [spread(f"{what}: {name}", of_one, "tok/s") for name, of_one in rates.items()]
+    figures += [spread(f"{what}: {name}", each, "tok/s") for name, each in rates.items()]
     steps = median(
         (load.answer - 1) / (one.end_s - one.first_s) for one in timed[_OURS] if one.first_s is not None
     )
@@ -249,7 +249,7 @@ def _contenders(
     )
     node = use_gpu_kernels(loaded)  # whose weights are the model's own still
 
-    def capture() -> Capture | None:
+    def capture() -> GraphCapture | None:
         return CudaCapture(device) if device.type == "cuda" else None
 
     recorded, as_it_comes = _engine(node, rows, load, capture()), _engine(node, rows, load, None)
@@ -271,7 +271,7 @@ def _contenders(
 
 
 def _engine(
-    node: Node, rows: int, load: Load, capture: Capture | None, kernel: AttentionKernel | None = None
+    node: Node, rows: int, load: Load, capture: GraphCapture | None, kernel: AttentionKernel | None = None
 ) -> KVEngine:
     blocks = -(-(load.prompt + load.answer) // _BLOCK) + 1
     return KVEngine(
@@ -279,7 +279,7 @@ def _engine(
         num_blocks=2 * rows * blocks,
         block_size=_BLOCK,
         max_step_tokens=4096,
-        max_rows=rows,
+        max_sequences=rows,
         prefix_cache=False,
         capture=capture,
         kernel=kernel,

@@ -16,7 +16,7 @@ from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.outputs import TokenOutput
 from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 from workers.kv_engine.speculative.draft_model import DraftModel
-from workers.kv_engine.speculative.speculation import PromptLookup, Proposer
+from workers.kv_engine.speculative.proposer import PromptLookup, Proposer
 
 ROWS: Final = 2
 TOKENS: Final = 96
@@ -43,7 +43,7 @@ def measure() -> list[Figure]:
             served="llm",
             num_blocks=_POOL // 16,
             block_size=16,
-            max_rows=32,
+            max_sequences=32,
             max_step_tokens=512,
         )
 
@@ -93,7 +93,7 @@ def _answer(served: KVEngine, number: int, temperature: float) -> _Round:
     counts = served.stats().cache
     return _Round(
         rate=ROWS * (TOKENS - 1) / took_s,
-        stood=counts.stood / counts.guessed if counts.guessed else 0.0,
+        stood=counts.accepted / counts.drafted if counts.drafted else 0.0,
         answers=list(answers.values()),
     )
 

@@ -21,7 +21,7 @@ from workers.cpu_kernels.library import Library
 from workers.cpu_kernels.packing import DTYPES, LANES, Packing
 from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
-from workers.kv_engine.attention.paged import PagedPool
+from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.kernel_models import LlamaLike
 from workers.kv_engine.node import Node, TokenStep
 from workers.kv_engine.selfcheck import text_for
@@ -34,7 +34,7 @@ _MOST_SHARERS: Final = 32
 """Heads that share a head of keys, at most."""
 
 
-def by_cpu_kernels(node: Node, *, threads: int) -> Node:
+def use_cpu_kernels(node: Node, *, threads: int) -> Node:
     """A CPU's node, computed by the kernels where they can; else as it is, and the log says why.
 
     Call it before the node is proven; what is packed is let go of in transformers' model, layer by layer.

@@ -10,13 +10,13 @@ from workers.kv_engine.outputs import Output
 
 
 @dataclass(slots=True)
-class Work:
+class WorkCounters:
     """What the engine has done since it was made; what the fields mean is in `shared.meters`.
 
     Counted in the engine's thread and read beside it: between two reads one of them may be a step ahead.
 
     Attributes:
-        ahead: steps that were launched before the one before was read; `thrown_away`, tokens they came to of
+        ahead: steps that were launched before the one before was read; `discarded_tokens`, tokens they came to of
             sequences that were gone by then, or held. Not in the meters.
     """
 
@@ -24,7 +24,7 @@ class Work:
     computed_tokens: int = 0
     sampled_tokens: int = 0
     ahead: int = 0
-    thrown_away: int = 0
+    discarded_tokens: int = 0
     batch_rows: Histogram = field(default_factory=lambda: Histogram.over(ROWS))
     step_s: Histogram = field(default_factory=lambda: Histogram.over(SECONDS))
 
@@ -37,7 +37,7 @@ class Work:
 
 
 @dataclass(slots=True)
-class CacheCounts:
+class CacheCounters:
     """What cache and guesses have saved, and what had to be given up, since the engine was made.
 
     Attributes:
@@ -46,18 +46,18 @@ class CacheCounts:
         guessed: tokens that were guessed; `stood`, those that were what the model said.
     """
 
-    asked: int = 0
-    hit: int = 0
-    preempted: int = 0
-    guessed: int = 0
-    stood: int = 0
+    queries: int = 0
+    hits: int = 0
+    preemptions: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """The engine as it is now. `kv_used`, `kv_kept` and `kv_total` count tokens, whole blocks of them.
+    """The engine as it is now. `kv_used`, `kv_evictable` and `kv_total` count tokens, whole blocks of them.
 
-    `kv_kept` are cached and in nobody's use: room for whoever needs it. `held` are of those that run. `work`
+    `kv_evictable` are cached and in nobody's use: room for whoever needs it. `held` are of those that run. `work`
     and `cache` are the living objects, not copies. `kernels` is who computes the layers (`Node.kernels`).
     """
 
@@ -67,10 +67,10 @@ class EngineStats:
     waiting: int = 0
     held: int = 0
     kv_used: int = 0
-    kv_kept: int = 0
+    kv_evictable: int = 0
     kv_total: int = 0
-    cache: CacheCounts = field(default_factory=CacheCounts)
-    work: Work = field(default_factory=Work)
+    cache: CacheCounters = field(default_factory=CacheCounters)
+    work: WorkCounters = field(default_factory=WorkCounters)
 
 
 class StepFailedError(WorkerError):
@@ -98,7 +98,7 @@ class StepFailedError(WorkerError):
         self.outputs: Final = list(outputs)
 
 
-def of_one(error: Exception) -> DalSegnoError:
+def as_dalsegno_error(error: Exception) -> DalSegnoError:
     """An error as the one sequence is told that failed of it."""
     if isinstance(error, DalSegnoError):
         return error

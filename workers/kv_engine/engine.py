@@ -23,23 +23,23 @@ from workers.kv_engine.attention.paged import ATTENTION
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.cache.blocks import BlockManager
 from workers.kv_engine.cache.pages import TURN_S
-from workers.kv_engine.counters import EngineStats, StepFailedError, Work, of_one
-from workers.kv_engine.gpu.graphs import Capture
-from workers.kv_engine.gpu.run_ahead import step_behind
+from workers.kv_engine.counters import EngineStats, StepFailedError, WorkCounters, as_dalsegno_error
+from workers.kv_engine.gpu.cuda_graphs import GraphCapture
+from workers.kv_engine.gpu.run_ahead import plan_step_ahead
 from workers.kv_engine.guide_state import GuideState
 from workers.kv_engine.kv_transfer import Allocate, check_kv, export_kv, import_kv
 from workers.kv_engine.node import Node
 from workers.kv_engine.outputs import Output, PromptOutput, TokenOutput, TokenScore
 from workers.kv_engine.parallel.connection import GroupLostError
 from workers.kv_engine.parallel.lockstep import Followers
-from workers.kv_engine.prefill_budget import Pace
-from workers.kv_engine.runner import Launched, Ran, Runner
+from workers.kv_engine.prefill_budget import PrefillBudget
+from workers.kv_engine.runner import LaunchedStep, Runner, StepResult
 from workers.kv_engine.sampling.sampler import NOT_A_TOKEN
 from workers.kv_engine.scheduler import STRETCH, Scheduler
 from workers.kv_engine.selfcheck import check_node
 from workers.kv_engine.sequence import DraftLength, Sequence, Span
 from workers.kv_engine.sequence_spec import FinishReason, SequenceSpec
-from workers.kv_engine.speculative.speculation import Proposer
+from workers.kv_engine.speculative.proposer import Proposer
 from workers.kv_engine.step import StepBuilder
 from workers.machine.cpu_threads import cores, threads_for, use_cpu_threads
 
@@ -52,11 +52,11 @@ class KVEngine:
 
     Args:
         max_step_tokens: the token budget of a step.
-        max_rows: how many sequences may run at once.
+        max_sequences: how many sequences may run at once.
         export_to: where keys and values go that are handed on; none are without it.
         cpu_cores: how many of the machine's cores are for it, on a CPU; all when absent.
         prefix_cache: whether keys and values are kept for others that begin with the same tokens.
-        stretch: how many times as long a step with prompts may take as decodes alone would, those who wait
+        decode_slowdown_limit: how many times as long a step with prompts may take as decodes alone would, those who wait
             counted among them; None is without limit.
         proposer: who guesses tokens, at most `guesses` for each decode in a step; nobody when absent.
         followers: who runs each forward too, where the node is a part of one; its sums wait for them.
@@ -76,39 +76,39 @@ class KVEngine:
         num_blocks: int,
         block_size: int,
         max_step_tokens: int,
-        max_rows: int,
+        max_sequences: int,
         export_to: Allocate | None = None,
         cpu_cores: int | None = None,
         prefix_cache: bool = True,
-        stretch: float | None = STRETCH,
+        decode_slowdown_limit: float | None = STRETCH,
         proposer: Proposer | None = None,
         guesses: int = 4,
         followers: Followers | None = None,
-        capture: Capture | None = None,
+        capture: GraphCapture | None = None,
         kernel: AttentionKernel | None = None,
     ) -> None:
         if node.device.type == "cpu":
             use_cpu_threads(threads_for(node.parameters, cpu_cores or cores()))
         self.node: Final = node
         self.step_keys: tuple[str, ...] = ()
-        self._work = Work()
+        self._work = WorkCounters()
         self._laps = timeline.laps("step")
         self._export_to = export_to
         blocks = BlockManager(num_blocks, block_size)
         self._scheduler = Scheduler(
             blocks,
-            max_rows=max_rows,
+            max_sequences=max_sequences,
             max_step_tokens=max_step_tokens,
             max_positions=node.max_positions,
             prefix_cache=prefix_cache,
-            pace=Pace(stretch=stretch, least=block_size) if stretch is not None else None,
+            prefill_budget=PrefillBudget(decode_slowdown_limit=decode_slowdown_limit, min_tokens=block_size) if decode_slowdown_limit is not None else None,
         )
         self._sequences: dict[str, Sequence] = {}
         self._proposer = proposer
         self._guesses = guesses
         self._max_step_tokens = max_step_tokens
         builder = StepBuilder(
-            max_rows=max_rows,
+            max_sequences=max_sequences,
             max_step_tokens=max_step_tokens,
             max_blocks=min(num_blocks, blocks.blocks_for(node.max_positions)),
             block_size=block_size,
@@ -123,14 +123,14 @@ class KVEngine:
             node,
             self._pool,
             builder,
-            max_rows=max_rows,
+            max_sequences=max_sequences,
             max_step_tokens=max_step_tokens,
             followers=followers,
             capture=capture,
             laps=self._laps,
         )
         self.runs_ahead = proposer is None
-        self._under_way: Launched | None = None
+        self._under_way: LaunchedStep | None = None
         self._number = 0  # of the step that is told of
         self._read_s = 0.0  # when that one was read
 
@@ -152,9 +152,9 @@ class KVEngine:
             waiting=len(self._scheduler.waiting),
             held=sum(sequence.held for sequence in self._scheduler.running),
             kv_used=(blocks.num_blocks - blocks.free) * blocks.block_size,
-            kv_kept=blocks.kept * blocks.block_size,
+            kv_evictable=blocks.kept * blocks.block_size,
             kv_total=blocks.capacity_tokens,
-            cache=self._scheduler.counts,
+            cache=self._scheduler.counters,
             work=self._work,
         )
 
@@ -173,21 +173,21 @@ class KVEngine:
             raise ClientError("the prompt is empty: expected at least one token", code="empty_prompt")
         if spec.scores_prompt and spec.logprobs is None:
             raise BugError(f"sequence {spec.key!r} is to score its prompt, but says not how many likeliest")
-        if spec.max_tokens < 1 and not (spec.max_tokens == 0 and spec.has_use_without_answer):
+        if spec.max_tokens < 1 and not (spec.max_tokens == 0 and spec.has_prompt_output):
             raise ClientError(
                 f"max_tokens must be at least 1, found {spec.max_tokens}", code="invalid_max_tokens"
             )
         if spec.pooling is not None and spec.max_tokens:
             raise BugError(f"sequence {spec.key!r} is to be pooled and answered: expected one of them")
         sequence = Sequence(spec)
-        for what, ids in spec.named_ids.items():
+        for what, ids in spec.token_ids_by_field.items():
             if ids and (min(ids) < 0 or max(ids) >= self.node.vocab_size):
                 raise ClientError(
                     f"{what}: token ids must be from 0 to {self.node.vocab_size - 1}, found {min(ids)} to "
                     f"{max(ids)}",
                     code="invalid_token_id",
                 )
-        if len(spec.bannable) >= self.node.vocab_size:
+        if len(spec.bannable_ids) >= self.node.vocab_size:
             raise ClientError(
                 "bad_words: with them and min_tokens there is no token left to choose", code="nothing_left"
             )
@@ -266,9 +266,9 @@ class KVEngine:
             self._laps.lap("sample")
         self._number, self._under_way, self._read_s = step.number, ahead, time.perf_counter()
         took_s, computed = self._read_s - begun_s, sum(span.count for span in spans)
-        if self._scheduler.pace is not None:
+        if self._scheduler.prefill_budget is not None:
             prompts = sum(span.count for span in spans if not span.is_decode)
-            self._scheduler.pace.observe(decodes=decodes, prefill_tokens=prompts, took_s=took_s)
+            self._scheduler.prefill_budget.observe(decodes=decodes, prefill_tokens=prompts, took_s=took_s)
         tokens = self._settle(spans, step.tokens_of(spans, ran))
         self._work.count_step(
             rows=len(spans), computed=computed, sampled=sum(map(len, tokens)), took_s=took_s
@@ -282,11 +282,11 @@ class KVEngine:
     def _schedule(self) -> tuple[list[Span], dict[str, DalSegnoError]]:
         """Who is in the next step, with what they bring; and who failed of that."""
         scheduled = self._scheduler.schedule()
-        self._pool.reach(self._scheduler.blocks.reached * self._scheduler.blocks.block_size)
+        self._pool.reach(self._scheduler.blocks.high_water * self._scheduler.blocks.block_size)
         failures = self._import(scheduled)
         return [span for span in scheduled if span.sequence.spec.key not in failures], failures
 
-    def _take_under_way(self) -> tuple[Launched | None, list[Span]]:
+    def _take_under_way(self) -> tuple[LaunchedStep | None, list[Span]]:
         """The step that is under way, and those of it that are not gone or held by now; none without any."""
         step, self._under_way = self._under_way, None
         if step is None:
@@ -296,24 +296,24 @@ class KVEngine:
             for span in step.spans
             if self._sequences.get(span.sequence.spec.key) is span.sequence and not span.sequence.held
         ]
-        self._work.thrown_away += len(step.spans) - len(spans)
+        self._work.discarded_tokens += len(step.spans) - len(spans)
         return (step, spans) if spans else (None, [])
 
-    def _launch_ahead(self, step: Launched, spans: list[Span]) -> Launched | None:
+    def _launch_ahead(self, step: LaunchedStep, spans: list[Span]) -> LaunchedStep | None:
         """Launch the step behind this one, if it does not have to wait for its tokens."""
         if not self.runs_ahead or step.tokens is None:
             return None
-        behind = step_behind(spans, self._scheduler)
+        behind = plan_step_ahead(spans, self._scheduler)
         if behind is None:
             return None
         self._work.ahead += 1
-        return self._runner.launch_behind(step, behind)
+        return self._runner.launch_after(step, behind)
 
     def _guess(self, spans: list[Span]) -> None:
         """Guess what follows those that decode, as far as there is room in the step and in the pool."""
         if self._proposer is None:
             return
-        ahead = [span for span in spans if span.count == 1 and span.samples and span.sequence.speculates]
+        ahead = [span for span in spans if span.count == 1 and span.samples and span.sequence.can_speculate]
         budget = self._max_step_tokens - sum(span.count for span in spans)
         if not ahead or budget < len(ahead):
             return
@@ -321,9 +321,9 @@ class KVEngine:
         guesses = self._proposer.propose([span.sequence for span in ahead], most)
         for span, guessed in zip(ahead, guesses, strict=True):
             sequence = span.sequence
-            standing = guessed[: self._scheduler.room_for(sequence, len(guessed))]
+            standing = guessed[: self._scheduler.allocate_spare(sequence, len(guessed))]
             sequence.ids += standing
-            span.count, span.guesses = 1 + len(standing), len(standing)
+            span.count, span.drafted = 1 + len(standing), len(standing)
 
     def _allowed(self, sequence: Sequence) -> int:
         """How many guesses a sequence may have now; the last token it may have is never guessed."""
@@ -337,32 +337,32 @@ class KVEngine:
         left = iter(sampled)
         found: list[list[int]] = []
         for span in spans:
-            tokens = list(islice(left, 1 + span.guesses)) if span.samples else []
-            if span.guesses:
+            tokens = list(islice(left, 1 + span.drafted)) if span.samples else []
+            if span.drafted:
                 tokens = self._stood(span, tokens)
             found.append(tokens)
         return found
 
     def _stood(self, span: Span, sampled: list[int]) -> list[int]:
-        sequence, counts = span.sequence, self._scheduler.counts
-        guessed = sequence.ids[-span.guesses :]
-        del sequence.ids[-span.guesses :]
+        sequence, counters = span.sequence, self._scheduler.counters
+        guessed = sequence.ids[-span.drafted :]
+        del sequence.ids[-span.drafted :]
         tokens: list[int] = []
         for token, guess in zip(sampled, [*guessed, None], strict=True):
             tokens.append(token)
             is_last = sequence.spec.finish_reason(token, sequence.generated + len(tokens)) is not None
             if token != guess or is_last:
                 break
-        counts.guessed += len(guessed)
-        counts.stood += len(tokens) - 1
+        counters.drafted += len(guessed)
+        counters.accepted += len(tokens) - 1
         assert sequence.draft_length is not None
         sequence.draft_length.update(drafted=len(guessed), accepted=len(tokens) - 1)
         sequence.ids += tokens[:-1]
-        span.count, span.guesses = len(tokens), 0
+        span.count, span.drafted = len(tokens), 0
         return tokens
 
     def _outputs(
-        self, spans: list[Span], tokens: list[list[int]], ran: Ran, failures: dict[str, DalSegnoError]
+        self, spans: list[Span], tokens: list[list[int]], ran: StepResult, failures: dict[str, DalSegnoError]
     ) -> list[Output]:
         outputs: list[Output] = []
         failed: list[str] = []
@@ -372,7 +372,7 @@ class KVEngine:
         for span, new in zip(spans, tokens, strict=True):
             spec = span.sequence.spec
             of_prompt = (
-                [_cut(told, spec) for told in islice(prompt_scores, len(span.scored))]
+                [_cut(told, spec) for told in islice(prompt_scores, len(span.scored_positions))]
                 if ran.prompt_scores
                 else []
             )
@@ -387,7 +387,7 @@ class KVEngine:
             asked += vector is not None
             if token == NOT_A_TOKEN or any(isnan(told.logprob) for told in of_prompt) or _is_broken(vector):
                 failed.append(spec.key)
-                self._scheduler.distrust(span.sequence)
+                self._scheduler.hide_from_cache(span.sequence)
                 continue
             if of_prompt or is_last:
                 outputs.append(self._prompt_output(span.sequence, of_prompt, vector, is_last=is_last))
@@ -396,7 +396,7 @@ class KVEngine:
             try:
                 outputs.append(self._token_output(span.sequence, token, told))
             except Exception as error:  # noqa: BLE001 - one tensor that finds no room must not cost the others
-                failures[spec.key] = of_one(error)
+                failures[spec.key] = as_dalsegno_error(error)
         return self._told(outputs, failed, failures, asked=asked)
 
     def _told(
@@ -420,7 +420,7 @@ class KVEngine:
         spec, finish, cached_tokens = sequence.spec, None, 0
         if is_last:
             finish = FinishReason.LENGTH
-            cached_tokens = self._scheduler.cached_tokens(sequence) if spec.keeps_prompt else 0
+            cached_tokens = self._scheduler.cached_tokens(sequence) if spec.caches_prompt else 0
             self._drop([spec.key])
         return PromptOutput(
             key=spec.key,
@@ -490,7 +490,7 @@ class KVEngine:
                 if spec.on_kv_read is not None:
                     spec.on_kv_read()
             except Exception as error:  # noqa: BLE001 - whatever the bytes are, it is one sequence's
-                failures[spec.key] = of_one(error)
+                failures[spec.key] = as_dalsegno_error(error)
             # From here on nobody looks at them, and they may be somebody else's memory.
             sequence.spec = replace(spec, kv=None, on_kv_read=None)
         return failures

@@ -4,7 +4,7 @@
     └──────────────────────── launch ────────────────────────┘
 
 On a GPU a launch waits for nothing that it launches. So the step behind one that is replayed
-(`workers.kv_engine.gpu.graphs`) can be launched before that is read: its tokens are taken where they lie on
+(`workers.kv_engine.gpu.cuda_graphs`) can be launched before that is read: its tokens are taken where they lie on
 the device. All of it is launched on one stream, and whatever is launched later finds done what was launched
 before. On a CPU a launch has computed when it returns.
 """
@@ -21,27 +21,27 @@ import torch
 
 from shared.errors import ClientError, DalSegnoError
 from shared.telemetry.timeline import Laps
-from workers.kv_engine.attention.paged import attending
+from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.counters import of_one
-from workers.kv_engine.gpu.graphs import Capture, Graphs
+from workers.kv_engine.counters import as_dalsegno_error
+from workers.kv_engine.gpu.cuda_graphs import DecodeGraphs, GraphCapture
 from workers.kv_engine.node import Node
 from workers.kv_engine.outputs import TokenScore
 from workers.kv_engine.parallel.lockstep import Followers
-from workers.kv_engine.sampling.grammar_masks import GuideThread, Masks
+from workers.kv_engine.sampling.grammar_masks import GuideThread, StepMasks
 from workers.kv_engine.sampling.logits_processors import adjust
 from workers.kv_engine.sampling.logprobs import score
-from workers.kv_engine.sampling.pooling import Pool
+from workers.kv_engine.sampling.pooling import StatePooler
 from workers.kv_engine.sampling.sampler import NOT_A_TOKEN, node_key, sample
 from workers.kv_engine.sequence import Span
-from workers.kv_engine.step import StepBuilder, Unread
+from workers.kv_engine.step import StepBuilder, UnreadTokens
 
 _NOT_READ: Final = 0
 """Stands in a sequence for a token that is on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class StepResult:
     """What a forward came to: sampled tokens, and the scores asked for; each in the order of the spans.
 
     `failures`: sequences whose token is none, and why.
@@ -54,7 +54,7 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launched:
+class LaunchedStep:
     """A forward that is under way.
 
     Attributes:
@@ -65,10 +65,10 @@ class Launched:
 
     number: int
     spans: list[Span]
-    read: Callable[[], Ran]
+    read: Callable[[], StepResult]
     tokens: torch.Tensor | None = None
 
-    def tokens_of(self, spans: Items[Span], ran: Ran) -> list[int]:
+    def tokens_of(self, spans: Items[Span], ran: StepResult) -> list[int]:
         """Of what it came to, the tokens of these of its spans; some may be missing where each has one."""
         if len(spans) == len(self.spans):
             return ran.tokens
@@ -80,7 +80,7 @@ class Runner:
     """Runs the steps of one engine over `node` and its `pool`.
 
     Args:
-        builder: makes the steps' tensors, for `max_rows` sequences and `max_step_tokens` tokens at most.
+        builder: makes the steps' tensors, for `max_sequences` sequences and `max_step_tokens` tokens at most.
         followers: who runs each forward too, where the node is a part of one.
         capture: who records the steps of decodes, which are replayed then; not where there are followers.
         laps: who is told what a step is doing.
@@ -96,32 +96,32 @@ class Runner:
         pool: PagedPool,
         builder: StepBuilder,
         *,
-        max_rows: int,
+        max_sequences: int,
         max_step_tokens: int,
         followers: Followers | None,
-        capture: Capture | None,
+        capture: GraphCapture | None,
         laps: Laps | None,
     ) -> None:
         self.forwards = 0
-        self.pools: Final[dict[str, Pool]] = {}
+        self.pools: Final[dict[str, StatePooler]] = {}
         self._node = node
         self._pool = pool
         self._builder = builder
         self._followers = followers
         self._laps = laps
-        self._guides = GuideThread(max_rows=max_rows, vocab_size=node.vocab_size, device=node.device)
+        self._guides = GuideThread(max_sequences=max_sequences, vocab_size=node.vocab_size, device=node.device)
         self._node_key = node_key(node.name)
-        self._arrivals = _Arrivals(max(max_rows, max_step_tokens), node.device)
-        self._graphs: Graphs | None = None
+        self._arrivals = _Arrivals(max(max_sequences, max_step_tokens), node.device)
+        self._graphs: DecodeGraphs | None = None
         if capture is not None and followers is None:
-            self._graphs = Graphs(node, pool, builder, capture, max_rows=max_rows, key=self._node_key)
+            self._graphs = DecodeGraphs(node, pool, builder, capture, max_sequences=max_sequences, key=self._node_key)
 
-    def launch(self, spans: list[Span]) -> Launched:
+    def launch(self, spans: list[Span]) -> LaunchedStep:
         """Launch one forward; whatever was launched before has been read."""
         self.forwards += 1
         return self._launch(spans, None)
 
-    def launch_behind(self, before: Launched, spans: list[Span]) -> Launched:
+    def launch_after(self, before: LaunchedStep, spans: list[Span]) -> LaunchedStep:
         """Launch the forward behind one that is replayed and not read yet.
 
         Every one of `spans` is of one token: the one that `before` samples for its sequence. What goes wrong
@@ -130,13 +130,13 @@ class Runner:
         assert before.tokens is not None, "its tokens lie nowhere"
         self.forwards += 1
         place = {span.sequence: place for place, span in enumerate(before.spans)}
-        unread = Unread(tokens=before.tokens, places=[place[span.sequence] for span in spans])
+        unread = UnreadTokens(tokens=before.tokens, places=[place[span.sequence] for span in spans])
         for span in spans:
             span.sequence.ids.append(_NOT_READ)
         try:
             return self._launch(spans, unread)
         except Exception as error:  # noqa: BLE001 - raised again by who reads
-            return Launched(number=self.forwards, spans=spans, read=partial(_raise, error))
+            return LaunchedStep(number=self.forwards, spans=spans, read=partial(_raise, error))
         finally:
             for span in spans:
                 del span.sequence.ids[-1]
@@ -146,7 +146,7 @@ class Runner:
         self.pools.pop(key, None)
 
     @torch.inference_mode()
-    def _launch(self, spans: list[Span], unread: Unread | None) -> Launched:
+    def _launch(self, spans: list[Span], unread: UnreadTokens | None) -> LaunchedStep:
         recorded = self._graphs.recorded(spans) if self._graphs is not None else None
         rows = recorded.rows if recorded is not None else 0
         step = self._builder.build(spans, rows=rows, unread=unread)
@@ -157,7 +157,7 @@ class Runner:
             hidden, logits = recorded.forward(len(spans))
         else:
             with (
-                attending(self._pool, step),
+                attention_context(self._pool, step),
                 self._followers.computing(step) if self._followers is not None else nullcontext(),
             ):
                 hidden = self._node.forward(self._node.embed(step.token_ids), step)
@@ -171,7 +171,7 @@ class Runner:
                 lambda at: self._node.head(hidden, at), wanted.prompt_indices, wanted.prompt_ids, **sizes
             )
         if not step.logit_indices.numel():
-            return Launched(number=self.forwards, spans=spans, read=partial(_end_of, hidden, prompt_scores))
+            return LaunchedStep(number=self.forwards, spans=spans, read=partial(_end_of, hidden, prompt_scores))
         if recorded is None:
             logits = self._node.head(hidden, step.logit_indices)
         is_changed = step.adjusted is not None or masks is not None
@@ -189,14 +189,14 @@ class Runner:
             scores = score(lambda at: made.index_select(0, at), wanted.sampled, taken, **sizes)
         arriving = self._arrivals.begin(tokens)
 
-        def read() -> Ran:
-            ran = Ran(tokens=arriving(), scores=scores, prompt_scores=prompt_scores)
+        def read() -> StepResult:
+            ran = StepResult(tokens=arriving(), scores=scores, prompt_scores=prompt_scores)
             if masks is not None:
-                ran.failures.update({key: of_one(error) for key, error in failures.items()})
+                ran.failures.update({key: as_dalsegno_error(error) for key, error in failures.items()})
                 _find_stuck(masks, ran, lambda row: self._node.head(hidden, step.logit_indices[row, None]))
             return ran
 
-        return Launched(
+        return LaunchedStep(
             number=self.forwards, spans=spans, read=read, tokens=tokens if recorded is not None else None
         )
 
@@ -204,11 +204,11 @@ class Runner:
         """Take the states of prompts that are pooled, each once."""
         offset = 0
         for span in spans:
-            spec, untold = span.sequence.spec, span.untold
+            spec, unreported = span.sequence.spec, span.unreported
             if spec.pooling is not None:
-                pool = self.pools.setdefault(spec.key, Pool(spec.pooling))
-                first = offset + untold.start - span.start
-                pool.add(hidden[first : offset + span.count], untold.start)
+                pool = self.pools.setdefault(spec.key, StatePooler(spec.pooling))
+                first = offset + unreported.start - span.start
+                pool.add(hidden[first : offset + span.count], unreported.start)
             offset += span.count
 
 
@@ -249,19 +249,19 @@ class _Place:
         return found
 
 
-def _end_of(hidden: torch.Tensor, prompt_scores: list[TokenScore]) -> Ran:
+def _end_of(hidden: torch.Tensor, prompt_scores: list[TokenScore]) -> StepResult:
     """Of a step that samples nothing: nothing is read back, but what it takes is learned from."""
     if hidden.is_cuda:
         torch.cuda.current_stream(hidden.device).synchronize()
-    return Ran(tokens=[], prompt_scores=prompt_scores)
+    return StepResult(tokens=[], prompt_scores=prompt_scores)
 
 
-def _raise(error: Exception) -> Ran:
+def _raise(error: Exception) -> StepResult:
     raise error
 
 
 @torch.inference_mode()
-def _find_stuck(masks: Masks, ran: Ran, logits_of: Callable[[int], torch.Tensor]) -> None:
+def _find_stuck(masks: StepMasks, ran: StepResult, logits_of: Callable[[int], torch.Tensor]) -> None:
     """Tell those whom guide and bans leave nothing from those whose model makes no numbers."""
     for row, key in zip(masks.rows, masks.keys, strict=True):
         if ran.tokens[row] == NOT_A_TOKEN and logits_of(row).max().isfinite():

@@ -9,7 +9,7 @@ The policy, in order:
    computed again; who wants what another is just computing waits for it, and lets others pass.
 3. **What a step is.** One token of every sequence that decodes; then spans of prompts within the budget of
    `max_step_tokens`, beside decodes no more than their pace allows (`prefill_budget`). But where prompts
-   without that limit would bring `CROWD` sequences to their first token, and twice as many as decode, they
+   without that limit would bring `MIN_BURST` sequences to their first token, and twice as many as decode, they
    are not held to it: a crowd that is let in by a few tokens a step keeps itself waiting.
 4. **When blocks run out.** A sequence takes blocks as it grows. When there is none left, who is last by (1)
    is *preempted*: it gives its blocks back and waits again, with its tokens; what the prefix cache still has
@@ -27,13 +27,13 @@ from typing import Final
 from shared.errors import BugError, ClientError
 from workers.kv_engine.cache.blocks import BlockManager
 from workers.kv_engine.cache.prefix_cache import PrefixCache, PrefixNode
-from workers.kv_engine.counters import CacheCounts
-from workers.kv_engine.prefill_budget import Pace
+from workers.kv_engine.counters import CacheCounters
+from workers.kv_engine.prefill_budget import PrefillBudget
 from workers.kv_engine.sequence import Sequence, Span
 
 STRETCH: Final = 1.7
 """How many times as long a step with prompts may take as decodes alone would (`prefill_budget`)."""
-CROWD: Final = 4
+MIN_BURST: Final = 4
 """So many first tokens in one step are worth a pause of those who have theirs."""
 
 
@@ -42,8 +42,8 @@ class Scheduler:
 
     Args:
         blocks: the pool's blocks.
-        max_rows: how many sequences may run at once.
-        max_step_tokens: the budget of a step. At least `max_rows`, so that a prompt always gets on
+        max_sequences: how many sequences may run at once.
+        max_step_tokens: the budget of a step. At least `max_sequences`, so that a prompt always gets on
             beside the sequences that decode.
         max_positions: the model's context length.
         prefix_cache: whether what was computed is kept for others that begin with the same.
@@ -54,26 +54,26 @@ class Scheduler:
         self,
         blocks: BlockManager,
         *,
-        max_rows: int,
+        max_sequences: int,
         max_step_tokens: int,
         max_positions: int,
         prefix_cache: bool = True,
-        pace: Pace | None = None,
+        prefill_budget: PrefillBudget | None = None,
     ) -> None:
-        if max_rows < 1 or max_step_tokens < max_rows:
+        if max_sequences < 1 or max_step_tokens < max_sequences:
             raise ValueError(
-                f"max_step_tokens must be at least max_rows, and that at least 1; "
-                f"found max_step_tokens={max_step_tokens}, max_rows={max_rows}"
+                f"max_step_tokens must be at least max_sequences, and that at least 1; "
+                f"found max_step_tokens={max_step_tokens}, max_sequences={max_sequences}"
             )
         self.blocks = blocks
         self.cache = PrefixCache(blocks) if prefix_cache else None
-        self.pace = pace
+        self.prefill_budget = prefill_budget
         self.max_step_tokens = max_step_tokens
         self.max_positions = max_positions
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self.counts = CacheCounts()
-        self._free_rows = deque(range(max_rows))
+        self.counters = CacheCounters()
+        self._free_rows = deque(range(max_sequences))
         self._arrivals = 0
         self._served: Counter[str] = Counter()
 
@@ -126,12 +126,12 @@ class Scheduler:
                 continue
             pending = len(sequence.ids) - sequence.computed
             if pending == 1:
-                decodes.append(Span(sequence, sequence.computed, 1, sequence.scored))
+                decodes.append(Span(sequence, sequence.computed, 1, sequence.reported))
             elif pending > 1:
                 prompts.append(sequence)
         return decodes + self._prefills(prompts, len(decodes)) if prompts else decodes
 
-    def room_for(self, sequence: Sequence, tokens: int) -> int:
+    def allocate_spare(self, sequence: Sequence, tokens: int) -> int:
         """How many of so many tokens more a sequence has room for, of blocks nobody needs now."""
         size = self.blocks.block_size
         missing = self.blocks.blocks_for(len(sequence.ids) + tokens) - len(sequence.blocks)
@@ -146,9 +146,9 @@ class Scheduler:
         for span in spans:
             sequence = span.sequence
             sequence.computed = computed = sequence.computed + span.count
-            sequence.scored = max(sequence.scored, computed)
+            sequence.reported = max(sequence.reported, computed)
             served[sequence.spec.tenant] += span.count
-            if sequence.keeps and computed // size > len(sequence.path):
+            if sequence.is_cacheable and computed // size > len(sequence.cached_path):
                 self._keep(sequence)
 
     def cached_tokens(self, sequence: Sequence) -> int:
@@ -158,10 +158,10 @@ class Scheduler:
         path = self.cache.match([*sequence.ids, 0], sequence.spec.cache_root)  # of which the last is never
         return len(path) * self.blocks.block_size
 
-    def distrust(self, sequence: Sequence) -> None:
+    def hide_from_cache(self, sequence: Sequence) -> None:
         """Have nobody begin with what was computed of a sequence."""
-        if self.cache is not None and sequence.path:
-            self.cache.hide(sequence.path[0])
+        if self.cache is not None and sequence.cached_path:
+            self.cache.hide(sequence.cached_path[0])
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence: finished, failed or cancelled; its blocks and its row are free again."""
@@ -203,13 +203,13 @@ class Scheduler:
 
     def _cached(self, sequence: Sequence) -> list[PrefixNode]:
         """What the cache has of a sequence; nothing of one that brings its own or tells of all its prompt."""
-        if self.cache is None or sequence.computed or sequence.tells_of_prompt:
+        if self.cache is None or sequence.computed or sequence.needs_prompt_states:
             return []
         return self.cache.match(sequence.ids, sequence.spec.cache_root)
 
     def _is_computed_now(self, sequence: Sequence, path: list[PrefixNode]) -> bool:
         """Whether another is computing the block that this one needs next."""
-        if self.cache is None or sequence.computed or sequence.tells_of_prompt:
+        if self.cache is None or sequence.computed or sequence.needs_prompt_states:
             return False
         if len(path) >= (len(sequence.ids) - 1) // self.blocks.block_size:
             return False
@@ -219,7 +219,7 @@ class Scheduler:
     def _fits(self, sequence: Sequence, path: list[PrefixNode]) -> bool:
         if not self._free_rows:
             return False
-        kept = sum(self.blocks.is_kept(node.block) for node in path)
+        kept = sum(self.blocks.is_evictable(node.block) for node in path)
         needed = self.blocks.blocks_for(len(sequence.ids)) - len(path)
         return needed + len(self.running) <= self.blocks.free - kept
 
@@ -228,12 +228,12 @@ class Scheduler:
         shared = [node.block for node in path]
         self.blocks.share(shared)
         own = self.blocks.allocate(self.blocks.blocks_for(len(sequence.ids)) - len(path))
-        sequence.blocks, sequence.path = shared + own, path
-        sequence.keeps = self.cache is not None
+        sequence.blocks, sequence.cached_path = shared + own, path
+        sequence.is_cacheable = self.cache is not None
         sequence.row = self._free_rows.popleft()
-        sequence.seats += 1
-        self.counts.asked += len(sequence.ids)
-        self.counts.hit += len(path) * self.blocks.block_size
+        sequence.admissions += 1
+        self.counters.queries += len(sequence.ids)
+        self.counters.hits += len(path) * self.blocks.block_size
         if path:
             sequence.computed = len(path) * self.blocks.block_size
         self.running.append(sequence)
@@ -245,7 +245,7 @@ class Scheduler:
         self.running.remove(sequence)
         self.blocks.release(sequence.blocks)
         self._free_rows.append(sequence.row)
-        sequence.blocks, sequence.path, sequence.row = [], [], None
+        sequence.blocks, sequence.cached_path, sequence.row = [], [], None
 
     # ---- who grows ---------------------------------------------------------------------------------
     def _grow(self) -> None:
@@ -260,41 +260,41 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self._unseat(sequence)
-        sequence.computed = sequence.brought
+        sequence.computed = sequence.imported
         self.waiting.append(sequence)
-        self.counts.preempted += 1
+        self.counters.preemptions += 1
 
     # ---- what is kept ------------------------------------------------------------------------------
     def _keep(self, sequence: Sequence) -> None:
         """Cache the blocks of a sequence that are full now."""
         assert self.cache is not None
         self._silence(sequence)
-        while len(sequence.path) < sequence.computed // self.blocks.block_size:
-            number = len(sequence.path)
+        while len(sequence.cached_path) < sequence.computed // self.blocks.block_size:
+            number = len(sequence.cached_path)
             node = self.cache.insert(
-                self._end(self.cache, sequence, sequence.path),
+                self._end(self.cache, sequence, sequence.cached_path),
                 self.cache.content(sequence.ids, number),
                 sequence.blocks[number],
             )
             if node is None:  # another was as quick: what follows is cached behind its block, not behind ours
-                sequence.keeps = False
+                sequence.is_cacheable = False
                 return
-            sequence.path.append(node)
+            sequence.cached_path.append(node)
         self._announce(sequence)
 
     def _announce(self, sequence: Sequence) -> None:
         """Say which block it computes next, of those it knows the content of."""
-        number = len(sequence.path)
-        if sequence.keeps and number < len(sequence.ids) // self.blocks.block_size:
+        number = len(sequence.cached_path)
+        if sequence.is_cacheable and number < len(sequence.ids) // self.blocks.block_size:
             assert self.cache is not None
-            end = self._end(self.cache, sequence, sequence.path)
+            end = self._end(self.cache, sequence, sequence.cached_path)
             end.computing.setdefault(self.cache.content(sequence.ids, number), sequence)
 
     def _silence(self, sequence: Sequence) -> None:
-        if self.cache is None or not sequence.keeps:
+        if self.cache is None or not sequence.is_cacheable:
             return
-        end = self._end(self.cache, sequence, sequence.path)
-        content = self.cache.content(sequence.ids, len(sequence.path))
+        end = self._end(self.cache, sequence, sequence.cached_path)
+        content = self.cache.content(sequence.ids, len(sequence.cached_path))
         if end.computing.get(content) is sequence:
             del end.computing[content]
 
@@ -309,14 +309,14 @@ class Scheduler:
         prompts.sort(key=self._order)
         # There are never more decodes than rows, and the budget covers the rows: only prompts are cut.
         budget = self.max_step_tokens - decodes
-        if self.pace is None:
+        if self.prefill_budget is None:
             return _cut(prompts, budget)
-        budget = min(budget, self.pace.most())
+        budget = min(budget, self.prefill_budget.max_tokens())
         spans = _cut(prompts, budget)
         firsts = sum(span.reaches_end for span in spans)
-        if not decodes or firsts >= max(CROWD, 2 * decodes):
+        if not decodes or firsts >= max(MIN_BURST, 2 * decodes):
             return spans
-        return _cut(prompts, min(budget, self.pace.allowance(decodes, len(prompts))))
+        return _cut(prompts, min(budget, self.prefill_budget.tokens_with_decodes(decodes, len(prompts))))
 
 
 def _cut(prompts: Iterable[Sequence], budget: int) -> list[Span]:
@@ -327,5 +327,5 @@ def _cut(prompts: Iterable[Sequence], budget: int) -> list[Span]:
             break
         count = min(sequence.pending, budget)
         budget -= count
-        spans.append(Span(sequence, sequence.computed, count, sequence.scored))
+        spans.append(Span(sequence, sequence.computed, count, sequence.reported))
     return spans

@@ -15,7 +15,7 @@ import torch
 
 from models.checkpoints.files import UnsupportedArchitectureError
 from workers.kv_engine.attention.kernels import AttentionKernel
-from workers.kv_engine.attention.paged import attending
+from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.node import Node
 from workers.kv_engine.sequence import Sequence, Span
@@ -69,7 +69,7 @@ def _paged_logits(node: Node, ids: list[int], kernel: AttentionKernel | None = N
     text = _seated("text", ids, _TEXT_BLOCKS, row=1)
     stranger = _seated("stranger", ids[::-1][:7], _STRANGER_BLOCKS, row=0)
     builder = StepBuilder(
-        max_rows=2, max_step_tokens=32, max_blocks=3, block_size=_BLOCK_SIZE, device=node.device
+        max_sequences=2, max_step_tokens=32, max_blocks=3, block_size=_BLOCK_SIZE, device=node.device
     )
     slots = _BLOCK_SIZE * (len(_TEXT_BLOCKS) + len(_STRANGER_BLOCKS))
     pool = PagedPool.of(node, slots=slots, kernel=kernel)
@@ -81,7 +81,7 @@ def _paged_logits(node: Node, ids: list[int], kernel: AttentionKernel | None = N
         step = builder.build(spans)
         # Far away: some models choose their angles by the largest position they are shown.
         step.positions[end - start :] += max(node.max_positions - len(stranger.ids), 0)
-        with attending(pool, step):
+        with attention_context(pool, step):
             hidden = node.forward(node.embed(step.token_ids), step)
         logits.append(node.head(hidden, torch.arange(end - start, device=node.device)))
     return torch.cat(logits)

@@ -49,48 +49,48 @@ class Sequence:
             told.
         blocks: the pool's blocks it has, in order; `path`, those of them that the prefix cache has, too.
         keeps: whether those that are full go into the prefix cache.
-        row: its place in the step's tables while it runs; `seats`, how often it was given one.
+        row: its place in the step's tables while it runs; `admissions`, how often it was given one.
         arrival: its number among all that came.
         draft_length: how many guesses it may have; None before the first.
         guide_state: what it may choose, where it has a guide.
-        adjusts: whether its spec does; `speculates`, whether it may.
+        adjusts_logits: whether its spec does; `can_speculate`, whether it may.
         held: it keeps row and blocks, and takes part in no step.
     """
 
     spec: SequenceSpec
     ids: list[int] = field(init=False)
-    adjusts: bool = field(init=False)
-    speculates: bool = field(init=False)
+    adjusts_logits: bool = field(init=False)
+    can_speculate: bool = field(init=False)
     draft_length: DraftLength | None = None
     guide_state: GuideState | None = None
     computed: int = 0
-    scored: int = 0
+    reported: int = 0
     blocks: list[int] = field(default_factory=list)
-    path: list[PrefixNode] = field(default_factory=list)
-    keeps: bool = False
+    cached_path: list[PrefixNode] = field(default_factory=list)
+    is_cacheable: bool = False
     row: int | None = None
-    seats: int = 0
+    admissions: int = 0
     arrival: int = 0
     held: bool = False
 
     def __post_init__(self) -> None:
         self.ids = [*self.spec.prompt_ids, *self.spec.prefix_ids]
-        self.adjusts = self.spec.adjusts
-        self.speculates = self.spec.speculates
+        self.adjusts_logits = self.spec.adjusts_logits
+        self.can_speculate = self.spec.can_speculate
         self.computed = self.brought
 
     @property
-    def brought(self) -> int:
+    def imported(self) -> int:
         """How many tokens it brings keys and values of."""
         # The next token is sampled behind the last one, which is therefore always run.
         return min(self.spec.kv.shape[2], len(self.ids) - 1) if self.spec.kv is not None else 0
 
     @property
-    def tells_of_prompt(self) -> bool:
+    def needs_prompt_states(self) -> bool:
         """Whether there are tokens of its prompt that are to be scored or pooled yet."""
         if self.spec.pooling is not None and self.spec.pooling.needs_all:
             return True
-        return self.spec.scores_prompt and self.scored < len(self.spec.prompt_ids) - 1
+        return self.spec.scores_prompt and self.reported < len(self.spec.prompt_ids) - 1
 
     @property
     def pending(self) -> int:
@@ -115,15 +115,15 @@ class Span:
     Attributes:
         told: how many tokens of the prompt were scored before.
         guesses: how many of the tokens, the last ones, are guessed
-        (`workers.kv_engine.speculative.speculation`).
+        (`workers.kv_engine.speculative.proposer`).
     """
 
     # Not frozen: there is one for each row of a step, and what did not stand of its guesses is cut off.
     sequence: Sequence
     start: int
     count: int
-    told: int = 0
-    guesses: int = 0
+    reported: int = 0
+    drafted: int = 0
 
     @property
     def is_decode(self) -> bool:
@@ -141,13 +141,13 @@ class Span:
         return self.reaches_end and self.sequence.spec.max_tokens > 0
 
     @property
-    def untold(self) -> range:
+    def unreported(self) -> range:
         """The positions of it that were not computed before."""
         end = self.start + self.count
         return range(min(max(self.start, self.told), end), end)
 
     @property
-    def scored(self) -> range:
+    def scored_positions(self) -> range:
         """The positions behind each of which it is told what the model thought of the prompt's next token."""
         spec = self.sequence.spec
         if not spec.scores_prompt:

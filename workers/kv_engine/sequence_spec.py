@@ -130,7 +130,7 @@ class SequenceSpec:
         logprobs: score each generated token, and so many of the likeliest beside it; None is not.
         scores_prompt: score the prompt's tokens too, all but the first.
         pooling: make one vector of its prompt's hidden states.
-        keeps_prompt: compute its prompt for others that begin alike.
+        caches_prompt: compute its prompt for others that begin alike.
         export: hand its keys and values on when it ends with a token of its own.
         kv: keys and values of its first tokens, computed elsewhere; they are not computed again.
         priority: who has a higher one comes first; `deadline_ns`: of those who have the same, the earlier.
@@ -153,7 +153,7 @@ class SequenceSpec:
     logprobs: int | None = None
     scores_prompt: bool = False
     pooling: Pooling | None = None
-    keeps_prompt: bool = False
+    caches_prompt: bool = False
     export: KvExport | None = None
     kv: Array | None = None
     on_kv_read: Callable[[], None] | None = None
@@ -163,10 +163,10 @@ class SequenceSpec:
     cache_root: Hashable = None
 
     @property
-    def has_use_without_answer(self) -> bool:
+    def has_prompt_output(self) -> bool:
         """Whether there is something to compute where no token is to be generated."""
         is_scored = self.scores_prompt and len(self.prompt_ids) > 1
-        return is_scored or self.pooling is not None or self.keeps_prompt
+        return is_scored or self.pooling is not None or self.caches_prompt
 
     @property
     def ends(self) -> frozenset[int]:
@@ -174,7 +174,7 @@ class SequenceSpec:
         return self.stop_token_ids if self.ignore_eos else self.stop_token_ids | self.eos_ids
 
     @property
-    def adjusts(self) -> bool:
+    def adjusts_logits(self) -> bool:
         """Whether it is to change logits before a token is chosen from them."""
         sampling = self.sampling
         return bool(
@@ -183,21 +183,21 @@ class SequenceSpec:
             or sampling.frequency_penalty
             or sampling.logit_bias
             or sampling.bad_words
-            or self.holds_ends
+            or self.delays_end
         )
 
     @property
-    def holds_ends(self) -> bool:
+    def delays_end(self) -> bool:
         """Whether what ends it cannot be chosen at first. Of a guided one that is its guide's matter."""
         return bool(self.sampling.min_tokens and self.ends and self.guide is None)
 
     @property
-    def speculates(self) -> bool:
+    def can_speculate(self) -> bool:
         """Whether tokens may be guessed: nothing is done to its logits that depends on the tokens before."""
-        return not self.adjusts and self.logprobs is None and self.guide is None
+        return not self.adjusts_logits and self.logprobs is None and self.guide is None
 
     @property
-    def named_ids(self) -> dict[str, Items[int]]:
+    def token_ids_by_field(self) -> dict[str, Items[int]]:
         """All token ids in it, by what names them."""
         sampling = self.sampling
         return {
@@ -209,9 +209,9 @@ class SequenceSpec:
         }
 
     @property
-    def bannable(self) -> frozenset[int]:
+    def bannable_ids(self) -> frozenset[int]:
         """The tokens that some step may not choose."""
-        held = self.ends if self.holds_ends else frozenset()
+        held = self.ends if self.delays_end else frozenset()
         return held | {word[-1] for word in self.sampling.bad_words}
 
     @property

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from workers.kv_engine.sampling.logits_processors import AdjustedRows
-from workers.kv_engine.sampling.row_state import Ledger
+from workers.kv_engine.sampling.logits_processors import LogitAdjustments
 from workers.kv_engine.sampling.sampling_rows import SamplingRows, ScoredRows
+from workers.kv_engine.sampling.sampling_state import SamplingState
 from workers.kv_engine.sequence import Sequence, Span
 
 Int32s = npt.NDArray[np.int32]
@@ -57,11 +57,11 @@ class Step:
     sampling: SamplingRows
     spans: Spans
     scored: ScoredRows | None = None
-    adjusted: AdjustedRows | None = None
+    adjusted: LogitAdjustments | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unread:
+class UnreadTokens:
     """The tokens of a step of decodes, which nobody has read yet, and whose of them go on.
 
     Attributes:
@@ -115,7 +115,7 @@ class StepBuilder:
     def __init__(
         self,
         *,
-        max_rows: int,
+        max_sequences: int,
         max_step_tokens: int,
         max_blocks: int,
         block_size: int,
@@ -124,25 +124,25 @@ class StepBuilder:
     ) -> None:
         self._block_size = block_size
         self._padding_block = padding_block
-        self._owners: list[tuple[Sequence, int] | None] = [None] * max_rows
-        self._written = [0] * max_rows
+        self._owners: list[tuple[Sequence, int] | None] = [None] * max_sequences
+        self._written = [0] * max_sequences
         tokens = dict.fromkeys(("token_ids", "positions", "slots"), max_step_tokens)
-        spans = dict.fromkeys(("rows", "kv_lengths", "places"), max_rows)
-        sampled = dict.fromkeys(("logit_indices", "draws", *_PARAMS), max(max_rows, max_step_tokens))
-        self._step = _Twins(tokens | spans | sampled | {"query_offsets": max_rows + 1}, device)
+        spans = dict.fromkeys(("rows", "kv_lengths", "places"), max_sequences)
+        sampled = dict.fromkeys(("logit_indices", "draws", *_PARAMS), max(max_sequences, max_step_tokens))
+        self._step = _Twins(tokens | spans | sampled | {"query_offsets": max_sequences + 1}, device)
         # The last row is padding's.
-        self._table = _Twins({"blocks": (max_rows + 1) * max_blocks}, device)
-        self._blocks = self._table.host["blocks"].reshape(max_rows + 1, max_blocks)
-        self._params: Final = {name: np.zeros(max_rows, np.int32) for name in _PARAMS}
+        self._table = _Twins({"blocks": (max_sequences + 1) * max_blocks}, device)
+        self._blocks = self._table.host["blocks"].reshape(max_sequences + 1, max_blocks)
+        self._params: Final = {name: np.zeros(max_sequences, np.int32) for name in _PARAMS}
         self._temperature = self._params["temperature"].view(np.float32)
         self._top_p = self._params["top_p"].view(np.float32)
         self._min_p = self._params["min_p"].view(np.float32)
         if padding_block is not None:
-            self._blocks[max_rows, 0] = padding_block
+            self._blocks[max_sequences, 0] = padding_block
             self._table.upload()
-        self._ledger = Ledger(max_rows, device)
+        self._ledger = SamplingState(max_sequences, device)
 
-    def build(self, spans: Items[Span], *, rows: int = 0, unread: Unread | None = None) -> Step:
+    def build(self, spans: Items[Span], *, rows: int = 0, unread: UnreadTokens | None = None) -> Step:
         """The step that computes `spans`; valid until the next call.
 
         Where `rows` is given, the buffers hold a step of so many spans of one token each, as `captured` has
@@ -174,12 +174,12 @@ class StepBuilder:
         host["slots"][:total] = blocks * self._block_size + positions % self._block_size
 
         # Behind each guess a token is sampled, too: `sampled` has its span's index once for each.
-        sampled = [n for n, span in enumerate(spans) if span.samples for _ in range(1 + span.guesses)]
-        before_last = [back for span in spans if span.samples for back in range(span.guesses, -1, -1)]
+        sampled = [n for n, span in enumerate(spans) if span.samples for _ in range(1 + span.drafted)]
+        before_last = [back for span in spans if span.samples for back in range(span.drafted, -1, -1)]
         host["logit_indices"][: len(sampled)] = offsets[1:][sampled] - 1 - np.array(before_last, np.int32)
-        seats = host["rows"][:batch][sampled]
+        admissions = host["rows"][:batch][sampled]
         for name in _PARAMS:
-            host[name][: len(sampled)] = self._params[name][seats]
+            host[name][: len(sampled)] = self._params[name][admissions]
         host["draws"][: len(sampled)] = [
             spans[n].sequence.generated - back for n, back in zip(sampled, before_last, strict=True)
         ]
@@ -192,7 +192,7 @@ class StepBuilder:
             self._feed(unread.tokens, batch)
         scored = self._scored(spans, offsets, sampled)
         adjusted = self._ledger.rows([spans[index].sequence for index in sampled])
-        return self._views(batch, total, self._sampling_rows(seats), scored, adjusted)
+        return self._views(batch, total, self._sampling_rows(admissions), scored, adjusted)
 
     def captured(self, rows: int, *, is_random: bool = False, is_filtered: bool = False) -> Step:
         """A step of so many spans of one token, all sampled: what `build` fills in, at the same addresses.
@@ -236,12 +236,12 @@ class StepBuilder:
             sequence = span.sequence
             row = sequence.row
             assert row is not None
-            if self._owners[row] == (sequence, sequence.seats):
+            if self._owners[row] == (sequence, sequence.admissions):
                 if self._written[row] != len(sequence.blocks):
                     self._write_blocks(row, sequence.blocks, self._written[row])
                     is_changed = True
                 continue
-            self._owners[row], is_changed = (sequence, sequence.seats), True
+            self._owners[row], is_changed = (sequence, sequence.admissions), True
             sampling, params = sequence.spec.sampling, self._params
             self._blocks[row] = 0
             self._write_blocks(row, sequence.blocks, 0)
@@ -267,7 +267,7 @@ class StepBuilder:
         indices: list[int] = []
         ids: list[int] = []
         for offset, span in zip(offsets.tolist(), spans, strict=False):
-            scored = span.scored
+            scored = span.scored_positions
             indices += range(offset + scored.start - span.start, offset + scored.stop - span.start)
             ids += span.sequence.ids[scored.start + 1 : scored.stop + 1]
         rows = [row for row, index in enumerate(sampled) if wanted[index] is not None]
@@ -288,7 +288,7 @@ class StepBuilder:
         total: int,
         sampling: SamplingRows,
         scored: ScoredRows | None,
-        adjusted: AdjustedRows | None,
+        adjusted: LogitAdjustments | None,
     ) -> Step:
         host, device = self._step.host, self._step.device
         return Step(
@@ -311,18 +311,18 @@ class StepBuilder:
             adjusted=adjusted,
         )
 
-    def _sampling_rows(self, seats: Int32s) -> SamplingRows:
+    def _sampling_rows(self, admissions: Int32s) -> SamplingRows:
         """The rows that are sampled, by where their sequences sit."""
-        is_random, top_k = self._temperature[seats] > 0, self._params["top_k"][seats]
-        has_top_k, has_top_p = is_random & (top_k > 0), is_random & (self._top_p[seats] < 1)
+        is_random, top_k = self._temperature[admissions] > 0, self._params["top_k"][admissions]
+        has_top_k, has_top_p = is_random & (top_k > 0), is_random & (self._top_p[admissions] < 1)
         # A top-p without a top-k beside it may reach far down.
         is_narrow = bool(has_top_k.any()) and not bool((has_top_p & ~has_top_k).any())
         return self._sampling_views(
-            len(seats),
+            len(admissions),
             is_random=bool(is_random.any()),
             has_top_k=bool(has_top_k.any()),
             has_top_p=bool(has_top_p.any()),
-            has_min_p=bool((is_random & (self._min_p[seats] > 0)).any()),
+            has_min_p=bool((is_random & (self._min_p[admissions] > 0)).any()),
             candidates=int(top_k[has_top_k].max()) if is_narrow else None,
         )
 

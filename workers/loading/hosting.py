@@ -21,8 +21,8 @@ from configs.deployment import ConfigError, DeploymentConfig
 from models import registry
 from models.base import EngineKind, Peers
 from workers.kv_engine.attention.kernels import AttentionKernel, choose_attention
-from workers.kv_engine.gpu.streams import Turn, use_gpu_stream
-from workers.kv_engine.speculative.speculation import PromptLookup, Proposer
+from workers.kv_engine.gpu.cuda_streams import StreamPriority, use_gpu_stream
+from workers.kv_engine.speculative.proposer import PromptLookup, Proposer
 from workers.loading.lean_transformers import import_transformers
 from workers.machine import memory
 from workers.machine.cpu_threads import cores, kernel_threads, stateless_threads
@@ -33,10 +33,10 @@ from workers.stateless_engine.nodes import StatelessNodes
 
 if TYPE_CHECKING:
     from workers.kv_engine.engine import KVEngine
-    from workers.kv_engine.gpu.graphs import Capture
+    from workers.kv_engine.gpu.cuda_graphs import GraphCapture
     from workers.kv_engine.kv_transfer import Allocate
     from workers.kv_engine.node import Node
-    from workers.kv_engine.parallel.follower import FollowingEngine
+    from workers.kv_engine.parallel.follower import FollowerEngine
     from workers.tensor_parallel.group import GroupMembership
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ def make_kv_engine(
         if copy is None:  # the members of a copy meet within each layer
             node = _by_kernels(node, settings, at)
         draft = _draft(config, node, settings, at, progress)
-    use_gpu_stream(device, Turn.FIRST)
+    use_gpu_stream(device, StreamPriority.HIGH)
     blocks = _pool_of(config, settings, node, draft, at).blocks
     followers = Followers(copy.lines) if copy is not None else None
     if followers is not None:
@@ -147,13 +147,13 @@ def make_kv_engine(
         num_blocks=blocks,
         block_size=settings.block_size,
         max_step_tokens=step_tokens,
-        max_rows=rows,
+        max_sequences=rows,
         export_to=export_to,
         prefix_cache=settings.prefix_cache,
-        stretch=settings.stretch,
+        decode_slowdown_limit=settings.stretch,
         proposer=_proposer(draft, node, settings, blocks, rows, step_tokens),
         guesses=settings.speculate,
-        cpu_cores=max(1, at.cores - stateless_threads(at.cores, beside_kv=True))
+        cpu_cores=max(1, at.cores - stateless_threads(at.cores, with_kv_node=True))
         if has_stateless
         else at.cores,
         followers=followers,
@@ -164,18 +164,18 @@ def make_kv_engine(
 
 def _capture(
     settings: EngineSettings, device: torch.device, kernel: AttentionKernel | None
-) -> "Capture | None":
+) -> "GraphCapture | None":
     """Who records steps of decodes: on a GPU, where a kernel attends; torch asks the host meanwhile."""
     if device.type != "cuda" or kernel is None or not settings.cuda_graphs:
         return None
-    from workers.kv_engine.gpu.graphs import CudaCapture  # noqa: PLC0415 - where there is CUDA
+    from workers.kv_engine.gpu.cuda_graphs import CudaCapture  # noqa: PLC0415 - where there is CUDA
 
     return CudaCapture(device)
 
 
 def make_follower_engine(
     config: DeploymentConfig, settings: EngineSettings, rank: int, progress: Progress, copy: "GroupMembership"
-) -> "FollowingEngine":
+) -> "FollowerEngine":
     """Load this rank's part of the KV node it shares, and make the engine that follows the copy's leader.
 
     Called in the engine's thread, as `make_kv_engine` is.
@@ -186,7 +186,7 @@ def make_follower_engine(
         ConfigError: the configuration asks for what is not there.
     """
     import_transformers()
-    from workers.kv_engine.parallel.follower import FollowingEngine  # noqa: PLC0415 - brings transformers
+    from workers.kv_engine.parallel.follower import FollowerEngine  # noqa: PLC0415 - brings transformers
     from workers.kv_engine.parallel.lockstep import Leader  # noqa: PLC0415 - the same
 
     at = seat(config, rank)
@@ -194,10 +194,10 @@ def make_follower_engine(
     with memory.given_back():
         node = _kv_node(config, name, settings, at.device, progress, copy)
     kernel = choose_attention(node, settings.attention)
-    use_gpu_stream(at.device, Turn.FIRST)
+    use_gpu_stream(at.device, StreamPriority.HIGH)
     [line] = copy.lines
     leader = Leader(line)
-    return FollowingEngine(
+    return FollowerEngine(
         node,
         num_blocks=leader.agree(_pool_of(config, settings, node, None, at).blocks, node.dtype),
         block_size=settings.block_size,
@@ -357,7 +357,7 @@ def _proposer(
         served=served.name,
         num_blocks=blocks,
         block_size=settings.block_size,
-        max_rows=rows,
+        max_sequences=rows,
         max_step_tokens=step_tokens,
         kernel=choose_attention(draft, settings.attention),
     )
@@ -375,11 +375,11 @@ def make_stateless_nodes(
     at = seat(config, rank)
     names = nodes_of(config, rank, EngineKind.STATELESS)
     loaded = {name: _load(config, name, settings, at.device, progress) for name in names}
-    use_gpu_stream(at.device, Turn.LAST)
+    use_gpu_stream(at.device, StreamPriority.LOW)
     nodes = StatelessNodes(
         loaded,
         at.device,
-        beside_kv=bool(nodes_of(config, rank, EngineKind.KV)),
+        with_kv_node=bool(nodes_of(config, rank, EngineKind.KV)),
         cpu_cores=at.cores,
     )
     _LOGGER.info("%s: %s on %s", config.name, ", ".join(names), at)

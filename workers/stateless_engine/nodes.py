@@ -3,7 +3,7 @@
 A firing fails alone. A node tells which one failed, or raises: then each firing of the batch is run once
 more by itself, which a node without a state allows.
 
-On a GPU they are computed on the calling thread's stream (`workers.kv_engine.gpu.streams`): what goes out is
+On a GPU they are computed on the calling thread's stream (`workers.kv_engine.gpu.cuda_streams`): what goes out is
 in main memory, and the thread has waited for it.
 """
 
@@ -17,7 +17,7 @@ from models.base import Item, StatelessNode, StatelessResult
 from shared.errors import BugError, DalSegnoError, WorkerError
 from workers.data_plane.arrays import to_array, to_tensor
 from workers.machine.cpu_threads import cores, give_way, stateless_threads, use_cpu_threads
-from workers.stateless_engine.firing import Fired, Firing
+from workers.stateless_engine.firing import Firing, FiringResult
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class StatelessNodes:
     """The nodes of one rank, on `device`; make and call it in one thread.
 
     Args:
-        beside_kv: a KV node is on the same device in this process, and is to be let go first.
+        with_kv_node: a KV node is on the same device in this process, and is to be let go first.
         cpu_cores: how many of the machine's cores are for the rank, on a CPU; all when absent.
     """
 
@@ -41,19 +41,19 @@ class StatelessNodes:
         nodes: Mapping[str, StatelessNode],
         device: torch.device,
         *,
-        beside_kv: bool = False,
+        with_kv_node: bool = False,
         cpu_cores: int | None = None,
     ) -> None:
         if device.type == "cpu":
-            use_cpu_threads(stateless_threads(cpu_cores or cores(), beside_kv=beside_kv))
-            if beside_kv:
+            use_cpu_threads(stateless_threads(cpu_cores or cores(), with_kv_node=with_kv_node))
+            if with_kv_node:
                 give_way()
         self.device: Final = device
         self.max_batch: Final = {name: node.max_batch for name, node in nodes.items()}
         self._nodes = dict(nodes)
 
     @torch.inference_mode()
-    def run(self, node: str, firings: Sequence[Firing]) -> list[Fired | DalSegnoError]:
+    def run(self, node: str, firings: Sequence[Firing]) -> list[FiringResult | DalSegnoError]:
         """What each firing came to; one that fails does not raise."""
         items = [self._item(firing) for firing in firings]
         results = iter(self._run(node, [item for item in items if isinstance(item, Item)]))
@@ -92,14 +92,14 @@ class StatelessNodes:
         return results
 
 
-def _fired(node: str, result: StatelessResult | Exception) -> Fired | DalSegnoError:
+def _fired(node: str, result: StatelessResult | Exception) -> FiringResult | DalSegnoError:
     if isinstance(result, Exception):
         return _failure(node, result)
     try:
         outputs = {name: to_array(tensor) for name, tensor in result.outputs.items()}
     except (RuntimeError, AttributeError, TypeError) as error:  # the device failed, or it is no tensor
         return _failure(node, error)
-    return Fired(outputs=outputs, facts=result.facts, stops=result.stops)
+    return FiringResult(outputs=outputs, facts=result.facts, stops=result.stops)
 
 
 def _failure(node: str, error: Exception) -> DalSegnoError:

@@ -1,7 +1,7 @@
 """The process of a rank that follows: it has a part of a node, and computes what its leader says (ADR 17).
 
     log ──worker.joined, worker.lost──> is this life still the rank's own?
-    leader ──greeting──> LeaderListener ──steps──> FollowingEngine, in a thread of its own
+    leader ──greeting──> LeaderListener ──steps──> FollowerEngine, in a thread of its own
 
 It lives on the log as any worker does (joined, beats, leaving), and reads no orders there. It joins before it
 loads: its leader finds it so. When the leader is gone, or another member, it ends: its supervisor starts it
@@ -27,7 +27,7 @@ from shared.ids import Rank
 from shared.log.port import Log
 from shared.meters import WorkerMeters
 from shared.subjects import Subjects
-from workers.kv_engine.counters import Work
+from workers.kv_engine.counters import WorkCounters
 from workers.kv_engine.parallel.connection import GroupLostError
 from workers.membership.event_writer import EventWriter
 from workers.membership.incarnation import FINAL_EVENTS_S, SupersededError, repeat_join, until_cancelled
@@ -41,7 +41,7 @@ FAREWELL_S: Final = 8.0
 
 
 class FollowerEnginePort(Protocol):
-    """What computes (`workers.kv_engine.parallel.follower.FollowingEngine`)."""
+    """What computes (`workers.kv_engine.parallel.follower.FollowerEngine`)."""
 
     @property
     def kernels(self) -> str: ...
@@ -89,7 +89,7 @@ class FollowerProcess:
 
     def vital_signs(self) -> dict[str, Any]:
         """How it is, as its beats tell; what is computed, its leader counts."""
-        work = Work()
+        work = WorkCounters()
         return {
             "state": self._state,
             "progress": self._progress,
@@ -223,7 +223,9 @@ class FollowerProcess:
         return found
 
 
-async def _unless_lost(making: Coroutine[Any, Any, FollowerEnginePort], copy: GroupMembership) -> FollowerEnginePort:
+async def _unless_lost(
+    making: Coroutine[Any, Any, FollowerEnginePort], copy: GroupMembership
+) -> FollowerEnginePort:
     """What is made, unless a member is gone before: who waits for that one waits long.
 
     Raises:

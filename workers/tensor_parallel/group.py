@@ -1,7 +1,7 @@
 """How the members of a shared copy find one another, and are told that one is gone (ADR 17).
 
     follower   listens, and says where in its `worker.joined`, with a secret
-    leader     reads that, connects, shows the secret, and says who is who   ── one `Line` to each
+    leader     reads that, connects, shows the secret, and says who is who   ── one `Connection` to each
     all        meet at the leader's address, for the sums                    ──
     `workers.kv_engine.parallel.collectives`
 
@@ -27,8 +27,8 @@ from shared.events import MalformedEventError, WorkerJoined, decode
 from shared.ids import Rank
 from shared.log.port import Log
 from shared.subjects import Subjects
-from workers.kv_engine.parallel.connection import GroupLostError, Line, probe
-from workers.kv_engine.parallel.rendezvous import Meeting
+from workers.kv_engine.parallel.connection import Connection, GroupLostError, probe
+from workers.kv_engine.parallel.rendezvous import Rendezvous
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True):
         secret: of the follower's endpoint.
         index: which member the follower is, of `size`.
         digest: of the leader's configuration, as far as decisions depend on it.
-        address, port, key: where the members meet for their sums (`Meeting`).
+        address, port, key: where the members meet for their sums (`Rendezvous`).
     """
 
     secret: bytes
@@ -80,8 +80,8 @@ class GroupMembership:
         lines: of a leader, to each follower in order; of a follower, to its leader.
     """
 
-    meeting: Meeting
-    lines: Sequence[Line]
+    meeting: Rendezvous
+    lines: Sequence[Connection]
 
     async def watch(self) -> None:
         """Wait until a member is gone, while others load or nothing is computed.
@@ -90,9 +90,9 @@ class GroupMembership:
             GroupLostError: one is.
         """
         loop = asyncio.get_running_loop()
-        gone: asyncio.Future[Line] = loop.create_future()
+        gone: asyncio.Future[Connection] = loop.create_future()
 
-        def look(line: Line) -> None:
+        def look(line: Connection) -> None:
             if gone.done():
                 return
             if line.has_ended():
@@ -102,7 +102,7 @@ class GroupMembership:
             loop.remove_reader(line.fileno())
             loop.call_later(_LOOK_AGAIN_S, look_out, line)
 
-        def look_out(line: Line) -> None:
+        def look_out(line: Connection) -> None:
             if not gone.done():
                 loop.add_reader(line.fileno(), look, line)
 
@@ -186,7 +186,7 @@ class LeaderListener:
             await _hear(connection)  # that all have come, however long that takes
         except (OSError, ValueError) as error:
             raise GroupLostError(f"{leader} is gone before all others had come") from error
-        meeting = Meeting(
+        meeting = Rendezvous(
             index=greeting.index,
             size=greeting.size,
             address=greeting.address,
@@ -194,7 +194,7 @@ class LeaderListener:
             own_address=self.config.data_plane.address,
             key=greeting.key,
         )
-        return GroupMembership(meeting, [Line(connection, leader)])
+        return GroupMembership(meeting, [Connection(connection, leader)])
 
     def close(self) -> None:
         self._listener.close()
@@ -242,7 +242,7 @@ async def gather(log: Log, subjects: Subjects, config: DeploymentConfig, rank: R
         if isinstance(error, OSError):
             raise GroupLostError("a follower came, and went before all others had come") from error
         raise
-    meeting = Meeting(
+    meeting = Rendezvous(
         index=0,
         size=len(following) + 1,
         address=address,
@@ -252,7 +252,9 @@ async def gather(log: Log, subjects: Subjects, config: DeploymentConfig, rank: R
         listener=listener,
     )
     named = zip(connections, following, strict=True)
-    return GroupMembership(meeting, [Line(one, f"rank {follower}, which follows,") for one, follower in named])
+    return GroupMembership(
+        meeting, [Connection(one, f"rank {follower}, which follows,") for one, follower in named]
+    )
 
 
 class _FollowerEndpoints:
@@ -271,12 +273,17 @@ class _FollowerEndpoints:
                     if not isinstance(event, WorkerJoined) or address is None or address.rank != event.rank:
                         continue
                     if ENDPOINT_NAME in event.cards:
-                        self.of[event.rank] = msgspec.msgpack.decode(event.cards[ENDPOINT_NAME], type=FollowerEndpoint)
+                        self.of[event.rank] = msgspec.msgpack.decode(
+                            event.cards[ENDPOINT_NAME], type=FollowerEndpoint
+                        )
                         self.news.set()
 
 
 async def _connect(
-    endpoints: _FollowerEndpoints, follower: Rank, index: int, greeting: Callable[[FollowerEndpoint, int], Greeting]
+    endpoints: _FollowerEndpoints,
+    follower: Rank,
+    index: int,
+    greeting: Callable[[FollowerEndpoint, int], Greeting],
 ) -> socket.socket:
     """A connection to one follower, once there is one that answers."""
     waited_s, said = 0.0, False

@@ -23,7 +23,7 @@ LENGTHS: Final = (3, 30, 61, 100)
 
 
 def engine(of: Node, **sizes: Any) -> KVEngine:
-    return KVEngine(of, **{"num_blocks": 200, "block_size": 8, "max_step_tokens": 64, "max_rows": 8} | sizes)
+    return KVEngine(of, **{"num_blocks": 200, "block_size": 8, "max_step_tokens": 64, "max_sequences": 8} | sizes)
 
 
 def prompts(*lengths: int) -> list[list[int]]:
@@ -77,7 +77,7 @@ def test_probabilities_are_the_same_bits_alone_and_among_others_and_however_a_pr
     three, one = (
         NativeDecoder(models.node(dtype=dtype), library(variant), threads=threads) for threads in (3, 1)
     )
-    alone = engine(one, max_step_tokens=11, max_rows=1)
+    alone = engine(one, max_step_tokens=11, max_sequences=1)
 
     together = run(engine(three), specs, every=2)
 

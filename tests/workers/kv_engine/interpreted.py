@@ -144,7 +144,7 @@ def replays() -> dict[str, Any]:
     ]
 
     def answers(node: Any, capture: SameLaunches | None) -> dict[str, list[int]]:
-        engine = KVEngine(node, num_blocks=32, block_size=4, max_step_tokens=16, max_rows=2, capture=capture)
+        engine = KVEngine(node, num_blocks=32, block_size=4, max_step_tokens=16, max_sequences=2, capture=capture)
         return {key: ids(outputs) for key, outputs in run(engine, specs, every=2).items()}
 
     found: dict[str, Any] = {"expected": answers(node, None)}

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from workers.kv_engine.gpu.graphs import Replay
+from workers.kv_engine.gpu.cuda_graphs import Replay
 from workers.kv_engine.step import Step
 
 NOT_IN_A_GRAPH: Final = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "lift_fresh")

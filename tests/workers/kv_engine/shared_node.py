@@ -12,18 +12,18 @@ from models.decoder_lm.nodes import DecoderLM, load
 from tests.peers import Circle, together
 from tests.tiny import Family, tiny_checkpoint
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.parallel.connection import GroupLostError, Line
-from workers.kv_engine.parallel.follower import FollowingEngine
+from workers.kv_engine.parallel.connection import Connection, GroupLostError
+from workers.kv_engine.parallel.follower import FollowerEngine
 from workers.kv_engine.parallel.lockstep import Followers, Leader
 
 
 @contextmanager
-def lines() -> Iterator[tuple[Line, Line]]:
+def lines() -> Iterator[tuple[Connection, Connection]]:
     """Both ends of a connection: the leader's, and the follower's."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname()[:2])
         other, _ = server.accept()
-    ends = Line(one, "the follower"), Line(other, "the leader")
+    ends = Connection(one, "the follower"), Connection(other, "the leader")
     try:
         yield ends
     finally:
@@ -41,8 +41,8 @@ class Shared:
     """
 
     leader: KVEngine
-    follower: FollowingEngine
-    line: Line
+    follower: FollowerEngine
+    line: Connection
     ended: Exception | None = None
 
 
@@ -62,7 +62,7 @@ def shared(nodes: list[DecoderLM], sizes: Mapping[str, Any]) -> Iterator[Shared]
             ]
         )
         assert isinstance(leader, KVEngine)
-        assert isinstance(follower, FollowingEngine)
+        assert isinstance(follower, FollowerEngine)
         found = Shared(leader, follower, to_follower)
 
         def run() -> None:
@@ -82,11 +82,11 @@ def shared(nodes: list[DecoderLM], sizes: Mapping[str, Any]) -> Iterator[Shared]
             thread.join()
 
 
-def _leading(node: DecoderLM, followers: Followers, sizes: dict[str, Any]) -> KVEngine | FollowingEngine:
+def _leading(node: DecoderLM, followers: Followers, sizes: dict[str, Any]) -> KVEngine | FollowerEngine:
     blocks = followers.agree(sizes.pop("num_blocks"), node.dtype)
     return KVEngine(node, num_blocks=blocks, followers=followers, **sizes)
 
 
-def _following(node: DecoderLM, leader: Leader, sizes: dict[str, Any]) -> KVEngine | FollowingEngine:
+def _following(node: DecoderLM, leader: Leader, sizes: dict[str, Any]) -> KVEngine | FollowerEngine:
     blocks = leader.agree(10_000, node.dtype)
-    return FollowingEngine(node, num_blocks=blocks, block_size=sizes["block_size"], leader=leader)
+    return FollowerEngine(node, num_blocks=blocks, block_size=sizes["block_size"], leader=leader)

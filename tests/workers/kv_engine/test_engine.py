@@ -18,7 +18,7 @@ SAMPLED = Sampling(temperature=1.2, top_k=50, top_p=0.95, seed=11)
 
 
 def engine(node: DecoderLM, **changes: int) -> KVEngine:
-    sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 24, "max_rows": 8}
+    sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 24, "max_sequences": 8}
     return KVEngine(node, **(sizes | changes))
 
 
@@ -38,7 +38,7 @@ def test_64_concurrent_requests_answer_as_each_does_alone(qwen3: DecoderLM) -> N
     requests = many(64)
     alone = {request.key: ids(run(engine(qwen3), [request])[request.key]) for request in requests}
 
-    together = run(engine(qwen3, num_blocks=500, max_rows=64, max_step_tokens=100), requests)
+    together = run(engine(qwen3, num_blocks=500, max_sequences=64, max_step_tokens=100), requests)
 
     assert {key: ids(outputs) for key, outputs in together.items()} == alone
     assert len({tuple(answer) for answer in alone.values()}) == 64
@@ -53,7 +53,7 @@ def test_a_random_request_draws_the_same_alone_and_among_31_others(
 
     alone = run(engine(qwen3), [mine])
     among = run(
-        engine(qwen3, num_blocks=300, max_rows=32, max_step_tokens=64), [*others[:15], mine, *others[15:]]
+        engine(qwen3, num_blocks=300, max_sequences=32, max_step_tokens=64), [*others[:15], mine, *others[15:]]
     )
 
     assert ids(among["mine"]) == ids(alone["mine"])
@@ -153,7 +153,7 @@ def test_a_cancelled_sequence_leaves_at_once_and_the_others_do_not_notice(qwen3:
 
 
 def test_a_queued_sequence_can_be_cancelled(qwen3: DecoderLM) -> None:
-    narrow = engine(qwen3, max_rows=1)
+    narrow = engine(qwen3, max_sequences=1)
     narrow.add(spec("a"))
     narrow.add(spec("b"))
     narrow.step()
@@ -252,7 +252,7 @@ def test_a_step_that_fails_costs_its_own_sequences_only(
 ) -> None:
     requests = many(4)
     expected = run(engine(qwen3), requests[2:])
-    narrow = engine(qwen3, max_rows=2, max_step_tokens=100)
+    narrow = engine(qwen3, max_sequences=2, max_step_tokens=100)
     for request in requests:
         narrow.add(request)
 

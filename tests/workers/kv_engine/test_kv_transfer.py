@@ -49,7 +49,7 @@ class Slots:
 
 
 def engine(node: DecoderLM, slots: Slots | None = None, **changes: Any) -> KVEngine:
-    sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 24, "max_rows": 4}
+    sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 24, "max_sequences": 4}
     return KVEngine(node, **(sizes | changes), export_to=slots.allocate if slots else None)
 
 

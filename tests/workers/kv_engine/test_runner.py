@@ -20,7 +20,7 @@ TEXTS = prompts(2, seed=9, shortest=5, longest=9)
 
 def runner(node: DecoderLM) -> Runner:
     node.use_attention(ATTENTION)
-    sizes: dict[str, Any] = {"max_rows": 2, "max_step_tokens": 32}
+    sizes: dict[str, Any] = {"max_sequences": 2, "max_step_tokens": 32}
     builder = StepBuilder(**sizes, max_blocks=4, block_size=8, device=node.device, padding_block=8)
     pool = PagedPool.of(node, slots=8 * 8 + 1)
     return Runner(node, pool, builder, **sizes, followers=None, capture=Again(), laps=None)
@@ -60,10 +60,10 @@ def test_launched_behind_one_that_is_not_read_it_comes_to_the_same(qwen3: Decode
     texts = [list(sequence.ids) for sequence in sequences]
 
     first = one.launch(last(sequences))
-    second = one.launch_behind(first, behind(sequences))
+    second = one.launch_after(first, behind(sequences))
     assert [sequence.ids for sequence in sequences] == texts
     found = [take(sequences, first.read().tokens)]
-    third = one.launch_behind(second, behind(sequences[1:]))
+    third = one.launch_after(second, behind(sequences[1:]))
     found += [take(sequences, second.read().tokens), third.read().tokens]
 
     assert [step.number for step in (first, second, third)] == [2, 3, 4]
@@ -113,7 +113,7 @@ def test_a_launch_that_fails_behind_another_is_told_when_it_is_read(
         patched.setattr(DecoderLM, "embed", fail)
         with pytest.raises(RuntimeError, match="no luck with 2"):
             one.launch(last(sequences))
-        second = one.launch_behind(first, behind(sequences))
+        second = one.launch_after(first, behind(sequences))
 
     assert second.tokens is None
     assert len(first.read().tokens) == 2

@@ -7,8 +7,8 @@ import pytest
 
 from shared.errors import ClientError
 from workers.kv_engine.cache.blocks import BlockManager
-from workers.kv_engine.prefill_budget import Pace
-from workers.kv_engine.scheduler import CROWD, Scheduler
+from workers.kv_engine.prefill_budget import PrefillBudget
+from workers.kv_engine.scheduler import MIN_BURST, Scheduler
 from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.sequence_spec import SequenceSpec
 
@@ -28,7 +28,7 @@ def scheduler(
     *, blocks: int = 100, rows: int = 4, budget: int = 10, positions: int = 1000, **changes: Any
 ) -> Scheduler:
     pool = BlockManager(blocks, 2)
-    return Scheduler(pool, max_rows=rows, max_step_tokens=budget, max_positions=positions, **changes)
+    return Scheduler(pool, max_sequences=rows, max_step_tokens=budget, max_positions=positions, **changes)
 
 
 def shape(spans: list[Span]) -> list[tuple[str, int, int]]:
@@ -130,7 +130,7 @@ def test_one_that_fits_exactly_is_taken() -> None:
 
 
 def test_a_budget_below_the_rows_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_step_tokens=3, max_rows=4"):
+    with pytest.raises(ValueError, match="max_step_tokens=3, max_sequences=4"):
         scheduler(budget=3, rows=4)
 
 
@@ -165,7 +165,7 @@ def test_one_that_is_held_takes_part_in_no_step_and_keeps_its_place() -> None:
     one.add(first)
     one.add(second)
     assert run_step(one) == [("a", 0, 3), ("b", 0, 7)]
-    seats = (first.row, second.row)
+    admissions = (first.row, second.row)
 
     first.held = True
     assert run_step(one) == [("b", 7, 8)]
@@ -174,7 +174,7 @@ def test_one_that_is_held_takes_part_in_no_step_and_keeps_its_place() -> None:
     second.held = False
 
     assert run_step(one) == [("a", 4, 1), ("b", 15, 1)]
-    assert (first.row, second.row) == seats
+    assert (first.row, second.row) == admissions
 
 
 def test_a_prompt_that_is_held_is_computed_no_further() -> None:
@@ -282,7 +282,7 @@ def test_who_came_last_gives_way_and_goes_on_with_its_tokens() -> None:
     steps = [run_step(small) for _ in range(7)]
 
     assert steps[0] == [("a", 0, 2), ("b", 0, 2)]
-    assert small.counts.preempted == 1
+    assert small.counters.preemptions == 1
     assert second.arrival == 2
     assert steps[3] == [("a", 4, 1)]  # it takes the block that b gave back
     assert ("b", 0, 5) in [span for step in steps for span in step]  # with the three tokens it had
@@ -311,14 +311,14 @@ def test_a_prompt_that_was_scored_is_not_scored_again_after_a_preemption() -> No
     told: list[tuple[str, int, int]] = []
     while small.has_work:
         spans = small.schedule()
-        told += [("b", span.start, len(span.scored)) for span in spans if span.sequence is scored]
+        told += [("b", span.start, len(span.scored_positions)) for span in spans if span.sequence is scored]
         small.advance(spans)
         for span in spans:
             span.sequence.ids.append(0)
             if span.sequence.generated == span.sequence.spec.max_tokens:
                 small.remove(span.sequence)
 
-    assert small.counts.preempted == 1
+    assert small.counters.preemptions == 1
     assert sum(scored_now for *_, scored_now in told) == 1
 
 
@@ -332,7 +332,7 @@ def test_what_another_computed_is_not_computed_again() -> None:
     one.add(same("b", 7))
 
     assert run_step(one) == [("b", 6, 1)]
-    assert (one.counts.asked, one.counts.hit) == (16, 6)
+    assert (one.counters.queries, one.counters.hits) == (16, 6)
 
 
 def test_who_wants_what_another_is_computing_waits_for_it_and_lets_others_pass() -> None:
@@ -345,7 +345,7 @@ def test_who_wants_what_another_is_computing_waits_for_it_and_lets_others_pass()
     assert [s.spec.key for s in one.running] == ["a", "c"]
     assert run_step(one) == [("a", 4, 4)]
     assert run_step(one) == [("a", 8, 1), ("b", 8, 1), ("c", 0, 2)]
-    assert one.counts.hit == 8
+    assert one.counters.hits == 8
 
 
 def test_who_waits_for_another_goes_on_alone_when_that_one_leaves_or_is_held() -> None:
@@ -406,43 +406,43 @@ def test_what_is_kept_gives_way_to_what_runs() -> None:
 
 
 def test_beside_decodes_a_prompt_gets_what_the_pace_allows() -> None:
-    pace = Pace(stretch=2.0, least=2)
-    one = scheduler(budget=100, pace=pace)
+    budget = PrefillBudget(decode_slowdown_limit=2.0, min_tokens=2)
+    one = scheduler(budget=100, prefill_budget=budget)
     one.add(sequence("a", 3, max_tokens=20))
     assert run_step(one) == [("a", 0, 3)]
-    pace.observe(decodes=0, prefill_tokens=3, took_s=0.03)
+    budget.observe(decodes=0, prefill_tokens=3, took_s=0.03)
     one.add(sequence("b", 30))
     assert run_step(one) == [("a", 3, 1), ("b", 0, 2)]
-    pace.observe(decodes=1, prefill_tokens=0, took_s=0.05)
+    budget.observe(decodes=1, prefill_tokens=0, took_s=0.05)
 
     assert run_step(one) == [("a", 4, 1), ("b", 2, 5)]
 
 
 def paced(decoding: int, **sizes: Any) -> Scheduler:
     """A scheduler with a pace of two tokens beside a decode, and so many that decode."""
-    pace = Pace(stretch=2.0, least=2)
-    one = scheduler(blocks=500, rows=40, budget=100, pace=pace, **sizes)
+    budget = PrefillBudget(decode_slowdown_limit=2.0, min_tokens=2)
+    one = scheduler(blocks=500, rows=40, budget=100, prefill_budget=budget, **sizes)
     for number in range(decoding):
         one.add(sequence(f"d{number}", 2, max_tokens=50))
     run_step(one)
-    pace.observe(decodes=0, prefill_tokens=100, took_s=1.0)
-    pace.observe(decodes=decoding, prefill_tokens=0, took_s=0.02)
+    budget.observe(decodes=0, prefill_tokens=100, took_s=1.0)
+    budget.observe(decodes=decoding, prefill_tokens=0, took_s=0.02)
     return one
 
 
 def test_a_crowd_that_waits_for_its_first_token_comes_first() -> None:
     one = paced(decoding=2)
-    for number in range(CROWD):
+    for number in range(MIN_BURST):
         one.add(sequence(f"p{number}", 20))
 
-    assert [count for _, _, count in run_step(one)] == [1] * 2 + [20] * CROWD
+    assert [count for _, _, count in run_step(one)] == [1] * 2 + [20] * MIN_BURST
 
 
 @pytest.mark.parametrize(
     ("decoding", "prompts"),
     [
-        (1, [20] * (CROWD - 1)),  # too few
-        (CROWD // 2 + 1, [20] * CROWD),  # fewer than twice as many as would have to pause
+        (1, [20] * (MIN_BURST - 1)),  # too few
+        (MIN_BURST // 2 + 1, [20] * MIN_BURST),  # fewer than twice as many as would have to pause
         (1, [90] * 5),  # many, but one step brings one of them to its end
         (1, [500]),
     ],
@@ -462,7 +462,7 @@ def test_under_random_load_budget_and_blocks_hold_and_all_end(seed: int) -> None
     pool = BlockManager(int(random.integers(8, 40)), 2)
     one = Scheduler(
         pool,
-        max_rows=4,
+        max_sequences=4,
         max_step_tokens=int(random.integers(4, 12)),
         max_positions=1000,
         prefix_cache=has_cache,
@@ -490,11 +490,11 @@ def test_under_random_load_budget_and_blocks_hold_and_all_end(seed: int) -> None
         for s in one.running:
             assert len(set(s.blocks)) == len(s.blocks) >= pool.blocks_for(s.computed)
             # What is written in this step nobody else has.
-            own = s.blocks[len(s.path) :]
+            own = s.blocks[len(s.cached_path) :]
             assert not any(set(own) & set(other.blocks) for other in one.running if other is not s)
         for span in spans:
             assert len(span.sequence.blocks) * 2 >= span.start + span.count
-            assert span.start >= len(span.sequence.path) * 2
+            assert span.start >= len(span.sequence.cached_path) * 2
         assert len({s.row for s in one.running}) == len(one.running) <= 4
         assert not one.running or spans
         one.advance(spans)
@@ -508,4 +508,4 @@ def test_under_random_load_budget_and_blocks_hold_and_all_end(seed: int) -> None
 
     assert sorted(ended, key=int) == [str(i) for i in range(30)]
     assert pool.free == pool.num_blocks
-    assert (one.counts.hit > 0) == has_cache
+    assert (one.counters.hits > 0) == has_cache

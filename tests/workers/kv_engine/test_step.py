@@ -3,13 +3,13 @@ import torch
 
 from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
-from workers.kv_engine.step import StepBuilder, Unread
+from workers.kv_engine.step import StepBuilder, UnreadTokens
 
 CPU = torch.device("cpu")
 
 
 def builder() -> StepBuilder:
-    return StepBuilder(max_rows=4, max_step_tokens=32, max_blocks=5, block_size=4, device=CPU)
+    return StepBuilder(max_sequences=4, max_step_tokens=32, max_blocks=5, block_size=4, device=CPU)
 
 
 def seated(
@@ -50,7 +50,7 @@ def test_the_buffers_stay_where_they_are() -> None:
 
 
 def test_padding_fills_a_captured_step_with_spans_in_a_cell_that_is_nobodys() -> None:
-    sizes = {"max_rows": 4, "max_step_tokens": 32, "max_blocks": 5, "block_size": 4}
+    sizes = {"max_sequences": 4, "max_step_tokens": 32, "max_blocks": 5, "block_size": 4}
     fixed = StepBuilder(**sizes, device=CPU, padding_block=20)
     captured = fixed.captured(4)
     decode = seated("b", [40, 41, 42], [9, 1], row=2, sampling=Sampling(temperature=1, top_k=7))
@@ -74,13 +74,13 @@ def test_padding_fills_a_captured_step_with_spans_in_a_cell_that_is_nobodys() ->
 def test_tokens_that_nobody_has_read_are_taken_where_they_lie() -> None:
     """Of three that were sampled the second goes on no more, and the third is none."""
     fixed = StepBuilder(
-        max_rows=4, max_step_tokens=32, max_blocks=5, block_size=4, device=CPU, padding_block=20
+        max_sequences=4, max_step_tokens=32, max_blocks=5, block_size=4, device=CPU, padding_block=20
     )
     one, other = seated("a", [40, 41, 999], [9], row=2), seated("b", [1, 999], [3], row=0)
     sampled = torch.tensor([77, 88, -1])
 
     step = fixed.build(
-        [Span(one, 2, 1), Span(other, 1, 1)], rows=4, unread=Unread(tokens=sampled, places=[0, 2])
+        [Span(one, 2, 1), Span(other, 1, 1)], rows=4, unread=UnreadTokens(tokens=sampled, places=[0, 2])
     )
 
     assert step.token_ids.tolist() == [77, 0]

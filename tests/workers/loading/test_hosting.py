@@ -23,9 +23,9 @@ from tests.workers.kv_engine.test_kv_transfer import EXPORT, Slots
 from workers.cpu_kernels import library
 from workers.kv_engine.attention import flashinfer
 from workers.kv_engine.attention.flashinfer import FlashInfer
-from workers.kv_engine.gpu import graphs
+from workers.kv_engine.gpu import cuda_graphs
 from workers.kv_engine.parallel import collectives
-from workers.kv_engine.parallel.rendezvous import Meeting
+from workers.kv_engine.parallel.rendezvous import Rendezvous
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.loading import hosting
 from workers.loading.hosting import make_follower_engine, make_kv_engine, make_stateless_nodes, nodes_of, seat
@@ -169,7 +169,7 @@ def test_who_guesses_is_as_the_settings_say_and_the_answer_is_the_same() -> None
     def told(settings: EngineSettings) -> tuple[list[int], int]:
         engine = make_kv_engine(config, settings, 0, no_progress)
         answer = ids(run(engine, [spec])["a"])
-        return answer, engine.stats().cache.stood
+        return answer, engine.stats().cache.accepted
 
     answer, stood = told(EngineSettings())
     assert stood == 0
@@ -225,7 +225,7 @@ def test_steps_are_recorded_on_a_gpu_where_a_kernel_attends(
     has_kernel: bool,
     is_recorded: bool,
 ) -> None:
-    monkeypatch.setattr(graphs, "CudaCapture", lambda on: ("recorded on", on))
+    monkeypatch.setattr(cuda_graphs, "CudaCapture", lambda on: ("recorded on", on))
 
     kernel: Any = torch.add if has_kernel else None
     capture: Any = hosting._capture(settings, torch.device(device), kernel)
@@ -309,7 +309,7 @@ def test_a_family_that_does_not_know_how_to_share_its_node_is_refused(
     monkeypatch.setattr(registry, "face", lambda family, name: SimpleNamespace(load=load))
     monkeypatch.setattr(collectives, "TorchPeers", lambda meeting, device: Circle(2).members()[1])
     groups = [NodeGroup(node_names=["LLM", "snac_decoder"], ranks=[0, 1], tp_size=2)]
-    meeting = Meeting(index=1, size=2, address="127.0.0.1", port=1, own_address="127.0.0.1", key="k")
+    meeting = Rendezvous(index=1, size=2, address="127.0.0.1", port=1, own_address="127.0.0.1", key="k")
     config = orpheus(node_groups=groups)
 
     with (

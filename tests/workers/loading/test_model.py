@@ -21,7 +21,7 @@ from workers.data_plane.port import Array
 from workers.generation.engine_client import EngineClient
 from workers.kv_engine.parallel import collectives
 from workers.kv_engine.parallel.connection import GroupLostError
-from workers.kv_engine.parallel.rendezvous import Meeting
+from workers.kv_engine.parallel.rendezvous import Rendezvous
 from workers.loading.model import Loaded, LocalModel
 from workers.machine import read_ahead
 from workers.stateless_engine.nodes import StatelessNodes
@@ -136,7 +136,7 @@ async def test_a_member_that_is_gone_ends_the_wait_though_nothing_is_computed(
 ) -> None:
     monkeypatch.setattr(collectives, "TorchPeers", lambda meeting, device: Circle(1).members()[0])
     config = orpheus((["prepare", "LLM", "snac_decoder"], [0]))
-    meeting = Meeting(index=0, size=2, address="127.0.0.1", port=1, own_address="127.0.0.1", key="k")
+    meeting = Rendezvous(index=0, size=2, address="127.0.0.1", port=1, own_address="127.0.0.1", key="k")
     with lines() as (to_follower, follower):
 
         async def gather() -> GroupMembership:

@@ -70,7 +70,7 @@ _thread: Final = local()
 
 
 @contextmanager
-def attending(pool: PagedPool, step: Step) -> Iterator[None]:
+def attention_context(pool: PagedPool, step: Step) -> Iterator[None]:
     """In this thread, attention reads and writes `pool` as `step` says."""
     _thread.context = _Context(pool, step)
     try:

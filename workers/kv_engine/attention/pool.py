@@ -49,7 +49,7 @@ class PagedPool:
             kernel=kernel,
         )
 
-    def attended_by(self, kernel: AttentionKernel) -> "PagedPool":
+    def with_kernel(self, kernel: AttentionKernel) -> "PagedPool":
         """The same cells, and another kernel that attends to them."""
         other = copy(self)
         other.kernel = kernel

@@ -25,7 +25,7 @@ class BlockManager:
             raise ValueError(f"a pool needs at least one block of one token, found {num_blocks}x{block_size}")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.reached = 0
+        self.high_water = 0
         self.on_evicted: Callable[[int], None] = _nobody
         self._free = deque(range(num_blocks))
         self._shares = [0] * num_blocks
@@ -46,7 +46,7 @@ class BlockManager:
     def capacity_tokens(self) -> int:
         return self.num_blocks * self.block_size
 
-    def is_kept(self, block: int) -> bool:
+    def is_evictable(self, block: int) -> bool:
         """Whether nobody uses a block, though it is cached."""
         return block in self._kept
 
@@ -61,7 +61,7 @@ class BlockManager:
         blocks = [self._free.popleft() if self._free else self._evict() for _ in range(count)]
         for block in blocks:
             self._shares[block] = 1
-        self.reached = max(self.reached, 1 + max(blocks, default=-1))
+        self.high_water = max(self.high_water, 1 + max(blocks, default=-1))
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:

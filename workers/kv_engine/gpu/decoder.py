@@ -3,7 +3,7 @@
     qkv ── rotated ── attend ── out ── add_norm ── gate, up ── gated ── down ── add_norm ── the next layer
 
 Nine launches for each layer where transformers' modules take some sixty. Once they are recorded
-(`workers.kv_engine.gpu.graphs`), a step of decodes is bound by its weights, and not by its launches.
+(`workers.kv_engine.gpu.cuda_graphs`), a step of decodes is bound by its weights, and not by its launches.
 Embedding, the angles of positions and the head stay with transformers' modules.
 
 Weights that are multiplied together lie one below the other; the model's own parameters are views of them, so

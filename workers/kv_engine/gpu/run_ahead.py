@@ -14,7 +14,7 @@ from workers.kv_engine.scheduler import Scheduler
 from workers.kv_engine.sequence import Span
 
 
-def step_behind(spans: Items[Span], scheduler: Scheduler) -> list[Span] | None:
+def plan_step_ahead(spans: Items[Span], scheduler: Scheduler) -> list[Span] | None:
     """The spans of the step behind a step of decodes that is under way; None where that has to be read first.
 
     Those that grow have the blocks for it then.
@@ -23,7 +23,7 @@ def step_behind(spans: Items[Span], scheduler: Scheduler) -> list[Span] | None:
         spans: of the step under way, each of one token; without those whose sequences are gone or held.
         scheduler: knows who else is there, and has the blocks.
     """
-    if not all(span.sequence.speculates for span in spans):
+    if not all(span.sequence.can_speculate for span in spans):
         return None  # what is done to the logits of the next token hangs on the one before
     if sum(not sequence.held for sequence in scheduler.running) > len(spans):
         return None
@@ -37,4 +37,4 @@ def step_behind(spans: Items[Span], scheduler: Scheduler) -> list[Span] | None:
         return None
     for sequence in growing:
         sequence.blocks += blocks.allocate(1)
-    return [Span(sequence, len(sequence.ids), 1, sequence.scored) for sequence in going]
+    return [Span(sequence, len(sequence.ids), 1, sequence.reported) for sequence in going]

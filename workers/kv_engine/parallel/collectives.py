@@ -19,7 +19,7 @@ import torch.distributed
 
 from shared.errors import CapacityError
 from workers.kv_engine.parallel.connection import GroupLostError
-from workers.kv_engine.parallel.rendezvous import Meeting
+from workers.kv_engine.parallel.rendezvous import Rendezvous
 
 _DISTRIBUTED: Final[Any] = torch.distributed
 """Much of it has no types."""
@@ -32,7 +32,7 @@ CONNECT_S: Final = 600.0
 class TorchPeers:
     """The members, by torch.distributed."""
 
-    def __init__(self, meeting: Meeting, device: torch.device) -> None:
+    def __init__(self, meeting: Rendezvous, device: torch.device) -> None:
         """Connect with the others; waits for them.
 
         Raises:
@@ -74,7 +74,7 @@ class TorchPeers:
         return torch.cat(parts, dim=-1)
 
 
-def _gloo(store: Any, meeting: Meeting) -> Any:
+def _gloo(store: Any, meeting: Rendezvous) -> Any:
     gloo = _DISTRIBUTED.ProcessGroupGloo
     options = gloo._Options()  # noqa: SLF001 - no public way to say at which address
     options._devices = [gloo.create_device(hostname=meeting.own_address)]  # noqa: SLF001
@@ -82,7 +82,7 @@ def _gloo(store: Any, meeting: Meeting) -> Any:
     return gloo(store, meeting.index, meeting.size, options)
 
 
-def _nccl(store: Any, meeting: Meeting) -> Any:
+def _nccl(store: Any, meeting: Rendezvous) -> Any:
     if not _DISTRIBUTED.is_nccl_available():
         raise CapacityError("tp_size on GPUs needs a torch with NCCL, and this one has none")
     nccl = _DISTRIBUTED.ProcessGroupNCCL

@@ -35,7 +35,7 @@ def probe(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-class Line:
+class Connection:
     """One end of the connection; `who` is at the other."""
 
     def __init__(self, connection: socket.socket, who: str) -> None:

@@ -9,7 +9,7 @@ from typing import Final, Never
 import torch
 
 from workers.kv_engine.attention.kernels import AttentionKernel
-from workers.kv_engine.attention.paged import ATTENTION, attending
+from workers.kv_engine.attention.paged import ATTENTION, attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.node import Node
 from workers.kv_engine.parallel.lockstep import Leader
@@ -17,7 +17,7 @@ from workers.kv_engine.selfcheck import check_node
 from workers.machine.cpu_threads import cores, threads_for, use_cpu_threads
 
 
-class FollowingEngine:
+class FollowerEngine:
     """The part of `node` that this rank computes, over a pool of `num_blocks` blocks of `block_size` tokens.
 
     Making one takes part in the proof that pool and stock model agree, as the leader's engine does. On a CPU
@@ -58,6 +58,6 @@ class FollowingEngine:
         """
         while True:
             step = self._leader.step(self.node.device)
-            with attending(self._pool, step):
+            with attention_context(self._pool, step):
                 self.node.forward(self.node.embed(step.token_ids), step)
             self.forwards += 1

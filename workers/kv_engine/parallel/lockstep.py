@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from configs.deployment import ConfigError
-from workers.kv_engine.parallel.connection import GroupLostError, Line
+from workers.kv_engine.parallel.connection import Connection, GroupLostError
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
 from workers.kv_engine.step import Int32s, Spans, Step
 
@@ -28,7 +28,7 @@ _COUNT: Final = 8
 class Followers:
     """Those who compute with this engine, as its leader has them."""
 
-    def __init__(self, lines: Sequence[Line]) -> None:
+    def __init__(self, lines: Sequence[Connection]) -> None:
         self._lines = lines
 
     def agree(self, blocks: int, dtype: torch.dtype) -> int:
@@ -73,7 +73,7 @@ class Followers:
 class Leader:
     """Who says what is computed, as a follower has it."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Connection) -> None:
         self._line = line
 
     def agree(self, blocks: int, dtype: torch.dtype) -> int:

@@ -46,7 +46,7 @@ _EVERYTHING: Final = 0xFF
 _PLACES: Final = tuple(1 << place for place in range(8))
 
 
-class Masks:
+class StepMasks:
     """The masks of one step, under way.
 
     Attributes:
@@ -179,14 +179,14 @@ class GuideThread:
     them before the next step begins.
     """
 
-    def __init__(self, *, max_rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, *, max_sequences: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
-        self._shape = (max_rows, (vocab_size + 7) // 8)
+        self._shape = (max_sequences, (vocab_size + 7) // 8)
         self._is_cuda = device.type == "cuda"
         self._buffer: torch.Tensor | None = None
         self._thread: _Thread | None = None
 
-    def begin(self, spans: "Items[Span]") -> Masks | None:
+    def begin(self, spans: "Items[Span]") -> StepMasks | None:
         """Begin with the masks of a step; None where nobody in it is guided."""
         if all(span.sequence.guide_state is None for span in spans):
             return None
@@ -198,15 +198,15 @@ class GuideThread:
                 continue
             sequence = span.sequence
             if sequence.guide_state is not None:
-                assert not span.guesses, "what is guided is not guessed"
+                assert not span.drafted, "what is guided is not guessed"
                 rows.append(place)
                 guided.append((sequence, sequence.guide_state))
-            place += 1 + span.guesses
+            place += 1 + span.drafted
         if not rows:
             return None
         keys = [sequence.spec.key for sequence, _ in guided]
         begun = self._submit(guided)
-        return Masks(rows, keys, lambda: self._wait(guided, *begun))
+        return StepMasks(rows, keys, lambda: self._wait(guided, *begun))
 
     def _submit(self, guided: "list[tuple[Sequence, GuideState]]") -> "tuple[Future[_Forbidden], _Turn]":
         if self._thread is None or self._buffer is None:

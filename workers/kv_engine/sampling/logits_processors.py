@@ -9,7 +9,7 @@
 
 A row says something of few tokens, so it is told as a short list of them: their logits are gathered,
 changed and put back, and a row of 150k logits costs what its list does. Nothing is drawn here, and nothing
-is kept: what a row says of its tokens is in `workers.kv_engine.sampling.row_state`.
+is kept: what a row says of its tokens is in `workers.kv_engine.sampling.sampling_state`.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ _COUNT_SHIFT: Final = ONCE.bit_length() - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdjustedRows:
+class LogitAdjustments:
     """What A of the step's S sampled rows say of up to N tokens each.
 
     A row that says something of fewer repeats its first token: what is the same is put back twice.
@@ -48,7 +48,7 @@ class AdjustedRows:
     frequency: torch.Tensor  # (A, 1) float32
 
 
-def adjust(logits: torch.Tensor, rows: AdjustedRows) -> None:
+def adjust(logits: torch.Tensor, rows: LogitAdjustments) -> None:
     """Change the logits, (S, V) float32, in place."""
     places = (rows.rows[:, None], rows.ids)
     found = logits[places] + rows.bias

@@ -13,7 +13,7 @@ from workers.data_plane.port import Array
 from workers.kv_engine.sequence_spec import Pooling, PoolingMode
 
 
-class Pool:
+class StatePooler:
     """The states of one prompt, folded so far."""
 
     def __init__(self, pooling: Pooling) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from workers.kv_engine.attention.kernels import AttentionKernel
-from workers.kv_engine.attention.paged import ATTENTION, attending
+from workers.kv_engine.attention.paged import ATTENTION, attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.cache.blocks import BlockManager
 from workers.kv_engine.node import Node
@@ -36,7 +36,7 @@ class DraftModel:
         served: str,
         num_blocks: int,
         block_size: int,
-        max_rows: int,
+        max_sequences: int,
         max_step_tokens: int,
         kernel: AttentionKernel | None = None,
     ) -> None:
@@ -44,7 +44,7 @@ class DraftModel:
         self._blocks = BlockManager(num_blocks, block_size)
         self._budget = max_step_tokens
         self._builder = StepBuilder(
-            max_rows=max_rows,
+            max_sequences=max_sequences,
             max_step_tokens=max_step_tokens,
             max_blocks=min(num_blocks, self._blocks.blocks_for(node.max_positions)),
             block_size=block_size,
@@ -52,7 +52,7 @@ class DraftModel:
         )
         self._pool = PagedPool.of(node, slots=self._blocks.capacity_tokens, kernel=kernel)
         self._key = node_key(served)
-        self._rows = deque(range(max_rows))
+        self._rows = deque(range(max_sequences))
         self._read: dict[str, Sequence] = {}
         node.use_attention(ATTENTION)
         check_node(node, kernel)
@@ -107,7 +107,7 @@ class DraftModel:
                 spans.append(Span(own, own.computed, count))
                 budget -= count
         step = self._builder.build(spans)
-        with attending(self._pool, step):
+        with attention_context(self._pool, step):
             hidden = self.node.forward(self.node.embed(step.token_ids), step)
         done = [span for span in spans if span.samples]
         tokens = (

@@ -14,7 +14,7 @@ from models.decoder_lm.nodes import DecoderLM
 from shared.errors import BugError
 from tests.workers.kv_engine import flashinfer_reference as documented
 from tests.workers.kv_engine.flashinfer_reference import without_a_device
-from tests.workers.kv_engine.gpu.test_graphs import answers, engine, specs
+from tests.workers.kv_engine.gpu.test_cuda_graphs import answers, engine, specs
 from tests.workers.kv_engine.interpreted import CASES, DECODES, SCALING, Case, expected, made
 from tests.workers.kv_engine.oracle import run_all
 from tests.workers.kv_engine.recorder import Again, SameLaunches

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shared.errors import BugError
-from workers.kv_engine.attention.paged import attending, paged_attention
+from workers.kv_engine.attention.paged import attention_context, paged_attention
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.attention.span_groups import group_spans, partition
 from workers.kv_engine.step import Spans
@@ -108,7 +108,7 @@ def test_scores_are_bent_below_their_cap(heads: int, queries: int) -> None:
             block_size=4,
         )
 
-    with attending(pool, Packed):  # type: ignore[arg-type] # all it reads of a step
+    with attention_context(pool, Packed):  # type: ignore[arg-type] # all it reads of a step
         late_q, late_k, late_v = (tensor[:, :, 9 - queries :] for tensor in (q, k, v))
         found, _ = paged_attention(module, late_q, late_k, late_v, None, scaling=0.7, softcap=2.0)
 

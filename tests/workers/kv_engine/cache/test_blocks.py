@@ -54,7 +54,7 @@ def test_a_shared_block_is_free_when_the_last_gave_it_back() -> None:
     manager.release(taken)
 
     assert (manager.free, manager.kept) == (1, 1)
-    assert manager.is_kept(taken[0])
+    assert manager.is_evictable(taken[0])
 
 
 def test_what_is_not_cached_cannot_be_shared() -> None:

@@ -132,7 +132,7 @@ def test_a_kernel_that_cannot_give_them_early_is_not_asked_again(monkeypatch: py
 
 
 def test_an_engine_takes_them_while_nobody_asks(qwen3: DecoderLM) -> None:
-    made = KVEngine(qwen3, num_blocks=4096, block_size=8, max_step_tokens=24, max_rows=8)
+    made = KVEngine(qwen3, num_blocks=4096, block_size=8, max_step_tokens=24, max_sequences=8)
     while made.prepare():
         pass
 

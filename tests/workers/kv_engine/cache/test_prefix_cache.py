@@ -125,7 +125,7 @@ def test_against_a_naive_model_no_hit_is_ever_anothers(seed: int) -> None:
         for number, node in enumerate(path):
             assert written[node.block] == (root, tuple(ids[: (number + 1) * SIZE]))
         hits += len(path)
-        kept = sum(pool.is_kept(node.block) for node in path)
+        kept = sum(pool.is_evictable(node.block) for node in path)
         if pool.blocks_for(len(ids)) - len(path) > pool.free - kept:
             if having:
                 pool.release(having.pop(int(random.integers(len(having)))))

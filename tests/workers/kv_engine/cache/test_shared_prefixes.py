@@ -17,13 +17,13 @@ COMMON = list(range(20, 60))
 
 
 def engine(node: DecoderLM, **changes: Any) -> KVEngine:
-    sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 24, "max_rows": 8}
+    sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 24, "max_sequences": 8}
     return KVEngine(node, **(sizes | changes))
 
 
 def plain(node: DecoderLM) -> KVEngine:
     """An engine that keeps nothing, and has room for everybody."""
-    return engine(node, num_blocks=400, max_step_tokens=500, prefix_cache=False, stretch=None)
+    return engine(node, num_blocks=400, max_step_tokens=500, prefix_cache=False, decode_slowdown_limit=None)
 
 
 def spec(key: str, prompt: list[int], **changes: Any) -> SequenceSpec:
@@ -50,17 +50,17 @@ def alone(node: DecoderLM, requests: list[SequenceSpec]) -> dict[str, list[int]]
 
 def test_32_that_begin_alike_compute_the_beginning_once_and_answer_as_each_alone(qwen3: DecoderLM) -> None:
     requests = family(32)
-    sharing = engine(qwen3, num_blocks=500, max_rows=32, max_step_tokens=64)
+    sharing = engine(qwen3, num_blocks=500, max_sequences=32, max_step_tokens=64)
 
     together = run(sharing, requests)
 
     assert {key: ids(outputs) for key, outputs in together.items()} == alone(qwen3, requests)
     stats = sharing.stats()
     by_hand = 31 * len(COMMON)  # five full blocks of eight, for all but the first
-    assert stats.cache.hit >= by_hand
+    assert stats.cache.hits >= by_hand
     prompt_tokens = sum(len(one.prompt_ids) for one in requests)
     generated = sum(len(outputs) for outputs in together.values())
-    assert stats.work.computed_tokens == prompt_tokens + generated - 32 - stats.cache.hit
+    assert stats.work.computed_tokens == prompt_tokens + generated - 32 - stats.cache.hits
 
 
 def test_a_second_run_finds_all_of_it(qwen3: DecoderLM) -> None:
@@ -69,7 +69,7 @@ def test_a_second_run_finds_all_of_it(qwen3: DecoderLM) -> None:
     forwards = one.forwards
 
     assert ids(run(one, [spec("b", COMMON)])["b"]) == first
-    assert one.stats().cache.hit == 32  # of 40: the last block is computed again, for a token to sample
+    assert one.stats().cache.hits == 32  # of 40: the last block is computed again, for a token to sample
     assert one.forwards - forwards == 12
 
 
@@ -83,7 +83,7 @@ def test_in_a_pool_that_is_too_small_for_all_some_give_way_and_all_answer_as_alo
     together = run(crowded, requests)
 
     assert {key: ids(outputs) for key, outputs in together.items()} == alone(qwen3, requests)
-    assert crowded.stats().cache.preempted > 0
+    assert crowded.stats().cache.preemptions > 0
     assert crowded.stats().kv_used == 0
 
 
@@ -91,7 +91,7 @@ def test_one_that_gave_way_is_scored_as_if_it_had_not(qwen3: DecoderLM) -> None:
     requests = family(6, max_tokens=24, logprobs=1, scores_prompt=True)
     crowded = engine(qwen3, num_blocks=16)
     together = run_all(crowded, requests)
-    assert crowded.stats().cache.preempted > 0
+    assert crowded.stats().cache.preemptions > 0
 
     for one in requests:
         found, expected = scores(together[one.key]), scores(run_all(plain(qwen3), [one])[one.key])
@@ -105,10 +105,10 @@ def test_an_answer_is_found_by_the_next_turn_of_its_conversation(qwen3: DecoderL
     one = engine(qwen3)
     answer = ids(run(one, [spec("a", COMMON, max_tokens=17)])["a"])
     turn = spec("b", [*COMMON, *answer, 7, 8, 9])
-    hit = one.stats().cache.hit
+    hit = one.stats().cache.hits
 
     assert ids(run(one, [turn])["b"]) == alone(qwen3, [turn])["b"]
-    assert one.stats().cache.hit - hit == 56
+    assert one.stats().cache.hits - hit == 56
 
 
 def test_what_is_kept_apart_is_not_found(qwen3: DecoderLM) -> None:
@@ -116,4 +116,4 @@ def test_what_is_kept_apart_is_not_found(qwen3: DecoderLM) -> None:
     run(one, [spec("a", COMMON, cache_root="mine")])
     run(one, [spec("b", COMMON, cache_root="theirs")])
 
-    assert one.stats().cache.hit == 0
+    assert one.stats().cache.hits == 0

@@ -16,7 +16,7 @@ import torch
 from models.decoder_lm.nodes import DecoderLM
 from shared.telemetry import timeline
 from tests.timelines import read_events
-from tests.workers.kv_engine.gpu.test_graphs import SAMPLINGS
+from tests.workers.kv_engine.gpu.test_cuda_graphs import SAMPLINGS
 from tests.workers.kv_engine.oracle import ids, prompts, run, tokens
 from tests.workers.kv_engine.recorder import Again
 from tests.workers.kv_engine.sampling.test_grammar_masks import compiled, processing_of
@@ -24,14 +24,14 @@ from tests.workers.kv_engine.test_kv_transfer import Slots
 from tests.workers.kv_engine.test_scheduler import same, scheduler, sequence, shape
 from workers.data_plane.port import Array
 from workers.kv_engine import runner
-from workers.kv_engine.counters import StepFailedError, Work
+from workers.kv_engine.counters import StepFailedError, WorkCounters
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.gpu.run_ahead import step_behind
+from workers.kv_engine.gpu.run_ahead import plan_step_ahead
 from workers.kv_engine.outputs import Output
 from workers.kv_engine.scheduler import Scheduler
 from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.sequence_spec import FinishReason, KvExport, Sampling, SequenceSpec
-from workers.kv_engine.speculative.speculation import PromptLookup
+from workers.kv_engine.speculative.proposer import PromptLookup
 
 # ---- who is in it --------------------------------------------------------------------------------
 
@@ -52,7 +52,7 @@ def test_behind_a_step_of_decodes_come_the_next_positions_of_the_same() -> None:
     spans = decoding(of, sequence("a", 3), sequence("b", 5))
     assert shape(spans) == [("a", 3, 1), ("b", 5, 1)]
 
-    behind = step_behind(spans, of)
+    behind = plan_step_ahead(spans, of)
 
     assert behind is not None
     assert shape(behind) == [("a", 4, 1), ("b", 6, 1)]
@@ -62,7 +62,7 @@ def test_who_has_all_tokens_by_then_is_not_in_it() -> None:
     of = scheduler(rows=2)
     spans = decoding(of, sequence("a", 3, max_tokens=2), sequence("b", 5, max_tokens=3))
 
-    behind = step_behind(spans, of)
+    behind = plan_step_ahead(spans, of)
 
     assert behind is not None
     assert shape(behind) == [("b", 6, 1)]
@@ -71,7 +71,7 @@ def test_who_has_all_tokens_by_then_is_not_in_it() -> None:
 def test_where_all_have_their_tokens_there_is_none() -> None:
     of = scheduler()
 
-    assert step_behind(decoding(of, sequence("a", 3, max_tokens=2)), of) is None
+    assert plan_step_ahead(decoding(of, sequence("a", 3, max_tokens=2)), of) is None
 
 
 def test_who_grows_in_it_has_a_block_for_it() -> None:
@@ -81,7 +81,7 @@ def test_who_grows_in_it_has_a_block_for_it() -> None:
     spans = decoding(of, a, b)
     before = len(a.blocks), len(b.blocks), of.blocks.free
 
-    assert step_behind(spans, of) is not None
+    assert plan_step_ahead(spans, of) is not None
 
     assert before == (2, 3, 95)
     assert (len(a.blocks), len(b.blocks), of.blocks.free) == (3, 3, 94)
@@ -93,7 +93,7 @@ def test_without_a_block_for_all_that_grow_it_waits_and_nobody_has_taken_any() -
     spans = decoding(of, a, b)
 
     assert of.blocks.free == 1
-    assert step_behind(spans, of) is None
+    assert plan_step_ahead(spans, of) is None
     assert (len(a.blocks), len(b.blocks), of.blocks.free) == (2, 2, 1)
 
 
@@ -103,7 +103,7 @@ def test_who_waits_and_fits_is_waited_for() -> None:
 
     of.add(sequence("b", 3))
 
-    assert step_behind(spans, of) is None
+    assert plan_step_ahead(spans, of) is None
 
 
 def test_who_waits_and_cannot_be_let_in_is_not_waited_for() -> None:
@@ -112,7 +112,7 @@ def test_who_waits_and_cannot_be_let_in_is_not_waited_for() -> None:
 
     of.add(sequence("b", 3))
 
-    assert step_behind(spans, of) is not None
+    assert plan_step_ahead(spans, of) is not None
 
 
 def test_who_waits_for_what_another_computes_is_not_waited_for() -> None:
@@ -125,7 +125,7 @@ def test_who_waits_for_what_another_computes_is_not_waited_for() -> None:
 
     of.add(same("b", 7))
 
-    assert step_behind(spans, of) is not None
+    assert plan_step_ahead(spans, of) is not None
 
 
 def test_a_row_that_is_left_in_the_step_under_way_is_given_to_who_waits() -> None:
@@ -134,7 +134,7 @@ def test_a_row_that_is_left_in_the_step_under_way_is_given_to_who_waits() -> Non
 
     of.add(sequence("c", 3))
 
-    assert step_behind(spans, of) is None
+    assert plan_step_ahead(spans, of) is None
 
 
 def test_who_was_resumed_is_waited_for_and_who_is_held_is_not() -> None:
@@ -143,9 +143,9 @@ def test_who_was_resumed_is_waited_for_and_who_is_held_is_not() -> None:
     spans = decoding(of, a, b)[:1]
     assert spans[0].sequence is a
 
-    assert step_behind(spans, of) is None
+    assert plan_step_ahead(spans, of) is None
     b.held = True
-    assert step_behind(spans, of) is not None
+    assert plan_step_ahead(spans, of) is not None
 
 
 @pytest.mark.parametrize("changes", [{"logprobs": 0}, {"sampling": Sampling(logit_bias=((3, 1.0),))}])
@@ -153,14 +153,14 @@ def test_whose_logits_hang_on_the_last_token_is_waited_for(changes: dict[str, An
     of = scheduler(rows=2)
     spans = decoding(of, sequence("a", 3), sequence("b", 3, **changes))
 
-    assert step_behind(spans, of) is None
+    assert plan_step_ahead(spans, of) is None
 
 
 # ---- what it leads to ----------------------------------------------------------------------------
 
 
 def engine(node: DecoderLM, *, runs_ahead: bool = True, **changes: Any) -> KVEngine:
-    sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 24, "max_rows": 6}
+    sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 24, "max_sequences": 6}
     made = KVEngine(node, **({"capture": Again()} | sizes | changes))
     made.runs_ahead = made.runs_ahead and runs_ahead
     return made
@@ -171,7 +171,7 @@ def spec(key: str = "a", **changes: Any) -> SequenceSpec:
     return SequenceSpec(**(values | changes))
 
 
-def work(of: KVEngine) -> Work:
+def work(of: KVEngine) -> WorkCounters:
     return of.stats().work
 
 
@@ -194,13 +194,13 @@ def test_all_steps_but_the_first_two_of_an_answer_are_launched_ahead(qwen3: Deco
 
     assert ids(outputs) == answer(qwen3, spec())
     assert [output.step for output in outputs] == list(range(1, 13))
-    assert (work(ahead).ahead, work(ahead).thrown_away, ahead.forwards) == (10, 0, 12)
+    assert (work(ahead).ahead, work(ahead).discarded_tokens, ahead.forwards) == (10, 0, 12)
     assert (work(ahead).sampled_tokens, work(ahead).computed_tokens) == (12, 4 + 11)
     assert work(ahead).step_s.count == 12
 
 
 def test_each_call_gives_the_tokens_of_one_step_while_the_next_is_under_way(qwen3: DecoderLM) -> None:
-    ahead = engine(qwen3, max_rows=2)
+    ahead = engine(qwen3, max_sequences=2)
     ahead.add(spec("a", max_tokens=4))
     ahead.add(spec("b", max_tokens=6))
 
@@ -236,7 +236,7 @@ def test_beside_guided_and_adjusted_answers_nothing_runs_ahead_and_behind_them_i
     assert found == {one.key: answer(qwen3, one) for one in wishes}
     longest = max(len(found["guided"]), len(found["adjusted"]))
     assert work(ahead).ahead == 20 - longest - 1
-    assert work(ahead).thrown_away == 0
+    assert work(ahead).discarded_tokens == 0
 
 
 def stopped(one: SequenceSpec, whole: list[int], place: int) -> tuple[SequenceSpec, list[int]]:
@@ -252,7 +252,7 @@ def test_the_token_behind_one_that_ends_an_answer_is_thrown_away(qwen3: DecoderL
 
     assert ids(outputs) == expected
     assert outputs[-1].finish is FinishReason.STOP
-    assert (work(ahead).thrown_away, ahead.forwards) == (1, len(outputs) + 1)
+    assert (work(ahead).discarded_tokens, ahead.forwards) == (1, len(outputs) + 1)
     assert work(ahead).sampled_tokens == len(outputs) == work(ahead).step_s.count
     assert (ahead.has_work, ahead.stats().running, ahead.stats().kv_used) == (False, 0, 0)
 
@@ -270,7 +270,7 @@ def test_blocks_of_who_ended_are_given_on_at_once_and_nobody_reads_what_is_writt
     found = run(ahead, [one for one, _ in made])
 
     assert {key: ids(outputs) for key, outputs in found.items()} == {one.key: end for one, end in made}
-    assert work(ahead).thrown_away == 5
+    assert work(ahead).discarded_tokens == 5
 
 
 def test_an_answer_that_fills_a_block_with_its_last_token_is_cached_without_what_came_behind(
@@ -287,8 +287,8 @@ def test_an_answer_that_fills_a_block_with_its_last_token_is_cached_without_what
 
     found = ids(run(ahead, [more])["more"])
 
-    assert work(ahead).thrown_away == 1
-    assert ahead.stats().cache.hit == 16
+    assert work(ahead).discarded_tokens == 1
+    assert ahead.stats().cache.hits == 16
     assert found == answer(qwen3, more)
 
 
@@ -305,7 +305,7 @@ def test_who_is_cancelled_gets_no_token_of_the_step_under_way(qwen3: DecoderLM) 
     assert ahead.step_keys == ("b",)
     assert [output.key for output in behind] == ["b"]
     assert ids(o for o in [*outputs, *behind, *left(ahead)] if o.key == "b") == answer(qwen3, wishes[1])
-    assert work(ahead).thrown_away == 1
+    assert work(ahead).discarded_tokens == 1
 
 
 def test_a_cancelled_key_that_comes_again_gets_nothing_of_what_was_under_way(qwen3: DecoderLM) -> None:
@@ -320,7 +320,7 @@ def test_a_cancelled_key_that_comes_again_gets_nothing_of_what_was_under_way(qwe
 
     assert len(first) == 1
     assert ids([*first, *left(ahead)]) == answer(qwen3, again)
-    assert work(ahead).thrown_away == 1
+    assert work(ahead).discarded_tokens == 1
 
 
 def test_an_engine_whose_last_sequence_is_cancelled_comes_to_rest(qwen3: DecoderLM) -> None:
@@ -356,7 +356,7 @@ def test_who_is_held_gets_no_token_of_the_step_under_way_and_the_same_one_later(
     assert {one.key: ids(o for o in outputs if o.key == one.key) for one in wishes} == {
         one.key: answer(qwen3, one) for one in wishes
     }
-    assert work(ahead).thrown_away == 1
+    assert work(ahead).discarded_tokens == 1
 
 
 def test_who_is_held_and_resumed_between_two_calls_notices_nothing(qwen3: DecoderLM) -> None:
@@ -368,7 +368,7 @@ def test_who_is_held_and_resumed_between_two_calls_notices_nothing(qwen3: Decode
     ahead.resume("a")
 
     assert ids([*outputs, *left(ahead)]) == answer(qwen3, spec())
-    assert (work(ahead).ahead, work(ahead).thrown_away) == (10, 0)
+    assert (work(ahead).ahead, work(ahead).discarded_tokens) == (10, 0)
 
 
 def test_who_arrives_is_let_in_when_the_step_under_way_is_read(qwen3: DecoderLM) -> None:
@@ -395,7 +395,7 @@ def test_keys_and_values_are_handed_on_without_the_token_too_much(qwen3: Decoder
 
     found, meant = run(ahead, [one])["a"], run(plain, [one])["a"]
 
-    assert work(ahead).thrown_away == 1
+    assert work(ahead).discarded_tokens == 1
     assert [(o.token_id, o.kv) for o in found] == [(o.token_id, o.kv) for o in meant]
     assert len(found) == len(expected)
     given, wanted = (of.arrays["kv"] for of in (slots, others))
@@ -491,7 +491,7 @@ def test_logits_that_are_no_numbers_fail_their_sequence_only_and_are_fed_to_nobo
 
     assert caught.value.keys == ("a",)
     assert ids(o for o in outputs if o.key == "b") == answer(qwen3, wishes[1])
-    assert work(ahead).thrown_away == 1
+    assert work(ahead).discarded_tokens == 1
     assert min(shown) >= 0
 
 
@@ -499,7 +499,7 @@ def test_a_step_that_cannot_be_launched_fails_behind_the_outputs_of_the_one_befo
     qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wishes = [spec("a"), spec("b", prompt_ids=[9, 9, 9], max_tokens=5), spec("c", prompt_ids=[1, 2])]
-    ahead = engine(qwen3, max_rows=2)
+    ahead = engine(qwen3, max_sequences=2)
     for one in wishes:
         ahead.add(one)
     outputs = [output for _ in range(3) for output in ahead.step()]
@@ -582,7 +582,7 @@ def drawn(seed: int, texts: list[tuple[SequenceSpec, list[int]]]) -> History:
     sizes = {
         "block_size": block_size,
         "num_blocks": random.choice([76, 84, 96, 512]) // block_size,
-        "max_rows": random.choice([1, 3, 6, 6]),
+        "max_sequences": random.choice([1, 3, 6, 6]),
         "prefix_cache": random.random() < 0.8,
     }
     asked: list[Asked] = []
@@ -654,11 +654,11 @@ def test_tokens_are_the_same_whatever_happens(
             assert (stats.kv_used, stats.running, stats.waiting, of.has_work) == (0, 0, 0, False)
             assert not any(node.computing for node in nodes_of(of))
 
-        assert work(plain).ahead == work(plain).thrown_away == 0
+        assert work(plain).ahead == work(plain).discarded_tokens == 0
         happened["ahead"] += work(ahead).ahead
-        happened["thrown away"] += work(ahead).thrown_away
-        happened["preempted"] += ahead.stats().cache.preempted
-        happened["hit"] += ahead.stats().cache.hit
+        happened["thrown away"] += work(ahead).discarded_tokens
+        happened["preempted"] += ahead.stats().cache.preemptions
+        happened["hit"] += ahead.stats().cache.hits
         happened["forwards"] += ahead.forwards
 
     assert happened["ahead"] > happened["forwards"] / 4

@@ -9,17 +9,17 @@ from tests.peers import together
 from workers.kv_engine.parallel import collectives
 from workers.kv_engine.parallel.collectives import TorchPeers
 from workers.kv_engine.parallel.connection import GroupLostError
-from workers.kv_engine.parallel.rendezvous import Meeting
+from workers.kv_engine.parallel.rendezvous import Rendezvous
 
 CPU = torch.device("cpu")
 
 
-def meetings(size: int) -> list[Meeting]:
+def meetings(size: int) -> list[Rendezvous]:
     """What the members of a copy on this machine are told."""
     listener = socket.create_server(("127.0.0.1", 0))
     address, port = listener.getsockname()
     return [
-        Meeting(
+        Rendezvous(
             index=index,
             size=size,
             address=address,

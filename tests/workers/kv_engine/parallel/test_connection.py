@@ -7,16 +7,16 @@ import pytest
 
 from tests.workers.kv_engine.shared_node import lines
 from workers.kv_engine.parallel import connection as line
-from workers.kv_engine.parallel.connection import MOST_BYTES, GroupLostError, Line
+from workers.kv_engine.parallel.connection import MOST_BYTES, Connection, GroupLostError
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Line, Line]]:
+def ends() -> Iterator[tuple[Connection, Connection]]:
     with lines() as both:
         yield both
 
 
-def test_messages_arrive_whole_and_in_order(ends: tuple[Line, Line]) -> None:
+def test_messages_arrive_whole_and_in_order(ends: tuple[Connection, Connection]) -> None:
     one, other = ends
     large = bytes(range(256)) * 40_000
     with ThreadPoolExecutor(1) as pool:
@@ -29,7 +29,7 @@ def test_messages_arrive_whole_and_in_order(ends: tuple[Line, Line]) -> None:
 
 
 @pytest.mark.parametrize("closed", [0, 1])
-def test_who_waits_is_told_when_either_end_is_closed(ends: tuple[Line, Line], closed: int) -> None:
+def test_who_waits_is_told_when_either_end_is_closed(ends: tuple[Connection, Connection], closed: int) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(ends[1].receive)
         ends[closed].close()
@@ -39,7 +39,7 @@ def test_who_waits_is_told_when_either_end_is_closed(ends: tuple[Line, Line], cl
 
 
 def test_a_loop_that_looks_at_a_line_too_changes_nothing_for_who_waits_at_it(
-    ends: tuple[Line, Line],
+    ends: tuple[Connection, Connection],
 ) -> None:
     one, other = ends
     os.set_blocking(other.fileno(), False)  # as uvloop does with all that it looks at
@@ -61,7 +61,7 @@ def test_who_has_nothing_to_say_for_long_is_waited_for_on(monkeypatch: pytest.Mo
         assert waiting.result() == b"a step"
 
 
-def test_that_the_other_end_is_gone_is_seen_without_waiting(ends: tuple[Line, Line]) -> None:
+def test_that_the_other_end_is_gone_is_seen_without_waiting(ends: tuple[Connection, Connection]) -> None:
     one, other = ends
     one.close()
 
@@ -89,7 +89,7 @@ def test_who_announces_too_much_is_no_member() -> None:
     ):
         connection, _ = server.accept()
         stranger.sendall((MOST_BYTES + 1).to_bytes(4, "little"))
-        end = Line(connection, "a stranger")
+        end = Connection(connection, "a stranger")
 
         with pytest.raises(GroupLostError, match=f"announces {MOST_BYTES + 1} bytes: expected at most"):
             end.receive()

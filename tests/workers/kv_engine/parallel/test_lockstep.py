@@ -24,7 +24,7 @@ from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 from workers.kv_engine.step import StepBuilder
 
 TOKENS = 24
-SIZES: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 9, "max_rows": 4}
+SIZES: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 9, "max_sequences": 4}
 CPU = torch.device("cpu")
 
 
@@ -97,8 +97,8 @@ def test_kept_beginnings_guesses_and_draws_are_the_leaders_alone(
         counts = engines.leader.stats().cache
 
     assert found == expected
-    assert counts.hit > 32, "the second text began as the first"
-    assert 0 < counts.stood < counts.guessed
+    assert counts.hits > 32, "the second text began as the first"
+    assert 0 < counts.accepted < counts.drafted
 
 
 def test_a_follower_that_is_gone_ends_the_leaders_steps(halves: list[DecoderLM]) -> None:
@@ -159,7 +159,7 @@ def row(key: str, tokens: int, blocks: Sequence[int], place: int) -> Row:
 
 
 def test_a_step_comes_out_as_it_went_in() -> None:
-    builder = StepBuilder(max_rows=3, max_step_tokens=32, max_blocks=6, block_size=4, device=CPU)
+    builder = StepBuilder(max_sequences=3, max_step_tokens=32, max_blocks=6, block_size=4, device=CPU)
     step = builder.build([Span(row("a", 9, [5, 2, 4], 2), 4, 5), Span(row("b", 6, [1, 3], 0), 5, 1)])
 
     found = unpacked(bytearray(packed(step)), CPU)

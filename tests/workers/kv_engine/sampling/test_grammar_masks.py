@@ -69,7 +69,7 @@ def spec(
 
 
 def engine_of(node: DecoderLM, **changes: Any) -> KVEngine:
-    sizes: dict[str, Any] = {"num_blocks": 500, "block_size": 8, "max_step_tokens": 64, "max_rows": 32}
+    sizes: dict[str, Any] = {"num_blocks": 500, "block_size": 8, "max_step_tokens": 64, "max_sequences": 32}
     return KVEngine(node, **(sizes | changes))
 
 
@@ -404,11 +404,11 @@ def test_sequences_that_gave_way_go_on_as_if_they_had_not(qwen3: DecoderLM) -> N
         for number in range(12)
     ]
     roomy = run(engine_of(qwen3), specs)
-    tight = engine_of(qwen3, num_blocks=12, max_rows=6)
+    tight = engine_of(qwen3, num_blocks=12, max_sequences=6)
 
     found = run(tight, specs)
 
-    assert tight.stats().cache.preempted > 0
+    assert tight.stats().cache.preemptions > 0
     assert {key: ids(answer) for key, answer in found.items()} == {
         key: ids(answer) for key, answer in roomy.items()
     }
@@ -579,7 +579,7 @@ def test_who_is_not_guided_pays_nothing(qwen3: DecoderLM, monkeypatch: pytest.Mo
     def refused(*_: object) -> None:
         raise AssertionError("a mask was made")
 
-    monkeypatch.setattr("workers.kv_engine.sampling.grammar_masks.Masks.__init__", refused)
+    monkeypatch.setattr("workers.kv_engine.sampling.grammar_masks.StepMasks.__init__", refused)
     engine = engine_of(qwen3)
     run(engine, [spec(str(seed), max_tokens=8, sampling=variety(seed)) for seed in range(4)])
 
@@ -632,7 +632,7 @@ def test_bits_are_unpacked_on_a_device_as_numpy_does(vocab_size: int) -> None:
 
 def test_a_model_may_have_more_rows_than_the_tokenizer_has_tokens(qwen3: DecoderLM) -> None:
     guide = compiled(choice=["a"])
-    thread = GuideThread(max_rows=2, vocab_size=600, device=torch.device("cpu"))
+    thread = GuideThread(max_sequences=2, vocab_size=600, device=torch.device("cpu"))
     engine = engine_of(qwen3)
     engine.add(spec(guide=guide))
     [span] = engine._scheduler.schedule()

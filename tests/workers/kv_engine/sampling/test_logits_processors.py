@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
 )
 
 from workers.kv_engine.sampling.logits_processors import adjust
-from workers.kv_engine.sampling.row_state import Ledger
+from workers.kv_engine.sampling.sampling_state import SamplingState
 from workers.kv_engine.sequence import Sequence
 from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 
@@ -48,9 +48,9 @@ def random_logits(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal((rows, VOCAB)) * 4).float()
 
 
-def adjusted(logits: torch.Tensor, sequences: Items[Sequence], ledger: Ledger | None = None) -> torch.Tensor:
+def adjusted(logits: torch.Tensor, sequences: Items[Sequence], ledger: SamplingState | None = None) -> torch.Tensor:
     changed = logits.clone()
-    rows = (ledger or Ledger(len(sequences), CPU)).rows(sequences)
+    rows = (ledger or SamplingState(len(sequences), CPU)).rows(sequences)
     if rows is not None:
         adjust(changed, rows)
     return changed
@@ -103,7 +103,7 @@ SPOKEN = [11, 7, 11, 11, 60, 9, 3, 11, EOS, 8, 11, 11]
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_growing_answer_is_adjusted_as_transformers_does(sampling: Sampling) -> None:
-    grown, ledger = sequence(sampling, stops=[50, 51]), Ledger(1, CPU)
+    grown, ledger = sequence(sampling, stops=[50, 51]), SamplingState(1, CPU)
     for step, token in enumerate(SPOKEN):
         logits = random_logits(1, seed=step)
 
@@ -150,7 +150,7 @@ def replace_row(other: Sequence, row: int) -> Sequence:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_an_answer_that_is_resumed_is_adjusted_as_if_nothing_had_happened(sampling: Sampling) -> None:
-    grown, ledger = sequence(sampling), Ledger(1, CPU)
+    grown, ledger = sequence(sampling), SamplingState(1, CPU)
     for token in SPOKEN:
         adjusted(random_logits(1), [grown], ledger)
         grown.ids.append(token)
@@ -162,7 +162,7 @@ def test_an_answer_that_is_resumed_is_adjusted_as_if_nothing_had_happened(sampli
 
 
 def test_a_row_that_another_sequence_takes_says_nothing_of_the_one_before() -> None:
-    ledger, logits = Ledger(1, CPU), random_logits(1)
+    ledger, logits = SamplingState(1, CPU), random_logits(1)
     adjusted(logits, [sequence(SAMPLINGS[-1], prefix=SPOKEN)], ledger)
     follower = sequence(Sampling(frequency_penalty=1.0), prefix=[60])
 
@@ -174,7 +174,7 @@ def test_a_row_that_another_sequence_takes_says_nothing_of_the_one_before() -> N
 def test_pages_that_outgrow_the_table_keep_what_they_say() -> None:
     sampling = Sampling(repetition_penalty=1.2, frequency_penalty=0.5)
     rows = [sequence(sampling, row=0, prefix=[9, 9]), sequence(sampling, row=1)]
-    ledger, logits = Ledger(2, CPU), random_logits(2)
+    ledger, logits = SamplingState(2, CPU), random_logits(2)
     adjusted(logits, rows, ledger)
     before = ledger.nbytes
     rows[1].ids += range(VOCAB)
@@ -187,7 +187,7 @@ def test_pages_that_outgrow_the_table_keep_what_they_say() -> None:
 
 
 def test_who_asks_for_nothing_has_no_page_and_takes_no_memory() -> None:
-    ledger = Ledger(64, CPU)
+    ledger = SamplingState(64, CPU)
 
     assert ledger.rows([sequence(Sampling(temperature=1, top_p=0.5, min_p=0.1), row=3)]) is None
     assert ledger.rows([]) is None
@@ -223,6 +223,6 @@ def test_min_tokens_counts_the_tokens_of_an_earlier_attempt() -> None:
 def test_a_spec_says_whether_it_adjusts() -> None:
     plain = SequenceSpec(key="a", prompt_ids=[1], max_tokens=1)
 
-    assert not plain.adjusts
-    assert not replace(plain, sampling=Sampling(min_tokens=5)).adjusts  # there is no end to hold back
-    assert replace(plain, sampling=Sampling(min_tokens=5), stop_token_ids=frozenset([1])).adjusts
+    assert not plain.adjusts_logits
+    assert not replace(plain, sampling=Sampling(min_tokens=5)).adjusts_logits  # there is no end to hold back
+    assert replace(plain, sampling=Sampling(min_tokens=5), stop_token_ids=frozenset([1])).adjusts_logits

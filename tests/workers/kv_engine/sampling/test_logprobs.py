@@ -23,7 +23,7 @@ WILD = Sampling(temperature=1.7, top_k=5, top_p=0.8, seed=3)
 
 
 def engine(node: DecoderLM, **changes: int) -> KVEngine:
-    sizes: dict[str, Any] = {"num_blocks": 300, "block_size": 8, "max_step_tokens": 24, "max_rows": 8}
+    sizes: dict[str, Any] = {"num_blocks": 300, "block_size": 8, "max_step_tokens": 24, "max_sequences": 8}
     return KVEngine(node, **(sizes | changes))
 
 
@@ -100,7 +100,7 @@ def test_scores_are_the_same_alone_and_among_31_others_that_ask_for_other_things
     ]
 
     alone = run_all(engine(qwen3), [mine])["mine"]
-    busy = engine(qwen3, max_rows=32, max_step_tokens=64)
+    busy = engine(qwen3, max_sequences=32, max_step_tokens=64)
     among = run_all(busy, [*others[:15], mine, *others[15:]])
 
     assert ids(among["mine"]) == ids(alone)

@@ -56,7 +56,7 @@ def text(seed: int, length: int) -> list[int]:
 
 def engine(qwen3: DecoderLM, *, num_blocks: int = 256, max_step_tokens: int = 16, **how: Any) -> KVEngine:
     return KVEngine(
-        qwen3, num_blocks=num_blocks, block_size=4, max_step_tokens=max_step_tokens, max_rows=16, **how
+        qwen3, num_blocks=num_blocks, block_size=4, max_step_tokens=max_step_tokens, max_sequences=16, **how
     )
 
 
@@ -110,7 +110,7 @@ def test_it_is_the_same_among_31_others_and_when_asked_again(
         expected = pytest.approx(pooled(states(ids), mode), abs=TOLERANCE)
         assert vector(first[key]) == expected
         assert vector(again[key]) == expected
-    hits = served.stats().cache.hit
+    hits = served.stats().cache.hits
     assert hits > 0 if mode is PoolingMode.LAST else hits == 0
 
 
@@ -119,7 +119,7 @@ def test_states_count_once_where_a_sequence_is_preempted(
     qwen3: DecoderLM, states: Callable[[list[int]], Floats], mode: PoolingMode
 ) -> None:
     ids = text(7, 40)
-    served = engine(qwen3, num_blocks=16, max_step_tokens=16, stretch=None)
+    served = engine(qwen3, num_blocks=16, max_step_tokens=16, decode_slowdown_limit=None)
     served.add(SequenceSpec(key="first", prompt_ids=text(1, 20), max_tokens=40, ignore_eos=True))
     served.step()
     served.step()
@@ -139,7 +139,7 @@ def test_a_pool_takes_each_state_once(qwen3: DecoderLM, states: Callable[[list[i
     scheduler._preempt(scheduler.running[0])
 
     assert vector(run(served)["a"]) == pytest.approx(pooled(states(ids), PoolingMode.MEAN), abs=TOLERANCE)
-    assert served.stats().cache.preempted == 1
+    assert served.stats().cache.preemptions == 1
 
 
 def test_a_part_is_taken_before_it_is_brought_to_length_1(
@@ -185,16 +185,16 @@ def test_states_that_are_no_numbers_fail_their_sequence_alone(
 def test_a_prompt_is_kept_for_others_and_says_how_much_of_it(qwen3: DecoderLM) -> None:
     served, ids = engine(qwen3), text(5, 23)
 
-    found = run(served, SequenceSpec(key="warm", prompt_ids=ids, max_tokens=0, keeps_prompt=True))
+    found = run(served, SequenceSpec(key="warm", prompt_ids=ids, max_tokens=0, caches_prompt=True))
     run(served, SequenceSpec(key="asked", prompt_ids=[*ids, 7], max_tokens=1))
 
     assert found["warm"].cached_tokens == 20
-    assert served.stats().cache.hit == 20
+    assert served.stats().cache.hits == 20
 
 
 def test_without_a_cache_nothing_is_kept(qwen3: DecoderLM) -> None:
     served = engine(qwen3, prefix_cache=False)
 
-    found = run(served, SequenceSpec(key="warm", prompt_ids=text(5, 23), max_tokens=0, keeps_prompt=True))
+    found = run(served, SequenceSpec(key="warm", prompt_ids=text(5, 23), max_tokens=0, caches_prompt=True))
 
     assert found["warm"].cached_tokens == 0

@@ -1,8 +1,8 @@
 """A GPU's streams: each engine's thread launches on one of its own, and steps go before batches.
 
     CUDA's default stream   every thread begins there, and weights are loaded there, whoever reads them
-    Turn.FIRST              steps of a KV engine, and of one that follows
-    Turn.LAST               batches of stateless nodes
+    StreamPriority.HIGH              steps of a KV engine, and of one that follows
+    StreamPriority.LOW               batches of stateless nodes
 
 What is launched on one stream is done in its order, and waits for no other. So is memory: what a thread lets
 go of is taken again by what it launches later on its stream. Between threads go bytes in main memory, never
@@ -16,14 +16,14 @@ from enum import IntEnum
 import torch
 
 
-class Turn(IntEnum):
+class StreamPriority(IntEnum):
     """Which of two streams a GPU takes up first, where both have something; in CUDA's measure."""
 
     FIRST = -1
     LAST = 0
 
 
-def use_gpu_stream(device: torch.device, turn: Turn) -> None:
+def use_gpu_stream(device: torch.device, turn: StreamPriority) -> None:
     """From here on launch on a stream of the calling thread's own, behind what has been launched so far.
 
     For good: call it when the thread has loaded its weights, before it makes anything else on `device`, which

@@ -13,7 +13,7 @@ from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.sequence import DraftLength, Sequence
 from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 from workers.kv_engine.speculative.draft_model import DraftModel
-from workers.kv_engine.speculative.speculation import PromptLookup, Proposer
+from workers.kv_engine.speculative.proposer import PromptLookup, Proposer
 
 RANDOM = Sampling(temperature=0.8, top_k=30, seed=5)
 
@@ -24,12 +24,12 @@ def spec(key: str, prompt: list[int], **changes: Any) -> SequenceSpec:
 
 
 def engine(node: DecoderLM, proposer: Proposer | None = None, **changes: Any) -> KVEngine:
-    sizes: dict[str, Any] = {"num_blocks": 300, "block_size": 8, "max_step_tokens": 160, "max_rows": 32}
+    sizes: dict[str, Any] = {"num_blocks": 300, "block_size": 8, "max_step_tokens": 160, "max_sequences": 32}
     return KVEngine(node, proposer=proposer, **(sizes | changes))
 
 
 def draft(node: DecoderLM, **changes: Any) -> DraftModel:
-    sizes = {"num_blocks": 300, "block_size": 8, "max_rows": 32, "max_step_tokens": 160}
+    sizes = {"num_blocks": 300, "block_size": 8, "max_sequences": 32, "max_step_tokens": 160}
     return DraftModel(node, served="llm", **(sizes | changes))
 
 
@@ -138,7 +138,7 @@ def test_a_model_that_guesses_its_own_tokens_takes_a_fraction_of_the_steps(qwen3
         answer = ids(run(guessing, [spec("a", [3, 1, 4, 1, 5], max_tokens=31, sampling=sampling)])["a"])
         counts = guessing.stats().cache
         assert len(answer) == 31
-        assert counts.stood == counts.guessed == 24
+        assert counts.accepted == counts.drafted == 24
         assert guessing.forwards == 1 + 6  # the prompt's, and six of four guesses and one more
 
 
@@ -151,7 +151,7 @@ def test_a_model_much_like_it_is_mostly_right_also_with_random_draws(
         [spec(str(n), text, sampling=replace(RANDOM, seed=n)) for n, text in enumerate(prompts(8, seed=1))],
     )
     counts = guessing.stats().cache
-    assert 0.5 < counts.stood / counts.guessed < 1
+    assert 0.5 < counts.accepted / counts.drafted < 1
 
 
 def test_guesses_behind_an_end_do_not_stand(qwen3: DecoderLM) -> None:
@@ -177,11 +177,11 @@ def test_what_did_not_stand_is_not_kept_for_others(qwen3: DecoderLM, noisy: Deco
     guessing = engine(qwen3, draft(noisy), guesses=8)
     text = list(range(40, 60))
     answer = ids(run(guessing, [spec("a", text, max_tokens=30)])["a"])
-    assert guessing.stats().cache.stood < guessing.stats().cache.guessed
+    assert guessing.stats().cache.accepted < guessing.stats().cache.drafted
     turn = spec("b", [*text, *answer, 5])
 
     assert ids(run(guessing, [turn])["b"]) == ids(run(engine(qwen3), [turn])["b"])
-    assert guessing.stats().cache.hit == 48
+    assert guessing.stats().cache.hits == 48
 
 
 def test_a_cancelled_sequence_leaves_nothing_with_who_guesses(qwen3: DecoderLM) -> None:

@@ -1,6 +1,6 @@
 """Speculation: tokens are guessed, and the model says in one forward how many of the guesses are its own.
 
-A decode that speculates runs its last token and the guesses behind it as one span, and samples behind each of
+A decode that can_speculate runs its last token and the guesses behind it as one span, and samples behind each of
 them with the very draw that this token would have had alone. A guess stands as far as it is what was sampled:
 so the answer is, token by token, what it is without speculation, greedy or not, whoever guesses. What did not
 stand is cut off again: its keys and values are behind the end of what counts, and are written over.

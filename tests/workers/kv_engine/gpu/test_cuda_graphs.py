@@ -13,10 +13,10 @@ from tests.workers.kv_engine.oracle import ids, prompts, run_all, scores
 from tests.workers.kv_engine.recorder import Again
 from tests.workers.kv_engine.sampling.test_grammar_masks import compiled, processing_of
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.gpu.graphs import Capture, Replay, buckets
+from workers.kv_engine.gpu.cuda_graphs import GraphCapture, Replay, buckets
 from workers.kv_engine.outputs import Output
 from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
-from workers.kv_engine.speculative.speculation import PromptLookup
+from workers.kv_engine.speculative.proposer import PromptLookup
 
 SAMPLINGS = (
     Sampling(),
@@ -28,8 +28,8 @@ SAMPLINGS = (
 )
 
 
-def engine(node: DecoderLM, capture: Capture | None = None, **changes: Any) -> KVEngine:
-    sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 24, "max_rows": 6}
+def engine(node: DecoderLM, capture: GraphCapture | None = None, **changes: Any) -> KVEngine:
+    sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 24, "max_sequences": 6}
     return KVEngine(node, **(sizes | changes), capture=capture)
 
 
@@ -47,7 +47,7 @@ def specs(count: int, **changes: Any) -> list[SequenceSpec]:
 
 
 def answers(outputs: dict[str, list[Output]]) -> dict[str, list[int]]:
-    return {key: ids(of_one) for key, of_one in outputs.items()}
+    return {key: ids(as_dalsegno_error) for key, as_dalsegno_error in outputs.items()}
 
 
 @pytest.mark.parametrize("every", [0, 1, 3])

@@ -12,7 +12,7 @@ the step's buffers (`workers.kv_engine.step`) when it is replayed, and what come
 All recordings share one pool of memory, so one is replayed at a time.
 
 A model that cannot be recorded (its experts ask the host how many tokens each has got, say) is run as it
-comes, and the log says why. Nothing here needs CUDA: who records is a `Capture`.
+comes, and the log says why. Nothing here needs CUDA: who records is a `GraphCapture`.
 """
 
 import logging
@@ -27,7 +27,7 @@ from typing import Final, Protocol
 import torch
 
 from workers.kv_engine.attention.kernels import PlanningKernel, RecordedKernel
-from workers.kv_engine.attention.paged import attending
+from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.node import Node
 from workers.kv_engine.sampling.sampler import sample
@@ -42,7 +42,7 @@ _WARM_UPS: Final = 2
 """Kernels are compiled and workspaces allocated in the first round; the second shows that nothing is left."""
 
 
-class Capture(Protocol):
+class GraphCapture(Protocol):
     """Who records."""
 
     def capture(self, compute: Callable[[], None]) -> Replay:
@@ -57,7 +57,7 @@ class CudaCapture:
     """CUDA graphs on a device, all of one pool of memory; make it in the thread that replays them.
 
     A kernel keeps the priority of the stream it was recorded on, wherever it is replayed: so they are
-    recorded on a stream with the priority of the thread's own (`workers.kv_engine.gpu.streams`).
+    recorded on a stream with the priority of the thread's own (`workers.kv_engine.gpu.cuda_streams`).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -118,7 +118,7 @@ class Recorded:
         return self.tokens[: len(sampling.draw_index)]
 
 
-class Graphs:
+class DecodeGraphs:
     """The recorded steps of one engine.
 
     Making one records all of them, the largest first: the others find room in its memory.
@@ -131,36 +131,36 @@ class Graphs:
     """
 
     def __init__(
-        self, node: Node, pool: PagedPool, builder: StepBuilder, capture: Capture, *, max_rows: int, key: int
+        self, node: Node, pool: PagedPool, builder: StepBuilder, capture: GraphCapture, *, max_sequences: int, key: int
     ) -> None:
         self._node = node
         self._pool = pool
         self._builder = builder
         self._key = key
-        self._hidden: torch.Tensor | None = None  # (max_rows, hidden), as the node makes them
-        self._logits = torch.empty(max_rows, node.vocab_size, dtype=torch.float32, device=node.device)
-        self._tokens = torch.empty(max_rows, dtype=torch.int64, device=node.device)
+        self._hidden: torch.Tensor | None = None  # (max_sequences, hidden), as the node makes them
+        self._logits = torch.empty(max_sequences, node.vocab_size, dtype=torch.float32, device=node.device)
+        self._tokens = torch.empty(max_sequences, dtype=torch.int64, device=node.device)
         self._recorded: dict[int, Recorded] = {}
-        self._record_all(capture, max_rows)
+        self._record_all(capture, max_sequences)
         self.sizes: Final = sorted(self._recorded)
 
     def recorded(self, spans: Items[Span]) -> Recorded | None:
         """The step that computes these; None where they are computed as they come."""
         if not self.sizes or len(spans) > self.sizes[-1]:
             return None
-        if any(span.count != 1 or not span.samples or span.scored for span in spans):
+        if any(span.count != 1 or not span.samples or span.scored_positions for span in spans):
             return None
         return self._recorded[self.sizes[bisect_left(self.sizes, len(spans))]]
 
-    def _record_all(self, capture: Capture, max_rows: int) -> None:
+    def _record_all(self, capture: GraphCapture, max_sequences: int) -> None:
         begun_s = time.perf_counter()
-        for rows in reversed(buckets(max_rows)):
+        for rows in reversed(buckets(max_sequences)):
             try:
                 self._recorded[rows] = self._record(capture, rows)
             except torch.OutOfMemoryError:
                 _LOGGER.warning(
                     "too little memory to record steps of %d rows: they run as they come, which is slower; "
-                    "a smaller kv_tokens or max_rows leaves room",
+                    "a smaller kv_tokens or max_sequences leaves room",
                     rows,
                 )
             except RuntimeError as error:
@@ -175,11 +175,11 @@ class Graphs:
         _LOGGER.info("steps of decodes recorded: of %s rows, in %.1f s", sizes, took_s)
 
     @torch.inference_mode()
-    def _record(self, capture: Capture, rows: int) -> Recorded:
+    def _record(self, capture: GraphCapture, rows: int) -> Recorded:
         self._builder.build([], rows=rows)  # nothing but padding
         if isinstance(self._pool.kernel, PlanningKernel):
             kernel = self._pool.kernel.recorded()
-            body = capture.capture(partial(self._compute, rows, self._pool.attended_by(kernel)))
+            body = capture.capture(partial(self._compute, rows, self._pool.with_kernel(kernel)))
             body = partial(self._planned, rows, kernel, body)
         else:
             body = capture.capture(partial(self._compute, rows, self._pool))
@@ -205,7 +205,7 @@ class Graphs:
     def _compute(self, rows: int, pool: PagedPool) -> None:
         """The body of a step, into the buffers."""
         step = self._builder.captured(rows)
-        with attending(pool, step):
+        with attention_context(pool, step):
             hidden = self._node.forward(self._node.embed(step.token_ids), step)
         logits = self._node.head(hidden, step.logit_indices)
         if self._hidden is None:

@@ -26,7 +26,7 @@ from workers.kv_engine.sampling.logits_processors import (
     HELD,
     IN_PROMPT,
     ONCE,
-    AdjustedRows,
+    LogitAdjustments,
 )
 from workers.kv_engine.sequence import Sequence
 
@@ -35,21 +35,21 @@ _PLANES: Final = 3
 """Ids, facts, and the bits of biases."""
 
 
-class Ledger:
-    """The pages of `max_rows` rows."""
+class SamplingState:
+    """The pages of `max_sequences` rows."""
 
-    def __init__(self, max_rows: int, device: torch.device) -> None:
-        self._pages: list[_Page | None] = [None] * max_rows
-        self._table = torch.zeros(_PLANES, max_rows, 0, dtype=torch.int32, device=device)
+    def __init__(self, max_sequences: int, device: torch.device) -> None:
+        self._pages: list[_Page | None] = [None] * max_sequences
+        self._table = torch.zeros(_PLANES, max_sequences, 0, dtype=torch.int32, device=device)
 
     @property
     def nbytes(self) -> int:
         """How much of the device's memory it takes."""
         return self._table.nbytes
 
-    def rows(self, sampled: Items[Sequence]) -> AdjustedRows | None:
+    def rows(self, sampled: Items[Sequence]) -> LogitAdjustments | None:
         """What the rows that are sampled say, each up to its last token; None where none says anything."""
-        asking = [place for place, sequence in enumerate(sampled) if sequence.adjusts]
+        asking = [place for place, sequence in enumerate(sampled) if sequence.adjusts_logits]
         if not asking:
             return None
         pages = [self._page(sampled[place]) for place in asking]
@@ -84,7 +84,7 @@ class Ledger:
         for page in pages:
             page.changed.clear()
 
-    def _read(self, asking: list[int], pages: list["_Page"], width: int) -> AdjustedRows:
+    def _read(self, asking: list[int], pages: list["_Page"], width: int) -> LogitAdjustments:
         rows = self._on_device(
             np.array([asking, [page.row for page in pages], [len(page.ids) for page in pages]])
         )
@@ -97,7 +97,7 @@ class Ledger:
         slots = torch.arange(width, device=rows.device)
         slots = torch.where(slots < rows[2][:, None], slots, 0)  # behind its end a page repeats its first
         ids, facts, bias = self._table[:, rows[1], :width].gather(-1, slots.expand(_PLANES, -1, -1))
-        return AdjustedRows(
+        return LogitAdjustments(
             rows=rows[0],
             ids=ids.long(),
             facts=facts,
@@ -137,7 +137,7 @@ class _Page:
             sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
         )
         self._read = len(spec.prompt_ids)
-        self._is_held = spec.holds_ends
+        self._is_held = spec.delays_end
         self._mark(spec.ends if self._is_held else (), HELD)
         # As in transformers, an end is no bad word by itself.
         self._mark(

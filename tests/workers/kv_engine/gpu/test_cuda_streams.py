@@ -14,8 +14,8 @@ from models.decoder_lm.nodes import DecoderLM
 from tests.peers import together
 from tests.tiny import tiny_checkpoint
 from tests.workers.kv_engine.pretended_streams import Launch, PretendedStreams, Stream, pretend
-from workers.kv_engine.gpu.graphs import CudaCapture
-from workers.kv_engine.gpu.streams import Turn, use_gpu_stream
+from workers.kv_engine.gpu.cuda_graphs import CudaCapture
+from workers.kv_engine.gpu.cuda_streams import StreamPriority, use_gpu_stream
 from workers.kv_engine.outputs import TokenOutput
 from workers.kv_engine.parallel import follower, lockstep
 from workers.kv_engine.sequence_spec import SequenceSpec
@@ -50,11 +50,11 @@ def test_what_a_thread_launches_comes_behind_what_it_launched_before_and_beside_
 ) -> None:
     def steps() -> None:
         streams.launch("weights")
-        use_gpu_stream(GPU, Turn.FIRST)
+        use_gpu_stream(GPU, StreamPriority.HIGH)
         streams.launch("step")
 
     def batches() -> None:
-        use_gpu_stream(GPU, Turn.LAST)
+        use_gpu_stream(GPU, StreamPriority.LOW)
         streams.launch("batch")
 
     in_a_thread(steps)
@@ -73,14 +73,14 @@ def test_on_a_cpu_nothing_is_asked_of_cuda(monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("Stream", "current_stream", "set_stream"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: pytest.fail("there is no CUDA"))
 
-    use_gpu_stream(CPU, Turn.FIRST)
+    use_gpu_stream(CPU, StreamPriority.HIGH)
 
 
 def test_a_step_is_recorded_behind_what_was_launched_and_replayed_as_soon_as_one_that_is_not(
     streams: PretendedStreams,
 ) -> None:
     def steps() -> None:
-        use_gpu_stream(GPU, Turn.FIRST)
+        use_gpu_stream(GPU, StreamPriority.HIGH)
         streams.launch("pool")
         replay = CudaCapture(GPU).capture(lambda: streams.launch("step"))
         streams.launch("another")
@@ -93,7 +93,7 @@ def test_a_step_is_recorded_behind_what_was_launched_and_replayed_as_soon_as_one
     assert {one.stream for one in warm_ups}.isdisjoint({streams.default, pool.stream})
     assert (another.stream, another.behind) == (pool.stream, {"pool", "step"})
     assert (replayed.what, replayed.stream) == ("step", pool.stream)
-    assert replayed.priority == pool.priority == Turn.FIRST
+    assert replayed.priority == pool.priority == StreamPriority.HIGH
 
 
 # ---- the engines' threads ------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def streams_of(launched: list[Launch], what: str) -> set[Stream]:
 async def test_steps_of_the_model_and_of_the_one_that_guesses_are_launched_on_the_threads_own_stream(
     launched: list[Launch], streams: PretendedStreams
 ) -> None:
-    settings = EngineSettings(max_rows=2, speculate=2, draft=str(tiny_checkpoint("qwen3")))
+    settings = EngineSettings(max_sequences=2, speculate=2, draft=str(tiny_checkpoint("qwen3")))
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_outputs(outputs: Sequence[Any]) -> None:
@@ -179,7 +179,7 @@ async def test_steps_of_the_model_and_of_the_one_that_guesses_are_launched_on_th
     assert streams_of(launched, "weights") == {streams.default}
     [stream] = streams_of(launched, "step")
     assert stream is not streams.default
-    assert {(one.priority, "weights" in one.behind) for one in launched[2:]} == {(Turn.FIRST, True)}
+    assert {(one.priority, "weights" in one.behind) for one in launched[2:]} == {(StreamPriority.HIGH, True)}
     assert streams.current is streams.default, "the loop's thread is none of theirs"
 
 
@@ -194,7 +194,7 @@ async def test_batches_are_launched_on_the_threads_own_stream_and_give_way(
     weights, batch = launched
     assert (weights.stream, batch.behind) == (streams.default, {"weights"})
     assert batch.stream is not streams.default
-    assert batch.priority == Turn.LAST
+    assert batch.priority == StreamPriority.LOW
 
 
 def test_one_that_follows_steps_as_its_leader_does(
@@ -202,7 +202,7 @@ def test_one_that_follows_steps_as_its_leader_does(
 ) -> None:
     leader = SimpleNamespace(agree=lambda blocks, dtype: blocks)
     monkeypatch.setattr(lockstep, "Leader", lambda line: leader)
-    monkeypatch.setattr(follower, "FollowingEngine", lambda *_, **__: streams.launch("step"))
+    monkeypatch.setattr(follower, "FollowerEngine", lambda *_, **__: streams.launch("step"))
     monkeypatch.setattr("workers.kv_engine.parallel.collectives.TorchPeers", lambda *_: None)
     copy: Any = SimpleNamespace(lines=[None], meeting=None)
 
@@ -211,4 +211,4 @@ def test_one_that_follows_steps_as_its_leader_does(
     weights, step = launched
     assert (weights.stream, step.behind) == (streams.default, {"weights"})
     assert step.stream is not streams.default
-    assert step.priority == Turn.FIRST
+    assert step.priority == StreamPriority.HIGH
