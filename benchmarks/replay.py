@@ -29,7 +29,7 @@ from conductor.core.replay import Replayer
 from conductor.deployment import deployment_of
 from configs.deployment import resolve
 from dalsegno.replay.verdicts import pins
-from dalsegno.serve.gc_tuning import collected_seldom
+from dalsegno.roles.gc_tuning import collected_seldom
 from models import registry
 from shared.events import encode
 from shared.log.nats.jetstream import connect

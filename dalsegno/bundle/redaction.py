@@ -25,6 +25,7 @@ from shared.events import (
     RequestFailed,
     RequestRejected,
     RequestSubmitted,
+    SequenceHandover,
     StreamSent,
     TokenLogprobs,
     Tool,

@@ -22,7 +22,7 @@ from configs.deployment import ConfigError, DeploymentConfig
 from dalsegno.check import layout
 from dalsegno.check.layout import Hosted, Link
 from dalsegno.config import options, resolve
-from dalsegno.serve.supervisor import EX_CONFIG
+from dalsegno.exit_status import EX_CONFIG
 from dalsegno.terminal import sequence_diagram
 from dalsegno.terminal.sequence_diagram import WIDTH, Arrow, Box
 from models import registry

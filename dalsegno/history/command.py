@@ -10,7 +10,8 @@ import click
 import msgspec
 
 from dalsegno.config import options
-from dalsegno.history import describe, log_source
+from dalsegno.history import log_source
+from dalsegno.history.event_description import summary_of, type_of, writer_of
 from dalsegno.history.log_source import Source
 from dalsegno.history.summary import HEADER, iso, summaries
 from dalsegno.terminal.sanitise import plain
@@ -96,7 +97,7 @@ def _event_line(record: StoredRecord, subjects: Subjects, before_ns: int | None)
         event = _event_of(record, subjects)
     except MalformedEventError as error:
         return f"{head}{'?':<14} {record.subject:<20} unreadable: {error}"
-    return f"{head}{describe.who(event):<14} {describe.what(event):<18} {describe.why(event)}"
+    return f"{head}{writer_of(event):<14} {type_of(event):<18} {summary_of(event)}"
 
 
 def _event_json(record: StoredRecord, subjects: Subjects) -> str:

@@ -23,18 +23,18 @@ import msgspec
 from conductor.core.replay import Replayer
 from dalsegno.bundle import bundle_file
 from dalsegno.config import options
-from dalsegno.history import collect, log_source
+from dalsegno.history import log_source, request_records
 from dalsegno.history.log_source import Source
-from dalsegno.replay import recorded_request, show, verdicts
+from dalsegno.replay import inspection, recorded_request, verdicts
 from dalsegno.replay.recorded_request import History
 from dalsegno.replay.verdicts import Outcome
-from dalsegno.serve import gc_tuning
+from dalsegno.roles import gc_tuning
 from models import registry
 from shared.errors import ClientError
 from shared.ids import is_token
 
 if TYPE_CHECKING:
-    from dalsegno.replay.load import Arrivals
+    from dalsegno.replay.load_replay import Arrivals
 
 
 _OF_ONE: Final = ("state", "diff", "step", "fork_at", "execute")
@@ -145,13 +145,13 @@ class Asked:
         if told["execute"]:
             return _execute(history, self)
         if told["step"]:
-            return show.step(history, told["until"], as_json=as_json)
+            return inspection.step(history, told["until"], as_json=as_json)
         if told["until"]:
-            return show.until(history, told["until"], as_json=as_json)
+            return inspection.until(history, told["until"], as_json=as_json)
         if told["state"]:
-            return show.state(history, told["state"], as_json=as_json)
+            return inspection.state(history, told["state"], as_json=as_json)
         if told["diff"]:
-            return show.difference(history, *told["diff"], as_json=as_json)
+            return inspection.difference(history, *told["diff"], as_json=as_json)
         return _one(history, as_json=as_json)
 
 
@@ -174,7 +174,7 @@ def _history(what: str, where: Source) -> History:
 
 async def _of_log(where: Source, request_id: str) -> History:
     async with log_source.open_log(where) as (log, subjects):
-        found = await collect.collect(log, subjects, request_id)
+        found = await request_records.collect(log, subjects, request_id)
     return recorded_request.of_log(msgspec.structs.replace(found, configs=log_source.configs(where)))
 
 
@@ -210,7 +210,7 @@ def _folder(folder: Path, *, as_json: bool) -> int:
 
 def _say_unreadable(path: Path, error: bundle_file.BundleError, *, as_json: bool) -> None:
     told = {"level": "control", "source": str(path), "matches": False, "error": error.message}
-    show.show(([error.message], told), as_json=as_json)
+    inspection.show(([error.message], told), as_json=as_json)
 
 
 def _all(where: Source, last: int | None, *, as_json: bool) -> int:
@@ -235,7 +235,7 @@ async def _replay_all(where: Source, last: int | None) -> tuple[list[Outcome], i
             request_id = outcome.verdict.request_id
             # Few differ; or a version that fits nothing, and then each is worth its why.
             if not outcome.verdict.matches and is_token(request_id):
-                one = await collect.collect(log, subjects, request_id)
+                one = await request_records.collect(log, subjects, request_id)
                 outcome.cannot = verdicts.why_not(one.records, subjects, request_id)
     return outcomes, events
 
@@ -268,7 +268,7 @@ def _fork(history: History, asked: Asked) -> int:
     event = fork.forked(original, seq, told["changes"], told["new_id"])
     found = asyncio.run(fork.ask(original, seq, event, asked.where, wait=told["wait"]))
     lines, data = fork.told(event, found)
-    show.show((lines, data), as_json=asked.as_json)
+    inspection.show((lines, data), as_json=asked.as_json)
     return 0 if found is None or found.after["outcome"] == "finished" else 1
 
 
@@ -281,7 +281,7 @@ def _execute(history: History, asked: Asked) -> int:
     config = data_replay.loaded_config(asked.told["model"], history)
     found = asyncio.run(data_replay.execute(history, config, asked.told["tolerance"]))
     for one in found:
-        show.show(data_replay.told(one), as_json=asked.as_json)
+        inspection.show(data_replay.told(one), as_json=asked.as_json)
     return 0 if all(one.first is None for one in found) else 1
 
 
@@ -289,7 +289,7 @@ def _execute(history: History, asked: Asked) -> int:
 
 
 def _load(asked: Asked) -> int:
-    from dalsegno.replay import load
+    from dalsegno.replay import load_replay
 
     speed = asked.told["speed"] or 1.0
     found = _arrivals(asked).in_order(asked.told["last"])
@@ -298,13 +298,13 @@ def _load(asked: Asked) -> int:
     spread_s = (found[-1].reply.submitted_ns - found[0].reply.submitted_ns) / 1e9 / speed
     requests = "request" if len(found) == 1 else "requests"
     click.echo(f"asking {len(found)} {requests} over {spread_s:,.1f} s", err=True)
-    now = asyncio.run(load.ask_again(found, _target(asked), speed))
-    show.show(load.told(found, now, speed), as_json=asked.as_json)
+    now = asyncio.run(load_replay.ask_again(found, _target(asked), speed))
+    inspection.show(load_replay.told(found, now, speed), as_json=asked.as_json)
     return 0 if all(reply.outcome == "finished" for reply in now.values()) else 1
 
 
 def _arrivals(asked: Asked) -> "Arrivals":
-    from dalsegno.replay.load import Arrivals
+    from dalsegno.replay.load_replay import Arrivals
 
     arrivals = Arrivals()
     if asked.what is None:

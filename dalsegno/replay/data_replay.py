@@ -24,11 +24,13 @@ import msgspec
 from configs.deployment import DeploymentConfig
 from configs.placement import NodeGroup
 from dalsegno.config import resolve
-from dalsegno.replay import edges
-from dalsegno.replay.edges import Edge, Run
+from dalsegno.replay import recorded_run, run_comparison
 from dalsegno.replay.recorded_request import History
-from dalsegno.replay.submit import told_by
+from dalsegno.replay.recorded_run import Run
+from dalsegno.replay.resubmission import told_by
+from dalsegno.replay.run_comparison import ComparedEdge
 from models import registry
+from models.sequence_request import SequenceRequest
 from shared.errors import ClientError
 from shared.events import (
     MAX_LOGPROBS,
@@ -70,12 +72,12 @@ class Executed(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     source: str | None
     tolerance: float | None
-    edges: list[Edge]
+    edges: list[ComparedEdge]
     forced: list[str] = []
     unfinished: bool = False
 
     @property
-    def first(self) -> Edge | None:
+    def first(self) -> ComparedEdge | None:
         return next((edge for edge in self.edges if edge.diverges is not None), None)
 
 
@@ -126,7 +128,7 @@ async def execute(history: History, config: DeploymentConfig, tolerance: float |
 
 
 async def _executed(bench: "_Bench", history: History, request_id: str, tolerance: float | None) -> Executed:
-    recorded = edges.run_of(history.records, history.subjects, request_id, history.left_out)
+    recorded = recorded_run.run_of(history.records, history.subjects, request_id, history.left_out)
     found = await bench.carry_out(recorded)
     forced, unfinished = await _forced(bench, recorded, found, tolerance)
     excused: dict[str, str] = {}
@@ -138,7 +140,7 @@ async def _executed(bench: "_Bench", history: History, request_id: str, toleranc
         request_id=request_id,
         source=history.source,
         tolerance=tolerance,
-        edges=edges.compared(recorded, found, tolerance, excused),
+        edges=run_comparison.compared(recorded, found, tolerance, excused),
         forced=[one.told for one in forced],
         unfinished=unfinished,
     )
@@ -161,7 +163,7 @@ async def _forced(
     for track in recorded.tracks:
         was, step = recorded.tokens(track), _speaking(recorded)
         becomes, logprobs, begin = found.tokens(track), found.logprobs(track), 0
-        while step is not None and (place := edges.parting(was[begin:], becomes)) is not None:
+        while step is not None and (place := run_comparison.parting(was[begin:], becomes)) is not None:
             if place >= len(was) - begin or place >= len(becomes):
                 break  # one of them ended: there is no token beside the other
             told, is_near = _differing(begin + place, was, becomes[place], logprobs[place:], tolerance)
@@ -181,7 +183,7 @@ def _differing(
 ) -> tuple[str, bool]:
     """What is said of a token that differs, and whether both are as likely, within the tolerance."""
     told = f"at token {place}: recorded {was[place]}, found {becomes}"
-    known = edges.logprobs_in(logprobs[0]) if logprobs else {}
+    known = run_comparison.logprobs_in(logprobs[0]) if logprobs else {}
     if was[place] not in known or becomes not in known:
         return f"{told}; the recorded one is not among the {MAX_LOGPROBS} likeliest", False
     gap = abs(known[was[place]] - known[becomes])
@@ -232,7 +234,7 @@ class _Bench:
             for result in event.results:
                 for handle in result.outputs.values():
                     self._made[_edge_of(handle.key)] = handle
-        return edges.run_of(self.server.records, self.subjects, name)
+        return recorded_run.run_of(self.server.records, self.subjects, name)
 
     async def go_on(self, recorded: Run, index: int, track: str, tokens: Sequence[int]) -> Run:
         """Let one step go on behind tokens that were said; what it came to."""
@@ -262,7 +264,7 @@ class _Bench:
         self._put(self.subjects.output(_ORIGIN, name, CONDUCTOR_WRITER), fence)
         self._order(msgspec.structs.replace(order, id=f"{order.id}.2", attempt=2))
         await self._done(name, set())
-        return edges.run_of(self.server.records, self.subjects, name)
+        return recorded_run.run_of(self.server.records, self.subjects, name)
 
     def _name(self) -> str:
         """Of another request on the log in memory."""
@@ -307,12 +309,12 @@ class _Bench:
 
     def _text_of(self, order: NodeReady, tokens: Sequence[int]) -> str:
         """The text of an answer that begins with these tokens, as the worker would have put it out."""
-        from workers.generation.generated_text import Answer
+        from workers.generation.generated_text import GeneratedText
 
-        args = order.walks[0].args
+        request = SequenceRequest.of(order.walks[0])
         face = registry.face(self.config.model, "processing")
         processing = face.load(Path(self.config.checkpoint), max_seq_len=self.config.max_seq_len)
-        answer = Answer.asked(processing, args, args["max_tokens"])
+        answer = GeneratedText.for_request(processing, request, request.max_tokens or 0)
         return "".join(answer.push(token) for token in tokens)
 
     def _order(self, order: NodeReady) -> None:
@@ -402,7 +404,7 @@ def told(found: Executed) -> tuple[list[str], dict[str, Any]]:
     } | data
 
 
-def _line(edge: Edge) -> str:
+def _line(edge: ComparedEdge) -> str:
     note = f" ({edge.note})" if edge.note else ""
     if edge.diverges is not None:
         return f"{edge.name}: diverges {edge.diverges}{note}"

@@ -18,9 +18,9 @@ import msgspec
 
 from dalsegno.bundle import manifest
 from dalsegno.history import log_source
-from dalsegno.history.answer import Reply
 from dalsegno.history.log_source import Source
-from dalsegno.replay import recorded_request, submit
+from dalsegno.history.reply import Reply
+from dalsegno.replay import recorded_request, resubmission
 from dalsegno.replay.recorded_request import History
 from shared.errors import ClientError
 from shared.events import (
@@ -305,9 +305,9 @@ async def ask(
     """
     async with log_source.open_log(where, alive=True, role=CLIENT) as (log, subjects):
         if not wait:
-            await submit.submit(log, subjects, event)
+            await resubmission.submit(log, subjects, event)
             return None
-        replies = await submit.answers(log, subjects, [submit.Submission(event=event)])
+        replies = await resubmission.answers(log, subjects, [resubmission.Submission(event=event)])
     return compared(original, seq, replies[str(event.request_id)])
 
 

@@ -9,8 +9,8 @@ from conductor.core.replay import Replayer, Verdict
 from dalsegno.bundle import bundle_file, manifest
 from dalsegno.bundle.bundle_file import LeftOut
 from dalsegno.bundle.export import SUFFIX
-from dalsegno.history.collect import Collected
-from dalsegno.replay.states import Timeline
+from dalsegno.history.request_records import Collected
+from dalsegno.replay.timeline import Timeline
 from dalsegno.replay.verdicts import Outcome, pins, why_not
 from models import registry
 from shared.errors import ClientError

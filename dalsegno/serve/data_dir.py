@@ -169,6 +169,11 @@ def of(model_name: str, told: Path | None = None) -> DataDir:
     return DataDir(path.expanduser().resolve())
 
 
+def of_deployment(config: DeploymentConfig) -> DataDir:
+    """The data dir of a deployment."""
+    return of(config.name, Path(config.data_dir) if config.data_dir is not None else None)
+
+
 def write_private(path: Path, content: Any) -> None:
     """Write `content` as JSON so that a reader sees all of it or nothing, and only our user sees it.
 

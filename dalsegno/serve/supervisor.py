@@ -19,11 +19,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from dalsegno.exit_status import EX_CONFIG
 from dalsegno.terminal.console import Console
 from shared.errors import ClientError, DalSegnoError
-
-EX_CONFIG: Final = 78
-"""The exit status of a role that was configured wrongly (sysexits.h)."""
 
 _LINE_BYTES: Final = 2**16
 """A longer line is cut into several: nobody may make the launcher hold an endless one."""

@@ -1,6 +1,6 @@
 """What a line for the operator carries beside its words: what it is about, and what of it quotes a client.
 
-Lines are written by `logging`, shaped by `dalsegno.serve.logging_setup`. Prompts are nobody's business
+Lines are written by `logging`, shaped by `dalsegno.roles.logging_setup`. Prompts are nobody's business
 there, unless the
 operator says so (`logs.prompts`); errors, too, quote what clients wrote. So whoever writes a line says what
 in it may be a client's:

@@ -5,7 +5,7 @@ from typing import Any
 
 from dalsegno.bundle import export
 from dalsegno.bundle.bundle_file import Header, Kept
-from dalsegno.history.collect import Collected
+from dalsegno.history.request_records import Collected
 from shared.events import Inputs, NodeReady, OutputChunk, RequestFinished
 from shared.log.port import LogState, StoredRecord
 from shared.transcript import Transcript

@@ -60,7 +60,7 @@ def test_what_is_interrupted_ends_without_a_word(monkeypatch: pytest.MonkeyPatch
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dalsegno.ask.ask", interrupted)
+    monkeypatch.setattr("dalsegno.ask.chat.stream_answer", interrupted)
     ended = dalsegno("ask", "What does len do?")
     assert (ended.exit_code, ended.output) == (130, "")
 
@@ -98,7 +98,7 @@ def test_what_a_role_refuses_for_good_is_the_status_of_serve(
     checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = Command(name="worker-0", argv=(sys.executable, "-c", REFUSING), env={})
-    monkeypatch.setattr("dalsegno.serve.launcher.commands", lambda *_: [worker])
+    monkeypatch.setattr("dalsegno.serve.role_commands.commands", lambda *_: [worker])
 
     result = dalsegno("serve", checkpoint, "--port", "0", "--data-dir", str(tmp_path / "data"))
     at_once = dalsegno("serve", checkpoint, "--port", "0", "--set", "max_seq_len=65")
@@ -241,7 +241,7 @@ def test_a_role_refuses_an_unknown_model_with_a_status_of_its_own(role: str) -> 
 
 
 def test_serve_imports_neither_torch_nor_an_http_server_nor_nats() -> None:
-    script = "import sys, dalsegno.cli, dalsegno.serve.launcher; print(*sys.modules)"
+    script = "import sys, dalsegno.cli, dalsegno.serve.command, dalsegno.serve.assembly; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not {"torch", "transformers", "fastapi", "uvicorn", "nats"} & set(loaded.stdout.split())
 

@@ -11,8 +11,8 @@ from operator import itemgetter
 from typing import Final
 
 from dalsegno.bundle.manifest import event_of
-from dalsegno.history import event_description
-from dalsegno.replay.stepper import Answer, Stepper, line_of
+from dalsegno.history.event_description import summary_of, type_of, writer_of
+from dalsegno.replay.stepper import CommandOutput, Stepper, line_of
 from dalsegno.replay.timeline import Timeline
 from dalsegno.terminal.sanitise import plain
 from shared.log.port import StoredRecord
@@ -32,12 +32,12 @@ class HistoryStepper(Stepper):
         super().__init__(Timeline(sim.log.records, asked, graph_of=sim.model.graph_of, subjects=SUBJECTS))
         self._verbs["accidents"] = self._accidents
 
-    def here(self) -> Answer:
+    def here(self) -> CommandOutput:
         """The record looked at, and what happened beside the log before it."""
         told, data = super().here()
         return [*map(told_of, self._since_last()), *told], data
 
-    def _accidents(self, arguments: list[str]) -> Answer:
+    def _accidents(self, arguments: list[str]) -> CommandOutput:
         found = self.story if arguments == [ALL] else self._since_last()
         return list(map(told_of, found)) or ["nothing"], {"accidents": [one.what for one in found]}
 
@@ -72,8 +72,8 @@ def lost(record: StoredRecord) -> str:
     event = event_of(record, SUBJECTS)
     if event is None:
         return f"  (lost) {record.seq:>6}  {record.subject}: cannot be read"
-    who, what = event_description.who(event), event_description.what(event)
-    line = f"{who:<14} {what:<18} {event.request_id or ''}  {event_description.why(event)}"
+    who, what = writer_of(event), type_of(event)
+    line = f"{who:<14} {what:<18} {event.request_id or ''}  {summary_of(event)}"
     return plain(f"  (lost) {record.seq:>6}  {line}")
 
 

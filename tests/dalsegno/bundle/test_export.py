@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from dalsegno.bundle import bundle_file, export
+from dalsegno.bundle import bundle_file, export, record_rewriter
 from dalsegno.cli import main
 from dalsegno.history.request_records import Collected
 from tests.dalsegno.histories import answered, collected
@@ -78,7 +78,7 @@ def test_payloads_of_what_is_redacted_are_a_contradiction() -> None:
 
 
 def test_a_request_that_its_bundle_cannot_be_replayed_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewrite, "unfaithful", lambda *_, **__: {"r1": "its plan goes by a text"})
+    monkeypatch.setattr(record_rewriter, "unfaithful", lambda *_, **__: {"r1": "its plan goes by a text"})
     assert "  r1 cannot be replayed from it: its plan goes by a text" in exported("--redact").stdout
     found = CliRunner().invoke(main, ["replay", "r1.bundle"])
     assert found.exit_code == 1

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from dalsegno import AsyncClient, ClientError
-from dalsegno.ask import Question, ask
+from dalsegno.ask.chat import ChatPrompt, stream_answer
 from dalsegno.client.bearer_token import bearer
 
 UNSENDABLE = ("", "\n", "sesame\nopen", "sesame open", "sésame")
@@ -26,6 +26,6 @@ def test_a_key_that_cannot_be_sent_is_refused_and_not_repeated(key: str) -> None
 def test_a_command_refuses_it_the_same() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        question = Question(url=url, text="hi", model="demo", api_key="sesame\nopen")
+        prompt = ChatPrompt(url=url, text="hi", model="demo", api_key="sesame\nopen")
         with pytest.raises(ClientError, match="the API key cannot be sent"):
-            list(ask(question, notice=lambda _: None))
+            list(stream_answer(prompt, notice=lambda _: None))

@@ -25,8 +25,9 @@ from configs.deployment import Base, ConfigError, DeploymentConfig, api_keys, lo
 from dalsegno.config import layers, resolve
 from dalsegno.config.address import Listen
 from dalsegno.config.layers import KEYS
-from dalsegno.serve import launcher, logging_setup, role_process
-from dalsegno.serve.launcher import ServeOptions
+from dalsegno.roles import logging_setup, role_process
+from dalsegno.serve import data_dir, role_commands
+from dalsegno.serve.options import ServeOptions
 from gateway import app as gateway_app
 from gateway.app import GatewayOptions
 from gateway.requests.service import Gateway
@@ -45,7 +46,7 @@ from tests.gateway.world import CHAT, Performance, World, deployment, echo, list
 from tests.tiny import tiny_checkpoint
 from workers import settings
 from workers.data_plane.port import TensorStore
-from workers.data_plane.transports.tcp import TcpCard
+from workers.data_plane.transports.tcp import TcpEndpoint
 from workers.machine.devices import choose_device
 from workers.process import open_tensors
 
@@ -177,9 +178,9 @@ async def rows_of_a_step(config: DeploymentConfig) -> int:
 
 
 def started(config: DeploymentConfig) -> list[str]:
-    told = ServeOptions(model="tiny", told=(), ready_file=None)
+    told = ServeOptions(model="tiny", settings=(), ready_file=None)
     listens = [Listen(host="127.0.0.1", port=8000 + number) for number in range(config.recovery.gateways)]
-    return [one.name for one in launcher.commands(told, config, listens, "nats://127.0.0.1:4222", None)]
+    return [one.name for one in role_commands.commands(told, config, listens, "nats://127.0.0.1:4222", None)]
 
 
 async def the_gateways_that_are_started(config: DeploymentConfig) -> list[str]:
@@ -191,7 +192,7 @@ async def the_worker_that_is_started(config: DeploymentConfig) -> str:
 
 
 async def where_the_log_is_kept(config: DeploymentConfig) -> bool:
-    return launcher.data_dir_of(config).path == Path("/here/data")
+    return data_dir.of_deployment(config).path == Path("/here/data")
 
 
 # ---- how tensors go from worker to worker ------------------------------------------------------------
@@ -224,12 +225,12 @@ async def whether_an_arena_has_a_name(config: DeploymentConfig) -> bool:
 
 async def cards(config: DeploymentConfig) -> set[str]:
     async with store(config) as found:
-        return set(found.cards)
+        return set(found.endpoints)
 
 
 async def where_rank_1_is_reached(config: DeploymentConfig) -> tuple[str, int]:
     async with store(config, rank=1) as found:
-        card = msgspec.msgpack.decode(found.cards["tcp"], type=TcpCard)
+        card = msgspec.msgpack.decode(found.endpoints["tcp"], type=TcpEndpoint)
     return card.address, card.port
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from dalsegno.history.answer import Reply
+from dalsegno.history.reply import Reply
 from dalsegno.replay import fork, recorded_request
 from dalsegno.replay.fork import Recorded
 from dalsegno.replay.recorded_request import History

@@ -15,11 +15,13 @@ import pytest
 from configs.deployment import DeploymentConfig, NatsSettings, NodeGroup, RecoverySettings
 from dalsegno.config import address, environment, resolve
 from dalsegno.config.address import Listen
-from dalsegno.serve import data_dir, launcher, signals
-from dalsegno.serve.launcher import Launcher, ServeOptions
+from dalsegno.roles import signal_echo
+from dalsegno.serve import data_dir, role_commands
+from dalsegno.serve.launcher import Launcher
+from dalsegno.serve.lost_worker_reaper import Condemned, Kill, Processes
+from dalsegno.serve.options import ServeOptions
 from dalsegno.serve.private_credentials import private_roles
 from dalsegno.serve.private_nats import PrivateNats
-from dalsegno.serve.reaper import Condemned, Kill, Processes
 from dalsegno.serve.supervisor import Child, Command, RefusedError
 from shared.log.nats.credentials import Credentials
 from shared.log.nats.private_server import NatsServer
@@ -197,7 +199,7 @@ async def test_of_several_gateways_all_are_described_once_all_are_ready_and_stop
 async def test_a_second_signal_kills_what_does_not_hear(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signals, "ECHO_S", 0.0)
+    monkeypatch.setattr(signal_echo, "ECHO_S", 0.0)
     async with serving(conductor=DEAF, worker=DEAF) as running:
         pids = running.all_pids()
         tell(signal.SIGINT)
@@ -208,7 +210,7 @@ async def test_a_second_signal_kills_what_does_not_hear(
 
 
 async def test_the_echo_of_a_signal_kills_nothing(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "ECHO_S", 1e9)
+    monkeypatch.setattr(signal_echo, "ECHO_S", 1e9)
     async with serving() as running:
         tell()
         await running.heard.until("stopping (SIGTERM)")
@@ -269,10 +271,10 @@ def commands(
         recovery=RecoverySettings(conductors=conductors),
         nats=NatsSettings(ca_file="/authority"),
     )
-    options = ServeOptions(model="demo", told=resolve.settings_of(set_=flags), ready_file=None)
+    options = ServeOptions(model="demo", settings=resolve.settings_of(set_=flags), ready_file=None)
     listens = [Listen(host="127.0.0.1", port=8000 + number) for number in range(gateways)]
     roles = ROLES if is_private else None
-    found = launcher.commands(options, config, listens, "nats://127.0.0.1:4222", roles)
+    found = role_commands.commands(options, config, listens, "nats://127.0.0.1:4222", roles)
     return {one.name: one for one in found}
 
 

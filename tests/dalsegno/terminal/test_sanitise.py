@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from configs.deployment import LogSettings
-from dalsegno.serve import logging_setup
+from dalsegno.roles import logging_setup
 from dalsegno.terminal.sanitise import plain
 
 

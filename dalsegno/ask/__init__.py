@@ -1,0 +1,1 @@
+"""`dalsegno ask`: sends one question to a running server and prints the answer."""

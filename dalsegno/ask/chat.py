@@ -1,0 +1,162 @@
+"""`dalsegno ask`: one question over HTTP, its answer as it comes.
+
+Speaks OpenAI's chat route with nothing but the standard library, so that it starts in no time and shows
+how little a client needs.
+
+Only connecting has a deadline. An answer may be long in coming (a queue, a long prompt): the server says
+when it gives up, and after a while the person is told where to look.
+"""
+
+import http.client
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Timer
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from dalsegno.client.bearer_token import bearer
+from shared.errors import CapacityError, ClientError, DalSegnoError
+
+_CONNECT_S: Final = 10.0
+_SILENT_S: Final = 5.0
+
+
+class NoServerError(CapacityError):
+    """Nobody answers at the address, or no longer."""
+
+    code = "no_server"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """What is asked, of whom; None is the server's default.
+
+    Attributes:
+        api_key: what the server knows us by, where it takes no one without.
+    """
+
+    text: str
+    url: str
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+    api_key: str | None = None
+
+
+def stream_answer(
+    prompt: ChatPrompt, notice: Callable[[str], None], silent_s: float = _SILENT_S
+) -> Iterator[str]:
+    """The pieces of the answer, as they come; `notice` is told once if the first is long in coming.
+
+    Raises:
+        DalSegnoError: no server, a refusal, or an answer that breaks off.
+    """
+    text = f"{prompt.url} has not answered yet; {prompt.url.rstrip('/')}/health says how it is"
+    timer = Timer(silent_s, notice, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        model = prompt.model or _first_model(prompt)
+        for piece in _stream(prompt, model):
+            timer.cancel()
+            yield piece
+    except (OSError, http.client.HTTPException) as error:
+        raise NoServerError(_no_server(prompt.url, error)) from error
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def _connected(url: str) -> Iterator[http.client.HTTPConnection]:
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ClientError(f"{url!r} is no address of a server: expected http://host:port")
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    try:
+        connection = kind(parts.hostname, parts.port, timeout=_CONNECT_S)
+    except ValueError as error:
+        raise ClientError(f"{url!r} is no address of a server: {error}") from error
+    try:
+        connection.connect()
+        connection.sock.settimeout(None)
+        yield connection
+    finally:
+        connection.close()
+
+
+def _headers(prompt: ChatPrompt) -> dict[str, str]:
+    known_by = {"Authorization": bearer(prompt.api_key)} if prompt.api_key is not None else {}
+    return {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"} | known_by
+
+
+def _first_model(prompt: ChatPrompt) -> str:
+    url = prompt.url
+    with _connected(url) as connection:
+        connection.request("GET", "/v1/models", headers=_headers(prompt))
+        response = connection.getresponse()
+        body = response.read()
+    if response.status in {http.client.UNAUTHORIZED, http.client.FORBIDDEN}:
+        raise _refusal(response.status, body)
+    try:
+        return str(json.loads(body)["data"][0]["id"])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise ClientError(
+            f"{url} is no Dal Segno server: GET /v1/models answered {response.status} without a model"
+        ) from error
+
+
+def _stream(prompt: ChatPrompt, model: str) -> Iterator[str]:
+    optional = {
+        "max_tokens": prompt.max_tokens,
+        "temperature": prompt.temperature,
+        "seed": prompt.seed,
+    }
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt.text}],
+        "stream": True,
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+    with _connected(prompt.url) as connection:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), _headers(prompt))
+        response = connection.getresponse()
+        if response.status != http.client.OK:
+            raise _refusal(response.status, response.read())
+        for line in response:
+            if not line.startswith(b"data:"):
+                continue
+            data = line.removeprefix(b"data:").strip()
+            if data == b"[DONE]":
+                return
+            yield from _piece(json.loads(data))
+    raise NoServerError(f"the answer broke off: {prompt.url} closed the connection before its end")
+
+
+def _piece(event: dict[str, Any]) -> Iterator[str]:
+    if "error" in event:
+        raise _of_schema(event["error"], 500)
+    for choice in event.get("choices", []):
+        if text := choice.get("delta", {}).get("content"):
+            yield text
+
+
+def _refusal(status: int, body: bytes) -> DalSegnoError:
+    if status == http.client.UNAUTHORIZED:
+        return ClientError("this server asks for an API key: say it in DALSEGNO_API_KEY", status=status)
+    try:
+        return _of_schema(json.loads(body)["error"], status)
+    except (ValueError, KeyError, TypeError):
+        return ClientError(f"the server answered {status}: {body[:200].decode(errors='replace')}")
+
+
+def _of_schema(error: Any, status: int) -> DalSegnoError:
+    message = error.get("message") if isinstance(error, dict) else None
+    return DalSegnoError(str(message or f"the server failed with {error!r}"), status=status)
+
+
+def _no_server(url: str, error: Exception) -> str:
+    why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return f"no server answers at {url} ({why}); start one with `dalsegno serve`, or name it with --url"

@@ -1,0 +1,152 @@
+"""An event in words: who, what, why. Pure; for people, so it may shorten, but never invents."""
+
+import json
+from typing import assert_never
+
+from dalsegno.history.summary import iso
+from shared.events import (
+    AnyEvent,
+    DeadlinePassed,
+    EpochOpened,
+    NodeFired,
+    NodeReady,
+    OutputChunk,
+    OutputFence,
+    RequestAdmitted,
+    RequestCancel,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestRejected,
+    RequestResumed,
+    RequestSubmitted,
+    RequestWatched,
+    StreamSent,
+    StreamTaken,
+    TensorsReleased,
+    WalkBegun,
+    WalkCompleted,
+    WalkFailed,
+    WalkProgressed,
+    WalkStop,
+    WalkStopped,
+    WorkerJoined,
+    WorkerLeaving,
+    WorkerLost,
+)
+from shared.subjects import CONDUCTOR_WRITER
+
+_LONGEST = 96
+
+
+def writer_of(event: AnyEvent) -> str:
+    """The writer, with its term or its life where it has one."""
+    if event.writer == CONDUCTOR_WRITER:
+        return f"conductor/{event.epoch}"
+    if event.writer.startswith("w") and event.incarnation is not None:
+        return f"{event.writer}/{event.incarnation}"
+    return event.writer or "(unnamed)"
+
+
+def type_of(event: AnyEvent) -> str:
+    """The event's name as the wire has it, without its version."""
+    tag = str(event.__struct_config__.tag)
+    return tag.rsplit(".", 1)[0]
+
+
+def summary_of(event: AnyEvent) -> str:  # one branch per event type: length is its nature
+    """What the event says, in a line."""
+    match event:
+        case OutputChunk():
+            track = f" of {event.track}" if event.track else ""
+            told = (
+                _short(repr(event.text))
+                if event.data is None
+                else f"{len(event.data)} bytes {event.modality}"
+            )
+            return f"chunk {event.index}{track}: {_count(len(event.token_ids), 'token')} {told}"
+        case NodeReady():
+            walks = "+".join(walk.name for walk in event.walks)
+            return (
+                f"step {event.index} ({walks}) to rank {event.rank}, attempt {event.attempt}: {event.reason}"
+            )
+        case WalkCompleted():
+            facts = {name: value for walk in event.results for name, value in walk.facts.items()}
+            spent = " ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in event.durations_s.items())
+            return f"step {event.index}, attempt {event.attempt}: {_short(_json(facts))} {spent}".rstrip()
+        case RequestSubmitted():
+            inputs = event.inputs
+            said = inputs.text or inputs.messages or inputs.token_ids
+            return f"model {event.model}: {_short(_json(said))}, answers to {event.origin}"
+        case RequestAdmitted():
+            return f"{event.reason}; seed {event.seed}"
+        case RequestResumed():
+            probation = "on probation, " if event.on_probation else ""
+            return f"attempt {event.attempt}: {probation}{event.reason}"
+        case DeadlinePassed():
+            whose = "the request" if event.step is None else f"step {event.step}, attempt {event.attempt},"
+            return f"{whose} was to be done by {iso(event.deadline_ns)}"
+        case RequestRejected():
+            return f"submission {event.submission_seq}: {event.failure.code}: {event.failure.message}"
+        case RequestFinished():
+            usage = event.usage
+            ends = ", ".join(event.finish_reasons)
+            return f"{ends}; {usage.prompt_tokens} prompt + {usage.completion_tokens} new tokens"
+        case RequestFailed():
+            return f"{event.failure.code}: {event.failure.message}"
+        case WalkFailed():
+            return (
+                f"step {event.index}, attempt {event.attempt}: {event.failure.code}: {event.failure.message}"
+            )
+        case RequestCancelled() | RequestCancel():
+            return event.reason
+        case RequestWatched():
+            return "no client reads it here any more" if event.is_over else "clients read it here, too"
+        case WalkStop():
+            return f"step {event.index} on rank {event.rank}, attempt {event.attempt}: {event.reason}"
+        case WalkBegun():
+            return f"step {event.index}, attempt {event.attempt}: begun on probation"
+        case WalkProgressed():
+            return f"step {event.index}, attempt {event.attempt}: further than before, {event.tokens} tokens"
+        case WalkStopped():
+            return f"step {event.index}: {event.steps_after} engine steps after the stop was read"
+        case OutputFence():
+            return f"chunks of attempts below {event.attempt} are void from here: {event.reason}"
+        case EpochOpened():
+            return f"{event.conductor} leads from here on"
+        case NodeFired():
+            path = ".".join(map(str, event.path))
+            row = ", and its row goes on there" if event.row is not None else ""
+            stops = f", stops {', '.join(event.stops)}" if event.stops else ""
+            return f"step {event.index}, walk {event.walk}: {event.node} at {path or 'once'}{stops}{row}"
+        case StreamSent():
+            items = event.items.shape[0] if event.items is not None else 0
+            end = ", the end" if event.end else ""
+            return f"{event.stream} to {event.to}: {_count(items, 'item')} from {event.index}{end}"
+        case StreamTaken():
+            closed = ", which takes no more" if event.closed else ""
+            return f"{event.stream}: {_count(event.taken, 'item')} used by {event.to}{closed}"
+        case TensorsReleased():
+            return _short(", ".join(event.keys))
+        case WorkerJoined():
+            return (
+                f"rank {event.rank} on {event.device}: {', '.join(event.nodes)}; {event.kv_tokens} KV tokens"
+            )
+        case WorkerLeaving():
+            return f"rank {event.rank} ends in order"
+        case WorkerLost():
+            return f"rank {event.rank}: {event.reason}"
+        case _:
+            assert_never(event)
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=repr)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -1,0 +1,197 @@
+"""Load replay: the same arrivals and sizes again, on a deployment that runs; and the times of both.
+
+Each recorded submission is asked anew under an id of its own, as long after the first as it was then, with
+the seed that it had. Nothing of the old ones is touched, and nothing is compared but time and counts: that a
+deployment answers the same is for the other levels to say.
+
+Of a redacted bundle only sizes are known: a prompt of as many tokens, and an answer of as many.
+"""
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from dalsegno.bundle import manifest
+from dalsegno.history import log_source
+from dalsegno.history.log_source import Source
+from dalsegno.history.reply import Reply
+from dalsegno.replay import resubmission
+from dalsegno.replay.fork import signed
+from dalsegno.replay.resubmission import Submission
+from shared.errors import ClientError
+from shared.events import ForkedFrom, Inputs, Params, RequestAdmitted, RequestSubmitted
+from shared.log.nats.permissions import CLIENT
+from shared.log.port import StoredRecord
+from shared.subjects import Subjects
+
+_QUANTILES: Final = (0.5, 0.9, 0.99)
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A request that came, and what became of it."""
+
+    request_id: str
+    submission: RequestSubmitted
+    seq: int
+    is_redacted: bool
+    admitted: RequestAdmitted | None = None
+    reply: Reply = field(default_factory=Reply)
+
+
+class Arrivals:
+    """A fold over the records of a log, or of bundles: the requests in it, in order of their arrival."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Arrival] = {}
+
+    def take(self, record: StoredRecord, subjects: Subjects, *, is_redacted: bool = False) -> None:
+        """Fold one record."""
+        address, event = subjects.parse(record.subject), manifest.event_of(record, subjects)
+        if address is None or event is None or address.request_id is None:
+            return
+        request_id = str(address.request_id)
+        if isinstance(event, RequestSubmitted) and request_id not in self.found:
+            self.found[request_id] = Arrival(request_id, event, record.seq, is_redacted)
+        if (arrival := self.found.get(request_id)) is None:
+            return
+        if isinstance(event, RequestAdmitted) and arrival.admitted is None:
+            arrival.admitted = event
+        arrival.reply.take(event, record.seq, record.time_ns)
+
+    def in_order(self, last: int | None = None) -> list[Arrival]:
+        """Those that were let in, in the order in which they came; of many the `last`."""
+        found = [one for one in self.found.values() if one.admitted is not None]
+        found.sort(key=lambda one: (one.reply.submitted_ns, one.seq))
+        return found[-last:] if last else found
+
+
+def submissions(arrivals: Sequence[Arrival], model: str, speed: float) -> list[Submission]:
+    """What to ask, and when; `speed` 2 is twice as fast as it came."""
+    run = f"load-{secrets.token_hex(3)}"
+    began_ns = arrivals[0].reply.submitted_ns
+    return [
+        Submission(
+            event=_again(one, f"{run}-{number}", model),
+            after_s=(one.reply.submitted_ns - began_ns) / 1e9 / speed,
+        )
+        for number, one in enumerate(arrivals)
+    ]
+
+
+def _again(one: Arrival, request_id: str, model: str) -> RequestSubmitted:
+    inputs, params = one.submission.inputs, one.submission.params
+    said = len(one.reply.token_ids)
+    if one.is_redacted:
+        inputs, params = _of_the_same_size(one, said)
+    elif params.seed is None and one.admitted is not None:
+        params = msgspec.structs.replace(params, seed=signed(one.admitted.seed))
+    if one.reply.outcome == "cancelled" and said:  # it went on no further then, either
+        params = msgspec.structs.replace(params, max_tokens=said, min_tokens=None)
+    return msgspec.structs.replace(
+        one.submission,
+        id="",
+        writer="",
+        number=0,
+        request_id=request_id,
+        model=model,
+        inputs=inputs,
+        params=params,
+        parent=None,
+        parts=1,
+        correlation=None,
+        trace=None,
+        forked_from=ForkedFrom(request_id=one.request_id, seq=one.seq),
+    )
+
+
+def _of_the_same_size(one: Arrival, said: int) -> tuple[Inputs, Params]:
+    usage = one.reply.usage
+    prompt = usage.prompt_tokens if usage is not None else 0
+    if not prompt:
+        raise ClientError(
+            f"{one.request_id} is redacted and did not finish: the size of its prompt is not known"
+        )
+    inputs, params = one.submission.inputs, one.submission.params
+    return (
+        Inputs(token_ids=[0] * prompt, output_modalities=inputs.output_modalities),
+        Params(max_tokens=max(said, 1), temperature=params.temperature, ignore_eos=True),
+    )
+
+
+async def ask_again(arrivals: Sequence[Arrival], target: Source, speed: float) -> dict[str, Reply]:
+    """Ask all of it, and wait for the answers: by the old ids.
+
+    Raises:
+        DalSegnoError: nothing runs there, or it does not take a request.
+    """
+    async with log_source.open_log(target, alive=True, role=CLIENT) as (log, subjects):
+        model = await resubmission.model_served(log, subjects)
+        asked = submissions(arrivals, model, speed)
+        replies = await resubmission.answers(log, subjects, asked)
+    return {one.request_id: reply for one, reply in zip(arrivals, replies.values(), strict=True)}
+
+
+# ---- telling ---------------------------------------------------------------------------------------------
+
+
+def told(
+    arrivals: Sequence[Arrival], now: dict[str, Reply], speed: float
+) -> tuple[list[str], dict[str, Any]]:
+    """Both runs side by side, for people and for programs."""
+    sides = {"recorded": [one.reply for one in arrivals], "now": [now[one.request_id] for one in arrivals]}
+    summaries = {name: _summary(replies) for name, replies in sides.items()}
+    requests = "request" if len(arrivals) == 1 else "requests"
+    lines = [
+        f"load replay of {len(arrivals)} {requests} at {speed:g} times the speed they came with",
+        f"{'':<28}{'recorded':>12}{'now':>12}",
+    ]
+    for name in summaries["recorded"]:
+        cells = [_cell(summary[name]) for summary in summaries.values()]
+        lines.append(f"{name:<28}{cells[0]:>12}{cells[1]:>12}")
+    each = [
+        {"request_id": one.request_id}
+        | {side: {"outcome": r.outcome, "first_s": r.first_s, "whole_s": r.whole_s, "tokens": _tokens(r)}
+           for side, r in (("recorded", one.reply), ("now", now[one.request_id]))}
+        for one in arrivals
+    ]  # fmt: skip
+    return lines, {"level": "load", "speed": speed, **summaries, "requests": each}
+
+
+def _summary(replies: Iterable[Reply]) -> dict[str, float | int | None]:
+    whole = [reply for reply in replies if reply.outcome != "open"]
+    begins = min((reply.submitted_ns for reply in whole), default=0)
+    ends = max((reply.end_ns or 0 for reply in whole), default=0)
+    tokens, seconds = sum(map(_tokens, whole)), (ends - begins) / 1e9
+    found: dict[str, float | int | None] = {
+        "finished": sum(reply.outcome == "finished" for reply in whole),
+        "otherwise": sum(reply.outcome != "finished" for reply in whole),
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens per second": tokens / seconds if seconds else None,
+    }
+    for name, of in (("first chunk", "first_s"), ("whole answer", "whole_s")):
+        times = sorted(taken for reply in whole if (taken := getattr(reply, of)) is not None)
+        for quantile in _QUANTILES:
+            found[f"{name}, p{quantile * 100:g}, ms"] = _quantile(times, quantile)
+    return found
+
+
+def _quantile(times: Sequence[float], quantile: float) -> float | None:
+    """The nearest rank, in milliseconds."""
+    if not times:
+        return None
+    return times[min(int(quantile * len(times)), len(times) - 1)] * 1e3
+
+
+def _tokens(reply: Reply) -> int:
+    return reply.usage.completion_tokens if reply.usage is not None else len(reply.token_ids)
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"

@@ -1,0 +1,260 @@
+"""What the nodes of a request put out, edge by edge, and where two runs of them part. Pure.
+
+An edge is what one node hands on: a tensor to another step, a fact to the plan, tokens and text and sound to
+the client. The first that diverges is where to look: all behind it may differ because of it.
+
+Tensors that rode inline are compared byte by byte; of the others only kind and shape are known, for their
+bytes are gone with the request. Sound is compared sample by sample, tokens one by one.
+"""
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from dalsegno.bundle.bundle_file import LeftOut, digest_of
+from dalsegno.replay.recorded_run import RecordedStep, Run
+from shared.events import OutputChunk, TokenLogprobs
+from shared.tensors import Handle
+
+FULL_SCALE: Final = 32768
+"""Of 16-bit samples."""
+_FOLLOWS: Final = "not compared: other tokens came"
+
+
+class ComparedEdge(msgspec.Struct, frozen=True, kw_only=True):
+    """One edge of two runs, compared.
+
+    Attributes:
+        compared: how many tokens, samples, bytes or values; 0 where there was nothing to compare.
+        diverges: where, and how; None where nothing does.
+        note: what is to be known of a comparison that is not of every byte.
+    """
+
+    name: str
+    compared: int
+    diverges: str | None = None
+    note: str | None = None
+
+
+def compared(
+    recorded: Run, found: Run, tolerance: float | None, excused: Mapping[str, str] | None = None
+) -> list[ComparedEdge]:
+    """Every edge, in the order in which it was put out, as far as that is known.
+
+    What follows from an answer's tokens is not compared where those differ: it says the same once more.
+
+    Args:
+        recorded: what the log has.
+        found: what came of running the nodes again.
+        tolerance: of samples a share of full scale, of log probabilities a difference; None is exact.
+        excused: tracks whose tokens differ within the tolerance, and what is said of that.
+    """
+    tracks = list(dict.fromkeys((*recorded.tracks, *found.tracks)))
+    parts = any(recorded.tokens(track) != found.tokens(track) for track in tracks)
+    before: list[ComparedEdge] = []
+    behind: list[ComparedEdge] = []
+    for number, (index, step) in enumerate(sorted(recorded.steps.items())):
+        follows = parts and any("sampling" in walk.args for walk in step.order.walks)
+        edges = list(_of_step(index, step, found.steps.get(index), follows=follows))
+        speaks_at = recorded.speaks_at
+        (before if speaks_at is None or number < speaks_at else behind).extend(edges)
+    spoken = [
+        edge for track in tracks for edge in _of_track(track, recorded, found, tolerance, excused or {})
+    ]
+    return [*before, *spoken, *behind]
+
+
+def _of_step(
+    index: int, step: RecordedStep, found: RecordedStep | None, *, follows: bool
+) -> Iterable[ComparedEdge]:
+    for name, result in step.results.items():
+        other = found.results.get(name) if found is not None else None
+        where = f"step {index}, {name}"
+        if other is None:
+            yield ComparedEdge(name=where, compared=0, diverges="it did not come to its end")
+            continue
+        for edge, handle in result.outputs.items():
+            yield _of_tensor(f"{where}: tensor {edge}", handle, other.outputs.get(edge))
+        if follows:
+            yield ComparedEdge(name=f"{where}: facts", compared=0, note=_FOLLOWS)
+        elif result.facts or other.facts:
+            yield _of_facts(f"{where}: facts", result.facts, other.facts)
+
+
+def _of_facts(name: str, recorded: Mapping[str, Any], found: Mapping[str, Any]) -> ComparedEdge:
+    names = dict.fromkeys((*recorded, *found))
+    for key in names:
+        if recorded.get(key) != found.get(key):
+            told = f"{key}: recorded {recorded.get(key)!r}, found {found.get(key)!r}"
+            return ComparedEdge(name=name, compared=len(names), diverges=told)
+    return ComparedEdge(name=name, compared=len(names))
+
+
+def _of_tensor(name: str, recorded: Handle, found: Handle | None) -> ComparedEdge:
+    if found is None:
+        return ComparedEdge(name=name, compared=0, diverges="it was not put out")
+    kinds = [f"{one.dtype}{list(one.shape)}" for one in (recorded, found)]
+    if kinds[0] != kinds[1]:
+        return ComparedEdge(name=name, compared=0, diverges=f"recorded {kinds[0]}, found {kinds[1]}")
+    if recorded.data is None or found.data is None:
+        return ComparedEdge(
+            name=name, compared=0, note=f"{kinds[0]}: the recorded bytes are gone, only the shape is compared"
+        )
+    if recorded.data != found.data:
+        digests = [digest_of(one.data or b"") for one in (recorded, found)]
+        return ComparedEdge(
+            name=name, compared=len(recorded.data), diverges=f"recorded {digests[0]}, found {digests[1]}"
+        )
+    return ComparedEdge(name=name, compared=len(recorded.data))
+
+
+def _of_track(
+    track: str, recorded: Run, found: Run, tolerance: float | None, excused: Mapping[str, str]
+) -> Iterable[ComparedEdge]:
+    named = f" of {track}" if track else ""
+    if recorded.tokens(track) or found.tokens(track):
+        yield _of_tokens(f"tokens{named}", track, recorded, found, excused.get(track))
+    if recorded.logprobs(track):
+        yield _of_logprobs(f"log probabilities{named}", track, recorded, found, tolerance)
+    if recorded.tokens(track) != found.tokens(track):
+        yield ComparedEdge(name=f"text{named}", compared=0, note=_FOLLOWS)
+    elif recorded.text(track) or found.text(track):
+        yield _of_text(f"text{named}", recorded.text(track), found.text(track))
+    if any(one.modality != "text" for one in (*recorded.tracks.get(track, ()), *found.tracks.get(track, ()))):
+        yield _of_data(f"{_modality(track, recorded, found)}{named}", track, recorded, found, tolerance)
+
+
+def _modality(track: str, recorded: Run, found: Run) -> str:
+    chunks = (*recorded.tracks.get(track, ()), *found.tracks.get(track, ()))
+    return next((one.modality for one in chunks if one.modality != "text"), "data")
+
+
+def _of_tokens(name: str, track: str, recorded: Run, found: Run, excuse: str | None) -> ComparedEdge:
+    was, becomes = recorded.tokens(track), found.tokens(track)
+    place = parting(was, becomes)
+    if place is None or excuse is not None:
+        return ComparedEdge(name=name, compared=len(was), note=excuse)
+    return ComparedEdge(
+        name=name,
+        compared=len(was),
+        diverges=_told(place, was, becomes, found.logprobs(track), recorded.logprobs(track)),
+    )
+
+
+def _told(
+    place: int,
+    was: Sequence[int],
+    becomes: Sequence[int],
+    found: Sequence[TokenLogprobs],
+    recorded: Sequence[TokenLogprobs],
+) -> str:
+    """Where two answers part, and what the model thinks of both tokens."""
+    if place >= len(was) or place >= len(becomes):
+        return f"at token {place}: recorded are {len(was)} tokens, found {len(becomes)}"
+    told = f"at token {place}: recorded {was[place]}, found {becomes[place]}"
+    if place < len(found):
+        ours = logprobs_in(found[place])
+        told += f"; their log probabilities are {_shown(ours, was[place])} and {_shown(ours, becomes[place])}"
+    if place < len(recorded):
+        theirs = logprobs_in(recorded[place])
+        told += f", when recorded {_shown(theirs, was[place])} and {_shown(theirs, becomes[place])}"
+    return told
+
+
+def logprobs_in(one: TokenLogprobs) -> dict[int, float]:
+    """By token, what is known of a place."""
+    found = {likely.id: likely.logprob for likely in one.top}
+    return found if one.logprob is None else found | {one.id: one.logprob}
+
+
+def _shown(known: Mapping[int, float], token: int) -> str:
+    return f"{known[token]:.9g}" if token in known else "below all that are told"
+
+
+def _of_logprobs(name: str, track: str, recorded: Run, found: Run, tolerance: float | None) -> ComparedEdge:
+    was, becomes = recorded.logprobs(track), found.logprobs(track)
+    same = parting(recorded.tokens(track), found.tokens(track))
+    count = min(len(was), len(becomes), len(was) if same is None else same)
+    worst = 0.0
+    for place in range(count):
+        ours = logprobs_in(becomes[place])
+        for token, logprob in logprobs_in(was[place]).items():
+            gap = abs(ours[token] - logprob) if token in ours else float("inf")
+            worst = max(worst, gap if gap != float("inf") else 0.0)
+            if gap > (tolerance or 0.0):
+                told = (
+                    f"at token {place}: of token {token} recorded {logprob:.9g}, found {_shown(ours, token)}"
+                )
+                return ComparedEdge(name=name, compared=count, diverges=told)
+    return ComparedEdge(name=name, compared=count, note=f"differ by at most {worst:.2g}" if worst else None)
+
+
+def _of_text(name: str, was: str, becomes: str) -> ComparedEdge:
+    place = parting(was, becomes)
+    if place is None:
+        return ComparedEdge(name=name, compared=len(was))
+    told = (
+        f"at character {place}: recorded {was[place : place + 24]!r}, found {becomes[place : place + 24]!r}"
+    )
+    return ComparedEdge(name=name, compared=len(was), diverges=told)
+
+
+def _of_data(name: str, track: str, recorded: Run, found: Run, tolerance: float | None) -> ComparedEdge:
+    chunks, others = recorded.tracks.get(track, []), found.tracks.get(track, [])
+    gone = recorded.left_out.get(track, [])
+    if any(one is not None for one in gone):
+        return _of_digests(name, chunks, gone, others)
+    was, becomes = (b"".join(one.data or b"" for one in side) for side in (chunks, others))
+    if was == becomes:
+        return ComparedEdge(name=name, compared=len(was))
+    if len(was) != len(becomes) or not _is_sound(chunks):
+        place = parting(was, becomes)
+        return ComparedEdge(
+            name=name, compared=len(was), diverges=f"at byte {place} of {len(was)}, found are {len(becomes)}"
+        )
+    return _of_samples(name, was, becomes, tolerance)
+
+
+def _of_digests(
+    name: str, chunks: Sequence[OutputChunk], gone: Sequence[LeftOut | None], others: Sequence[OutputChunk]
+) -> ComparedEdge:
+    """Chunk by chunk: their bytes were left out of the bundle, their digests were not."""
+    total = sum(one.bytes for one in gone if one is not None)
+    note = "the bundle has digests only; a tolerance needs --payloads"
+    for place, (left, other) in enumerate(zip(gone, others, strict=False)):
+        digest = digest_of(other.data or b"")
+        if left is not None and left.digest != digest:
+            told = f"at chunk {place}: recorded {left.digest}, found {digest}"
+            return ComparedEdge(name=name, compared=total, diverges=told, note=note)
+    if len(chunks) != len(others):
+        told = f"recorded are {len(chunks)} chunks, found {len(others)}"
+        return ComparedEdge(name=name, compared=total, diverges=told, note=note)
+    return ComparedEdge(name=name, compared=total, note=note)
+
+
+def _of_samples(name: str, was: bytes, becomes: bytes, tolerance: float | None) -> ComparedEdge:
+    ones, others = array("h", was), array("h", becomes)
+    gaps = [abs(a - b) for a, b in zip(ones, others, strict=True)]
+    allowed = (tolerance or 0.0) * FULL_SCALE
+    worst = max(gaps) / FULL_SCALE
+    place = next((place for place, gap in enumerate(gaps) if gap > allowed), None)
+    note = f"samples differ by at most {worst:.2g} of full scale"
+    if place is None:
+        return ComparedEdge(name=name, compared=len(ones), note=note)
+    told = f"at sample {place}: recorded {ones[place]}, found {others[place]}"
+    return ComparedEdge(name=name, compared=len(ones), diverges=told, note=note)
+
+
+def _is_sound(chunks: Sequence[OutputChunk]) -> bool:
+    """Whether all of it is 16-bit samples."""
+    return all(one.modality == "audio" and one.data is not None and len(one.data) % 2 == 0 for one in chunks)
+
+
+def parting(one: Sequence[Any], other: Sequence[Any]) -> int | None:
+    """The first place where two rows differ; None where they do not."""
+    if one == other:
+        return None
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

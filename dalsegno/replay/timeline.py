@@ -1,0 +1,236 @@
+"""A replayed history as a row of positions: what the state was behind each record. Pure.
+
+Requests are immutable, so a position keeps references and costs next to nothing; a history of ten thousand
+records is gone through in either direction. A position has the number of its record in the log.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from conductor.core.replay import Replayer, Verdict
+from conductor.core.request import Request, World
+from dalsegno.bundle import manifest
+from dalsegno.history.event_description import summary_of, type_of
+from models.base import ModelGraph
+from shared.errors import ClientError
+from shared.events import AnyEvent, OutputChunk, OutputFence
+from shared.log.port import StoredRecord
+from shared.subjects import Subjects
+from shared.transcript import Transcript
+
+
+class Position(msgspec.Struct, frozen=True, kw_only=True):
+    """The state behind one record.
+
+    Attributes:
+        event: what the record says; None where it cannot be read.
+        requests: those that are known, by id.
+        verdicts: of each request so far.
+    """
+
+    record: StoredRecord
+    event: AnyEvent | None
+    requests: dict[str, Request]
+    world: World
+    leader: str
+    epoch: int
+    verdicts: dict[str, Verdict]
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One value of the state that is another behind another record; None where it is not there."""
+
+    name: str
+    before: Any
+    after: Any
+
+
+class Timeline:
+    """A history, replayed once.
+
+    Args:
+        requests: the ids whose states are kept.
+        unheard: see `Replayer`.
+    """
+
+    def __init__(
+        self,
+        records: Iterable[StoredRecord],
+        requests: Sequence[str],
+        *,
+        graph_of: Callable[[str], ModelGraph],
+        subjects: Subjects,
+        unheard: frozenset[str] = frozenset(),
+    ) -> None:
+        self.subjects = subjects
+        self.requests = requests
+        replayer = Replayer(graph_of, subjects, unheard=unheard)
+        self.positions = [self._taken(replayer, record) for record in records]
+        if self.positions:  # only the end shows what was decided and is not in the log
+            closed = self._verdicts(replayer.close())
+            self.positions[-1] = msgspec.structs.replace(self.positions[-1], verdicts=closed)
+
+    def _taken(self, replayer: Replayer, record: StoredRecord) -> Position:
+        replayer.take(record)
+        cluster = replayer.cluster
+        known = {one: found for one in self.requests if (found := cluster.request(one)) is not None}
+        return Position(
+            record=record,
+            event=manifest.event_of(record, self.subjects),
+            requests=known,
+            world=cluster.world,
+            leader=cluster.leader,
+            epoch=cluster.fence.epoch,
+            verdicts=self._verdicts(replayer.verdicts),
+        )
+
+    def _verdicts(self, found: dict[str, Verdict]) -> dict[str, Verdict]:
+        """As they are now: a replayer goes on counting in its own."""
+        return {one: replace(found[one]) for one in self.requests if one in found}
+
+    # ---- finding -----------------------------------------------------------------------------------
+    def find(self, where: str, start: int = 0) -> int:
+        """The place of the position meant by `where`, from 0.
+
+        A number is a position of the log, or the last before it; a name is an event's id, or a type of
+        event: then the first of it from the place `start` on.
+
+        Raises:
+            ClientError: there is none.
+        """
+        if where.isdecimal():
+            return self._at(int(where))
+        for place in range(start, len(self.positions)):
+            event = self.positions[place].event
+            if event is not None and where in _names(event):
+                return place
+        kinds = dict.fromkeys(
+            tag.rpartition(".")[0]
+            for one in self.positions
+            if one.event is not None
+            for tag in [_tag(one.event)]
+        )
+        raise ClientError(
+            f"no record here is {where!r}: expected a position from {self.positions[0].record.seq} to "
+            f"{self.positions[-1].record.seq}, an event's id, or one of {', '.join(kinds)}"
+        )
+
+    def _at(self, seq: int) -> int:
+        place = sum(one.record.seq <= seq for one in self.positions) - 1
+        if place < 0:
+            raise ClientError(f"this history begins with record {self.positions[0].record.seq}, behind {seq}")
+        return place
+
+    # ---- looking -----------------------------------------------------------------------------------
+    def state(self, place: int) -> dict[str, Any]:
+        """The state behind a record as plain data: of each request, and of the world."""
+        position = self.positions[place]
+        found: dict[str, Any] = {
+            "world": {
+                "leader": position.leader,
+                "epoch": position.epoch,
+                "ranks": plain(position.world.ranks),
+            }
+        }
+        spoken = self._spoken(place)
+        for request_id, request in position.requests.items():
+            found[request_id] = _state(request) | {"output": spoken.get(request_id, {})}
+        return found
+
+    def difference(self, before: int, after: int) -> list[Change]:
+        """What of the state is another at the place `after` than it was at the place `before`."""
+        was, becomes = dict(_leaves(self.state(before))), dict(_leaves(self.state(after)))
+        return [
+            Change(name=name, before=was.get(name), after=becomes.get(name))
+            for name in dict.fromkeys((*was, *becomes))
+            if was.get(name) != becomes.get(name)
+        ]
+
+    def _spoken(self, place: int) -> dict[str, Any]:
+        """What counts of each output up to a place."""
+        transcripts: dict[str, Transcript] = {}
+        texts: dict[str, str] = {}
+        tokens: dict[str, int] = {}
+        for position in self.positions[: place + 1]:
+            event = position.event
+            if not isinstance(event, OutputChunk | OutputFence) or event.request_id not in self.requests:
+                continue
+            request_id = str(event.request_id)
+            for chunk in transcripts.setdefault(request_id, Transcript()).fold(event):
+                texts[request_id] = texts.get(request_id, "") + chunk.text
+                tokens[request_id] = tokens.get(request_id, 0) + len(chunk.token_ids)
+        return {
+            request_id: {
+                "chunks": transcript.totals.chunks,
+                "tokens": tokens.get(request_id, 0),
+                "text": texts.get(request_id, ""),
+            }
+            for request_id, transcript in transcripts.items()
+        }
+
+
+def plain(value: Any) -> Any:
+    """A value of the state as JSON has it: bytes in hex, names as strings, sets in order."""
+    return _as_json(msgspec.to_builtins(value, builtin_types=(bytes,), str_keys=True, order="deterministic"))
+
+
+def _as_json(value: Any) -> Any:
+    match value:
+        case bytes():
+            return value.hex()
+        case dict():
+            return {str(name): _as_json(item) for name, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_as_json(item) for item in value]
+        case _:
+            return value
+
+
+def _state(request: Request) -> dict[str, Any]:
+    """A request's state: all of it but what is long and stands in its records."""
+    told: dict[str, Any] = {}
+    for field in msgspec.structs.fields(request):
+        value = getattr(request, field.name)
+        match field.name:
+            case "submission" | "id":
+                continue
+            case "admitted":
+                told["seed"] = None if value is None else value.seed
+            case "expected":
+                told["expected"] = {
+                    name: f"{type_of(decision)}: {summary_of(decision)}" for name, decision in value.items()
+                }
+            case "recorded":
+                told["recorded"] = sorted(value)
+            case "results":
+                told["results"] = {
+                    str(index): {walk.name: plain(walk.facts) for walk in result.walks}
+                    for index, result in value
+                }
+            case _:
+                told[field.name] = plain(value)
+    return told
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is no map and no list of maps, with the path that leads to it."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for place, item in enumerate(value):
+            yield from _leaves(item, f"{name}[{place}]")
+    else:
+        yield name, value
+
+
+def _names(event: AnyEvent) -> set[str]:
+    tag = _tag(event)
+    return {event.id, tag, tag.rpartition(".")[0]}
+
+
+def _tag(event: AnyEvent) -> str:
+    return str(event.__struct_config__.tag)

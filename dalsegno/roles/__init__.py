@@ -1,0 +1,1 @@
+"""Role processes: the commands `gateway`, `conductor`, `worker`, `provision`, and the setup of a process."""

@@ -1,0 +1,242 @@
+"""Assembly of a deployment for `dalsegno serve`: data dir, addresses, NATS server and launcher."""
+
+import asyncio
+import contextlib
+import logging
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from configs.deployment import DeploymentConfig, log_keeping, nats_credentials
+from dalsegno.config import address, environment, resolve
+from dalsegno.config.address import Listen
+from dalsegno.serve import data_dir, lost_worker_reaper, prefix_guard, role_commands
+from dalsegno.serve.data_dir import DataDir, ReadyFile
+from dalsegno.serve.launcher import GRACE_S, Launcher
+from dalsegno.serve.lost_worker_reaper import Kill, Processes
+from dalsegno.serve.options import ServeOptions
+from dalsegno.serve.private_credentials import private_roles
+from dalsegno.serve.private_nats import PrivateNats
+from dalsegno.serve.profile import profiled
+from dalsegno.serve.ready_message import welcome
+from dalsegno.serve.supervisor import RefusedError
+from dalsegno.terminal.console import Console, Warnings
+from models import registry
+from shared.errors import ClientError
+from shared.log.nats.credentials import Credentials
+from shared.log.nats.durability import Keeping
+from shared.log.nats.permissions import CLIENT, PROVISIONER, READER, authorization
+from shared.log.nats.private_server import NatsServer
+from shared.log.port import Log
+
+_PROVISION_S: Final = 30.0
+"""For how long the private server may be away (it is being restarted) while the streams are made."""
+
+
+def serve(options: ServeOptions) -> None:
+    """Run a deployment until told to stop.
+
+    Raises:
+        RefusedError: a role refused its configuration, or would.
+        DalSegnoError: it cannot run; nothing is left running.
+    """
+    began_s = time.monotonic()
+    found = resolve.effective(options.model, options.settings)
+    try:
+        resolve.check(found)
+    except ClientError as error:  # a role would refuse it, minutes later
+        raise RefusedError(error.message) from error
+    config = found.config
+    data = data_dir.of_deployment(config)
+    # Locked first: who starts the same thing twice is told so, and the files are left to whom they belong.
+    with data.lock() as hold:
+        listens = address.free(config.gateway.host, config.gateway.port, config.recovery.gateways)
+        ready_files = ready_files_of(options, data)
+        for file in ready_files:
+            file.clear()
+        data.remember(config)
+        colours = sys.stderr.isatty() and environment.read().colours
+        console = Console(
+            data.logs, colours=colours, is_json=config.logs.format == "json", level=config.logs.level
+        )
+
+        def ready() -> None:
+            hold.is_used = True
+            graph, took_s = registry.graph(config.model), time.monotonic() - began_s
+            console.show(
+                welcome(
+                    config.name,
+                    listens,
+                    data.path,
+                    took_s,
+                    outputs=graph.outputs,
+                    voices=graph.voices,
+                    durability=config.nats.durability,
+                )
+            )
+
+        with (
+            contextlib.closing(console),
+            _heard(Warnings(console)),
+            profiled(options.profile) as parts,
+        ):
+            asyncio.run(_serve(options, config, listens, data, console, ready, parts, ready_files))
+
+
+@contextlib.contextmanager
+def _heard(handler: logging.Handler) -> Iterator[None]:
+    """Have what is logged in this process said in its own way."""
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+async def _serve(
+    options: ServeOptions,
+    config: DeploymentConfig,
+    listens: Sequence[Listen],
+    data: DataDir,
+    console: Console,
+    ready: Callable[[], None],
+    parts: Path | None,
+    ready_files: Sequence[ReadyFile],
+) -> None:
+    is_synced = config.nats.durability == "host"
+    roles = private_roles(config.ranks) if config.nats.url is None else _told(config)
+    nats = _private(data, config, roles, syncs_always=is_synced) if config.nats.url is None else None
+    keeping = log_keeping(config.nats, syncs_always=is_synced and nats is not None)
+    try:
+        url = await _start(nats) if nats is not None else await _join(config, roles)
+        launcher = Launcher(
+            listens=listens,
+            nats=nats,
+            nats_url=url,
+            client=roles[CLIENT],
+            reader=roles[READER],
+            prefix=config.nats.prefix,
+            gateway_grace_s=config.gateway.drain_s + GRACE_S,
+            commands=role_commands.commands(
+                options, config, listens, url, roles if nats is not None else None, parts
+            ),
+            console=console,
+            ready_files=ready_files,
+            keep=partial(_keep, url, roles[PROVISIONER], config.nats.prefix, keeping, console, nats),
+            reap=partial(_reap, url, roles[READER], config.nats.prefix),
+            ready=ready,
+        )
+        await launcher.run()
+    finally:
+        if nats is not None:
+            nats.close()
+
+
+def _told(config: DeploymentConfig) -> dict[str, Credentials]:
+    """What we show to another's server, and what others may."""
+    return {role: nats_credentials(config.nats, role) for role in (PROVISIONER, READER, CLIENT)}
+
+
+def _private(
+    data: DataDir, config: DeploymentConfig, roles: Mapping[str, Credentials], *, syncs_always: bool
+) -> PrivateNats:
+    from shared.subjects import Subjects
+
+    may_come = authorization(roles, Subjects(config.nats.prefix))
+    return PrivateNats(NatsServer(data.nats, authorization=may_come, syncs_always=syncs_always))
+
+
+async def _start(nats: PrivateNats) -> str:
+    await nats.start()
+    return nats.server.url
+
+
+async def _join(config: DeploymentConfig, roles: Mapping[str, Credentials]) -> str:
+    from shared.log.nats import jetstream
+    from shared.subjects import Subjects
+
+    url = resolve.nats_url(config)
+    # First: a server that will not do is one line.
+    await jetstream.provision(url, roles[PROVISIONER], Subjects(config.nats.prefix), log_keeping(config.nats))
+    await _stand_alone(url, roles[READER], config.nats.prefix)
+    return url
+
+
+async def _stand_alone(url: str, credentials: Credentials, prefix: str) -> None:
+    from shared.log.nats import jetstream
+    from shared.subjects import Subjects
+
+    subjects = Subjects(prefix)
+    log = await jetstream.connect(url, credentials=credentials, subjects=subjects, name="dalsegno")
+    try:
+        await prefix_guard.refuse_one(log, subjects, url)
+    finally:
+        await log.close()
+
+
+async def _keep(
+    url: str,
+    credentials: Credentials,
+    prefix: str,
+    keeping: Keeping,
+    console: Console,
+    nats: PrivateNats | None,
+) -> None:
+    """Make the stream, and look after it."""
+    from dalsegno.serve.retention_guard import Keeper
+    from shared.log.nats.provisioning import Provisioner
+    from shared.subjects import Subjects
+
+    async def look_now() -> None:
+        await keeper.wake()
+
+    provisioner = Provisioner(url, Subjects(prefix), look_now)
+    if nats is None:
+        keeper = Keeper(provisioner, keeping, console.say)
+    else:
+        keeper = Keeper(
+            provisioner,
+            keeping,
+            console.say,
+            folder=nats.server.log_file.parent,
+            failed_write=lambda: nats.server.failed_write,
+            restart=nats.kill,
+        )
+    await provisioner.open(credentials, timeout_s=_PROVISION_S)
+    try:
+        await keeper.prepare(_PROVISION_S)
+        await keeper.run()
+    finally:
+        await provisioner.close()
+
+
+async def _reap(url: str, credentials: Credentials, prefix: str, processes: Processes, kill: Kill) -> None:
+    """End workers that were given up and do not come back."""
+    from shared.log.nats import jetstream
+    from shared.subjects import Subjects
+
+    subjects = Subjects(prefix)
+
+    async def connect() -> Log:
+        return await jetstream.connect(
+            url, credentials=credentials, subjects=subjects, name="dalsegno", timeout_s=_PROVISION_S
+        )
+
+    await lost_worker_reaper.reap(connect, subjects, platform.node(), processes, kill)
+
+
+def ready_files_of(options: ServeOptions, data: DataDir) -> list[ReadyFile]:
+    """The files that describe the deployment while it is ready.
+
+    Raises:
+        ClientError: such a file cannot be written.
+    """
+    files = [data.deployment_file, *([options.ready_file] if options.ready_file is not None else [])]
+    for file in files:
+        if not file.parent.is_dir():
+            raise ClientError(f"cannot write {file}: {file.parent} is no folder", code="ready_file")
+    return list(map(ReadyFile, files))

@@ -1,0 +1,40 @@
+"""`dalsegno serve`: the command."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dalsegno.config import options
+
+
+@click.command()
+@click.argument("model")
+@options.of_serve
+@click.option(
+    "--ready-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Receives addresses, NATS credentials and process ids as JSON once the deployment is ready.",
+)
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Receives a timeline of all processes, for ui.perfetto.dev, after they have ended.",
+)
+def serve(model: str, ready_file: Path | None, profile: Path | None, **flags: Any) -> None:
+    """Serve MODEL on this machine, with every process it needs, supervised.
+
+    MODEL is a name in configs/ (try `demo`), a YAML file, or a folder with a Hugging Face checkpoint.
+    """
+    from dalsegno.exit_status import EX_CONFIG
+    from dalsegno.serve import assembly
+    from dalsegno.serve.options import ServeOptions
+    from dalsegno.serve.supervisor import RefusedError
+
+    settings = options.settings_in(flags)
+    try:
+        assembly.serve(ServeOptions(model=model, settings=settings, ready_file=ready_file, profile=profile))
+    except RefusedError as error:
+        click.echo(f"Error: {error.message}", err=True)
+        sys.exit(EX_CONFIG)

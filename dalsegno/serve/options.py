@@ -1,0 +1,24 @@
+"""Arguments of `dalsegno serve`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalsegno.config.layers import Setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What `dalsegno serve` is told.
+
+    Attributes:
+        model: a name in `configs/`, a YAML file, or a checkpoint folder.
+        settings: configuration keys set by flags.
+        ready_file: receives a `Deployment` as JSON once all is ready.
+        profile: receives the timeline of all processes when they have ended (`dalsegno.serve.profile`).
+    """
+
+    model: str
+    settings: Sequence[Setting]
+    ready_file: Path | None
+    profile: Path | None = None

@@ -1,0 +1,65 @@
+import ast
+import json
+import shlex
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from dalsegno.config.address import Listen
+from dalsegno.serve import ready_message as module
+
+
+def welcome(model: str, listen: Listen, data_dir: Path, seconds: float) -> str:
+    return module.welcome(model, [listen], data_dir, seconds, outputs=("text",), voices=(), durability="host")
+
+
+def test_what_is_shown_names_the_address_the_model_and_the_data_dir() -> None:
+    shown = welcome("demo", Listen(host="0.0.0.0", port=9000), Path("/data"), seconds=5.02)
+    assert "Dal Segno serves demo at http://127.0.0.1:9000 (ready after 5.0 s)" in shown
+    assert 'ask "What does len do?" --url http://127.0.0.1:9000\n' in shown
+    assert 'base_url="http://127.0.0.1:9000/v1"' in shown
+    assert "Data dir: /data\n" in shown
+    assert "Durability: host; what is acked survives the end of the machine under the NATS server." in shown
+
+
+def test_what_is_shown_can_be_pasted_whatever_the_model_is_called() -> None:
+    name = 'it\'s "größer" 😀'
+    shown = welcome(name, Listen(host="127.0.0.1", port=8000), Path("/data"), seconds=5).splitlines()
+    [curl] = [shlex.split(line) for line in shown if line.startswith("  curl ")]
+    begin = shown.index("  from openai import OpenAI")
+    program = ast.parse(textwrap.dedent("\n".join(shown[begin : begin + 4])))
+
+    assert curl[:4] == ["curl", "-N", "http://127.0.0.1:8000/v1/chat/completions", "-d"]
+    assert json.loads(curl[4])["model"] == name
+    assert name in {node.value for node in ast.walk(program) if isinstance(node, ast.Constant)}
+
+
+def test_at_the_usual_port_ask_needs_no_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = welcome("demo", Listen(host="127.0.0.1", port=8000), Path("/data"), seconds=5)
+    assert "--url" not in shown
+
+
+def test_a_model_that_speaks_is_let_speak() -> None:
+    listen = Listen(host="127.0.0.1", port=8000)
+    shown = module.welcome(
+        "orpheus",
+        [listen, Listen(host="127.0.0.1", port=8001)],
+        Path("/data"),
+        5.0,
+        outputs=("audio",),
+        voices=("tara", "leah"),
+        durability="process",
+    )
+    [curl] = [shlex.split(line) for line in shown.splitlines() if line.startswith("  curl ")]
+    _, _, program = shown.partition("  from openai")
+    code = ast.parse(textwrap.dedent(f"  from openai{program.partition('Its other')[0]}"))
+    assert "Its other gateways: http://127.0.0.1:8001\nData dir" in shown
+
+    assert curl[:5] == ["curl", "http://127.0.0.1:8000/v1/audio/speech", "-o", "speech.wav", "-d"]
+    asked = json.loads(curl[5])
+    assert (asked["model"], asked["voice"], asked["response_format"]) == ("orpheus", "tara", "wav")
+    assert {"orpheus", "tara", "wav", asked["input"]} <= {
+        node.value for node in ast.walk(code) if isinstance(node, ast.Constant)
+    }
+    assert "ask" not in shown.split()
