@@ -1,6 +1,6 @@
 """Answers under way while a prompt of 4096 tokens arrives: do their tokens stall, and what does it pay?
 
-With a pace (`stretch`), and without: prompts then take all that a step has room for. What is measured is the
+With a pace (`decode_slowdown_limit`), and without: prompts then take all that a step has room for. What is measured is the
 time between two tokens of each answer, from the first one to the last, the prompt in their midst.
 """
 
@@ -36,7 +36,7 @@ def measure() -> list[Figure]:
     rounds: dict[str, list[_Round]] = {"with a pace": [], "without": []}
     for number in range(ROUNDS):
         for name, found in rounds.items():
-            how: dict[str, Any] = {} if name == "with a pace" else {"stretch": None}
+            how: dict[str, Any] = {} if name == "with a pace" else {"decode_slowdown_limit": None}
             served = engine(model, tokens=LONG + 64 * 1024, prefix_cache=False, **how)
             found.append(_round(served, number))
     figures: list[Figure] = []

@@ -51,9 +51,11 @@ def node(*, layers: int = LAYERS, seed: int = 0, positions: int = 8192, quiet_fr
     return use_cpu_kernels(stock, threads=kernel_threads(stock.parameters, cores()))
 
 
-def engine(of: Any, *, tokens: int, max_rows: int = 32, **how: Any) -> KVEngine:
+def engine(of: Any, *, tokens: int, max_sequences: int = 32, **how: Any) -> KVEngine:
     """An engine over `of`, with room for so many tokens."""
-    return KVEngine(of, num_blocks=tokens // 16, block_size=16, max_step_tokens=512, max_rows=max_rows, **how)
+    return KVEngine(
+        of, num_blocks=tokens // 16, block_size=16, max_step_tokens=512, max_sequences=max_sequences, **how
+    )
 
 
 def prompt(seed: int, length: int) -> list[int]:

@@ -39,7 +39,7 @@ def measure() -> list[Figure]:
             for _ in range(STEPS):
                 step()
             rates.append(STEPS / (time.perf_counter() - begun_s))
-            preempted += scheduler.counts.preempted
+            preempted += scheduler.counters.preemptions
         note = f"{preempted} preempted" if preempted else ""
         figures.append(spread(f"{RUNNING} running, {name}", rates, "/s", note))
     return figures
@@ -65,7 +65,7 @@ def _crowded() -> _Made:
 
 def _made(*, blocks: int, max_tokens: Callable[[int], int], shared: int = _SHARED) -> _Made:
     scheduler = Scheduler(
-        BlockManager(blocks, _BLOCK), max_rows=RUNNING, max_step_tokens=4096, max_positions=16_384
+        BlockManager(blocks, _BLOCK), max_sequences=RUNNING, max_step_tokens=4096, max_positions=16_384
     )
     numbers = count()
 

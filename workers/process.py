@@ -109,12 +109,12 @@ async def run(options: WorkerOptions) -> None:
     """
     engine_settings = settings.of(options.config)
     subjects = Subjects(options.prefix)
-    pulse = Heartbeat(
+    heartbeat = Heartbeat(
         subjects.beat("worker", str(options.rank)),
         lambda: heartbeat_connection.open_line(
             options.nats_url,
             credentials=options.credentials,
-            name=f"worker {options.rank} beats",
+            name=f"worker {options.rank} heartbeat",
             timeout_s=jetstream.ROLE_PATIENCE_S,
         ),
     )
@@ -129,16 +129,20 @@ async def run(options: WorkerOptions) -> None:
     )
     try:
         if options.rank in options.config.leaders:
-            await _work(options, engine_settings, log, subjects, pulse)
+            await _work(options, engine_settings, log, subjects, heartbeat)
         else:
-            await live(_follower(options, engine_settings, log, subjects), pulse)
+            await live(_follower(options, engine_settings, log, subjects), heartbeat)
     finally:
         log.on_change = None
         await log.close()
 
 
 async def _work(
-    options: WorkerOptions, engine_settings: EngineSettings, log: Log, subjects: Subjects, pulse: Heartbeat
+    options: WorkerOptions,
+    engine_settings: EngineSettings,
+    log: Log,
+    subjects: Subjects,
+    heartbeat: Heartbeat,
 ) -> None:
     """Run what the rank is told to, with a store for its tensors."""
     config, rank = options.config, Rank(options.rank)
@@ -147,7 +151,7 @@ async def _work(
         is_shared = len(config.copy_of(rank)) > 1
         gather = partial(group.gather, log, subjects, config, rank) if is_shared else None
         model = LocalModel(config, engine_settings, rank, store.allocate, gather)
-        await live(Worker(log, subjects, config, rank, model, store), pulse)
+        await live(Worker(log, subjects, config, rank, model, store), heartbeat)
     finally:
         await store.close()
 
@@ -173,10 +177,10 @@ class _Living(Protocol):
     def vital_signs(self) -> Mapping[str, Any]: ...
 
 
-async def live(worker: _Living, pulse: Heartbeat) -> None:
+async def live(worker: _Living, heartbeat: Heartbeat) -> None:
     """Work until cancelled, and be heard as long."""
     async with asyncio.TaskGroup() as tasks:
-        beating = tasks.create_task(pulse.run(worker.vital_signs), name="beats")
+        beating = tasks.create_task(heartbeat.run(worker.vital_signs), name="heartbeat")
         try:
             await worker.run()
         finally:
@@ -462,12 +466,12 @@ class Worker:
                     chunks=self._counts.chunks,
                 ),
                 prefix=PrefixMeters(
-                    asked=counters.cache.asked,
-                    hit=counters.cache.hit,
-                    kept=counters.kv_kept,
-                    preempted=counters.cache.preempted,
-                    guessed=counters.cache.guessed,
-                    stood=counters.cache.stood,
+                    asked=counters.cache.queries,
+                    hit=counters.cache.hits,
+                    kept=counters.kv_evictable,
+                    preempted=counters.cache.preemptions,
+                    guessed=counters.cache.drafted,
+                    stood=counters.cache.accepted,
                 ),
             ),
         }

@@ -42,7 +42,7 @@ from workers.data_plane.port import Array
 from workers.generation.engine_client import EngineClient
 from workers.kv_engine.counters import EngineStats
 from workers.loading.model import Loaded
-from workers.stateless_engine.firing import Fired, Firing
+from workers.stateless_engine.firing import Firing, FiringResult
 from workers.stateless_engine.thread import StatelessThread
 
 Floats = npt.NDArray[np.float32]
@@ -186,7 +186,7 @@ class Arithmetic:
     def max_batch(self) -> Mapping[str, int]:
         return dict.fromkeys(self.nodes, 4)
 
-    def run(self, node: str, firings: Sequence[Firing]) -> list[Fired | DalSegnoError]:
+    def run(self, node: str, firings: Sequence[Firing]) -> list[FiringResult | DalSegnoError]:
         if (gate := self.gates.get(node)) is not None:
             gate.wait(20)
         self.fired.setdefault(node, []).extend(firings)
@@ -194,27 +194,27 @@ class Arithmetic:
             return [WorkerError(f"{node} failed", code="node_failed") for _ in firings]
         return [self._run(node, firing) for firing in firings]
 
-    def _run(self, node: str, firing: Firing) -> Fired:
+    def _run(self, node: str, firing: Firing) -> FiringResult:
         given = {name: floats(value) for name, value in firing.inputs.items()}
         match node:
             case "left":
-                return Fired(outputs={"half": array(given["x"] / 2)}, facts={"left": 1})
+                return FiringResult(outputs={"half": array(given["x"] / 2)}, facts={"left": 1})
             case "right":
-                return Fired(outputs={"twice": array(given["x"] * 2)}, facts={"right": 1})
+                return FiringResult(outputs={"twice": array(given["x"] * 2)}, facts={"right": 1})
             case "join":
-                return Fired(outputs={"joined": array(given["half"] + given["twice"])})
+                return FiringResult(outputs={"joined": array(given["half"] + given["twice"])})
             case "pull":
-                return Fired(outputs={"down": array(given["state"] - 1)})
+                return FiringResult(outputs={"down": array(given["state"] - 1)})
             case "push":
-                return Fired(outputs={"up": array(given["state"] + given["by"])})
+                return FiringResult(outputs={"up": array(given["state"] + given["by"])})
             case "mix":
                 state = given["down"] + given["up"]
                 stops = ("refine",) if state[0] > firing.args.get("until", 1e30) else ()
-                return Fired(outputs={"state": array(state), "frame": array(state[:2])}, stops=stops)
+                return FiringResult(outputs={"state": array(state), "frame": array(state[:2])}, stops=stops)
             case "counter":
                 number = given["number"] + 1
                 wide = np.full(firing.args.get("width", 1), number[0])
-                return Fired(outputs={"number": array(number), "numbers": array(wide)})
+                return FiringResult(outputs={"number": array(number), "numbers": array(wide)})
             case _:
                 chunk = firing.chunk
                 assert chunk is not None
@@ -222,7 +222,7 @@ class Arithmetic:
                 told = [chunk.number, chunk.fresh, chunk.last, items.sum(), items.shape[0]]
                 is_enough = chunk.number + 1 == firing.args.get("enough")
                 stops = (node.removeprefix("take_"),) if is_enough else ()
-                return Fired(outputs={"sum": array(told)}, stops=stops)
+                return FiringResult(outputs={"sum": array(told)}, stops=stops)
 
 
 class MeshProcessing:

@@ -25,8 +25,9 @@ import msgspec
 import numpy as np
 
 from models.base import Guiding, Processing
+from models.sequence_request import PoolingParams, SequenceFacts, SequenceRequest
 from shared.errors import BugError, Divergence
-from shared.events import Guide, NodeReady, SequenceHandover, TokenLogprobs, WalkCall
+from shared.events import Guide, NodeReady, SequenceHandover, TokenLogprobs
 from shared.tensors import Handle, inline_ids, read_ids
 from shared.walks import Firing
 from workers.data_plane.port import Array, TensorStore
@@ -39,7 +40,7 @@ from workers.generation.engine_client import EngineClient
 from workers.generation.generated_text import STOP, GeneratedText
 from workers.generation.output_chunks import OutputStream
 from workers.generation.pooled_output import array_chunks, released_array
-from workers.generation.prompt_echo import ScoredEcho, pieces
+from workers.generation.prompt_echo import ScoredEcho, echo_pieces
 from workers.generation.sequence_handle import HandoverHandle, SequenceHandle
 from workers.kv_engine.outputs import TokenScore
 from workers.kv_engine.sequence_spec import KvExport, Pooling, PoolingMode, Sampling, SequenceSpec
@@ -106,6 +107,7 @@ class KvNodes:
         self._arrived: dict[str, _Arrived] = {}
         self._limits: dict[str, list[int]] = {}
         self._guides: dict[str, CompiledGuide] = {}
+        self._requests: dict[str, SequenceRequest] = {}
 
     def arrive(self, node: str, rank: int, state: SequenceHandover) -> None:
         """Take over a row that `rank` began."""
@@ -134,11 +136,15 @@ class KvNodes:
         await (row.began if goes_on else row.ended)
         facts: dict[str, Any] = {}
         if not goes_on and not is_moving:
-            facts = {"completion_tokens": row.answer.tokens, "finish_reason": row.answer.finish_reason}
-            args = self._ready.walks[self._placed.begins(node.name)].args
-            if "warm" in args:
-                facts["cached_tokens"] = row.cached_tokens
-            if "pooling" in args:
+            request, finish_reason = self._requests[node.name], row.generated.finish_reason
+            assert finish_reason is not None, "an answer that has ended has a finish reason"
+            ended = SequenceFacts(
+                completion_tokens=row.generated.tokens,
+                finish_reason=finish_reason,
+                cached_tokens=row.cached_tokens if request.warm else msgspec.UNSET,
+            )
+            facts = msgspec.to_builtins(ended)
+            if request.pooling is not None:
                 self._put_out_vector(node.name, row)
         outputs: dict[str, Handle] = {}
         if TOKEN in node.outputs:
@@ -165,20 +171,21 @@ class KvNodes:
                 "to begin one"
             )
         prompt_ids = read_ids(await self._tensors.inline(prompt))
-        if "guide" in call.args:
-            self._guides[node] = await self._compiled(call.args["guide"])
+        request = self._requests[node] = SequenceRequest.of(call)
+        if request.guide is not None:
+            self._guides[node] = await self._compiled(request.guide)
         # Outside of a loop a node puts out one token, or none.
         at_least = 1 if TOKEN in self._placed.walks[begins].nodes[node].outputs else 0
         max_tokens = max(self._loop_limits(node), default=at_least)
-        answer = GeneratedText.asked(self._processing, call.args, max_tokens)
+        answer = GeneratedText.for_request(self._processing, request, max_tokens)
         if self._placed.moves(node) and self._placed.goes_on_at(place, node) not in (None, self._placed.rank):
-            return self._begin_moving(node, call, prompt_ids, answer, max_tokens, key)
-        return await self._begin_here(node, call, prompt_ids, answer, max_tokens, is_new=place == begins)
+            return self._begin_moving(node, request, prompt_ids, answer, max_tokens, key)
+        return await self._begin_here(node, request, prompt_ids, answer, max_tokens, is_new=place == begins)
 
     async def _begin_here(
         self,
         node: str,
-        call: WalkCall,
+        request: SequenceRequest,
         prompt_ids: list[int],
         answer: GeneratedText,
         max_tokens: int,
@@ -186,7 +193,7 @@ class KvNodes:
         is_new: bool,
     ) -> SequenceHandle:
         arrived, recalled = self._arrived.pop(node, None), self._recalled_of(node)
-        echo = self._echo(node, call.args, prompt_ids, answer)
+        echo = self._echo(node, request, prompt_ids, answer)
         is_read = node in self._placed.tracks
         output = self._tracks.of(node) if is_read else None
         on_item = self._on_item(node)
@@ -195,10 +202,10 @@ class KvNodes:
             recalled.replay(answer)
             row.resume(recalled.prefix_ids[-1])
             self._stream_again(recalled.prefix_ids, answer, on_item)
-        elif "pooling" in call.args and (known := released_array(recalled.released, len(prompt_ids))):
+        elif request.pooling is not None and (known := released_array(recalled.released, len(prompt_ids))):
             row.vector = known
             row.end()
-        elif max_tokens == 0 and echo is None and not {"pooling", "warm"} & call.args.keys():
+        elif max_tokens == 0 and echo is None and request.pooling is None and not request.warm:
             row.end()
         token_ids: list[int] = []
         if arrived is not None:
@@ -208,7 +215,7 @@ class KvNodes:
             raise BugError(f"the row of node {node!r} was begun on another rank and did not come from there")
         if row.ended.done():
             return row
-        spec = self._spec(node, call, prompt_ids, max_tokens, [*recalled.prefix_ids, *token_ids])
+        spec = self._spec(node, request, prompt_ids, max_tokens, [*recalled.prefix_ids, *token_ids])
         if arrived is None:
             spec = replace(spec, scores_prompt=echo is not None)
         else:
@@ -235,7 +242,7 @@ class KvNodes:
     def _begin_moving(
         self,
         node: str,
-        call: WalkCall,
+        request: SequenceRequest,
         prompt_ids: list[int],
         answer: GeneratedText,
         max_tokens: int,
@@ -249,56 +256,57 @@ class KvNodes:
             row.resume(recalled.prefix_ids[-1])
         if row.ended.done():
             return row
-        wants_scores = "echo" in call.args and call.args.get("logprobs") is not None
+        wants_scores = request.echo is not None and request.logprobs is not None
         generated = len(recalled.prefix_ids)
-        spec = self._spec(node, call, prompt_ids, min(max_tokens, generated + 1), [*recalled.prefix_ids])
+        spec = self._spec(node, request, prompt_ids, min(max_tokens, generated + 1), [*recalled.prefix_ids])
         export = KvExport(key=f"{key}/kv", scope=self._tensors.open_scope())
         scored = wants_scores and not generated and len(prompt_ids) > 1
         self._engine_rows.submit(replace(spec, export=export, scores_prompt=scored), row)
         return row
 
     def _spec(
-        self, node: str, call: WalkCall, prompt_ids: list[int], max_tokens: int, prefix_ids: list[int]
+        self,
+        node: str,
+        request: SequenceRequest,
+        prompt_ids: list[int],
+        max_tokens: int,
+        prefix_ids: list[int],
     ) -> SequenceSpec:
-        args = call.args
         return SequenceSpec(
             key=self._name(node),
             prompt_ids=prompt_ids,
             prefix_ids=prefix_ids,
             max_tokens=max_tokens,
             eos_ids=frozenset(self._processing.eos_ids),
-            ignore_eos=bool(args.get("ignore_eos", False)),
-            stop_token_ids=frozenset(args.get("stop_token_ids", ())),
-            sampling=Sampling(
-                **args.get("sampling", {}), seed=self._ready.seed, sample_index=args.get("choice", 0)
-            ),
+            ignore_eos=bool(request.ignore_eos),
+            stop_token_ids=frozenset(request.stop_token_ids),
+            sampling=_sampling(request, seed=self._ready.seed),
             guide=self._guides.get(node),
-            exhausts_guide=bool(args.get("exhausts_guide", False)),
-            logprobs=args.get("logprobs"),
-            pooling=_pooling(args),
-            keeps_prompt=bool(args.get("warm", False)),
+            exhausts_guide=request.exhausts_guide,
+            logprobs=request.logprobs,
+            pooling=_pooling(request.pooling),
+            caches_prompt=request.warm,
             priority=self._ready.priority,
             deadline_ns=self._ready.deadline_ns,
             tenant=self._ready.tenant,
         )
 
-    async def _compiled(self, asked: object) -> "CompiledGuide":
+    async def _compiled(self, guide: Guide) -> "CompiledGuide":
         """A guide, compiled beside the event loop where it is not known here yet."""
         if not isinstance(self._processing, Guiding):
             raise BugError("the plan hands on a guide, but the family's processing cannot compile any")
-        guide = msgspec.convert(asked, Guide)
         return await asyncio.to_thread(self._processing.compiled, guide)
 
     def _echo(
-        self, node: str, args: Mapping[str, Any], prompt_ids: list[int], answer: GeneratedText
+        self, node: str, request: SequenceRequest, prompt_ids: list[int], answer: GeneratedText
     ) -> ScoredEcho | None:
         """Put out the prompt where that is wanted; what of it has to wait for its scores."""
-        if "echo" not in args:
+        if request.echo is None:
             return None
-        top = args.get("logprobs")
+        top = request.logprobs
         waiting = [
             piece
-            for piece in pieces(prompt_ids, args["echo"], top)
+            for piece in echo_pieces(prompt_ids, request.echo, top)
             if not self._tracks.was_released(node, piece.content)
         ]
         if waiting and self._recalled_of(node).prefix_ids:
@@ -340,7 +348,7 @@ class KvNodes:
         """Fold what another rank generated, and put it out."""
         state = arrived.state
         if state.prompt_scores is not None and row.echo is not None:
-            row.put_echo(scores_of(await self._tensors.read(state.prompt_scores)))
+            row.push_prompt_scores(scores_of(await self._tensors.read(state.prompt_scores)))
             self._tensors.check([state.prompt_scores])
         told: Sequence[TokenLogprobs | None] = state.logprobs or [None] * len(state.token_ids)
         for token_id, logprobs in zip(state.token_ids, told, strict=True):
@@ -396,9 +404,17 @@ class KvNodes:
 _NOTHING: Final = RecoveredTrack()
 
 
-def _pooling(args: Mapping[str, Any]) -> Pooling | None:
-    asked = args.get("pooling")
-    return None if asked is None else Pooling(**{**asked, "mode": PoolingMode(asked["mode"])})
+def _sampling(request: SequenceRequest, *, seed: int) -> Sampling:
+    given = msgspec.to_builtins(request.sampling) if request.sampling is not None else {}
+    return Sampling(**given, seed=seed, sample_index=request.choice)
+
+
+def _pooling(params: PoolingParams | None) -> Pooling | None:
+    if params is None:
+        return None
+    return Pooling(
+        mode=PoolingMode(params.mode), normalize=bool(params.normalize), dimensions=params.dimensions
+    )
 
 
 def scores_array(scores: Sequence[TokenScore]) -> Array:

@@ -29,7 +29,7 @@ from workers.execution.node_result import NodeResult
 from workers.execution.step_placement import GraphOutputs, StepPlacement
 from workers.execution.step_streams import StepStreams
 from workers.generation.engine_client import EngineClient
-from workers.stateless_engine.firing import Fired
+from workers.stateless_engine.firing import FiringResult
 
 
 class StatelessPort(Protocol):
@@ -44,7 +44,7 @@ class StatelessPort(Protocol):
         seed: int,
         path: tuple[int, ...],
         chunk: ChunkOf | None,
-    ) -> Fired: ...
+    ) -> FiringResult: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

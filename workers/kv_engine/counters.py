@@ -1,23 +1,20 @@
-"""What the engine reports beside tokens: its counters, and steps that failed. No torch."""
+"""Counters and statistics of the engine. Imports no torch."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
-from shared.errors import DalSegnoError, WorkerError
 from shared.telemetry.histogram import ROWS, SECONDS, Histogram
-from workers.kv_engine.outputs import Output
 
 
 @dataclass(slots=True)
 class WorkCounters:
-    """What the engine has done since it was made; what the fields mean is in `shared.meters`.
+    """Work done since the engine was made; `shared.meters.WorkerMeters` describes the metrics made of it.
 
-    Counted in the engine's thread and read beside it: between two reads one of them may be a step ahead.
+    The engine thread writes the fields while other threads read them: a reader may see one field a step ahead of
+    another.
 
     Attributes:
-        ahead: steps that were launched before the one before was read; `discarded_tokens`, tokens they came to of
-            sequences that were gone by then, or held. Not in the meters.
+        ahead: steps that were launched before the previous step was read. Not in the meters.
+        discarded_tokens: tokens of such steps for sequences that had ended, or were held. Not in the meters.
     """
 
     sequences: int = 0
@@ -28,22 +25,24 @@ class WorkCounters:
     batch_rows: Histogram = field(default_factory=lambda: Histogram.over(ROWS))
     step_s: Histogram = field(default_factory=lambda: Histogram.over(SECONDS))
 
-    def count_step(self, *, rows: int, computed: int, sampled: int, took_s: float) -> None:
-        """A step has come to its end."""
+    def count_step(self, *, sequences: int, computed: int, sampled: int, took_s: float) -> None:
+        """Add one finished step."""
         self.computed_tokens += computed
         self.sampled_tokens += sampled
-        self.batch_rows.observe(rows)
+        self.batch_rows.observe(sequences)
         self.step_s.observe(took_s)
 
 
 @dataclass(slots=True)
 class CacheCounters:
-    """What cache and guesses have saved, and what had to be given up, since the engine was made.
+    """Computation saved by the prefix cache and by drafts, and lost by preemption, since the engine was made.
 
     Attributes:
-        asked: tokens of sequences that were let in; `hit`, those that were cached.
-        preempted: how often a sequence had to give its blocks back.
-        guessed: tokens that were guessed; `stood`, those that were what the model said.
+        queries: tokens of admitted sequences, all of which were looked up in the prefix cache.
+        hits: those of them that were cached.
+        preemptions: how often a sequence had to give its blocks back.
+        drafted: drafted tokens.
+        accepted: those of them that the model sampled, too.
     """
 
     queries: int = 0
@@ -55,10 +54,17 @@ class CacheCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """The engine as it is now. `kv_used`, `kv_evictable` and `kv_total` count tokens, whole blocks of them.
+    """The current state of an engine.
 
-    `kv_evictable` are cached and in nobody's use: room for whoever needs it. `held` are of those that run. `work`
-    and `cache` are the living objects, not copies. `kernels` is who computes the layers (`Node.kernels`).
+    Attributes:
+        kernels: the implementation that computes the layers (`workers.kv_engine.node.Backbone.kernels`).
+        forwards: launched forwards.
+        running, waiting: sequences that are admitted, and that wait for admission.
+        held: running sequences that are held.
+        kv_used: tokens in blocks that sequences use; the `kv_` fields count whole blocks.
+        kv_evictable: tokens in blocks that are cached but unused, and can be allocated.
+        kv_total: tokens in all blocks.
+        cache, work: the engine's own counters, not copies.
     """
 
     kernels: str = ""
@@ -71,35 +77,3 @@ class EngineStats:
     kv_total: int = 0
     cache: CacheCounters = field(default_factory=CacheCounters)
     work: WorkCounters = field(default_factory=WorkCounters)
-
-
-class StepFailedError(WorkerError):
-    """A step failed for some sequences. They are gone from the engine, which goes on with the rest.
-
-    Attributes:
-        keys: the sequences that failed of what this error says.
-        others: those that failed of something of their own.
-        outputs: what came of those in the same step that did not.
-    """
-
-    code = "step_failed"
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        keys: Sequence[str],
-        outputs: Sequence[Output] = (),
-        others: Mapping[str, DalSegnoError] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.keys: Final = tuple(keys)
-        self.others: Final = dict(others or {})
-        self.outputs: Final = list(outputs)
-
-
-def as_dalsegno_error(error: Exception) -> DalSegnoError:
-    """An error as the one sequence is told that failed of it."""
-    if isinstance(error, DalSegnoError):
-        return error
-    return WorkerError(f"{type(error).__name__}: {error}", code=StepFailedError.code)

@@ -23,7 +23,8 @@ from workers.kv_engine.attention.paged import ATTENTION
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.cache.blocks import BlockManager
 from workers.kv_engine.cache.pages import TURN_S
-from workers.kv_engine.counters import EngineStats, StepFailedError, WorkCounters, as_dalsegno_error
+from workers.kv_engine.counters import EngineStats, WorkCounters
+from workers.kv_engine.failures import StepFailedError, as_dalsegno_error
 from workers.kv_engine.gpu.cuda_graphs import GraphCapture
 from workers.kv_engine.gpu.run_ahead import plan_step_ahead
 from workers.kv_engine.guide_state import GuideState
@@ -101,7 +102,9 @@ class KVEngine:
             max_step_tokens=max_step_tokens,
             max_positions=node.max_positions,
             prefix_cache=prefix_cache,
-            prefill_budget=PrefillBudget(decode_slowdown_limit=decode_slowdown_limit, min_tokens=block_size) if decode_slowdown_limit is not None else None,
+            prefill_budget=PrefillBudget(decode_slowdown_limit=decode_slowdown_limit, min_tokens=block_size)
+            if decode_slowdown_limit is not None
+            else None,
         )
         self._sequences: dict[str, Sequence] = {}
         self._proposer = proposer
@@ -271,7 +274,7 @@ class KVEngine:
             self._scheduler.prefill_budget.observe(decodes=decodes, prefill_tokens=prompts, took_s=took_s)
         tokens = self._settle(spans, step.tokens_of(spans, ran))
         self._work.count_step(
-            rows=len(spans), computed=computed, sampled=sum(map(len, tokens)), took_s=took_s
+            sequences=len(spans), computed=computed, sampled=sum(map(len, tokens)), took_s=took_s
         )
         self._scheduler.advance(spans)
         outputs = self._outputs(spans, tokens, ran, failures)

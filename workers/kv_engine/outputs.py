@@ -10,11 +10,11 @@ from workers.kv_engine.sequence_spec import FinishReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScore:
-    """What the model thought of a token.
+    """The log probability that the model gives a token.
 
     Attributes:
-        logprob: raw log-softmax of the logits, in float32, before temperature and filters.
-        top: the likeliest tokens in its place, with theirs; the likeliest first.
+        logprob: the log-softmax of the raw logits, in float32, before temperature and filters.
+        top: the likeliest token ids at the same position with their log probabilities, the likeliest first.
     """
 
     token_id: int
@@ -24,15 +24,17 @@ class TokenScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOutput:
-    """What a prompt came to: its tokens scored, or all of it pooled or kept.
+    """The result of (a part of) a prompt: token scores, an embedding, or cached keys and values.
 
     Attributes:
-        scores: they follow on those of earlier outputs; the prompt's second token comes first.
-        finish: the whole prompt is computed, and no answer was asked for; None while something follows.
-        step: the engine step that made them, from 1.
-        vector: with `finish`, where that was asked for, its embedding, (dimensions,) float32, or its states,
+        scores: of consecutive prompt tokens. The outputs of a sequence continue one another, from the prompt's
+            second token on.
+        finish: set when the whole prompt is computed and no answer was requested; None while more follows.
+        step: the number of the engine step that made it, from 1.
+        vector: with `finish`, the requested embedding, (dimensions,) float32, or the requested hidden states,
             (tokens, hidden) float32.
-        cached_tokens: with `finish`, of so many of its first tokens keys and values are kept now.
+        cached_tokens: with `finish` of a sequence that `caches_prompt`, how many of its first tokens are in the
+            prefix cache now.
     """
 
     key: str
@@ -45,14 +47,14 @@ class PromptOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOutput:
-    """One generated token.
+    """One generated token. An end-of-sequence token is an output, too.
 
     Attributes:
-        index: its position among the generated tokens, from 0, those of the prefix included.
-        finish: why it is the last one; None while more follow. An end-of-sequence token is put out too.
-        step: the engine step that made it, from 1.
-        score: what the model thought of it, where that was asked for.
-        kv: of the last one, the sequence's keys and values, where they were to be handed on.
+        index: its index among the generated tokens, from 0, the prefix included.
+        finish: the reason if it is the last token; None while more follow.
+        step: the number of the engine step that made it, from 1.
+        score: its log probability, if requested.
+        kv: with `finish`, the exported keys and values of the sequence, if requested.
     """
 
     key: str
@@ -65,4 +67,4 @@ class TokenOutput:
 
 
 Output: TypeAlias = PromptOutput | TokenOutput
-"""What a step led to. A sequence's prompt is scored before its first token is put out."""
+"""One result of a step. All prompt outputs of a sequence come before its first token output."""

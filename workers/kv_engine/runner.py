@@ -23,7 +23,7 @@ from shared.errors import ClientError, DalSegnoError
 from shared.telemetry.timeline import Laps
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.counters import as_dalsegno_error
+from workers.kv_engine.failures import as_dalsegno_error
 from workers.kv_engine.gpu.cuda_graphs import DecodeGraphs, GraphCapture
 from workers.kv_engine.node import Node
 from workers.kv_engine.outputs import TokenScore
@@ -109,12 +109,16 @@ class Runner:
         self._builder = builder
         self._followers = followers
         self._laps = laps
-        self._guides = GuideThread(max_sequences=max_sequences, vocab_size=node.vocab_size, device=node.device)
+        self._guides = GuideThread(
+            max_sequences=max_sequences, vocab_size=node.vocab_size, device=node.device
+        )
         self._node_key = node_key(node.name)
         self._arrivals = _Arrivals(max(max_sequences, max_step_tokens), node.device)
         self._graphs: DecodeGraphs | None = None
         if capture is not None and followers is None:
-            self._graphs = DecodeGraphs(node, pool, builder, capture, max_sequences=max_sequences, key=self._node_key)
+            self._graphs = DecodeGraphs(
+                node, pool, builder, capture, max_sequences=max_sequences, key=self._node_key
+            )
 
     def launch(self, spans: list[Span]) -> LaunchedStep:
         """Launch one forward; whatever was launched before has been read."""
@@ -171,7 +175,9 @@ class Runner:
                 lambda at: self._node.head(hidden, at), wanted.prompt_indices, wanted.prompt_ids, **sizes
             )
         if not step.logit_indices.numel():
-            return LaunchedStep(number=self.forwards, spans=spans, read=partial(_end_of, hidden, prompt_scores))
+            return LaunchedStep(
+                number=self.forwards, spans=spans, read=partial(_end_of, hidden, prompt_scores)
+            )
         if recorded is None:
             logits = self._node.head(hidden, step.logit_indices)
         is_changed = step.adjusted is not None or masks is not None

@@ -1,9 +1,8 @@
-"""A sequence: what one request asks of the engine, and how far it is.
+"""Live sequences and spans: the progress of each request in the engine. Imports no torch.
 
-Knows neither tensors nor the pool's bytes: token ids, counters, block numbers. A request that is
-resumed comes with the tokens an earlier attempt generated (`prefix_ids`); they continue the positions,
-count to `max_tokens`, and the draws of randomness go on behind them, so the answer goes on as if
-nothing had happened.
+A sequence holds token ids, counters and block numbers, but no tensors. A resumed request brings the tokens that
+an earlier attempt generated (`SequenceSpec.prefix_ids`). They continue the positions, count towards
+`max_tokens`, and the random draws continue after them, so the answer is the one without an interruption.
 """
 
 from dataclasses import dataclass, field
@@ -13,12 +12,12 @@ from workers.kv_engine.cache.prefix_cache import PrefixNode
 from workers.kv_engine.guide_state import GuideState
 from workers.kv_engine.sequence_spec import SequenceSpec
 
-_NONE: Final = range(0)
+_NO_POSITIONS: Final = range(0)
 
 
 @dataclass(slots=True)
 class DraftLength:
-    """How many tokens may be drafted for one sequence in a step: doubled when all were accepted, else halved.
+    """The number of tokens drafted for one sequence in a step: doubled when all were accepted, halved when not.
 
     Attributes:
         limit: the largest allowed number.
@@ -32,7 +31,7 @@ class DraftLength:
         self.current = self.limit
 
     def update(self, *, drafted: int, accepted: int) -> None:
-        """Adapt to a step that drafted so many tokens, of which so many were accepted."""
+        """Adapt to the outcome of one step."""
         if not drafted:
             return
         self.current = min(self.limit, self.current * 2) if accepted == drafted else max(1, self.current // 2)
@@ -40,21 +39,23 @@ class DraftLength:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A sequence in the engine: its spec, and how far it is.
+    """A sequence in the engine: its request and its progress.
 
     Attributes:
-        ids: prompt, prefix, and what was generated since.
-        computed: how many of `ids` have their keys and values in the pool, or bring them.
-        scored: how many of `ids` were computed at most: of a prompt that is scored or pooled, so far it is
-            told.
-        blocks: the pool's blocks it has, in order; `path`, those of them that the prefix cache has, too.
-        keeps: whether those that are full go into the prefix cache.
-        row: its place in the step's tables while it runs; `admissions`, how often it was given one.
-        arrival: its number among all that came.
-        draft_length: how many guesses it may have; None before the first.
-        guide_state: what it may choose, where it has a guide.
-        adjusts_logits: whether its spec does; `can_speculate`, whether it may.
-        held: it keeps row and blocks, and takes part in no step.
+        ids: the token ids of the prompt, of the prefix, and those generated since.
+        adjusts_logits, can_speculate: copies of the properties of `spec`, which are costly to compute.
+        draft_length: how many tokens may be drafted; None before the first draft.
+        guide_state: the tokens that its guide allows next; None without a guide.
+        computed: how many of `ids` have keys and values in the pool, or bring them.
+        reported: the highest `computed` so far. A preempted sequence is computed again, but the scores and
+            states of its prompt up to here were reported before.
+        blocks: its blocks in the pool, in the order of its tokens.
+        cached_path: those of its first blocks that are in the prefix cache.
+        is_cacheable: whether its full blocks are put into the prefix cache.
+        row: its row in the step's tables while it runs.
+        admissions: how often it was admitted; its row's tables are written again after each.
+        arrival: its number among all sequences that arrived.
+        held: it keeps its row and blocks, but takes part in no step.
     """
 
     spec: SequenceSpec
@@ -77,48 +78,47 @@ class Sequence:
         self.ids = [*self.spec.prompt_ids, *self.spec.prefix_ids]
         self.adjusts_logits = self.spec.adjusts_logits
         self.can_speculate = self.spec.can_speculate
-        self.computed = self.brought
+        self.computed = self.imported
 
     @property
     def imported(self) -> int:
-        """How many tokens it brings keys and values of."""
-        # The next token is sampled behind the last one, which is therefore always run.
+        """The number of tokens whose keys and values come with the request."""
+        # The last token is always computed here: the next token is sampled from its hidden state.
         return min(self.spec.kv.shape[2], len(self.ids) - 1) if self.spec.kv is not None else 0
 
     @property
     def needs_prompt_states(self) -> bool:
-        """Whether there are tokens of its prompt that are to be scored or pooled yet."""
+        """True if hidden states of prompt tokens are still needed, for scores or for pooling."""
         if self.spec.pooling is not None and self.spec.pooling.needs_all:
             return True
         return self.spec.scores_prompt and self.reported < len(self.spec.prompt_ids) - 1
 
     @property
     def pending(self) -> int:
-        """How many tokens must be computed before the next one can be sampled; 1 is a decode."""
+        """The number of tokens to compute before the next one can be sampled; 1 is a decode."""
         return len(self.ids) - self.computed
 
     @property
     def generated(self) -> int:
-        """How many tokens were generated, the prefix included: the index of the next draw."""
+        """The number of generated tokens, the prefix included. It is the index of the next random draw."""
         return len(self.ids) - len(self.spec.prompt_ids)
 
     @property
     def reserved_tokens(self) -> int:
-        """The most tokens it can ever come to."""
+        """The largest number of tokens that the sequence can ever have."""
         return len(self.spec.prompt_ids) + self.spec.max_tokens
 
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """`count` tokens of a sequence, from position `start` on, computed in one step.
+    """`count` consecutive tokens of a sequence, from position `start` on, that are computed in one step.
 
     Attributes:
-        told: how many tokens of the prompt were scored before.
-        guesses: how many of the tokens, the last ones, are guessed
-        (`workers.kv_engine.speculative.proposer`).
+        reported: `Sequence.reported` at the start of the step.
+        drafted: how many of the tokens, the last ones, are drafts (`workers.kv_engine.speculative`).
     """
 
-    # Not frozen: there is one for each row of a step, and what did not stand of its guesses is cut off.
+    # Not frozen: freezing is slow, one is made per sequence and step, and rejected drafts are cut off.
     sequence: Sequence
     start: int
     count: int
@@ -127,29 +127,30 @@ class Span:
 
     @property
     def is_decode(self) -> bool:
-        """Whether all it computes is its sequence's last token, and what is guessed behind that."""
-        return self.count == 1 + self.guesses
+        """True if the span is the last token of its sequence, and its drafts."""
+        return self.count == 1 + self.drafted
 
     @property
     def reaches_end(self) -> bool:
-        """Whether nothing of the sequence is left to compute behind it."""
+        """True if the span ends with the last token of its sequence."""
         return self.start + self.count == len(self.sequence.ids)
 
     @property
     def samples(self) -> bool:
-        """Whether the sequence's next token can be sampled behind it."""
+        """True if the next token of the sequence is sampled after the span."""
         return self.reaches_end and self.sequence.spec.max_tokens > 0
 
     @property
     def unreported(self) -> range:
-        """The positions of it that were not computed before."""
+        """The positions in the span that are computed for the first time."""
         end = self.start + self.count
-        return range(min(max(self.start, self.told), end), end)
+        return range(min(max(self.start, self.reported), end), end)
 
     @property
     def scored_positions(self) -> range:
-        """The positions behind each of which it is told what the model thought of the prompt's next token."""
+        """The positions whose logits give the score of the prompt's next token."""
         spec = self.sequence.spec
         if not spec.scores_prompt:
-            return _NONE
-        return range(max(self.start, self.told), min(self.start + self.count, len(spec.prompt_ids) - 1))
+            return _NO_POSITIONS
+        first = max(self.start, self.reported)
+        return range(first, min(self.start + self.count, len(spec.prompt_ids) - 1))

@@ -13,6 +13,7 @@ import msgspec
 
 from configs.deployment import ConfigError
 from models.base import Processing
+from models.sequence_request import PrepareRequest
 from shared.errors import ClientError
 from shared.events import Inputs, Params
 from shared.tensors import read_ids
@@ -46,7 +47,7 @@ async def warm(
             raise ConfigError(f"model_kwargs.warm[{place}]: {error.message}") from error
         key = f"warm.{place}"
         row = SequenceHandle(key, GeneratedText(processing.text_decoder(), max_tokens=0), None)
-        rows.submit(SequenceSpec(key=key, prompt_ids=ids, max_tokens=0, keeps_prompt=True), row)
+        rows.submit(SequenceSpec(key=key, prompt_ids=ids, max_tokens=0, caches_prompt=True), row)
         begun.append(row)
     for row in begun:
         await row.ended
@@ -58,5 +59,5 @@ async def warm(
 def _ids_of(processing: Processing, beginning: str | list[dict[str, Any]]) -> list[int]:
     """The tokens of a text as it stands, or of a chat as the template renders it."""
     inputs = Inputs(text=beginning, chat=False) if isinstance(beginning, str) else Inputs(messages=beginning)
-    args = {"inputs": msgspec.to_builtins(inputs), "params": msgspec.to_builtins(Params(warm=True))}
+    args = msgspec.to_builtins(PrepareRequest(inputs=inputs, params=Params(warm=True)))
     return read_ids(processing.run("prepare", "warm", {}, args).outputs["token_ids"])

@@ -42,9 +42,9 @@ def kernel_threads(parameters: int, cores: int) -> int:
     return cores if parameters >= _SHARED_OUT else 1
 
 
-def stateless_threads(cores: int, *, beside_kv: bool) -> int:
+def stateless_threads(cores: int, *, with_kv_node: bool) -> int:
     """The threads stateless nodes are computed with, in a process of their own or beside a KV node."""
-    return max(1, cores // 4) if beside_kv else max(1, cores - 1)
+    return max(1, cores // 4) if with_kv_node else max(1, cores - 1)
 
 
 def use_cpu_threads(threads: int) -> None:

@@ -21,7 +21,7 @@ class Firing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fired:
+class FiringResult:
     """What a firing came to: outputs by edge, facts for the plan, and loops that end with this iteration."""
 
     outputs: Mapping[str, Array]

@@ -21,7 +21,7 @@ from models.base import ChunkOf
 from shared.errors import BugError, CapacityError, DalSegnoError, WorkerError
 from shared.telemetry import timeline
 from workers.data_plane.port import Array
-from workers.stateless_engine.firing import Fired, Firing, StatelessStats
+from workers.stateless_engine.firing import Firing, FiringResult, StatelessStats
 from workers.stateless_engine.scheduler import MicroScheduler
 from workers.threads.mailbox import Mailbox
 
@@ -41,7 +41,7 @@ class Nodes(Protocol):
         """The nodes there are, and how many firings each takes together."""
         ...
 
-    def run(self, node: str, firings: Sequence[Firing]) -> list[Fired | DalSegnoError]:
+    def run(self, node: str, firings: Sequence[Firing]) -> list[FiringResult | DalSegnoError]:
         """What each firing came to; one that fails does not raise."""
         ...
 
@@ -49,7 +49,7 @@ class Nodes(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Order:
     firing: Firing
-    fired: "asyncio.Future[Fired]"
+    fired: "asyncio.Future[FiringResult]"
 
 
 class StatelessThread:
@@ -63,7 +63,7 @@ class StatelessThread:
         self._make_nodes = make_nodes
         self._inbox: Mailbox[_Order] = Mailbox(CAPACITY)
         self._room = asyncio.Semaphore(CAPACITY)
-        self._under_way: set[asyncio.Future[Fired]] = set()
+        self._under_way: set[asyncio.Future[FiringResult]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = Thread(target=self._run, name="stateless", daemon=True)
         self._ready: Future[Nodes] = Future()
@@ -105,7 +105,7 @@ class StatelessThread:
         seed: int,
         path: tuple[int, ...] = (),
         chunk: ChunkOf | None = None,
-    ) -> Fired:
+    ) -> FiringResult:
         """Fire a node once; a firing that is cancelled before its batch begins is not run.
 
         Raises:
@@ -119,7 +119,7 @@ class StatelessThread:
             raise BugError(f"node {node!r} is not a stateless node of this rank; it has {sorted(known)}")
         firing = Firing(node=node, inputs=inputs, args=args, seed=seed, path=path, chunk=chunk)
         async with self._room:
-            fired: asyncio.Future[Fired] = self._loop.create_future()
+            fired: asyncio.Future[FiringResult] = self._loop.create_future()
             # Cancelled ones stay in the mailbox until the thread looks into it, and take their place there.
             if not self._inbox.try_put(_Order(firing, fired)):
                 what = "is closed" if self._inbox.is_closed else f"has {CAPACITY} firings queued"
@@ -134,7 +134,7 @@ class StatelessThread:
         """Its counters: the living object, not a copy."""
         return self._stats
 
-    def _deliver(self, orders: Sequence[_Order], results: Sequence[Fired | DalSegnoError]) -> None:
+    def _deliver(self, orders: Sequence[_Order], results: Sequence[FiringResult | DalSegnoError]) -> None:
         for order, result in zip(orders, results, strict=True):
             if order.fired.done():
                 continue  # cancelled meanwhile

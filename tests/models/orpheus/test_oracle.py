@@ -28,7 +28,7 @@ def test_speeches_that_are_said_together_are_each_as_generate_says_them(penalty:
     asked = [prompt(*text) for text in TEXTS]
     answered = [(prompt_ids, *generate(prompt_ids, MAX_TOKENS, penalty=penalty)) for prompt_ids in asked]
     clear = [(prompt_ids, answer) for prompt_ids, answer, margin in answered if margin > 1e-4]
-    engine = KVEngine(node, num_blocks=128, block_size=8, max_step_tokens=9, max_rows=4)
+    engine = KVEngine(node, num_blocks=128, block_size=8, max_step_tokens=9, max_sequences=4)
 
     found = run(
         engine,

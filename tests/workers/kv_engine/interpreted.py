@@ -144,17 +144,19 @@ def replays() -> dict[str, Any]:
     ]
 
     def answers(node: Any, capture: SameLaunches | None) -> dict[str, list[int]]:
-        engine = KVEngine(node, num_blocks=32, block_size=4, max_step_tokens=16, max_sequences=2, capture=capture)
+        engine = KVEngine(
+            node, num_blocks=32, block_size=4, max_step_tokens=16, max_sequences=2, capture=capture
+        )
         return {key: ids(outputs) for key, outputs in run(engine, specs, every=2).items()}
 
     found: dict[str, Any] = {"expected": answers(node, None)}
     with ExitStack() as stack:
         stack.enter_context(_as_on_a_gpu(recorder.watched(attend)))
-        for name in ("add_norm", "rotated", "gated"):
+        for name in ("add_rms_norm", "rotate_and_store", "silu_and_mul"):
             watched = recorder.watched(getattr(decoder, name))
             stack.enter_context(patch.object(decoder, name, watched))
         found["modules"] = answers(node, recorder)
-        found["kernels"] = answers(decoder.fused(node), recorder)
+        found["kernels"] = answers(decoder.fuse(node), recorder)
     return {**found, "replays": recorder.replays}
 
 
@@ -165,7 +167,7 @@ def decoders() -> dict[str, float]:
     from workers.kv_engine import selfcheck  # noqa: PLC0415
     from workers.kv_engine.attention import paged  # noqa: PLC0415
     from workers.kv_engine.attention.triton import attend  # noqa: PLC0415 - only where it is interpreted
-    from workers.kv_engine.gpu.decoder import fused  # noqa: PLC0415 - only where it is interpreted
+    from workers.kv_engine.gpu.decoder import fuse  # noqa: PLC0415 - only where it is interpreted
 
     found: dict[str, float] = {}
     for name, family in DECODERS.items():
@@ -173,7 +175,7 @@ def decoders() -> dict[str, float]:
         node.use_attention(paged.ATTENTION)
         ids = [(7919 * (place + 1)) % node.vocab_size for place in range(selfcheck._CUTS[-1])]
         with torch.inference_mode(), _as_on_a_gpu(attend):
-            by_kernels = fused(node)
+            by_kernels = fuse(node)
             assert by_kernels is not node
             expected = by_kernels.reference(torch.tensor(ids))
             error = (selfcheck._paged_logits(by_kernels, ids) - expected).abs().max() / expected.std()

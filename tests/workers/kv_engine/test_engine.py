@@ -9,8 +9,8 @@ import torch
 from models.decoder_lm.nodes import DecoderLM
 from shared.errors import BugError, ClientError
 from tests.workers.kv_engine.oracle import ids, prompts, run, tokens
-from workers.kv_engine.counters import StepFailedError
 from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.failures import StepFailedError
 from workers.kv_engine.outputs import Output
 from workers.kv_engine.sequence_spec import FinishReason, Sampling, SequenceSpec
 
@@ -53,7 +53,8 @@ def test_a_random_request_draws_the_same_alone_and_among_31_others(
 
     alone = run(engine(qwen3), [mine])
     among = run(
-        engine(qwen3, num_blocks=300, max_sequences=32, max_step_tokens=64), [*others[:15], mine, *others[15:]]
+        engine(qwen3, num_blocks=300, max_sequences=32, max_step_tokens=64),
+        [*others[:15], mine, *others[15:]],
     )
 
     assert ids(among["mine"]) == ids(alone["mine"])

@@ -15,8 +15,8 @@ from tests.tiny import FAMILIES, Family, tiny_checkpoint
 from tests.workers.kv_engine.oracle import ids, prompts, run, tokens
 from workers.data_plane.port import Array, Bytes
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.counters import StepFailedError
 from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.failures import StepFailedError
 from workers.kv_engine.kv_transfer import KVMismatchError, export_kv, import_kv
 from workers.kv_engine.outputs import TokenOutput
 from workers.kv_engine.sequence_spec import FinishReason, KvExport, Sampling, SequenceSpec

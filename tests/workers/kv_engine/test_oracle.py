@@ -125,7 +125,11 @@ def test_a_window_that_is_one_too_wide_does_not_pass(family: Family, monkeypatch
 def longrope_beside(neighbour: list[int], text: list[int]) -> list[int]:
     """The answer to `text` of Phi-3's long sister, while somebody else's text is in the batch."""
     engine = KVEngine(
-        load(tiny_checkpoint("phi3_longrope")), num_blocks=64, block_size=8, max_step_tokens=300, max_sequences=2
+        load(tiny_checkpoint("phi3_longrope")),
+        num_blocks=64,
+        block_size=8,
+        max_step_tokens=300,
+        max_sequences=2,
     )
     both = [
         SequenceSpec(key="neighbour", prompt_ids=neighbour, max_tokens=NEW_TOKENS),

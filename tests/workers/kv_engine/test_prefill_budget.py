@@ -5,7 +5,9 @@ import pytest
 from workers.kv_engine.prefill_budget import INITIAL_TOKENS, MAX_PREFILL_STEP_S, PrefillBudget
 
 
-def told(budget: PrefillBudget, *, decodes: int, prefill_tokens: int, alone_s: float, token_s: float) -> float:
+def told(
+    budget: PrefillBudget, *, decodes: int, prefill_tokens: int, alone_s: float, token_s: float
+) -> float:
     """One step on a machine with these costs; what it took."""
     took_s = (alone_s if decodes else 0.0) + prefill_tokens * token_s
     budget.observe(decodes=decodes, prefill_tokens=prefill_tokens, took_s=took_s)
@@ -45,7 +47,9 @@ def test_it_learns_while_prompts_are_always_there() -> None:
     budget = PrefillBudget(decode_slowdown_limit=1.8, min_tokens=8)
     told(budget, decodes=8, prefill_tokens=0, alone_s=0.1, token_s=0)
     for _ in range(60):
-        took_s = told(budget, decodes=8, prefill_tokens=budget.tokens_with_decodes(8, 1), alone_s=0.1, token_s=0.002)
+        took_s = told(
+            budget, decodes=8, prefill_tokens=budget.tokens_with_decodes(8, 1), alone_s=0.1, token_s=0.002
+        )
 
     assert took_s == pytest.approx(0.18, rel=0.05)
 

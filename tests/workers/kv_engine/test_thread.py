@@ -15,8 +15,9 @@ from shared.errors import CapacityError, ClientError, DalSegnoError, WorkerError
 from tests.workers.kv_engine.oracle import ids, run, tokens
 from tests.workers.kv_engine.recorder import Again
 from workers.kv_engine import thread as thread_module
-from workers.kv_engine.counters import EngineStats, StepFailedError
+from workers.kv_engine.counters import EngineStats
 from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.failures import StepFailedError
 from workers.kv_engine.gpu.cuda_graphs import GraphCapture
 from workers.kv_engine.outputs import Output, TokenOutput
 from workers.kv_engine.sequence_spec import SequenceSpec
@@ -397,7 +398,9 @@ async def test_a_real_engine_answers_through_the_thread_as_without_it(
     qwen3: DecoderLM, capture: GraphCapture | None
 ) -> None:
     def factory() -> KVEngine:
-        return KVEngine(qwen3, num_blocks=32, block_size=8, max_step_tokens=16, max_sequences=4, capture=capture)
+        return KVEngine(
+            qwen3, num_blocks=32, block_size=8, max_step_tokens=16, max_sequences=4, capture=capture
+        )
 
     requests = [SequenceSpec(key=str(i), prompt_ids=[i + 1] * (i + 3), max_tokens=8) for i in range(6)]
     expected = {key: ids(outputs) for key, outputs in run(factory(), requests).items()}

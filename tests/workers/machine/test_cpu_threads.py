@@ -19,13 +19,13 @@ def test_one_core_is_left_and_small_models_are_not_shared_out(
 
 
 @pytest.mark.parametrize(
-    ("cores", "beside_kv", "threads"),
+    ("cores", "with_kv_node", "threads"),
     [(1, True, 1), (2, True, 1), (16, True, 4), (2, False, 1), (16, False, 15)],
 )
 def test_stateless_nodes_leave_most_cores_to_a_decode_beside_them(
-    cores: int, beside_kv: bool, threads: int
+    cores: int, with_kv_node: bool, threads: int
 ) -> None:
-    assert stateless_threads(cores, beside_kv=beside_kv) == threads
+    assert stateless_threads(cores, with_kv_node=with_kv_node) == threads
 
 
 def test_a_thread_limits_and_gives_way_for_itself_alone() -> None:

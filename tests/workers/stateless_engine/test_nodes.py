@@ -12,7 +12,7 @@ from models.base import ChunkOf, Item, StatelessResult
 from shared.errors import BugError, ClientError, DalSegnoError
 from workers.data_plane.arrays import to_array
 from workers.data_plane.port import Array
-from workers.stateless_engine.firing import Fired, Firing
+from workers.stateless_engine.firing import Firing, FiringResult
 from workers.stateless_engine.nodes import NodeFailedError, StatelessNodes
 
 CPU = torch.device("cpu")
@@ -47,12 +47,12 @@ def firing(x: Sequence[float] = (1, 2), **changes: Any) -> Firing:
     return Firing(node="double", **(values | changes))
 
 
-def run(node: Doubling, *firings: Firing) -> list[Fired | DalSegnoError]:
+def run(node: Doubling, *firings: Firing) -> list[FiringResult | DalSegnoError]:
     return StatelessNodes({"double": node}, CPU).run("double", firings)
 
 
-def floats(result: Fired | DalSegnoError) -> list[float]:
-    assert isinstance(result, Fired)
+def floats(result: FiringResult | DalSegnoError) -> list[float]:
+    assert isinstance(result, FiringResult)
     found: list[float] = result.outputs["y"].data.view(np.float32).tolist()
     return found
 
@@ -63,7 +63,7 @@ def test_firings_are_run_together_and_told_apart() -> None:
     first, second = run(node, firing([1, 2], seed=7), firing([3]))
 
     assert [floats(first), floats(second)] == [[2, 4], [6]]
-    assert isinstance(first, Fired)
+    assert isinstance(first, FiringResult)
     assert (first.facts, first.stops) == ({"seed": 7}, ("loop",))
     assert first.outputs["y"] == Array(dtype="float32", shape=(2,), data=first.outputs["y"].data)
     assert len(node.batches) == 1
@@ -133,7 +133,7 @@ def test_no_gradients_are_kept() -> None:
 
     [result] = StatelessNodes({"double": Multiply(2, 3)}, CPU).run("double", [firing()])
 
-    assert isinstance(result, Fired)
+    assert isinstance(result, FiringResult)
     assert result.outputs["y"].shape == (3,)
 
 

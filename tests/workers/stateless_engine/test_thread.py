@@ -15,7 +15,7 @@ from models.base import ChunkOf
 from shared.errors import BugError, CapacityError, ClientError, DalSegnoError, WorkerError
 from workers.data_plane.port import Array
 from workers.stateless_engine import thread as thread_module
-from workers.stateless_engine.firing import Fired, Firing
+from workers.stateless_engine.firing import Firing, FiringResult
 from workers.stateless_engine.thread import Nodes, StatelessThread
 
 
@@ -32,7 +32,7 @@ class ScriptedNodes:
         self.permits = Semaphore(0)
         self.broken: Exception | None = None
 
-    def run(self, node: str, firings: Sequence[Firing]) -> list[Fired | DalSegnoError]:
+    def run(self, node: str, firings: Sequence[Firing]) -> list[FiringResult | DalSegnoError]:
         self.threads.add(current_thread().name)
         self.batches.append((node, [firing.args["name"] for firing in firings]))
         self.seen += firings
@@ -41,7 +41,7 @@ class ScriptedNodes:
         if self.broken is not None:
             raise self.broken
         return [
-            WorkerError("no good") if firing.args.get("fails") else Fired(outputs={}, facts=firing.args)
+            WorkerError("no good") if firing.args.get("fails") else FiringResult(outputs={}, facts=firing.args)
             for firing in firings
         ]
 

@@ -40,7 +40,7 @@ DTYPES: Final = (torch.float16, torch.bfloat16)
 
 _BACKEND: Final = "fa2"
 """The one whose plans were read; others (mini-sglang) name it for an H200, too."""
-_LEAST_WORKSPACE_BYTES: Final = 128 << 20
+_MIN_WORKSPACE_BYTES: Final = 128 << 20
 """As FlashInfer recommends: for what the parts of a span's keys come to, before they are merged."""
 _PLAN_BYTES: Final = 1 << 20
 """A recorded plan of thousands of rows has less; FlashInfer would take 8 MiB, for each size."""
@@ -52,7 +52,7 @@ def make_kernel(node: Node) -> "FlashInfer":
     Raises:
         ConfigError: it is not here, or does not know such a node.
     """
-    if in_the_way := _in_the_way(node):
+    if in_the_way := _unsupported(node):
         raise ConfigError(f"model_kwargs.attention: flashinfer {in_the_way}; auto does without it")
     try:
         library: Any = import_module("flashinfer")
@@ -70,7 +70,7 @@ def make_kernel(node: Node) -> "FlashInfer":
     return FlashInfer(library, node.device)
 
 
-def _in_the_way(node: Node) -> str:
+def _unsupported(node: Node) -> str:
     """Why it does not attend for a node; empty where it does."""
     if node.device.type != "cuda":
         return f"is for GPUs, and {node.name} is on the CPU"
@@ -99,7 +99,7 @@ def _has_nvcc() -> bool:
     return Path(home or "/usr/local/cuda", "bin", "nvcc").exists()
 
 
-class _Layers(NamedTuple):
+class _LayerKind(NamedTuple):
     """What layers have in common that are computed by one plan."""
 
     heads: int
@@ -129,7 +129,7 @@ class _Layers(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Pages:
+class _PageTable:
     """The spans of a step as a plan is told of them: on the host, but for what the device alone reads."""
 
     queries: torch.Tensor  # (B + 1,) int32, where each span's queries begin
@@ -138,19 +138,19 @@ class _Pages:
     last: torch.Tensor  # (B,) int32, how many keys are in each span's last page
 
     @classmethod
-    def of(cls, spans: Spans, device: torch.device) -> "_Pages":
+    def of(cls, spans: Spans, device: torch.device) -> "_PageTable":
         counts = -(-spans.kv_lengths // spans.block_size)
         most = int(counts.max())
         is_page = np.arange(most) < counts[:, None]
         return cls(
-            queries=_sent(spans.query_offsets, device),
-            offsets=_sent(np.concatenate([[0], np.cumsum(counts)]), device),
-            numbers=_sent(spans.block_tables[:, :most][is_page], device).to(device, non_blocking=True),
-            last=_sent(spans.kv_lengths - (counts - 1) * spans.block_size, device),
+            queries=_to_host_copy(spans.query_offsets, device),
+            offsets=_to_host_copy(np.concatenate([[0], np.cumsum(counts)]), device),
+            numbers=_to_host_copy(spans.block_tables[:, :most][is_page], device).to(device, non_blocking=True),
+            last=_to_host_copy(spans.kv_lengths - (counts - 1) * spans.block_size, device),
         )
 
 
-def _sent(array: Int32s, device: torch.device) -> torch.Tensor:
+def _to_host_copy(array: Int32s, device: torch.device) -> torch.Tensor:
     """A copy of its own, that can go to the device while the host goes on."""
     copied = torch.from_numpy(np.array(array, np.int32))
     return copied.pin_memory() if device.type == "cuda" else copied
@@ -159,14 +159,14 @@ def _sent(array: Int32s, device: torch.device) -> torch.Tensor:
 class _Plan:
     """A wrapper of FlashInfer's, and when it may be planned again."""
 
-    def __init__(self, wrapper: Any, layers: _Layers, device: torch.device, *, is_decodes: bool) -> None:
+    def __init__(self, wrapper: Any, layers: _LayerKind, device: torch.device, *, is_decodes: bool) -> None:
         self._wrapper: Final = wrapper
         self._layers: Final = layers
         self._device: Final = device
         self._is_decodes: Final = is_decodes
         self._copied: Final = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def make(self, pages: _Pages) -> None:
+    def make(self, pages: _PageTable) -> None:
         """For a step, whose layers are computed next."""
         of_all = (self._layers.heads, self._layers.kv_heads, self._layers.dim, self._layers.block_size)
         where = (pages.offsets, pages.numbers, pages.last)
@@ -193,7 +193,7 @@ class _Plan:
         return list(self._wrapper._plan_info)  # noqa: SLF001 - nothing else tells, and a wrong one answers wrong
 
 
-class _Attending:
+class _PlannedAttention:
     """What layers of one kind have planned computes them; whose plan that is, who plans says."""
 
     def __call__(
@@ -207,7 +207,7 @@ class _Attending:
         window: int | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        layers = _Layers(
+        layers = _LayerKind(
             heads=queries.shape[1],
             kv_heads=keys.shape[1],
             dim=keys.shape[2],
@@ -219,11 +219,11 @@ class _Attending:
         )
         return self._planned(layers, step).run(queries, keys, values)
 
-    def _planned(self, layers: _Layers, step: Step) -> _Plan:
+    def _planned(self, layers: _LayerKind, step: Step) -> _Plan:
         raise NotImplementedError
 
 
-class FlashInfer(_Attending):
+class FlashInfer(_PlannedAttention):
     """A kernel that plans each step (`kernels.PlanningKernel`), for engines of one thread.
 
     Args:
@@ -234,15 +234,15 @@ class FlashInfer(_Attending):
         self.library: Final = library
         self.device: Final = device
         self._workspace: torch.Tensor | None = None
-        self._plans: dict[tuple[_Layers, bool], _Plan] = {}
+        self._plans: dict[tuple[_LayerKind, bool], _Plan] = {}
         self._step: Step | None = None
-        self._pages: _Pages | None = None
-        self._made: set[tuple[_Layers, bool]] = set()
+        self._pages: _PageTable | None = None
+        self._made: set[tuple[_LayerKind, bool]] = set()
 
-    def _planned(self, layers: _Layers, step: Step) -> _Plan:
+    def _planned(self, layers: _LayerKind, step: Step) -> _Plan:
         kind = layers, int(step.spans.query_offsets[-1]) == len(step.rows)
         if step is not self._step or self._pages is None:
-            self._step, self._pages, self._made = step, _Pages.of(step.spans, self.device), set()
+            self._step, self._pages, self._made = step, _PageTable.of(step.spans, self.device), set()
         if kind not in self._plans:
             self._plans[kind] = self._plan(*kind)
         if kind not in self._made:
@@ -253,11 +253,11 @@ class FlashInfer(_Attending):
     def recorded(self) -> "RecordedFlashInfer":
         return RecordedFlashInfer(self)
 
-    def _plan(self, layers: _Layers, is_decodes: bool) -> _Plan:
+    def _plan(self, layers: _LayerKind, is_decodes: bool) -> _Plan:
         workspace = self.workspace(_workspace_bytes(layers, _processors(self.device)))
         if is_decodes:
             wrapper = self.library.BatchDecodeWithPagedKVCacheWrapper(
-                workspace, "NHD", use_tensor_cores=by_tensor_cores(layers.group), backend=_BACKEND
+                workspace, "NHD", use_tensor_cores=uses_tensor_cores(layers.group), backend=_BACKEND
             )
         else:
             wrapper = self.library.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=_BACKEND)
@@ -267,12 +267,12 @@ class FlashInfer(_Attending):
         """So much memory at least, that all plans share: it holds nothing from one layer to the next."""
         if self._workspace is None or self._workspace.nbytes < nbytes:
             self._workspace = torch.zeros(
-                max(nbytes, _LEAST_WORKSPACE_BYTES), dtype=torch.uint8, device=self.device
+                max(nbytes, _MIN_WORKSPACE_BYTES), dtype=torch.uint8, device=self.device
             )
         return self._workspace
 
 
-class RecordedFlashInfer(_Attending):
+class RecordedFlashInfer(_PlannedAttention):
     """Of the steps of one size (`kernels.RecordedKernel`), over buffers of its own.
 
     It plans when layers of a kind are first reached, which is before anything is recorded.
@@ -280,19 +280,19 @@ class RecordedFlashInfer(_Attending):
 
     def __init__(self, whole: FlashInfer) -> None:
         self._whole: Final = whole
-        self._plans: dict[_Layers, _Plan] = {}
-        self._numbers: dict[_Layers, list[int]] = {}
+        self._plans: dict[_LayerKind, _Plan] = {}
+        self._numbers: dict[_LayerKind, list[int]] = {}
 
-    def _planned(self, layers: _Layers, step: Step) -> _Plan:
+    def _planned(self, layers: _LayerKind, step: Step) -> _Plan:
         if layers not in self._plans:
             plan = self._plan(layers, len(step.rows), len(step.rows) * step.block_table.shape[1])
-            plan.make(_Pages.of(step.spans, self._whole.device))
+            plan.make(_PageTable.of(step.spans, self._whole.device))
             self._plans[layers], self._numbers[layers] = plan, plan.numbers
         return self._plans[layers]
 
     def plan(self, step: Step) -> None:
         """See `RecordedKernel`."""
-        pages = _Pages.of(step.spans, self._whole.device)
+        pages = _PageTable.of(step.spans, self._whole.device)
         for layers, plan in self._plans.items():
             plan.make(pages)
             if plan.numbers != self._numbers[layers]:
@@ -301,7 +301,7 @@ class RecordedFlashInfer(_Attending):
                     f"{self._numbers[layers]}; model_kwargs.attention: triton does without it"
                 )
 
-    def _plan(self, layers: _Layers, rows: int, most_pages: int) -> _Plan:
+    def _plan(self, layers: _LayerKind, rows: int, most_pages: int) -> _Plan:
         device = self._whole.device
         workspace = self._whole.workspace(_workspace_bytes(layers, _processors(device), rows))
 
@@ -312,7 +312,7 @@ class RecordedFlashInfer(_Attending):
             workspace,
             "NHD",
             use_cuda_graph=True,
-            use_tensor_cores=by_tensor_cores(layers.group),
+            use_tensor_cores=uses_tensor_cores(layers.group),
             paged_kv_indptr_buffer=buffer(rows + 1),
             paged_kv_indices_buffer=buffer(most_pages),
             paged_kv_last_page_len_buffer=buffer(rows),
@@ -322,7 +322,7 @@ class RecordedFlashInfer(_Attending):
         return _Plan(wrapper, layers, device, is_decodes=True)
 
 
-def by_tensor_cores(group: int) -> bool:
+def uses_tensor_cores(group: int) -> bool:
     """Whether decodes go through the kernel of prompts; `group` heads share their keys.
 
     The other one knows groups of 1, 2, 3, 4 and 8 alone; and where 4 and more queries share what is read,
@@ -331,7 +331,7 @@ def by_tensor_cores(group: int) -> bool:
     return group >= 4
 
 
-def _workspace_bytes(layers: _Layers, processors: int, rows: int | None = None) -> int:
+def _workspace_bytes(layers: _LayerKind, processors: int, rows: int | None = None) -> int:
     """What the parts of spans take at most, before they are merged: a float32 for each of a tile's numbers.
 
     A tile is of so many queries times heads; keys are cut until each processor has two programs. In a

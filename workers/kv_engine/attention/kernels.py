@@ -75,7 +75,7 @@ def choose_attention(node: Node, wanted: Literal["auto", "triton", "flashinfer"]
     if kernel is not None:
         _LOGGER.info("%s: attention by the Triton kernel over the paged pool", node.name)
     elif wanted == "triton":
-        lacks = _missing() if node.device.type == "cuda" else f"a GPU, and {node.name} is on the CPU"
+        lacks = _missing_for_triton() if node.device.type == "cuda" else f"a GPU, and {node.name} is on the CPU"
         raise ConfigError(f"model_kwargs.attention: triton needs {lacks}; auto is whatever there is")
     return kernel
 
@@ -89,7 +89,7 @@ def default_kernel(device_type: str) -> AttentionKernel | None:
     """
     if device_type != "cuda":
         return None
-    if missing := _missing():
+    if missing := _missing_for_triton():
         _LOGGER.warning(
             "GPUs compute without our own kernels, which is slower: transformers' modules compute the "
             "layers, torch attends unless model_kwargs.attention names another, and what torch attends to "
@@ -101,7 +101,7 @@ def default_kernel(device_type: str) -> AttentionKernel | None:
     return kernel
 
 
-def _missing() -> str:
+def _missing_for_triton() -> str:
     """What Triton lacks; empty where it lacks nothing."""
     if find_spec("triton") is None:
         return "Triton, the version that this torch names (pip install triton)"

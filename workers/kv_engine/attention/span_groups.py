@@ -14,7 +14,7 @@ import torch
 
 from workers.kv_engine.step import Int32s, Spans
 
-_FREE_CELLS: Final = 4096
+_FREE_PADDING: Final = 4096
 """Padding of up to this many query-key pairs costs less than one more call per layer."""
 
 
@@ -37,7 +37,7 @@ def group_spans(
     spans: Spans, window: int | None = None, *, device: torch.device, dtype: torch.dtype
 ) -> list[Group]:
     """Which spans of a step are computed together, in layers that look back over `window` keys, or all."""
-    return [_group(spans, members, window, device, dtype) for members in partition(spans, window)]
+    return [_make_group(spans, members, window, device, dtype) for members in partition(spans, window)]
 
 
 def _first_keys(spans: Spans, window: int | None) -> Int32s:
@@ -60,7 +60,7 @@ def partition(spans: Spans, window: int | None = None) -> list[list[int]]:
         padding = (len(parts[-1]) + 1) * queries * longest - work - count * length if parts else 0
         # Spans of one query are computed in their own way.
         is_alike = bool(parts) and (count > 1) == (queries > 1)
-        if is_alike and padding <= _FREE_CELLS + (work + count * length) // 4:
+        if is_alike and padding <= _FREE_PADDING + (work + count * length) // 4:
             parts[-1].append(index)
             keys, work = longest, work + count * length
             continue
@@ -69,7 +69,7 @@ def partition(spans: Spans, window: int | None = None) -> list[list[int]]:
     return [sorted(part) for part in parts]
 
 
-def _group(
+def _make_group(
     spans: Spans, members: list[int], window: int | None, device: torch.device, dtype: torch.dtype
 ) -> Group:
     starts, ends = spans.query_offsets[:-1][members], spans.query_offsets[1:][members]

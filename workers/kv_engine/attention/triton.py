@@ -30,14 +30,14 @@ import triton.language as tl
 
 from workers.kv_engine.step import Step
 
-MAX_PARTS: Final = 32
+MAX_SPLITS: Final = 32
 """The keys of a span are cut into so many parts at most; `_merge` reads all of them at once."""
-_LEAST_PART: Final = 256
+_MIN_SPLIT_KEYS: Final = 256
 """Cutting keys into shorter parts costs more than it saves."""
 _PROGRAMS_PER_PROCESSOR: Final = 2
-_LEAST_ROWS: Final = 16
+_MIN_TILE_ROWS: Final = 16
 """A matrix product on a GPU has at least so many rows, columns and depth."""
-_PROMPT_ROWS: Final = 64
+_PREFILL_TILE_ROWS: Final = 64
 """Queries times heads in a tile, where spans have more than one query."""
 _TILE_BYTES: Final = 16384
 """What the keys of one turn take at most: twice keys and values fit every GPU's shared memory."""
@@ -74,20 +74,20 @@ def attend(
     spans = len(step.rows)
     block_size = step.spans.block_size
     if tokens == spans:  # every span has one query
-        tile_rows, tile_queries, tiles = max(_LEAST_ROWS, triton.next_power_of_2(group)), 1, spans
+        tile_rows, tile_queries, tiles = max(_MIN_TILE_ROWS, triton.next_power_of_2(group)), 1, spans
         capacity = step.block_table.shape[1] * block_size
         reach = capacity if window is None else min(capacity, window)
-        parts = parts or parts_for(spans * kv_heads, reach, processors=_processors(queries.device))
+        parts = parts or split_count(spans * kv_heads, reach, processors=_processors(queries.device))
     else:
-        tile_rows = max(_PROMPT_ROWS, triton.next_power_of_2(group))
+        tile_rows = max(_PREFILL_TILE_ROWS, triton.next_power_of_2(group))
         tile_queries, parts = tile_rows // group, 1
         tiles = tokens // tile_queries + spans  # see `_span_of`
     out = torch.empty((tokens, heads, dim), dtype=queries.dtype, device=queries.device)
     cut = (tokens, heads, parts) if parts > 1 else (0,)
     sums = torch.empty((*cut, dim), dtype=torch.float32, device=queries.device)
     tops, totals = (torch.empty(cut, dtype=torch.float32, device=queries.device) for _ in range(2))
-    dim_ceil = max(_LEAST_ROWS, triton.next_power_of_2(dim))
-    with on_device_of(queries):
+    dim_ceil = max(_MIN_TILE_ROWS, triton.next_power_of_2(dim))
+    with device_guard(queries):
         _attend[(tiles, kv_heads, parts)](
             out,
             sums,
@@ -113,27 +113,27 @@ def attend(
             dim_ceil=dim_ceil,
             tile_queries=tile_queries,
             tile_rows=tile_rows,
-            tile_keys=min(64, max(_LEAST_ROWS, _TILE_BYTES // (dim_ceil * keys.element_size()))),
+            tile_keys=min(64, max(_MIN_TILE_ROWS, _TILE_BYTES // (dim_ceil * keys.element_size()))),
             window=window or 0,
             softcap=softcap or 0.0,
             is_cut=parts > 1,
         )
         if parts > 1:
             _merge[(tokens, heads)](
-                out, sums, tops, totals, parts, heads=heads, dim=dim, dim_ceil=dim_ceil, parts_ceil=MAX_PARTS
+                out, sums, tops, totals, parts, heads=heads, dim=dim, dim_ceil=dim_ceil, parts_ceil=MAX_SPLITS
             )
     return out
 
 
-def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[None]:
+def device_guard(tensor: torch.Tensor) -> AbstractContextManager[None]:
     """Triton launches on the device that torch is on: inside, that is the tensor's."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
-def parts_for(programs: int, reach: int, *, processors: int) -> int:
+def split_count(programs: int, reach: int, *, processors: int) -> int:
     """Into how many parts keys are cut, of which a span may have `reach`, for a GPU to be busy."""
     wanted = -(-_PROGRAMS_PER_PROCESSOR * processors // programs)
-    return max(1, min(wanted, reach // _LEAST_PART, MAX_PARTS))
+    return max(1, min(wanted, reach // _MIN_SPLIT_KEYS, MAX_SPLITS))
 
 
 @cache

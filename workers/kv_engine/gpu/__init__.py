@@ -1,1 +1,1 @@
-"""GPU execution: fused layers, CUDA graphs, streams, steps launched ahead."""
+"""GPU execution: fuse layers, CUDA graphs, streams, steps launched ahead."""

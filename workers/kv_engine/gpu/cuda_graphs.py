@@ -92,7 +92,7 @@ def buckets(most: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedStep:
     """A step of so many rows. What it comes to lies in buffers that all of them share, until the next replay.
 
     Attributes:
@@ -140,11 +140,11 @@ class DecodeGraphs:
         self._hidden: torch.Tensor | None = None  # (max_sequences, hidden), as the node makes them
         self._logits = torch.empty(max_sequences, node.vocab_size, dtype=torch.float32, device=node.device)
         self._tokens = torch.empty(max_sequences, dtype=torch.int64, device=node.device)
-        self._recorded: dict[int, Recorded] = {}
+        self._recorded: dict[int, RecordedStep] = {}
         self._record_all(capture, max_sequences)
         self.sizes: Final = sorted(self._recorded)
 
-    def recorded(self, spans: Items[Span]) -> Recorded | None:
+    def recorded(self, spans: Items[Span]) -> RecordedStep | None:
         """The step that computes these; None where they are computed as they come."""
         if not self.sizes or len(spans) > self.sizes[-1]:
             return None
@@ -175,20 +175,20 @@ class DecodeGraphs:
         _LOGGER.info("steps of decodes recorded: of %s rows, in %.1f s", sizes, took_s)
 
     @torch.inference_mode()
-    def _record(self, capture: GraphCapture, rows: int) -> Recorded:
+    def _record(self, capture: GraphCapture, rows: int) -> RecordedStep:
         self._builder.build([], rows=rows)  # nothing but padding
         if isinstance(self._pool.kernel, PlanningKernel):
             kernel = self._pool.kernel.recorded()
-            body = capture.capture(partial(self._compute, rows, self._pool.with_kernel(kernel)))
-            body = partial(self._planned, rows, kernel, body)
+            body = capture.capture(partial(self._run_body, rows, self._pool.with_kernel(kernel)))
+            body = partial(self._plan_and_replay, rows, kernel, body)
         else:
-            body = capture.capture(partial(self._compute, rows, self._pool))
+            body = capture.capture(partial(self._run_body, rows, self._pool))
         samplers = {
-            kind: capture.capture(partial(self._choose, rows, *kind))
+            kind: capture.capture(partial(self._run_sampler, rows, *kind))
             for kind in ((True, True), (True, False), (False, False))
         }
         assert self._hidden is not None
-        return Recorded(
+        return RecordedStep(
             rows=rows,
             body=body,
             samplers=samplers,
@@ -197,12 +197,12 @@ class DecodeGraphs:
             tokens=self._tokens[:rows],
         )
 
-    def _planned(self, rows: int, kernel: RecordedKernel, replay: Replay) -> None:
+    def _plan_and_replay(self, rows: int, kernel: RecordedKernel, replay: Replay) -> None:
         """Replay a body whose kernel has to be told of the step first."""
         kernel.plan(self._builder.captured(rows))
         replay()
 
-    def _compute(self, rows: int, pool: PagedPool) -> None:
+    def _run_body(self, rows: int, pool: PagedPool) -> None:
         """The body of a step, into the buffers."""
         step = self._builder.captured(rows)
         with attention_context(pool, step):
@@ -213,7 +213,7 @@ class DecodeGraphs:
         self._hidden[:rows].copy_(hidden)
         self._logits[:rows].copy_(logits)
 
-    def _choose(self, rows: int, is_random: bool, is_filtered: bool) -> None:
+    def _run_sampler(self, rows: int, is_random: bool, is_filtered: bool) -> None:
         """The sampler behind it; a filter that a row has not is one that keeps everything."""
         step = self._builder.captured(rows, is_random=is_random, is_filtered=is_filtered)
         self._tokens[:rows].copy_(sample(self._logits[:rows], step.sampling, self._key))

@@ -1,6 +1,6 @@
 """A Llama-like decoder on a GPU, whose layers go through kernels of our own: a node of the engine.
 
-    qkv ── rotated ── attend ── out ── add_norm ── gate, up ── gated ── down ── add_norm ── the next layer
+    qkv ── rotate_and_store ── attend ── out ── add_rms_norm ── gate, up ── silu_and_mul ── down ── add_rms_norm ── the next layer
 
 Nine launches for each layer where transformers' modules take some sixty. Once they are recorded
 (`workers.kv_engine.gpu.cuda_graphs`), a step of decodes is bound by its weights, and not by its launches.
@@ -21,23 +21,23 @@ from torch.nn.functional import linear
 
 from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
-from workers.kv_engine.gpu.triton_layers import add_norm, gated, rotated
+from workers.kv_engine.gpu.triton_layers import add_rms_norm, silu_and_mul, rotate_and_store
 from workers.kv_engine.kernel_models import LlamaLike
 from workers.kv_engine.node import Node, TokenStep
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-def fused(node: Node) -> Node:
+def fuse(node: Node) -> Node:
     """The node, computed by the kernels where they know it; else as it is, and the log says why."""
-    if reason := _in_the_way(node):
+    if reason := _unsupported(node):
         _LOGGER.info("%s is computed by torch: the GPU kernels do not know %s", node.name, reason)
         return node
     _LOGGER.info("%s is computed by the GPU kernels", node.name)
     return FusedDecoder(node)
 
 
-def _in_the_way(node: Any) -> str:
+def _unsupported(node: Any) -> str:
     """What of a node the kernels do not know; empty where they know all."""
     if unknown := kernel_models.unknown_in(node):
         return unknown
@@ -78,19 +78,19 @@ class FusedDecoder(LlamaLike):
         # A copy in any case: the layers add to it.
         states = inputs.to(self.dtype, copy=True) if inputs.is_floating_point() else self._embed(inputs)
         cos, sin = (one[0].contiguous() for one in self._angles(states[None], step.positions[None]))
-        normed = add_norm(states, None, self._layers[0].norm_in, self._eps)
+        normed = add_rms_norm(states, None, self._layers[0].norm_in, self._eps)
         for number, layer in enumerate(self._layers):
             keys, values = pool.keys[number], pool.values[number]
             product = linear(normed, layer.qkv, layer.qkv_bias)
-            queries = rotated(product, layer.norms, self._eps, cos, sin, whole.slots, keys, values)
+            queries = rotate_and_store(product, layer.norms, self._eps, cos, sin, whole.slots, keys, values)
             seen = pool.kernel(
                 queries, keys, values, whole, scaling=layer.scaling, window=layer.window, softcap=None
             )
-            normed = add_norm(states, layer.out(seen.flatten(1)), layer.norm_post, self._eps)
-            moved = layer.down(gated(linear(normed, layer.gate_up)))
+            normed = add_rms_norm(states, layer.out(seen.flatten(1)), layer.norm_post, self._eps)
+            moved = layer.down(silu_and_mul(linear(normed, layer.gate_up)))
             is_last = number + 1 == len(self._layers)
             next_norm = self._norm if is_last else self._layers[number + 1].norm_in
-            normed = add_norm(states, moved, next_norm, self._eps)
+            normed = add_rms_norm(states, moved, next_norm, self._eps)
         return normed
 
     def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -108,19 +108,19 @@ def _layer_of(layer: Any, architecture: str) -> _Layer:
     biases = [projection.bias for projection in projections]
     return _Layer(
         norm_in=layer.input_layernorm.weight,
-        qkv=_merged(projections),
+        qkv=_merge_weights(projections),
         qkv_bias=torch.cat(biases) if biases[0] is not None else None,
         norms=(own.q_norm.weight, own.k_norm.weight) if hasattr(own, "q_norm") else None,
         out=own.o_proj,
         norm_post=layer.post_attention_layernorm.weight,
-        gate_up=_merged([mlp.gate_proj, mlp.up_proj]),
+        gate_up=_merge_weights([mlp.gate_proj, mlp.up_proj]),
         down=mlp.down_proj,
         window=kernel_models.window_of(architecture, own),
         scaling=own.scaling,
     )
 
 
-def _merged(projections: list[Any]) -> torch.Tensor:
+def _merge_weights(projections: list[Any]) -> torch.Tensor:
     """Their weights as one matrix, of which they are parts from now on."""
     whole = torch.cat([projection.weight for projection in projections])
     parts = torch.split(whole, [len(projection.weight) for projection in projections])

@@ -1,4 +1,4 @@
-"""The choice whether a node's layers are computed by the fused GPU kernels.
+"""The choice whether a node's layers are computed by the fuse GPU kernels.
 
 Without them transformers' modules compute the layers. The equivalent for CPUs is
 `workers.cpu_kernels.decoder.use_cpu_kernels`.
@@ -9,12 +9,12 @@ from workers.kv_engine.node import Node
 
 
 def use_gpu_kernels(node: Node) -> Node:
-    """Return the node with its layers fused, or the node itself if the device or the kernels cannot do it.
+    """Return the node with its layers fuse, or the node itself if the device or the kernels cannot do it.
 
-    Call it before `workers.kv_engine.selfcheck.check_node`, which then checks the fused layers.
+    Call it before `workers.kv_engine.selfcheck.check_node`, which then checks the fuse layers.
     """
     if default_kernel(node.device.type) is None:
         return node
-    from workers.kv_engine.gpu.decoder import fused  # noqa: PLC0415 - needs Triton
+    from workers.kv_engine.gpu.decoder import fuse  # noqa: PLC0415 - needs Triton
 
-    return fused(node)
+    return fuse(node)

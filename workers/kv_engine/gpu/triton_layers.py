@@ -1,9 +1,9 @@
 """What lies between a decoder's matrix products and its attention, in three kernels for GPUs.
 
-    add_norm    the states take up what a layer adds, and are normalised for the next product
-    rotated     queries, keys and values as the product gives them: normalised by head where the model does,
+    add_rms_norm    the states take up what a layer adds, and are normalised for the next product
+    rotate_and_store     queries, keys and values as the product gives them: normalised by head where the model does,
                 turned to their positions; keys and values go straight to their cells of the pool
-    gated       silu(gate) * up
+    silu_and_mul       silu(gate) * up
 
 By transformers' modules these are some fifty launches for each layer, and each costs what reading megabytes
 of weights does. Sums and products are in float32 and rounded to the states' dtype once. The kernels run in
@@ -14,17 +14,17 @@ import torch
 import triton
 import triton.language as tl
 
-from workers.kv_engine.attention.triton import on_device_of
+from workers.kv_engine.attention.triton import device_guard
 
 
-def add_norm(
+def add_rms_norm(
     states: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
     """(T, C) `states` and what is `added` to them, in place; and their RMS norm by (C,) `weight`."""
     tokens, width = states.shape
     normed = torch.empty_like(states)
-    with on_device_of(states):
-        _add_norm[(tokens,)](
+    with device_guard(states):
+        _add_rms_norm[(tokens,)](
             states,
             states if added is None else added,
             weight,
@@ -38,7 +38,7 @@ def add_norm(
     return normed
 
 
-def rotated(
+def rotate_and_store(
     product: torch.Tensor,
     norms: tuple[torch.Tensor, torch.Tensor] | None,
     eps: float,
@@ -65,8 +65,8 @@ def rotated(
     heads = product.shape[1] // dim - 2 * kv_heads
     queries = torch.empty((tokens, heads, dim), dtype=product.dtype, device=product.device)
     of_queries, of_keys = norms or (product, product)
-    with on_device_of(product):
-        _rotated[(tokens, heads + 2 * kv_heads)](
+    with device_guard(product):
+        _rotate_and_store[(tokens, heads + 2 * kv_heads)](
             product,
             of_queries,
             of_keys,
@@ -87,23 +87,23 @@ def rotated(
     return queries
 
 
-def gated(product: torch.Tensor) -> torch.Tensor:
+def silu_and_mul(product: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up, (T, C), of (T, 2C): gates first."""
     tokens, width = product.shape[0], product.shape[1] // 2
     out = torch.empty((tokens, width), dtype=product.dtype, device=product.device)
-    with on_device_of(product):
-        _gated[(tokens, triton.cdiv(width, _GATED_TILE))](product, out, width=width, tile=_GATED_TILE)
+    with device_guard(product):
+        _silu_and_mul[(tokens, triton.cdiv(width, _SILU_TILE))](product, out, width=width, tile=_SILU_TILE)
     return out
 
 
-_GATED_TILE = 1024
+_SILU_TILE = 1024
 
 
 # ---- the kernels -----------------------------------------------------------------------------------
 
 
 @triton.jit  # type: ignore[untyped-decorator] # triton has no types
-def _add_norm(
+def _add_rms_norm(
     states: tl.tensor,
     added: tl.tensor,
     weight: tl.tensor,
@@ -128,7 +128,7 @@ def _add_norm(
 
 
 @triton.jit  # type: ignore[untyped-decorator] # triton has no types
-def _rotated(
+def _rotate_and_store(
     product: tl.tensor,
     of_queries: tl.tensor,
     of_keys: tl.tensor,
@@ -180,7 +180,7 @@ def _rotated(
 
 
 @triton.jit  # type: ignore[untyped-decorator] # triton has no types
-def _gated(product: tl.tensor, out: tl.tensor, width: tl.constexpr, tile: tl.constexpr) -> None:
+def _silu_and_mul(product: tl.tensor, out: tl.tensor, width: tl.constexpr, tile: tl.constexpr) -> None:
     token = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * tile + tl.arange(0, tile)
     is_place = place < width

@@ -19,7 +19,7 @@ from tests.workers.kv_engine.interpreted import CASES, DECODES, SCALING, Case, e
 from tests.workers.kv_engine.oracle import run_all
 from tests.workers.kv_engine.recorder import Again, SameLaunches
 from workers.kv_engine.attention import flashinfer
-from workers.kv_engine.attention.flashinfer import FlashInfer, by_tensor_cores
+from workers.kv_engine.attention.flashinfer import FlashInfer, uses_tensor_cores
 from workers.kv_engine.attention.kernels import PlanningKernel, choose_attention
 
 CPU: Final = torch.device("cpu")
@@ -35,7 +35,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(autouse=True)
 def _small_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is in it here, and 128 MiB of zeros can take a virtual machine half a minute."""
-    monkeypatch.setattr(flashinfer, "_LEAST_WORKSPACE_BYTES", 1 << 10)
+    monkeypatch.setattr(flashinfer, "_MIN_WORKSPACE_BYTES", 1 << 10)
 
 
 def how_of(case: Case) -> dict[str, Any]:
@@ -108,14 +108,14 @@ def test_a_recording_that_a_plan_no_longer_fits_is_not_replayed(monkeypatch: pyt
 
 
 def test_decodes_whose_groups_the_usual_kernel_lacks_go_by_tensor_cores() -> None:
-    assert {group for group in range(1, 17) if not by_tensor_cores(group)} <= {1, 2, 3, 4, 8}
+    assert {group for group in range(1, 17) if not uses_tensor_cores(group)} <= {1, 2, 3, 4, 8}
 
 
 def test_memory_for_parts_of_spans_suffices_for_what_flashinfer_asks_on_an_h200() -> None:
     """By `PrefillPlan`: heads x programs x tile x (head_dim + 1) numbers of four bytes."""
 
     def layers(heads: int, kv_heads: int, dim: int = 128) -> Any:
-        return flashinfer._Layers(heads, kv_heads, dim, torch.bfloat16, 16, None, None, None)
+        return flashinfer._LayerKind(heads, kv_heads, dim, torch.bfloat16, 16, None, None, None)
 
     nbytes = flashinfer._workspace_bytes
     assert nbytes(layers(32, 8), 132) == 32 * 33 * 128 * 129 * 4

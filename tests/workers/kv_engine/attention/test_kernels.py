@@ -31,7 +31,7 @@ def test_on_a_gpu_it_is_the_triton_kernel_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wanted: Literal["auto", "triton"]
 ) -> None:
     module = pytest.importorskip("workers.kv_engine.attention.triton", reason="Triton is made for Linux only")
-    monkeypatch.setattr(kernels, "_missing", lambda: "")
+    monkeypatch.setattr(kernels, "_missing_for_triton", lambda: "")
 
     with caplog.at_level(logging.INFO):
         assert choose_attention(node_on("cuda"), wanted) is module.attend
@@ -44,7 +44,7 @@ def test_on_a_gpu_it_is_the_triton_kernel_and_the_log_says_so(
 def test_where_triton_is_not_it_is_refused_to_who_names_it_and_others_have_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kernels, "_missing", lambda: "this or that (pip install it)")
+    monkeypatch.setattr(kernels, "_missing_for_triton", lambda: "this or that (pip install it)")
 
     assert choose_attention(node_on("cuda"), "auto") is None
     with pytest.raises(ConfigError, match=r"triton needs this or that \(pip install it\); auto is"):

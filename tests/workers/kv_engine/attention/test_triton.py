@@ -25,15 +25,15 @@ QWEN3_8B: Final = {
 
 def test_keys_are_cut_for_a_gpu_to_be_busy_but_not_into_scraps() -> None:
     from workers.kv_engine.attention.triton import (  # noqa: PLC0415 - where there is Triton
-        MAX_PARTS,
-        parts_for,
+        MAX_SPLITS,
+        split_count,
     )
 
-    assert parts_for(8, 40_960, processors=132) == MAX_PARTS
-    assert parts_for(128 * 8, 40_960, processors=132) == 1
-    assert parts_for(64, 40_960, processors=132) == 5
-    assert parts_for(8, 1000, processors=132) == 3
-    assert parts_for(8, 16, processors=132) == 1
+    assert split_count(8, 40_960, processors=132) == MAX_SPLITS
+    assert split_count(128 * 8, 40_960, processors=132) == 1
+    assert split_count(64, 40_960, processors=132) == 5
+    assert split_count(8, 1000, processors=132) == 3
+    assert split_count(8, 16, processors=132) == 1
 
 
 @pytest.mark.parametrize(
@@ -67,23 +67,23 @@ def test_the_merge_compiles_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     types = {"out": "*bf16", "parts": "i32", **dict.fromkeys(("sums", "tops", "totals"), "*fp32")}
-    of_all = {"heads": 32, "dim": 128, "dim_ceil": 128, "parts_ceil": triton_attention.MAX_PARTS}
+    of_all = {"heads": 32, "dim": 128, "dim_ceil": 128, "parts_ceil": triton_attention.MAX_SPLITS}
 
     assert b"ELF" in _compiled(triton_attention._merge, types, of_all)
 
 
 B = "*bf16"
 LAYERS: Final[dict[str, tuple[dict[str, str], dict[str, Any]]]] = {
-    "_add_norm": (
+    "_add_rms_norm": (
         {"states": B, "added": B, "weight": B, "normed": B, "eps": "fp32"},
         {"width": 4096, "width_ceil": 4096, "is_added": True},
     ),
-    "_rotated": (
+    "_rotate_and_store": (
         dict.fromkeys(("product", "of_queries", "of_keys"), B)
         | {"eps": "fp32", "cos": B, "sin": B, "slots": "*i32", "queries": B, "keys": B, "values": B},
         {"heads": 32, "kv_heads": 8, "half": 64, "half_ceil": 64, "is_normed": True},
     ),
-    "_gated": ({"product": B, "out": B}, {"width": 12_288, "tile": 1024}),
+    "_silu_and_mul": ({"product": B, "out": B}, {"width": 12_288, "tile": 1024}),
 }
 
 

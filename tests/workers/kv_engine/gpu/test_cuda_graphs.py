@@ -1,4 +1,4 @@
-"""Recorded steps: replayed, they give what steps that run as they come give."""
+"""RecordedStep steps: replayed, they give what steps that run as they come give."""
 
 import logging
 from collections.abc import Callable

@@ -155,7 +155,7 @@ def streams_of(launched: list[Launch], what: str) -> set[Stream]:
 async def test_steps_of_the_model_and_of_the_one_that_guesses_are_launched_on_the_threads_own_stream(
     launched: list[Launch], streams: PretendedStreams
 ) -> None:
-    settings = EngineSettings(max_sequences=2, speculate=2, draft=str(tiny_checkpoint("qwen3")))
+    settings = EngineSettings(max_rows=2, speculate=2, draft=str(tiny_checkpoint("qwen3")))
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_outputs(outputs: Sequence[Any]) -> None:

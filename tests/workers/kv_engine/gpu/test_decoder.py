@@ -20,7 +20,7 @@ def test_what_the_kernels_do_not_know_is_left_to_torch_and_the_log_says_why(
     node = load(tiny_checkpoint(family))
 
     with caplog.at_level(logging.INFO):
-        assert gpu_decoder.fused(node) is node
+        assert gpu_decoder.fuse(node) is node
 
     assert "llm is computed by torch: the GPU kernels do not know" in caplog.text
     assert reason in caplog.text
@@ -33,7 +33,7 @@ def test_what_the_kernels_do_not_know_is_left_to_torch_and_the_log_says_why(
 def test_each_layer_looks_as_far_back_as_transformers_has_it(
     family: Family, windows: list[int | None]
 ) -> None:
-    decoder = gpu_decoder.fused(load(tiny_checkpoint(family)))
+    decoder = gpu_decoder.fuse(load(tiny_checkpoint(family)))
 
     assert [layer.window for layer in decoder._layers] == windows
 
@@ -42,7 +42,7 @@ def test_a_llama_with_a_window_in_its_file_has_none_as_with_transformers() -> No
     node = load(tiny_checkpoint("llama"))
     node.model.config.sliding_window = 24
 
-    decoder = gpu_decoder.fused(node)
+    decoder = gpu_decoder.fuse(node)
 
     assert [layer.window for layer in decoder._layers] == [None, None]
 
@@ -52,13 +52,13 @@ def test_no_weight_is_there_twice() -> None:
     ids = torch.arange(9)
     before = node.reference(ids)
 
-    fused = gpu_decoder.fused(node)
+    fuse = gpu_decoder.fuse(node)
 
     parameters = list(node.model.parameters())
     storages = {
         parameter.untyped_storage().data_ptr(): parameter.untyped_storage() for parameter in parameters
     }
     assert sum(storage.nbytes() for storage in storages.values()) == sum(p.nbytes for p in parameters)
-    assert fused.parameters == node.parameters
-    assert (fused.kernels, node.kernels) == ("triton", "torch")
-    assert torch.equal(fused.reference(ids), before)
+    assert fuse.parameters == node.parameters
+    assert (fuse.kernels, node.kernels) == ("triton", "torch")
+    assert torch.equal(fuse.reference(ids), before)

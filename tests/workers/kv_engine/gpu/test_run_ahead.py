@@ -24,8 +24,9 @@ from tests.workers.kv_engine.test_kv_transfer import Slots
 from tests.workers.kv_engine.test_scheduler import same, scheduler, sequence, shape
 from workers.data_plane.port import Array
 from workers.kv_engine import runner
-from workers.kv_engine.counters import StepFailedError, WorkCounters
+from workers.kv_engine.counters import WorkCounters
 from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.failures import StepFailedError
 from workers.kv_engine.gpu.run_ahead import plan_step_ahead
 from workers.kv_engine.outputs import Output
 from workers.kv_engine.scheduler import Scheduler

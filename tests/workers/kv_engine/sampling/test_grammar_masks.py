@@ -26,8 +26,8 @@ from tests.schemas import random_schema
 from tests.tiny import Family, tiny_checkpoint
 from tests.workers.kv_engine.oracle import ids, log_softmax, run, run_all, scores
 from workers.data_plane.port import Array
-from workers.kv_engine.counters import StepFailedError
 from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.failures import StepFailedError
 from workers.kv_engine.outputs import Output
 from workers.kv_engine.sampling.grammar_masks import GuideThread, _Thread, _Turn, unpacked
 from workers.kv_engine.sequence_spec import FinishReason, KvExport, Sampling, SequenceSpec

@@ -11,8 +11,8 @@ from models.decoder_lm.nodes import DecoderLM, load
 from shared.errors import BugError
 from tests.tiny import Family, tiny_checkpoint
 from tests.workers.kv_engine.oracle import ids, log_softmax, prompts, run_all, scores, tokens
-from workers.kv_engine.counters import StepFailedError
 from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.failures import StepFailedError
 from workers.kv_engine.outputs import PromptOutput, TokenScore
 from workers.kv_engine.sampling import logprobs
 from workers.kv_engine.sequence_spec import FinishReason, Sampling, SequenceSpec

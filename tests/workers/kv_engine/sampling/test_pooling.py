@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from models.decoder_lm.nodes import DecoderLM
 from tests.tiny import tiny_checkpoint
-from workers.kv_engine.counters import StepFailedError
 from workers.kv_engine.engine import KVEngine
+from workers.kv_engine.failures import StepFailedError
 from workers.kv_engine.outputs import Output, PromptOutput
 from workers.kv_engine.sequence_spec import FinishReason, Pooling, PoolingMode, SequenceSpec
 
