@@ -30,6 +30,7 @@ from models.base import Item, KVLayout, StatelessResult
 from models.transformers_lm.node import DecoderLM
 from workers.data_plane.arrays import to_array
 from workers.kv_engine.attention.kernels import default_kernel
+from workers.kv_engine.config import KVEngineConfig
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.gpu.cuda_graphs import CudaCapture
 from workers.kv_engine.gpu.cuda_streams import StreamPriority, use_gpu_stream
@@ -93,10 +94,7 @@ def _engine(device: torch.device) -> KVEngine:
     use_gpu_stream(device, StreamPriority.HIGH)
     return KVEngine(
         node,
-        num_blocks=256,
-        block_size=16,
-        max_step_tokens=64,
-        max_sequences=2 * ROWS,
+        KVEngineConfig(num_blocks=256, block_size=16, max_step_tokens=64, max_sequences=2 * ROWS),
         capture=CudaCapture(device) if on_gpu and default_kernel(device.type) is not None else None,
     )
 

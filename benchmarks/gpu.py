@@ -37,10 +37,11 @@ from models.base import KVLayout
 from models.transformers_lm.node import DecoderLM
 from workers.kv_engine.attention.kernels import AttentionKernel, choose_attention, default_kernel
 from workers.kv_engine.attention.paged import ATTENTION
+from workers.kv_engine.config import KVEngineConfig
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.gpu.cuda_graphs import CudaCapture, GraphCapture
 from workers.kv_engine.gpu.fusion import use_gpu_kernels
-from workers.kv_engine.node import Node
+from workers.kv_engine.node import KVNode
 from workers.kv_engine.sequence_spec import SequenceSpec
 
 NO_GPU: Final = 2
@@ -271,22 +272,24 @@ def _contenders(
 
 
 def _engine(
-    node: Node, rows: int, load: Load, capture: GraphCapture | None, kernel: AttentionKernel | None = None
+    node: KVNode, rows: int, load: Load, capture: GraphCapture | None, kernel: AttentionKernel | None = None
 ) -> KVEngine:
     blocks = -(-(load.prompt + load.answer) // _BLOCK) + 1
     return KVEngine(
         node,
-        num_blocks=2 * rows * blocks,
-        block_size=_BLOCK,
-        max_step_tokens=4096,
-        max_sequences=rows,
-        prefix_cache=False,
+        KVEngineConfig(
+            num_blocks=2 * rows * blocks,
+            block_size=_BLOCK,
+            max_step_tokens=4096,
+            max_sequences=rows,
+            prefix_cache=False,
+        ),
         capture=capture,
         kernel=kernel,
     )
 
 
-def _ours(node: Node, engine: KVEngine, *, runs_ahead: bool) -> Contender:
+def _ours(node: KVNode, engine: KVEngine, *, runs_ahead: bool) -> Contender:
     @contextmanager
     def loaded() -> Iterator[Ask]:
         node.use_attention(ATTENTION)

@@ -8,8 +8,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from models.base import KVLayout
 from models.transformers_lm.node import DecoderLM
 from workers.cpu_kernels.decoder import use_cpu_kernels
+from workers.kv_engine.config import KVEngineConfig
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.sequence_spec import SequenceSpec
+from workers.kv_engine.speculative.proposer import Proposer
 from workers.machine.cpu_threads import cores, kernel_threads
 
 VOCABULARY: Final = 16_000
@@ -51,11 +53,14 @@ def node(*, layers: int = LAYERS, seed: int = 0, positions: int = 8192, quiet_fr
     return use_cpu_kernels(stock, threads=kernel_threads(stock.parameters, cores()))
 
 
-def engine(of: Any, *, tokens: int, max_sequences: int = 32, **how: Any) -> KVEngine:
-    """An engine over `of`, with room for so many tokens."""
-    return KVEngine(
-        of, num_blocks=tokens // 16, block_size=16, max_step_tokens=512, max_sequences=max_sequences, **how
+def engine(
+    of: Any, *, tokens: int, max_sequences: int = 32, proposer: Proposer | None = None, **settings: Any
+) -> KVEngine:
+    """Make an engine over `of` with room for `tokens` tokens; `settings` are those of `KVEngineConfig`."""
+    config = KVEngineConfig(
+        num_blocks=tokens // 16, block_size=16, max_step_tokens=512, max_sequences=max_sequences, **settings
     )
+    return KVEngine(of, config, proposer=proposer)
 
 
 def prompt(seed: int, length: int) -> list[int]:

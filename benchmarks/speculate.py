@@ -60,7 +60,7 @@ def measure() -> list[Figure]:
         for number in range(ROUNDS):
             plain.append(_answer(engine(model, tokens=_POOL), number, temperature))
             for way, make in ways.items():
-                served = engine(model, tokens=_POOL, proposer=make(), guesses=GUESSES)
+                served = engine(model, tokens=_POOL, proposer=make(), speculative_tokens=GUESSES)
                 guessed[way].append(_answer(served, number, temperature))
         figures += [spread(f"{text}, nobody guesses", [one.rate for one in plain], "tok/s")]
         for way, rounds in guessed.items():

@@ -23,7 +23,7 @@ from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.kernel_models import LlamaLike
-from workers.kv_engine.node import Node, TokenStep
+from workers.kv_engine.node import KVNode, TokenStep
 from workers.kv_engine.selfcheck import text_for
 from workers.kv_engine.step import Step
 
@@ -34,13 +34,13 @@ _MOST_SHARERS: Final = 32
 """Heads that share a head of keys, at most."""
 
 
-def use_cpu_kernels(node: Node, *, threads: int) -> Node:
+def use_cpu_kernels(node: KVNode, *, threads: int) -> KVNode:
     """A CPU's node, computed by the kernels where they can; else as it is, and the log says why.
 
     Call it before the node is proven; what is packed is let go of in transformers' model, layer by layer.
     """
     if reason := _in_the_way(node):
-        _LOGGER.info("%s is computed by torch: the CPU kernels do not know %s", node.name, reason)
+        _LOGGER.info("%s is computed by torch: the CPU kernels do not support %s", node.name, reason)
         return node
     kernels = library.load()
     if kernels is None:
@@ -68,7 +68,7 @@ def _in_the_way(node: Any) -> str:
 
 
 class NativeDecoder(LlamaLike):
-    """A node that has the results of `node`, computed by the kernels (`workers.kv_engine.node.Node`)."""
+    """A node that has the results of `node`, computed by the kernels (`workers.kv_engine.node.KVNode`)."""
 
     def __init__(self, node: Any, kernels: Library, *, threads: int) -> None:
         super().__init__(node, kernels.variant)

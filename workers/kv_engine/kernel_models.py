@@ -67,7 +67,7 @@ class LlamaLike:
         self._angles: Final = node.model.model.rotary_emb
 
     def use_attention(self, name: str) -> None:
-        """See `workers.kv_engine.node.Node`."""
+        """See `workers.kv_engine.node.KVNode`."""
         self._node.use_attention(name)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:

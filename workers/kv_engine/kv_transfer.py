@@ -1,24 +1,30 @@
-"""A sequence's keys and values on their way out of one engine's pool and into another's.
+"""Transfer of a sequence's keys and values between the pools of two engines.
 
-One tensor, (layers, 2, tokens, kv_heads, head_dim): keys, then values, in the order of the text, without
-blocks: the other pool may have other ones. Layers with a sliding window are handed on whole, as the pool
-keeps them.
+The format is one tensor, (layers, 2, tokens, kv_heads, head_dim): keys, then values, in token order and without
+blocks, for the other pool may have another block size. Layers with a sliding window are transferred whole, as
+the pool keeps them.
 """
 
-from typing import Protocol
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final, Protocol
 
+import numpy as np
 import torch
 
 from models.base import KVLayout
-from shared.errors import WorkerError
+from shared.errors import BugError, DalSegnoError, WorkerError
 from shared.tensors import Handle
 from workers.data_plane.arrays import borrowed, dtype_name
 from workers.data_plane.port import Array, Bytes
 from workers.kv_engine.attention.pool import PagedPool
+from workers.kv_engine.failures import as_dalsegno_error
+from workers.kv_engine.node import Backbone
+from workers.kv_engine.sequence import Sequence
 
 
 class Allocate(Protocol):
-    """A slot to copy into (`TensorStore.allocate`)."""
+    """Allocation of a slot for an exported tensor (`TensorStore.allocate`)."""
 
     def __call__(
         self, key: str, dtype: str, shape: tuple[int, ...], *, scope: str
@@ -26,37 +32,111 @@ class Allocate(Protocol):
 
 
 class KVMismatchError(WorkerError):
-    """Keys and values that do not fit this engine's pool."""
+    """Keys and values do not fit this engine's pool."""
 
     code = "kv_mismatch"
 
 
+class KVTransfer:
+    """Import and export of keys and values between `pool` and the tensor store.
+
+    Args:
+        node: gives the layout and dtype of the keys and values.
+        block_size: tokens per block of the pool.
+        export_to: allocates the slots for exports; None if the engine exports nothing.
+    """
+
+    def __init__(
+        self, node: Backbone, pool: PagedPool, *, block_size: int, export_to: Allocate | None
+    ) -> None:
+        self._layout: Final = node.layout
+        self._dtype: Final = node.dtype
+        self._device: Final = node.device
+        self._pool = pool
+        self._block_size = block_size
+        self._export_to = export_to
+
+    def check(self, sequence: Sequence) -> None:
+        """Check the import and the export that a sequence requests.
+
+        Raises:
+            BugError: the worker built an inconsistent request.
+            KVMismatchError: the keys and values to import do not fit the pool.
+        """
+        spec = sequence.spec
+        if spec.export is not None and self._export_to is None:
+            raise BugError(f"sequence {spec.key!r} has an export, but the engine has no store for it")
+        if spec.export is not None and spec.max_tokens == 0:
+            raise BugError(f"sequence {spec.key!r} has an export, but generates no token")
+        if spec.kv is None:
+            return
+        if spec.scores_prompt:
+            raise BugError(f"sequence {spec.key!r} has scores_prompt, but imports keys and values")
+        check_kv(spec.kv, self._layout, self._dtype, longest=len(sequence.ids))
+
+    @torch.inference_mode()
+    def import_all(self, sequences: Iterable[Sequence]) -> dict[str, DalSegnoError]:
+        """Copy the keys and values that the sequences bring into their blocks; return the failures by key."""
+        failures: dict[str, DalSegnoError] = {}
+        for sequence in sequences:
+            spec = sequence.spec
+            if spec.kv is None:
+                continue
+            try:
+                import_kv(self._pool, self._cells(sequence, spec.kv.shape[2]), spec.kv)
+                if spec.on_kv_read is not None:
+                    spec.on_kv_read()
+            except Exception as error:  # noqa: BLE001 - whatever the bytes are, only this sequence fails
+                failures[spec.key] = as_dalsegno_error(error)
+            # Drop the reference: after `on_kv_read` the memory may be reused for another tensor.
+            sequence.spec = replace(spec, kv=None, on_kv_read=None)
+        return failures
+
+    @torch.inference_mode()
+    def export(self, sequence: Sequence) -> Handle | None:
+        """Copy out the keys and values of a finished sequence, if requested; it must still have its blocks."""
+        export = sequence.spec.export
+        if export is None:
+            return None
+        assert self._export_to is not None, "checked when the sequence was added"
+        layout, dtype = self._layout, dtype_name(self._dtype)
+        shape = (layout.layers, 2, sequence.computed, layout.kv_heads, layout.head_dim)
+        handle, data = self._export_to(export.key, dtype, shape, scope=export.scope)
+        into = Array(dtype=dtype, shape=shape, data=data)
+        export_kv(self._pool, self._cells(sequence, sequence.computed), into)
+        return handle
+
+    def _cells(self, sequence: Sequence, tokens: int) -> torch.Tensor:
+        """Return the pool's cells of a sequence's first tokens, (tokens,) int64."""
+        size = self._block_size
+        cells = (np.array(sequence.blocks, np.int64)[:, None] * size + np.arange(size)).ravel()
+        return torch.from_numpy(cells[:tokens]).to(self._device)
+
+
 def check_kv(array: Array, layout: KVLayout, dtype: torch.dtype, longest: int) -> None:
-    """Whether such keys and values can be copied in.
+    """Check that keys and values fit a pool, and a sequence of `longest` tokens.
 
     Raises:
-        KVMismatchError: they are of another layout or dtype, or of more tokens than the sequence has.
+        KVMismatchError: the layout or dtype differs, there are too many tokens, or the bytes do not fit the shape.
     """
     expected = (layout.layers, 2, layout.kv_heads, layout.head_dim)
     found = array.shape[:2] + array.shape[3:] if len(array.shape) == 5 else array.shape
     if array.dtype != dtype_name(dtype) or found != expected:
         layers, both, kv_heads, head_dim = expected
         raise KVMismatchError(
-            f"keys and values are handed on as {array.dtype}{list(array.shape)}: expected "
-            f"{dtype_name(dtype)}[{layers}, {both}, tokens, {kv_heads}, {head_dim}]; the ranks of a node "
-            "must have one checkpoint and one model_kwargs.dtype"
+            f"imported keys and values are {array.dtype}{list(array.shape)}: expected "
+            f"{dtype_name(dtype)}[{layers}, {both}, tokens, {kv_heads}, {head_dim}]; all ranks of a node "
+            "need the same checkpoint and the same model_kwargs.dtype"
         )
     if array.shape[2] > longest:
         raise KVMismatchError(
-            f"keys and values of {array.shape[2]} tokens are handed on: expected at most {longest}, which is "
-            "all the sequence has"
+            f"imported keys and values have {array.shape[2]} tokens: expected at most {longest}, the length of "
+            "the sequence"
         )
     try:
         borrowed(array)
     except ValueError as error:
-        raise KVMismatchError(
-            f"keys and values that are handed on do not fit their shape: {error}"
-        ) from error
+        raise KVMismatchError(f"imported keys and values do not fit their shape: {error}") from error
 
 
 def export_kv(pool: PagedPool, cells: torch.Tensor, into: Array) -> None:

@@ -1,11 +1,11 @@
-"""What the KV-cache engine asks of a model: the node contract.
+"""The KV node contract: the methods and attributes that the KV engine needs of a model.
 
-    embed(inputs)         ids, or embeddings, of the packed tokens
-    forward(inputs, step) their hidden states; attention goes to the pool by itself
-    head(hidden, index)   logits of the chosen tokens
+    backbone        embed(token_ids)        input of `forward`, for packed tokens
+                    forward(inputs, step)   hidden states; its layers attend over the paged pool
+    language head   head(hidden, indices)   logits at chosen tokens
 
-A node knows nothing of rows, blocks or requests. It runs one packed sequence of T tokens, whoever's
-they are: its attention tells them apart.
+A node knows no sequences, blocks or requests. It computes one packed batch of T tokens; the attention function
+separates the sequences in it. All methods are called in the engine's thread, under `torch.inference_mode`.
 """
 
 from typing import Protocol
@@ -16,7 +16,12 @@ from models.base import KVLayout
 
 
 class TokenStep(Protocol):
-    """What a node may read of a step."""
+    """The part of a step that a node may read.
+
+    Attributes:
+        token_ids: (T,) int32, the ids of the packed tokens.
+        positions: (T,) int32, the position of each token in its sequence, from 0.
+    """
 
     @property
     def token_ids(self) -> torch.Tensor: ...
@@ -24,15 +29,18 @@ class TokenStep(Protocol):
     def positions(self) -> torch.Tensor: ...
 
 
-class Node(Protocol):
-    """A model the engine can run.
+class Backbone(Protocol):
+    """The layers of a model: token ids to hidden states.
 
     Attributes:
-        name: its name in the graph; a part of the key of its randomness.
-        architecture: its name in the checkpoint.
-        layout: the shape of its keys and values.
-        max_positions: the longest sequence it was made for.
-        kernels: who computes its layers: `torch`, the CPU kernels by their kind of processor, or `triton`.
+        name: the name of the node in the model's graph. The random draws of its sequences depend on it.
+        architecture: the name of the model class in the checkpoint's `config.json`.
+        layout: the shape of its keys and values: layers, KV heads, numbers per head.
+        kernels: the implementation of its layers: `torch`, `triton`, or the variant of the CPU kernels.
+        max_positions: the longest sequence that the model supports, in tokens.
+        parameters: the number of its parameters. On a CPU it decides the number of threads.
+        device: the device of its weights, its inputs and its outputs.
+        dtype: the dtype of its weights, hidden states, keys and values.
     """
 
     @property
@@ -44,8 +52,6 @@ class Node(Protocol):
     @property
     def kernels(self) -> str: ...
     @property
-    def vocab_size(self) -> int: ...
-    @property
     def max_positions(self) -> int: ...
     @property
     def parameters(self) -> int: ...
@@ -55,21 +61,65 @@ class Node(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def use_attention(self, name: str) -> None:
-        """From now on, every layer's attention is the function registered under `name`."""
+        """Set the attention function of all layers to the one registered as `name`.
+
+        Functions are registered with `transformers.AttentionInterface`; the engine's is
+        `workers.kv_engine.attention.paged.paged_attention`. Called once, before the first `forward`.
+        """
         ...
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """(T,) ids to what `forward` takes: the ids themselves, or (T, hidden) embeddings."""
+        """Return the input of `forward` for (T,) int32 token ids.
+
+        Either embeddings, (T, hidden) of `dtype`, or the ids themselves if `forward` embeds them.
+        """
         ...
 
     def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
-        """The T tokens' hidden states, (T, hidden)."""
+        """Return the hidden states of the T tokens after the last layer, (T, hidden) of `dtype`.
+
+        Each layer calls the attention function with its packed queries, keys and values. That function stores
+        the keys and values in the pool and attends over the pool.
+
+        Args:
+            inputs: the result of `embed`.
+            step: the token ids and positions; the engine sets the other tensors in a context of the thread.
+        """
         ...
+
+
+class LanguageHead(Protocol):
+    """The output layer of a model: hidden states to logits.
+
+    Attributes:
+        vocab_size: the number of logits per token. Token ids are from 0 to `vocab_size` - 1.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
 
     def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """The logits behind the tokens at `indices`: (S, vocab) float32."""
+        """Return the logits at S of the T tokens, (S, vocab_size) float32.
+
+        The result is a new tensor: penalties, masks and filters are applied to it in place.
+
+        Args:
+            hidden: (T, hidden), the result of `forward`.
+            indices: (S,) int32 or int64, indices of tokens in `hidden`.
+        """
         ...
 
+
+class KVNode(Backbone, LanguageHead, Protocol):
+    """A model that the engine can run: a backbone, a language head, and the reference for its self-check."""
+
     def reference(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """The logits (T, vocab) of one sequence as the stock model computes them, without any pool."""
+        """Return the logits of one sequence as the stock model computes them, (T, vocab_size) float32.
+
+        The stock model computes all tokens in one pass, with its own attention and without a pool. It is called
+        at load only: `workers.kv_engine.selfcheck.check_node` compares the paged logits with these.
+
+        Args:
+            token_ids: (T,) int64, the ids of one sequence from its beginning.
+        """
         ...

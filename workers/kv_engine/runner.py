@@ -25,7 +25,7 @@ from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.failures import as_dalsegno_error
 from workers.kv_engine.gpu.cuda_graphs import DecodeGraphs, GraphCapture
-from workers.kv_engine.node import Node
+from workers.kv_engine.node import KVNode
 from workers.kv_engine.outputs import TokenScore
 from workers.kv_engine.parallel.lockstep import Followers
 from workers.kv_engine.sampling.grammar_masks import GuideThread, StepMasks
@@ -87,12 +87,12 @@ class Runner:
 
     Attributes:
         forwards: how many were launched.
-        pools: the states of prompts that are pooled, as far as they are computed.
+        poolers: the states of prompts that are pooled, as far as they are computed.
     """
 
     def __init__(
         self,
-        node: Node,
+        node: KVNode,
         pool: PagedPool,
         builder: StepBuilder,
         *,
@@ -103,7 +103,7 @@ class Runner:
         laps: Laps | None,
     ) -> None:
         self.forwards = 0
-        self.pools: Final[dict[str, StatePooler]] = {}
+        self.poolers: Final[dict[str, StatePooler]] = {}
         self._node = node
         self._pool = pool
         self._builder = builder
@@ -147,7 +147,7 @@ class Runner:
 
     def forget(self, key: str) -> None:
         """A sequence is gone."""
-        self.pools.pop(key, None)
+        self.poolers.pop(key, None)
 
     @torch.inference_mode()
     def _launch(self, spans: list[Span], unread: UnreadTokens | None) -> LaunchedStep:
@@ -212,7 +212,7 @@ class Runner:
         for span in spans:
             spec, unreported = span.sequence.spec, span.unreported
             if spec.pooling is not None:
-                pool = self.pools.setdefault(spec.key, StatePooler(spec.pooling))
+                pool = self.poolers.setdefault(spec.key, StatePooler(spec.pooling))
                 first = offset + unreported.start - span.start
                 pool.add(hidden[first : offset + span.count], unreported.start)
             offset += span.count

@@ -31,8 +31,6 @@ from workers.kv_engine.counters import CacheCounters
 from workers.kv_engine.prefill_budget import PrefillBudget
 from workers.kv_engine.sequence import Sequence, Span
 
-STRETCH: Final = 1.7
-"""How many times as long a step with prompts may take as decodes alone would (`prefill_budget`)."""
 MIN_BURST: Final = 4
 """So many first tokens in one step are worth a pause of those who have theirs."""
 

@@ -17,7 +17,7 @@ from models.checkpoints.files import UnsupportedArchitectureError
 from workers.kv_engine.attention.kernels import AttentionKernel
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.node import Node
+from workers.kv_engine.node import KVNode
 from workers.kv_engine.sequence import Sequence, Span
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.step import StepBuilder
@@ -32,14 +32,14 @@ _TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0
 """In standard deviations of the logits. A wrong position or mask costs one and more."""
 
 
-def text_for(node: Node) -> torch.Tensor:
+def text_for(node: KVNode) -> torch.Tensor:
     """The ids of the text it is shown on. Any do, as long as they vary: a stride through the vocabulary."""
     ids = [(7919 * (index + 1)) % node.vocab_size for index in range(_CUTS[-1])]
     return torch.tensor(ids, device=node.device)
 
 
 @torch.inference_mode()
-def check_node(node: Node, kernel: AttentionKernel | None = None) -> None:
+def check_node(node: KVNode, kernel: AttentionKernel | None = None) -> None:
     """Compare pool and stock model on one short text; the node must use the pool's attention.
 
     `kernel` attends over the pool, as `PagedPool.of` has it.
@@ -65,7 +65,7 @@ def check_node(node: Node, kernel: AttentionKernel | None = None) -> None:
         )
 
 
-def _paged_logits(node: Node, ids: list[int], kernel: AttentionKernel | None = None) -> torch.Tensor:
+def _paged_logits(node: KVNode, ids: list[int], kernel: AttentionKernel | None = None) -> torch.Tensor:
     text = _seated("text", ids, _TEXT_BLOCKS, row=1)
     stranger = _seated("stranger", ids[::-1][:7], _STRANGER_BLOCKS, row=0)
     builder = StepBuilder(

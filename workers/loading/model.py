@@ -1,10 +1,10 @@
-"""What a worker hosts: the nodes of a deployment that are placed on its rank, loaded on this machine.
+"""The model that a worker hosts: the nodes placed on its rank, loaded on this machine, and their engines.
 
-The CPU face is read in a thread, beside the engines, which are made each in a thread of its own, and only
-where the rank has nodes for them. Nothing here blocks the event loop, and no torch is imported on its side
-(see `workers.loading.hosting`).
+Processing (tokenizer, templates) loads in a thread. Concurrently each engine is made in a thread of its own,
+where the rank has nodes for it. Nothing here blocks the event loop or imports torch on its side (see
+`workers.loading.engines`).
 
-Stateless nodes are loaded first: the KV pool is measured by the memory that is left.
+Stateless nodes load first, because the size of the KV pool follows from the memory that is left.
 """
 
 import asyncio
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-SAY_EVERY_S: Final = 2.0
-"""How often it is logged how far a big checkpoint is; the beats tell it all the time."""
+LOG_PROGRESS_S: Final = 2.0
+"""The period of log lines about the progress of a big checkpoint; heartbeats carry it, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A model that can serve.
+    """A model that is ready to serve.
 
     Attributes:
-        engine: of the rank's KV node; None where it has none.
-        stateless: of its stateless nodes; None where it has none.
+        engine: the engine of the rank's KV node; None without one.
+        stateless: the engine of its stateless nodes; None without any.
     """
 
     graph: ModelGraph
@@ -56,21 +56,21 @@ class Loaded:
 
 
 class Model(Protocol):
-    """What a worker hosts (`LocalModel`)."""
+    """The model that a worker hosts (`LocalModel`)."""
 
     @property
     def progress(self) -> float:
-        """How much of it is loaded, from 0 to 1."""
+        """The loaded share, from 0 to 1."""
         ...
 
     def counters(self) -> EngineStats | None: ...
 
-    async def load(self, rows: EngineClient) -> Loaded:
-        """Load it; tokens go to `rows`."""
+    async def load(self, client: EngineClient) -> Loaded:
+        """Load the model; the engine delivers its outputs to `client`."""
         ...
 
     async def wait(self) -> None:
-        """Wait until an engine has died, and raise what of."""
+        """Wait until an engine has died, and raise its error."""
         ...
 
     async def close(self) -> None: ...
@@ -78,11 +78,11 @@ class Model(Protocol):
 
 @dataclass(slots=True)
 class LocalModel:
-    """Processing in this thread's reach, each engine in its own.
+    """A model on this machine; each engine has a thread.
 
     Attributes:
-        export_to: where a sequence's keys and values go that are handed on (`TensorStore.allocate`).
-        gather: where the KV node is shared, finds those who share it.
+        export_to: allocates the slots for exported keys and values (`TensorStore.allocate`).
+        gather: gathers the tensor-parallel group, where the KV node is shared.
     """
 
     config: DeploymentConfig
@@ -91,17 +91,17 @@ class LocalModel:
     export_to: "Allocate | None" = None
     gather: Callable[[], Awaitable[GroupMembership]] | None = None
     progress: float = 0.0
-    _copy: GroupMembership | None = field(default=None, init=False)
+    _group: GroupMembership | None = field(default=None, init=False)
     _thread: EngineThread | None = field(default=None, init=False)
     _stateless: StatelessThread | None = field(default=None, init=False)
     _device: str = field(default="cpu", init=False)
     _nodes: list[str] = field(default_factory=list, init=False)
-    _said_s: float | None = field(default=None, init=False)
+    _logged_s: float | None = field(default=None, init=False)
 
     def counters(self) -> EngineStats | None:
         return self._thread.stats() if self._thread is not None else None
 
-    async def load(self, rows: EngineClient) -> Loaded:
+    async def load(self, client: EngineClient) -> Loaded:
         begun_s = time.monotonic()
         graph = registry.graph(self.config.model)
         nodes = self.config.nodes_of(self.rank)
@@ -121,15 +121,15 @@ class LocalModel:
             if stateless:
                 await self._start_stateless()
             if kv and self.gather is not None:
-                self._copy = await self.gather()
+                self._group = await self.gather()
             if kv:
-                watching = [tasks.create_task(self._copy.watch())] if self._copy is not None else []
-                kv_tokens = await self._start_engine(rows)
+                watching = [tasks.create_task(self._group.watch())] if self._group is not None else []
+                kv_tokens = await self._start_engine(client)
                 for task in watching:
                     task.cancel()
-        if kv and self.settings.warm:
-            rows.engine = self._thread
-            await warm(self.settings.warm, reading.result(), rows, longest=kv_tokens)
+        if kv and self.settings.warm_prefixes:
+            client.engine = self._thread
+            await warm(self.settings.warm_prefixes, reading.result(), client, longest=kv_tokens)
         self.progress = 1.0
         _LOGGER.info("loaded %s in %.1f s", self.config.name, time.monotonic() - begun_s)
         return Loaded(
@@ -146,16 +146,16 @@ class LocalModel:
             async with asyncio.TaskGroup() as tasks:
                 for thread in self._threads():
                     tasks.create_task(thread.wait())
-                if self._copy is not None:
-                    tasks.create_task(self._copy.watch())
+                if self._group is not None:
+                    tasks.create_task(self._group.watch())
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
 
     async def close(self) -> None:
         for thread in self._threads():
             await thread.close()
-        if self._copy is not None:
-            self._copy.close()
+        if self._group is not None:
+            self._group.close()
 
     def _threads(self) -> "list[EngineThread | StatelessThread]":
         return [thread for thread in (self._thread, self._stateless) if thread is not None]
@@ -171,10 +171,10 @@ class LocalModel:
         await thread.start()
         self._stateless = thread
 
-    async def _start_engine(self, rows: EngineClient) -> int:
-        """Start the engine's thread; how many tokens its pool holds."""
+    async def _start_engine(self, client: EngineClient) -> int:
+        """Start the engine's thread, and return the capacity of its KV pool in tokens."""
         thread = EngineThread(
-            self._make_engine, rows.on_outputs, rows.on_error, on_cancelled=rows.on_cancelled
+            self._make_engine, client.on_outputs, client.on_error, on_cancelled=client.on_cancelled
         )
         engine = await thread.start()
         self._thread = thread
@@ -182,7 +182,7 @@ class LocalModel:
 
     def _make_engine(self) -> "KVEngine":
         """Called in the engine's thread."""
-        from workers.loading.hosting import make_kv_engine  # noqa: PLC0415 - torch: see `workers.loading.hosting`
+        from workers.loading.engines import make_kv_engine  # noqa: PLC0415 - torch: see `workers.loading.engines`
 
         engine = make_kv_engine(
             self.config,
@@ -190,25 +190,25 @@ class LocalModel:
             self.rank,
             self._on_progress,
             export_to=self.export_to,
-            copy=self._copy,
+            group=self._group,
         )
         self._device = str(engine.node.device)
         return engine
 
     def _make_stateless(self) -> "StatelessNodes":
         """Called in the stateless engine's thread."""
-        from workers.loading.hosting import make_stateless_nodes  # noqa: PLC0415 - torch: see `workers.loading.hosting`
+        from workers.loading.engines import make_stateless_nodes  # noqa: PLC0415 - torch: see `workers.loading.engines`
 
         nodes = make_stateless_nodes(self.config, self.settings, self.rank, self._on_progress)
         self._device = str(nodes.device)
         return nodes
 
     def _on_progress(self, done: int, total: int, node: str) -> None:
-        """How much of a node is read. Called from the loader's threads; nodes come one after the other."""
+        """Note the progress of a node. Called from the loader's threads; nodes load one after the other."""
         self.progress = (self._nodes.index(node) + done / max(total, 1)) / len(self._nodes)
         now_s = time.monotonic()
-        if self._said_s is None:
-            self._said_s = now_s  # what loads at once needs no word
-        elif now_s - self._said_s >= SAY_EVERY_S:
-            self._said_s = now_s
+        if self._logged_s is None:
+            self._logged_s = now_s  # a quick load logs nothing
+        elif now_s - self._logged_s >= LOG_PROGRESS_S:
+            self._logged_s = now_s
             _LOGGER.info("loading %s: %.0f %% of %.2f GB", node, done / max(total, 1) * 100, total / 1e9)

@@ -1,7 +1,7 @@
-"""Beginnings that are computed before a worker is ready: `model_kwargs.warm`.
+"""Prefix warm-up: prefixes that are computed before a worker is ready (`model_kwargs.warm_prefixes`).
 
-They go through the engine as a request's prompt does, all at once. What is kept of them is the prefix
-cache's, and may be given up there for what is used more.
+The engine computes them as it computes prompts, all at once. The prefix cache keeps the result, and may evict
+it later like any other entry.
 """
 
 import asyncio
@@ -26,38 +26,40 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 
 async def warm(
-    beginnings: Sequence[str | list[dict[str, Any]]],
+    prefixes: Sequence[str | list[dict[str, Any]]],
     processing: Processing,
-    rows: EngineClient,
+    client: EngineClient,
     *,
     longest: int,
 ) -> int:
-    """Compute all of them; how many tokens of them are kept then. `longest` is what the KV pool holds.
+    """Compute the prefixes, and return the number of their tokens that are cached.
+
+    `longest` is the capacity of the KV pool in tokens.
 
     Raises:
-        ConfigError: one of them is no prompt of this model, or too long.
+        ConfigError: a prefix is no prompt of this model, or too long.
     """
-    begun: list[SequenceHandle] = []
-    for place, beginning in enumerate(beginnings):
+    handles: list[SequenceHandle] = []
+    for place, prefix in enumerate(prefixes):
         try:
-            ids = await asyncio.to_thread(_ids_of, processing, beginning)
+            ids = await asyncio.to_thread(_ids_of, processing, prefix)
             if len(ids) > longest:
                 raise ClientError(f"expected at most the KV cache's {longest} tokens, found {len(ids)}")
         except ClientError as error:
-            raise ConfigError(f"model_kwargs.warm[{place}]: {error.message}") from error
+            raise ConfigError(f"model_kwargs.warm_prefixes[{place}]: {error.message}") from error
         key = f"warm.{place}"
-        row = SequenceHandle(key, GeneratedText(processing.text_decoder(), max_tokens=0), None)
-        rows.submit(SequenceSpec(key=key, prompt_ids=ids, max_tokens=0, caches_prompt=True), row)
-        begun.append(row)
-    for row in begun:
-        await row.ended
-    kept = sum(row.cached_tokens for row in begun)
-    _LOGGER.info("computed %d beginnings; %d tokens of them are kept", len(begun), kept)
-    return kept
+        handle = SequenceHandle(key, GeneratedText(processing.text_decoder(), max_tokens=0), None)
+        client.submit(SequenceSpec(key=key, prompt_ids=ids, max_tokens=0, caches_prompt=True), handle)
+        handles.append(handle)
+    for handle in handles:
+        await handle.ended
+    cached = sum(handle.cached_tokens for handle in handles)
+    _LOGGER.info("warmed %d prefixes; %d of their tokens are cached", len(handles), cached)
+    return cached
 
 
-def _ids_of(processing: Processing, beginning: str | list[dict[str, Any]]) -> list[int]:
-    """The tokens of a text as it stands, or of a chat as the template renders it."""
-    inputs = Inputs(text=beginning, chat=False) if isinstance(beginning, str) else Inputs(messages=beginning)
+def _ids_of(processing: Processing, prefix: str | list[dict[str, Any]]) -> list[int]:
+    """Return the tokens of a raw text, or of a chat as the template renders it."""
+    inputs = Inputs(text=prefix, chat=False) if isinstance(prefix, str) else Inputs(messages=prefix)
     args = msgspec.to_builtins(PrepareRequest(inputs=inputs, params=Params(warm=True)))
     return read_ids(processing.run("prepare", "warm", {}, args).outputs["token_ids"])

@@ -7,8 +7,8 @@ from models.orpheus.processing import STOP
 from models.transformers_lm.node import DecoderLM
 from tests.models.orpheus.oracle import generate, prompt
 from tests.tiny.orpheus import END_AUDIO, FIRST_AUDIO, tiny_orpheus
+from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import ids, run
-from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 
 TEXTS = [
@@ -28,7 +28,7 @@ def test_speeches_that_are_said_together_are_each_as_generate_says_them(penalty:
     asked = [prompt(*text) for text in TEXTS]
     answered = [(prompt_ids, *generate(prompt_ids, MAX_TOKENS, penalty=penalty)) for prompt_ids in asked]
     clear = [(prompt_ids, answer) for prompt_ids, answer, margin in answered if margin > 1e-4]
-    engine = KVEngine(node, num_blocks=128, block_size=8, max_step_tokens=9, max_sequences=4)
+    engine = make_engine(node, num_blocks=128, block_size=8, max_step_tokens=9, max_sequences=4)
 
     found = run(
         engine,

@@ -10,11 +10,12 @@ import torch
 from models.checkpoints.files import UnsupportedArchitectureError
 from tests.workers.cpu_kernels import models
 from tests.workers.cpu_kernels.libraries import NAMES, library
+from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import ids, run
 from workers.cpu_kernels import decoder
 from workers.cpu_kernels.decoder import NativeDecoder, use_cpu_kernels
 from workers.kv_engine.engine import KVEngine
-from workers.kv_engine.node import Node
+from workers.kv_engine.node import KVNode
 from workers.kv_engine.outputs import TokenOutput
 from workers.kv_engine.sequence_spec import SequenceSpec
 
@@ -22,8 +23,8 @@ NEW_TOKENS = 40
 LENGTHS: Final = (3, 30, 61, 100)
 
 
-def engine(of: Node, **sizes: Any) -> KVEngine:
-    return KVEngine(of, **{"num_blocks": 200, "block_size": 8, "max_step_tokens": 64, "max_sequences": 8} | sizes)
+def engine(of: KVNode, **sizes: Any) -> KVEngine:
+    return make_engine(of, **{"num_blocks": 200, "block_size": 8, "max_step_tokens": 64, "max_sequences": 8} | sizes)
 
 
 def prompts(*lengths: int) -> list[list[int]]:
@@ -164,7 +165,7 @@ def test_what_the_kernels_do_not_know_is_left_to_torch_and_said(
         found = use_cpu_kernels(node, threads=1)
 
     assert found is node
-    assert f"llm is computed by torch: the CPU kernels do not know {reason}" in caplog.text
+    assert f"llm is computed by torch: the CPU kernels do not support {reason}" in caplog.text
 
 
 def test_float16_is_left_to_torch() -> None:

@@ -73,7 +73,7 @@ class _Wrapper:
     ) -> None:
         assert float_workspace_buffer.dtype == int_workspace_buffer.dtype == torch.uint8
 
-    def _plan_and_replay(self, queries: torch.Tensor, *where: torch.Tensor, **how: Any) -> None:
+    def _planned(self, queries: torch.Tensor, *where: torch.Tensor, **how: Any) -> None:
         _Wrapper.plans += 1
         kv_indptr, indices, last_page_len = where
         assert all(one.dtype == torch.int32 for one in (queries, *where))
@@ -142,7 +142,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         q_len_per_req: int = 1,
     ) -> None:
         assert self._by_tensor_cores or num_qo_heads // num_kv_heads in {1, 2, 3, 4, 8}
-        self._plan_and_replay(
+        self._planned(
             torch.arange(len(last_page_len) + 1, dtype=torch.int32),
             *(indptr, indices, last_page_len),
             kv_heads=num_kv_heads,
@@ -231,7 +231,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         disable_split_kv: bool = False,
     ) -> None:
         assert causal
-        self._plan_and_replay(
+        self._planned(
             qo_indptr,
             *(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len),
             kv_heads=num_kv_heads,

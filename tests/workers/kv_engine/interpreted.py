@@ -129,10 +129,10 @@ def replays() -> dict[str, Any]:
     """What engines answer whose decodes are held against their recording, and one over torch alone."""
     from models.decoder_lm.nodes import load  # noqa: PLC0415 - takes seconds
     from tests.tiny import tiny_checkpoint  # noqa: PLC0415
+    from tests.workers.kv_engine.engines import make_engine  # noqa: PLC0415
     from tests.workers.kv_engine.oracle import ids, run  # noqa: PLC0415
     from tests.workers.kv_engine.recorder import SameLaunches  # noqa: PLC0415
     from workers.kv_engine.attention.triton import attend  # noqa: PLC0415 - only where it is interpreted
-    from workers.kv_engine.engine import KVEngine  # noqa: PLC0415
     from workers.kv_engine.gpu import decoder  # noqa: PLC0415 - only where it is interpreted
     from workers.kv_engine.sequence_spec import Sampling, SequenceSpec  # noqa: PLC0415
 
@@ -144,7 +144,7 @@ def replays() -> dict[str, Any]:
     ]
 
     def answers(node: Any, capture: SameLaunches | None) -> dict[str, list[int]]:
-        engine = KVEngine(
+        engine = make_engine(
             node, num_blocks=32, block_size=4, max_step_tokens=16, max_sequences=2, capture=capture
         )
         return {key: ids(outputs) for key, outputs in run(engine, specs, every=2).items()}

@@ -11,6 +11,7 @@ from typing import Any
 from models.decoder_lm.nodes import DecoderLM, load
 from tests.peers import Circle, together
 from tests.tiny import Family, tiny_checkpoint
+from tests.workers.kv_engine.engines import make_engine
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.parallel.connection import Connection, GroupLostError
 from workers.kv_engine.parallel.follower import FollowerEngine
@@ -84,7 +85,7 @@ def shared(nodes: list[DecoderLM], sizes: Mapping[str, Any]) -> Iterator[Shared]
 
 def _leading(node: DecoderLM, followers: Followers, sizes: dict[str, Any]) -> KVEngine | FollowerEngine:
     blocks = followers.agree(sizes.pop("num_blocks"), node.dtype)
-    return KVEngine(node, num_blocks=blocks, followers=followers, **sizes)
+    return make_engine(node, num_blocks=blocks, followers=followers, **sizes)
 
 
 def _following(node: DecoderLM, leader: Leader, sizes: dict[str, Any]) -> KVEngine | FollowerEngine:

@@ -8,6 +8,7 @@ import torch
 
 from models.decoder_lm.nodes import DecoderLM
 from shared.errors import BugError, ClientError
+from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import ids, prompts, run, tokens
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.failures import StepFailedError
@@ -19,7 +20,7 @@ SAMPLED = Sampling(temperature=1.2, top_k=50, top_p=0.95, seed=11)
 
 def engine(node: DecoderLM, **changes: int) -> KVEngine:
     sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 24, "max_sequences": 8}
-    return KVEngine(node, **(sizes | changes))
+    return make_engine(node, **(sizes | changes))
 
 
 def spec(key: str = "a", **changes: Any) -> SequenceSpec:

@@ -12,6 +12,7 @@ from models.decoder_lm.nodes import DecoderLM, load
 from shared.errors import BugError, CapacityError, DalSegnoError, TensorGone
 from shared.tensors import Handle
 from tests.tiny import FAMILIES, Family, tiny_checkpoint
+from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import ids, prompts, run, tokens
 from workers.data_plane.port import Array, Bytes
 from workers.kv_engine.attention.pool import PagedPool
@@ -50,7 +51,7 @@ class Slots:
 
 def engine(node: DecoderLM, slots: Slots | None = None, **changes: Any) -> KVEngine:
     sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 24, "max_sequences": 4}
-    return KVEngine(node, **(sizes | changes), export_to=slots.allocate if slots else None)
+    return make_engine(node, **(sizes | changes), export_to=slots.allocate if slots else None)
 
 
 def spec(**changes: Any) -> SequenceSpec:
@@ -228,10 +229,16 @@ SHAPE = (2, 2, 41, 2, 16)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dtype": "bfloat16"}, r"handed on as bfloat16\[2, 2, 41, 2, 16\]: expected float32\[2, 2, tokens"),
-        ({"shape": (3, 2, 41, 2, 16)}, r"handed on as float32\[3, .*expected float32\[2, 2, tokens, 2, 16\]"),
-        ({"shape": (2, 2, 41, 32)}, r"handed on as float32\[2, 2, 41, 32\]: expected"),
-        ({"shape": (2, 2, 42, 2, 16)}, "of 42 tokens are handed on: expected at most 41"),
+        (
+            {"dtype": "bfloat16"},
+            r"keys and values are bfloat16\[2, 2, 41, 2, 16\]: expected float32\[2, 2, tokens",
+        ),
+        (
+            {"shape": (3, 2, 41, 2, 16)},
+            r"keys and values are float32\[3, .*expected float32\[2, 2, tokens, 2, 16\]",
+        ),
+        ({"shape": (2, 2, 41, 32)}, r"keys and values are float32\[2, 2, 41, 32\]: expected"),
+        ({"shape": (2, 2, 42, 2, 16)}, "have 42 tokens: expected at most 41"),
         ({"data": np.zeros(8, np.uint8)}, "do not fit their shape: expected 20992 bytes .*, found 8"),
     ],
 )
@@ -252,18 +259,18 @@ def test_what_does_not_fit_the_pool_is_refused(
 @pytest.mark.parametrize(
     ("slots", "changes", "message"),
     [
-        (None, {"export": EXPORT}, "there is no store"),
+        (None, {"export": EXPORT}, "has no store"),
         (
             Slots(),
             {"export": EXPORT, "max_tokens": 0, "scores_prompt": True, "logprobs": 1},
-            "ends without a token",
+            "generates no token",
         ),
         (Slots(), {"export": EXPORT, "prefix_ids": [1] * 12}, "nothing to compute"),
         (
             None,
             {"kv": Array(dtype="float32", shape=SHAPE, data=np.zeros(1, np.uint8)), "scores_prompt": True}
             | {"logprobs": 1},
-            "is to score a prompt that was computed elsewhere",
+            "has scores_prompt, but imports keys and values",
         ),
     ],
 )

@@ -11,6 +11,7 @@ from models.decoder_lm.nodes import DecoderLM, load
 from models.transformers_lm import architecture
 from shared.errors import ClientError
 from tests.tiny import FAMILIES, MODELS, Family, tiny_checkpoint
+from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import clear_text, generate, ids, prompts, run, tokens
 from workers.kv_engine import engine as kv_engine
 from workers.kv_engine.attention import paged
@@ -35,7 +36,7 @@ def test_staggered_mixed_requests_answer_as_generate_does(family: Family) -> Non
     Every text outgrows the sliding windows of 24: some in the prompt, some while they are answered.
     """
     texts, expected = clear_texts(family, 6, 15, 38, 66)
-    engine = KVEngine(
+    engine = make_engine(
         load(tiny_checkpoint(family)), num_blocks=64, block_size=8, max_step_tokens=9, max_sequences=4
     )
 
@@ -57,7 +58,7 @@ def test_the_longest_texts_are_exact(family: Family) -> None:
     """Llama's scaled rope differs from the plain one only far from the start; so does YaRN."""
     length = MODELS[family].max_positions - NEW_TOKENS
     text, expected = clear_text(family, length, NEW_TOKENS)
-    engine = KVEngine(
+    engine = make_engine(
         load(tiny_checkpoint(family)), num_blocks=64, block_size=8, max_step_tokens=100, max_sequences=1
     )
 
@@ -68,7 +69,7 @@ def test_the_longest_texts_are_exact(family: Family) -> None:
 def test_a_resumed_answer_goes_on_as_if_nothing_had_happened(family: Family) -> None:
     """What was released is folded again in pieces of seven, and longer than any window by then."""
     text, expected = clear_text(family, 15, MANY_TOKENS)
-    engine = KVEngine(
+    engine = make_engine(
         load(tiny_checkpoint(family)), num_blocks=20, block_size=8, max_step_tokens=7, max_sequences=1
     )
     [spec] = specs([text], MANY_TOKENS)
@@ -82,7 +83,7 @@ def test_a_resumed_answer_goes_on_as_if_nothing_had_happened(family: Family) -> 
 def test_every_layer_looks_back_as_far_as_the_checkpoint_says(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = KVEngine(
+    engine = make_engine(
         load(tiny_checkpoint(family)), num_blocks=10, block_size=8, max_step_tokens=80, max_sequences=1
     )
     asked = record_windows(monkeypatch)
@@ -110,7 +111,7 @@ def test_a_window_that_is_one_too_wide_does_not_pass(family: Family, monkeypatch
     """Negative control; the self-check's twelve tokens are too few to see it."""
     record_windows(monkeypatch, wider_by=1)
     texts, expected = clear_texts(family, 15, 38, 66)
-    engine = KVEngine(
+    engine = make_engine(
         load(tiny_checkpoint(family)), num_blocks=64, block_size=8, max_step_tokens=50, max_sequences=4
     )
 
@@ -124,7 +125,7 @@ def test_a_window_that_is_one_too_wide_does_not_pass(family: Family, monkeypatch
 
 def longrope_beside(neighbour: list[int], text: list[int]) -> list[int]:
     """The answer to `text` of Phi-3's long sister, while somebody else's text is in the batch."""
-    engine = KVEngine(
+    engine = make_engine(
         load(tiny_checkpoint("phi3_longrope")),
         num_blocks=64,
         block_size=8,
@@ -182,7 +183,7 @@ def answers(engine: KVEngine, count: int) -> list[list[int]]:
 def test_wrong_positions_do_not_pass(qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: positions that begin anew every seven tokens."""
     texts = prompts(4, seed=1, shortest=10)
-    engine = KVEngine(qwen3, num_blocks=64, block_size=8, max_step_tokens=9, max_sequences=8)
+    engine = make_engine(qwen3, num_blocks=64, block_size=8, max_step_tokens=9, max_sequences=8)
     for spec in specs(texts):
         engine.add(spec)
     forward = DecoderLM.forward
@@ -201,7 +202,7 @@ def test_wrong_positions_do_not_pass(qwen3: DecoderLM, monkeypatch: pytest.Monke
 def test_a_wrong_history_does_not_pass(qwen3: DecoderLM, swapped: bool) -> None:
     """Negative control: two sequences' first blocks change places under their feet."""
     texts = prompts(2, seed=1, shortest=20, longest=20)
-    engine = KVEngine(qwen3, num_blocks=64, block_size=8, max_step_tokens=40, max_sequences=2)
+    engine = make_engine(qwen3, num_blocks=64, block_size=8, max_step_tokens=40, max_sequences=2)
     for spec in specs(texts):
         engine.add(spec)
     first_tokens = ids(engine.step())

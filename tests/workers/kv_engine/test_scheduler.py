@@ -396,7 +396,7 @@ def test_what_is_kept_gives_way_to_what_runs() -> None:
     small = scheduler(blocks=5, budget=10)
     small.add(same("a", 8, max_tokens=1))
     run_step(small)
-    assert small.blocks.kept == 4
+    assert small.blocks.evictable == 4
     small.add(sequence("b", 8, max_tokens=1))
 
     assert run_step(small) == [("b", 0, 8)]

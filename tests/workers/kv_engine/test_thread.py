@@ -12,6 +12,7 @@ import pytest
 
 from models.decoder_lm.nodes import DecoderLM
 from shared.errors import CapacityError, ClientError, DalSegnoError, WorkerError
+from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import ids, run, tokens
 from tests.workers.kv_engine.recorder import Again
 from workers.kv_engine import thread as thread_module
@@ -398,7 +399,7 @@ async def test_a_real_engine_answers_through_the_thread_as_without_it(
     qwen3: DecoderLM, capture: GraphCapture | None
 ) -> None:
     def factory() -> KVEngine:
-        return KVEngine(
+        return make_engine(
             qwen3, num_blocks=32, block_size=8, max_step_tokens=16, max_sequences=4, capture=capture
         )
 

@@ -1,1 +1,1 @@
-"""Attention over the paged KV cache: dispatch and kernels."""
+"""Attention over the paged KV pool: the pool, the choice of a kernel, and the kernels."""

@@ -1,16 +1,19 @@
-"""Attention over the paged pool by FlashInfer, on GPUs and where it is asked for (`model_kwargs.attention`).
+"""FlashInfer's attention over the paged pool, on GPUs, chosen by `model_kwargs.attention: flashinfer`.
 
-    FlashInfer           steps as they come: planned when their first layer is reached
-    RecordedFlashInfer   steps of one size that are recorded: planned before each replay
+    FlashInfer           steps that run unrecorded: planned when their first layer is reached
+    RecordedFlashInfer   recorded steps of one size: planned before each replay
 
-FlashInfer works out on the host how the spans of a step are shared out over the GPU (`plan`), and writes that
-to the device; a layer is computed by it then (`run`). One plan is for all layers that look back equally far
-and make their scores alike. Its pages are our blocks, its layout NHD is the pool's: nothing is moved.
+FlashInfer computes on the host how a step's spans are distributed over the GPU (`plan`) and copies that to
+the device; then each layer is computed with it (`run`). One plan serves all layers with the same window,
+scaling and shape. A FlashInfer page is a block of the pool, and its layout NHD is the pool's layout, so no
+data moves.
 
-A recording has the addresses of a plan's buffers, and of the plan itself some numbers: offsets into them, and
-how many programs there are. In its mode for CUDA graphs they follow from the number of rows, and from no
-length: so in the source of 0.6.13 (`scheduler.cuh`: `DecodePlan`, `PrefillPlan`). A recording with others
-would be wrong, so they are compared with every plan.
+A CUDA graph contains the addresses of a plan's buffers and some numbers of the plan: offsets into the buffers
+and the number of programs. In FlashInfer's mode for CUDA graphs these numbers depend on the number of rows
+and not on any length (source of 0.6.13, `scheduler.cuh`: `DecodePlan`, `PrefillPlan`). A graph with other
+numbers would compute wrong results, so they are compared for every plan.
+
+This code has been tested on CPUs only, against a reference implementation of FlashInfer's classes.
 
 Ye et al. 2025, arXiv 2501.01005.
 """
@@ -29,68 +32,68 @@ import torch
 
 from configs.deployment import ConfigError
 from shared.errors import BugError
-from workers.kv_engine.node import Node
+from workers.kv_engine.node import KVNode
 from workers.kv_engine.step import Int32s, Spans, Step
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 HEAD_DIMS: Final = (64, 128, 256)
-"""What its kernels are made and tested for (`flashinfer.aot`); of others some do not compile."""
+"""The head dimensions that FlashInfer's kernels are built and tested for (`flashinfer.aot`)."""
 DTYPES: Final = (torch.float16, torch.bfloat16)
 
 _BACKEND: Final = "fa2"
-"""The one whose plans were read; others (mini-sglang) name it for an H200, too."""
+"""The backend whose plans were reviewed; mini-sglang also names it for an H200."""
 _MIN_WORKSPACE_BYTES: Final = 128 << 20
-"""As FlashInfer recommends: for what the parts of a span's keys come to, before they are merged."""
+"""FlashInfer's recommendation; it holds partial results of spans before they are merged."""
 _PLAN_BYTES: Final = 1 << 20
-"""A recorded plan of thousands of rows has less; FlashInfer would take 8 MiB, for each size."""
+"""A recorded plan of thousands of rows needs less; FlashInfer would take 8 MiB for each size."""
 
 
-def make_kernel(node: Node) -> "FlashInfer":
-    """FlashInfer for a node's pool; the log says so.
+def make_kernel(node: KVNode) -> "FlashInfer":
+    """Return a FlashInfer kernel for the node's pool, and log it.
 
     Raises:
-        ConfigError: it is not here, or does not know such a node.
+        ConfigError: FlashInfer is not installed completely, or does not support the node.
     """
-    if in_the_way := _unsupported(node):
-        raise ConfigError(f"model_kwargs.attention: flashinfer {in_the_way}; auto does without it")
+    if reason := _unsupported(node):
+        raise ConfigError(f"model_kwargs.attention: flashinfer {reason}; auto does not need it")
     try:
         library: Any = import_module("flashinfer")
     except ImportError as error:
         raise ConfigError(
-            f"model_kwargs.attention: flashinfer is here, but not all it needs ({error}): "
-            "pip install 'dalsegno[flashinfer]'; auto does without it"
+            f"model_kwargs.attention: flashinfer is installed, but a dependency is missing ({error}): "
+            "pip install 'dalsegno[flashinfer]'; auto does not need it"
         ) from error
     _LOGGER.info(
-        "%s: attention by FlashInfer %s over the paged pool; kernels that it has not compiled before take it "
-        "a minute or more now",
+        "%s: attention by FlashInfer %s over the paged pool; kernels that are not compiled yet take a minute "
+        "or more",
         node.name,
         library.__version__,
     )
     return FlashInfer(library, node.device)
 
 
-def _unsupported(node: Node) -> str:
-    """Why it does not attend for a node; empty where it does."""
+def _unsupported(node: KVNode) -> str:
+    """The reason why FlashInfer cannot attend for the node; empty if it can."""
     if node.device.type != "cuda":
-        return f"is for GPUs, and {node.name} is on the CPU"
+        return f"runs on GPUs, and {node.name} is on the CPU"
     if find_spec("flashinfer") is None:
         return "is not installed: pip install 'dalsegno[flashinfer]'"
-    if find_spec("flashinfer_jit_cache") is None:  # the kernels, compiled
+    if find_spec("flashinfer_jit_cache") is None:  # the precompiled kernels
         if which("ninja") is None:
-            return "compiles its kernels by ninja, which is not on the PATH (it came with it: add the folder)"
+            return "compiles kernels with ninja, which is not on the PATH: add the folder of pip's scripts"
         if not _has_nvcc():
-            return "compiles its kernels by nvcc, which is not here: install the CUDA toolkit (CUDA_HOME)"
+            return "compiles its kernels with nvcc, which was not found: install the CUDA toolkit (CUDA_HOME)"
     if node.dtype not in DTYPES:
-        return f"computes in float16 and bfloat16, and {node.name} is in {node.dtype}: see model_kwargs.dtype"
+        return f"supports float16 and bfloat16, and {node.name} is in {node.dtype}: see model_kwargs.dtype"
     if node.layout.head_dim not in HEAD_DIMS:
         known = ", ".join(map(str, HEAD_DIMS))
-        return f"knows heads of {known} numbers, and those of {node.name} have {node.layout.head_dim}"
+        return f"supports heads of {known} numbers, and those of {node.name} have {node.layout.head_dim}"
     return ""
 
 
 def _has_nvcc() -> bool:
-    """Whether CUDA's compiler is where FlashInfer looks for it."""
+    """Return True if CUDA's compiler is where FlashInfer looks for it."""
     if named := os.environ.get("FLASHINFER_NVCC"):
         return which(named) is not None
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
@@ -100,7 +103,7 @@ def _has_nvcc() -> bool:
 
 
 class _LayerKind(NamedTuple):
-    """What layers have in common that are computed by one plan."""
+    """The properties of layers that can share a plan."""
 
     heads: int
     kv_heads: int
@@ -116,10 +119,10 @@ class _LayerKind(NamedTuple):
         return self.heads // self.kv_heads
 
     @property
-    def how(self) -> dict[str, Any]:
-        """How scores are made, as both kinds of plans are told."""
+    def plan_options(self) -> dict[str, Any]:
+        """The keyword arguments of `plan` that describe the scores."""
         return {
-            # It counts the keys to the left of a query's own, which is one of our window.
+            # FlashInfer's window does not count the query's own key; `window` does.
             "window_left": -1 if self.window is None else self.window - 1,
             "logits_soft_cap": self.softcap,
             "sm_scale": self.scaling,
@@ -130,12 +133,12 @@ class _LayerKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PageTable:
-    """The spans of a step as a plan is told of them: on the host, but for what the device alone reads."""
+    """The spans of a step in FlashInfer's format: on the host, except for the page numbers."""
 
-    queries: torch.Tensor  # (B + 1,) int32, where each span's queries begin
-    offsets: torch.Tensor  # (B + 1,) int32, where each span's pages begin
+    queries: torch.Tensor  # (B + 1,) int32, the first query of each span
+    offsets: torch.Tensor  # (B + 1,) int32, the first page of each span
     numbers: torch.Tensor  # (pages,) int32, on the device
-    last: torch.Tensor  # (B,) int32, how many keys are in each span's last page
+    last: torch.Tensor  # (B,) int32, the number of keys in each span's last page
 
     @classmethod
     def of(cls, spans: Spans, device: torch.device) -> "_PageTable":
@@ -145,19 +148,21 @@ class _PageTable:
         return cls(
             queries=_to_host_copy(spans.query_offsets, device),
             offsets=_to_host_copy(np.concatenate([[0], np.cumsum(counts)]), device),
-            numbers=_to_host_copy(spans.block_tables[:, :most][is_page], device).to(device, non_blocking=True),
+            numbers=_to_host_copy(spans.block_tables[:, :most][is_page], device).to(
+                device, non_blocking=True
+            ),
             last=_to_host_copy(spans.kv_lengths - (counts - 1) * spans.block_size, device),
         )
 
 
 def _to_host_copy(array: Int32s, device: torch.device) -> torch.Tensor:
-    """A copy of its own, that can go to the device while the host goes on."""
+    """Return a copy, in pinned memory for a GPU, so that it can be transferred in the background."""
     copied = torch.from_numpy(np.array(array, np.int32))
     return copied.pin_memory() if device.type == "cuda" else copied
 
 
 class _Plan:
-    """A wrapper of FlashInfer's, and when it may be planned again."""
+    """One FlashInfer wrapper, and the event after which it may be planned again."""
 
     def __init__(self, wrapper: Any, layers: _LayerKind, device: torch.device, *, is_decodes: bool) -> None:
         self._wrapper: Final = wrapper
@@ -167,16 +172,18 @@ class _Plan:
         self._copied: Final = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def make(self, pages: _PageTable) -> None:
-        """For a step, whose layers are computed next."""
-        of_all = (self._layers.heads, self._layers.kv_heads, self._layers.dim, self._layers.block_size)
-        where = (pages.offsets, pages.numbers, pages.last)
+        """Plan the step whose layers are computed next."""
+        shape = (self._layers.heads, self._layers.kv_heads, self._layers.dim, self._layers.block_size)
+        pages_of_step = (pages.offsets, pages.numbers, pages.last)
         if self._copied is not None:
-            # A plan is written to memory that is copied from in the background: the last one has to be there.
+            # `plan` writes to memory that is copied in the background: wait for the last copy.
             self._copied.synchronize()
         if self._is_decodes:
-            self._wrapper.plan(*where, *of_all, **self._layers.how)
+            self._wrapper.plan(*pages_of_step, *shape, **self._layers.plan_options)
         else:
-            self._wrapper.plan(pages.queries, *where, *of_all, causal=True, **self._layers.how)
+            self._wrapper.plan(
+                pages.queries, *pages_of_step, *shape, causal=True, **self._layers.plan_options
+            )
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self._device))
 
@@ -189,12 +196,12 @@ class _Plan:
 
     @property
     def numbers(self) -> list[int]:
-        """What a recording has of it."""
-        return list(self._wrapper._plan_info)  # noqa: SLF001 - nothing else tells, and a wrong one answers wrong
+        """The numbers of the plan that a CUDA graph contains."""
+        return list(self._wrapper._plan_info)  # noqa: SLF001 - there is no public access
 
 
 class _PlannedAttention:
-    """What layers of one kind have planned computes them; whose plan that is, who plans says."""
+    """Attention by a plan for the kind of layer; subclasses choose the plan."""
 
     def __call__(
         self,
@@ -224,10 +231,10 @@ class _PlannedAttention:
 
 
 class FlashInfer(_PlannedAttention):
-    """A kernel that plans each step (`kernels.PlanningKernel`), for engines of one thread.
+    """An attention kernel that plans each step (`kernels.PlanningKernel`), for one thread.
 
     Args:
-        library: the package, or what stands for it.
+        library: the `flashinfer` package, or a replacement in tests.
     """
 
     def __init__(self, library: Any, device: torch.device) -> None:
@@ -264,7 +271,7 @@ class FlashInfer(_PlannedAttention):
         return _Plan(wrapper, layers, self.device, is_decodes=is_decodes)
 
     def workspace(self, nbytes: int) -> torch.Tensor:
-        """So much memory at least, that all plans share: it holds nothing from one layer to the next."""
+        """Return at least `nbytes` of memory. All plans share it: it holds nothing between layers."""
         if self._workspace is None or self._workspace.nbytes < nbytes:
             self._workspace = torch.zeros(
                 max(nbytes, _MIN_WORKSPACE_BYTES), dtype=torch.uint8, device=self.device
@@ -273,42 +280,42 @@ class FlashInfer(_PlannedAttention):
 
 
 class RecordedFlashInfer(_PlannedAttention):
-    """Of the steps of one size (`kernels.RecordedKernel`), over buffers of its own.
+    """The kernel of recorded steps of one size (`kernels.RecordedKernel`), with its own buffers.
 
-    It plans when layers of a kind are first reached, which is before anything is recorded.
+    It makes the first plan of a kind of layer when such a layer is first reached, before recording begins.
     """
 
-    def __init__(self, whole: FlashInfer) -> None:
-        self._whole: Final = whole
+    def __init__(self, kernel: FlashInfer) -> None:
+        self._kernel: Final = kernel
         self._plans: dict[_LayerKind, _Plan] = {}
         self._numbers: dict[_LayerKind, list[int]] = {}
 
     def _planned(self, layers: _LayerKind, step: Step) -> _Plan:
         if layers not in self._plans:
             plan = self._plan(layers, len(step.rows), len(step.rows) * step.block_table.shape[1])
-            plan.make(_PageTable.of(step.spans, self._whole.device))
+            plan.make(_PageTable.of(step.spans, self._kernel.device))
             self._plans[layers], self._numbers[layers] = plan, plan.numbers
         return self._plans[layers]
 
     def plan(self, step: Step) -> None:
         """See `RecordedKernel`."""
-        pages = _PageTable.of(step.spans, self._whole.device)
+        pages = _PageTable.of(step.spans, self._kernel.device)
         for layers, plan in self._plans.items():
             plan.make(pages)
             if plan.numbers != self._numbers[layers]:
                 raise BugError(
                     f"FlashInfer plans {plan.numbers} for a step that was recorded with "
-                    f"{self._numbers[layers]}; model_kwargs.attention: triton does without it"
+                    f"{self._numbers[layers]}: expected the same numbers; set model_kwargs.attention: triton"
                 )
 
     def _plan(self, layers: _LayerKind, rows: int, most_pages: int) -> _Plan:
-        device = self._whole.device
-        workspace = self._whole.workspace(_workspace_bytes(layers, _processors(device), rows))
+        device = self._kernel.device
+        workspace = self._kernel.workspace(_workspace_bytes(layers, _processors(device), rows))
 
         def buffer(size: int) -> torch.Tensor:
             return torch.zeros(size, dtype=torch.int32, device=device)
 
-        wrapper = self._whole.library.BatchDecodeWithPagedKVCacheWrapper(
+        wrapper = self._kernel.library.BatchDecodeWithPagedKVCacheWrapper(
             workspace,
             "NHD",
             use_cuda_graph=True,
@@ -323,19 +330,20 @@ class RecordedFlashInfer(_PlannedAttention):
 
 
 def uses_tensor_cores(group: int) -> bool:
-    """Whether decodes go through the kernel of prompts; `group` heads share their keys.
+    """Return True if decodes use the prefill kernel, for `group` heads that share their keys.
 
-    The other one knows groups of 1, 2, 3, 4 and 8 alone; and where 4 and more queries share what is read,
-    others (mini-sglang) take tensor cores too.
+    The decode kernel supports groups of 1, 2, 3, 4 and 8 only. For 4 and more queries per key, mini-sglang
+    uses tensor cores, too.
     """
     return group >= 4
 
 
 def _workspace_bytes(layers: _LayerKind, processors: int, rows: int | None = None) -> int:
-    """What the parts of spans take at most, before they are merged: a float32 for each of a tile's numbers.
+    """The most bytes of partial results of split spans, in float32.
 
-    A tile is of so many queries times heads; keys are cut until each processor has two programs. In a
-    recording of `rows` decodes there are as many programs for every step as for the one that needs most.
+    A tile holds a fixed number of queries times heads; keys are split until each processor has two programs.
+    A recording of `rows` decodes has the same number of programs for every step: that of the step that needs
+    most.
     """
     tile, programs = 128, 2 * processors // layers.kv_heads
     if rows is not None:

@@ -1,11 +1,9 @@
-"""Which kernels compute on a device, and what they lack where they do not.
+"""The interface of attention kernels, and the choice of one for a device or a node.
 
-    choose_attention      attention over the paged pool: of every model, as `model_kwargs.attention` says
-    default_kernel        our own of it, where a device has one: what computes where nothing is said
-    use_gpu_kernels    a node whose layers our kernels compute: of the models they know
+    choose_attention   the kernel for a node, as `model_kwargs.attention` asks
+    default_kernel     this project's Triton kernel, on devices that can run it
 
-Else torch and transformers' modules compute. What a CPU has of this is `use_cpu_kernels` in
-`workers.cpu_kernels.decoder`.
+A node without a kernel is served by torch (`workers.kv_engine.attention.paged`).
 """
 
 import logging
@@ -21,14 +19,14 @@ from typing import Final, Literal, Protocol, runtime_checkable
 import torch
 
 from configs.deployment import ConfigError
-from workers.kv_engine.node import Node
+from workers.kv_engine.node import KVNode
 from workers.kv_engine.step import Step
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 
 class AttentionKernel(Protocol):
-    """Each token of a step attends to its span's history in the pool: (T, H, D) to (T, H, D)."""
+    """An attention kernel: each token of a step attends to its span in the pool, (T, H, D) to (T, H, D)."""
 
     def __call__(
         self,
@@ -44,27 +42,27 @@ class AttentionKernel(Protocol):
 
 
 class RecordedKernel(AttentionKernel, Protocol):
-    """One that has planned the step it computes; of steps of one size, which are recorded."""
+    """A kernel whose launches are recorded for steps of one size; it plans each step before the replay."""
 
     def plan(self, step: Step) -> None:
-        """Have what was recorded compute `step`, which has as many spans; before each replay."""
+        """Prepare the recorded launches for `step`, which has as many spans. Call it before each replay."""
         ...
 
 
 @runtime_checkable
 class PlanningKernel(AttentionKernel, Protocol):
-    """A kernel that works out on the host how each step is computed: a recording of it has to be told."""
+    """A kernel that plans each step on the host. A CUDA graph of it needs a new plan before each replay."""
 
     def recorded(self) -> RecordedKernel:
-        """One for the steps of one size that are recorded, over buffers that stay where they are."""
+        """Return a kernel for recorded steps of one size, whose buffers keep their addresses."""
         ...
 
 
-def choose_attention(node: Node, wanted: Literal["auto", "triton", "flashinfer"]) -> AttentionKernel | None:
-    """Who attends for a node over the paged pool, as it is wanted; None is torch. On a GPU the log says who.
+def choose_attention(node: KVNode, wanted: Literal["auto", "triton", "flashinfer"]) -> AttentionKernel | None:
+    """Return the kernel that attends for `node`; None stands for torch. On a GPU the choice is logged.
 
     Raises:
-        ConfigError: who was named cannot do it here.
+        ConfigError: `wanted` names a kernel that cannot run here.
     """
     if wanted == "flashinfer":
         flashinfer: AttentionKernel = import_module("workers.kv_engine.attention.flashinfer").make_kernel(
@@ -75,25 +73,27 @@ def choose_attention(node: Node, wanted: Literal["auto", "triton", "flashinfer"]
     if kernel is not None:
         _LOGGER.info("%s: attention by the Triton kernel over the paged pool", node.name)
     elif wanted == "triton":
-        lacks = _missing_for_triton() if node.device.type == "cuda" else f"a GPU, and {node.name} is on the CPU"
-        raise ConfigError(f"model_kwargs.attention: triton needs {lacks}; auto is whatever there is")
+        lacks = (
+            _missing_for_triton() if node.device.type == "cuda" else f"a GPU, and {node.name} is on the CPU"
+        )
+        raise ConfigError(f"model_kwargs.attention: triton needs {lacks}; auto uses what is available")
     return kernel
 
 
 @cache
 def default_kernel(device_type: str) -> AttentionKernel | None:
-    """Our own kernel for a type of devices; None where there is none: the first time it is said why.
+    """Return the Triton kernel if this type of device can run it, else None.
 
-    Triton comes with torch where there is CUDA; a torch that was built otherwise may be without it. It
-    compiles from C what hands a kernel its arguments.
+    Triton is installed with CUDA builds of torch, but not with every other build. It needs a C compiler and
+    Python's headers to compile its launchers. The first call logs a missing dependency.
     """
     if device_type != "cuda":
         return None
     if missing := _missing_for_triton():
         _LOGGER.warning(
-            "GPUs compute without our own kernels, which is slower: transformers' modules compute the "
-            "layers, torch attends unless model_kwargs.attention names another, and what torch attends to "
-            "is not recorded in CUDA graphs; our kernels need %s",
+            "the Triton kernels cannot run, so this GPU is slower: transformers' modules compute the layers, "
+            "torch computes attention (unless model_kwargs.attention names another kernel), and steps with "
+            "torch's attention are not recorded in CUDA graphs; the Triton kernels need %s",
             missing,
         )
         return None
@@ -102,12 +102,12 @@ def default_kernel(device_type: str) -> AttentionKernel | None:
 
 
 def _missing_for_triton() -> str:
-    """What Triton lacks; empty where it lacks nothing."""
+    """The dependency that Triton lacks, with the command that installs it; empty if none."""
     if find_spec("triton") is None:
-        return "Triton, the version that this torch names (pip install triton)"
+        return "Triton, in the version that this torch requires (pip install triton)"
     named = os.environ.get("CC")
     if not any(which(name) for name in ([named] if named else ["gcc", "clang"])):
-        return "a C compiler (apt install gcc libc6-dev, or name it: CC)"
+        return "a C compiler (apt install gcc libc6-dev, or name one in CC)"
     if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
         return "Python's headers (apt install python3-dev)"
     return ""

@@ -1,16 +1,15 @@
-"""Attention over the paged pool: the one function every layer of every model goes through.
+"""Attention over the paged pool, as the function that transformers' modules call in every layer.
 
-Transformers' modelling code hands each layer's queries, keys and values to whatever function is
-registered under the model's attention implementation. Ours writes keys and values into the pool's
-slots and lets each span attend to its own history there. What differs from step to step comes by a
-thread-local context, not through the model: some models drop keyword arguments on the way.
+Transformers passes each layer's queries, keys and values to the function registered under the model's
+attention implementation. This function writes keys and values to the pool's slots; then each span attends to
+its own history there, by the pool's kernel or by torch. The pool and the step are passed in a thread-local
+context and not through the model, because some models drop keyword arguments.
 
-Spans of like shape are computed together, padded; how they are grouped is worked out once per step and
-shared by all layers that look back equally far. Padding points at cells of the same span, so no sequence
-ever reads another's.
+Torch computes spans of similar shape together, with padding (`span_groups`). The groups are made once per
+step for all layers with the same window.
 
-A layer with a sliding window of W lets the query at position i see the keys j with i - W < j <= i, as
-transformers' masks do; older keys stay in the pool, but are not gathered.
+In a layer with a sliding window of W, the query at position i sees the keys j with i - W < j <= i, as in
+transformers' masks. Older keys stay in the pool, but are not gathered.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,16 +28,16 @@ from workers.kv_engine.attention.span_groups import Group, group_spans
 from workers.kv_engine.step import Step
 
 ATTENTION: Final = "dalsegno_paged"
-"""The name it is registered under."""
+"""The name of this attention implementation in transformers' registry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """How a layer makes weights of its queries and keys.
+    """The scaling of a layer's attention scores.
 
     Attributes:
-        scaling: the products are multiplied by it; None is the head dimension to the power of -1/2.
-        softcap: then bent to stay below it in magnitude, by tanh (Gemma 2); None leaves them.
+        scaling: factor of the query-key products; None is the head dimension to the power of -1/2.
+        softcap: limit of the scores' magnitude, applied with tanh (Gemma 2); None is no limit.
     """
 
     scaling: float | None = None
@@ -46,7 +45,7 @@ class Scores:
 
 
 class _Context:
-    """One step: where its tokens' keys go, and who is computed with whom."""
+    """One step: its pool, the slots of its tokens, and the groups of its spans."""
 
     def __init__(self, pool: PagedPool, step: Step) -> None:
         self.pool: Final = pool
@@ -57,7 +56,7 @@ class _Context:
         self._groups: Final[dict[int | None, Sequence[Group]]] = {}
 
     def groups(self, window: int | None) -> Sequence[Group]:
-        """The groups of layers with that window, made when the first of them is reached."""
+        """Return the groups for layers with this window; they are made at the first call."""
         if window is not None and window >= self._longest:
             window = None
         if window not in self._groups:
@@ -71,7 +70,7 @@ _thread: Final = local()
 
 @contextmanager
 def attention_context(pool: PagedPool, step: Step) -> Iterator[None]:
-    """In this thread, attention reads and writes `pool` as `step` says."""
+    """Inside, attention in this thread reads and writes `pool` for `step`."""
     _thread.context = _Context(pool, step)
     try:
         yield
@@ -80,10 +79,10 @@ def attention_context(pool: PagedPool, step: Step) -> Iterator[None]:
 
 
 def current() -> tuple[PagedPool, Step]:
-    """The pool and the step of this thread."""
+    """Return the pool and the step of this thread."""
     context: _Context | None = getattr(_thread, "context", None)
     if context is None:
-        raise BugError("attention was asked for outside of an engine step")
+        raise BugError("no step is set in this thread: expected a call inside attention_context")
     return context.pool, context.step
 
 
@@ -98,7 +97,7 @@ def paged_attention(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What `AttentionInterface` calls; its other `kwargs` were examined when the checkpoint was loaded."""
+    """Compute one layer's attention. `kwargs` were checked when the checkpoint was loaded."""
     context: _Context | None = getattr(_thread, "context", None)
     if context is None:
         raise BugError("paged attention was called outside of an engine step")
@@ -114,7 +113,7 @@ def paged_attention(
         )
         return out[None], None
     groups, scores = context.groups(sliding_window), Scores(scaling=scaling, softcap=softcap)
-    if len(groups) == 1:  # its tokens are all of them, in order
+    if len(groups) == 1:  # the group has all tokens, in order
         return _attend(queries, keys, values, groups[0], scores)[None], None
     out = queries.new_empty(queries.shape)
     for group in groups:
@@ -128,15 +127,15 @@ AttentionInterface.register(ATTENTION, paged_attention)
 def _attend(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: Group, scores: Scores
 ) -> torch.Tensor:
-    """The group's attention: from (T, H, D) its (N, H, D)."""
+    """Return the attention output of one group: (N, H, D) from queries (T, H, D)."""
     slots, kv_heads, dim = keys.shape
-    # Gathering whole cells as flat rows is five times faster than indexing (CPU, 512 x 2 x 64).
+    # Gathering whole slots as flat rows is five times faster than indexing (CPU, 512 x 2 x 64).
     history = (group.spans, -1, kv_heads, dim)
     k = keys.view(slots, -1).index_select(0, group.slots).view(history).transpose(1, 2)  # (B, K, L, D)
     v = values.view(slots, -1).index_select(0, group.slots).view(history).transpose(1, 2)
     if group.queries is None or group.kept is None:
-        # One query per span: the heads that share a KV head stand where the queries would. Half the
-        # time of `enable_gqa`.
+        # One query per span: the heads that share a KV head take the place of the queries. This takes
+        # half the time of `enable_gqa`.
         q = queries.index_select(0, group.tokens).view(group.spans, kv_heads, -1, dim)
         out = _weighted(q, k, v, group.mask, scores)
         return out.reshape(group.spans, -1, dim)
@@ -150,16 +149,16 @@ def _attend(
 def _weighted(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scores: Scores
 ) -> torch.Tensor:
-    """(B, H, Q, D) from queries of that shape, and keys and values of (B, K, L, D)."""
+    """Return (B, H, Q, D) for queries of that shape, and keys and values (B, K, L, D)."""
     is_shared = q.shape[1] != k.shape[1]
     if scores.softcap is None:
         return scaled_dot_product_attention(
             q, k, v, attn_mask=mask, scale=scores.scaling, enable_gqa=is_shared
         )
-    # No kernel bends its scores; step by step, in the dtypes of transformers' own.
+    # `scaled_dot_product_attention` has no softcap. The dtypes are those of transformers' own code.
     if is_shared:
         k, v = (cells.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for cells in (k, v))
     scaling = q.shape[-1] ** -0.5 if scores.scaling is None else scores.scaling
     products = torch.matmul(q, k.transpose(2, 3)) * scaling
-    bent = torch.tanh(products / scores.softcap) * scores.softcap + mask
-    return torch.matmul(torch.softmax(bent, dim=-1, dtype=torch.float32).to(q.dtype), v)
+    capped = torch.tanh(products / scores.softcap) * scores.softcap + mask
+    return torch.matmul(torch.softmax(capped, dim=-1, dtype=torch.float32).to(q.dtype), v)

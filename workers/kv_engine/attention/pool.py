@@ -1,6 +1,6 @@
 """The KV pool: the keys and values of every layer, as slots of `kv_heads` x `head_dim` numbers.
 
-A pool also names the attention kernel that reads it; without one, torch computes attention
+A pool also holds the attention kernel that reads it; without one, torch computes attention
 (`workers.kv_engine.attention.paged`). On a CPU its memory is reserved first and committed page by page.
 """
 
@@ -12,12 +12,16 @@ import torch
 
 from workers.kv_engine.attention.kernels import AttentionKernel, default_kernel
 from workers.kv_engine.cache.pages import Pages
-from workers.kv_engine.node import Node
+from workers.kv_engine.node import KVNode
 from workers.machine import memory
 
 
 class PagedPool:
-    """Keys and values of every layer: `slots` cells of `kv_heads` x `head_dim`."""
+    """Keys and values of every layer, each a tensor of (slots, kv_heads, head_dim).
+
+    Args:
+        kernel: attends over the pool; None takes the device's default kernel, if it has one.
+    """
 
     def __init__(
         self,
@@ -37,8 +41,8 @@ class PagedPool:
         self._pages: Final = Pages([*self.keys, *self.values]) if device.type == "cpu" else None
 
     @classmethod
-    def of(cls, node: Node, *, slots: int, kernel: AttentionKernel | None = None) -> "PagedPool":
-        """A pool as a node's layers need it; `kernel` attends to it, or the one that is the device's."""
+    def of(cls, node: KVNode, *, slots: int, kernel: AttentionKernel | None = None) -> "PagedPool":
+        """Return a pool with the shape, dtype and device that the node's layers need."""
         return cls(
             layers=node.layout.layers,
             kv_heads=node.layout.kv_heads,
@@ -50,28 +54,28 @@ class PagedPool:
         )
 
     def with_kernel(self, kernel: AttentionKernel) -> "PagedPool":
-        """The same cells, and another kernel that attends to them."""
+        """Return a pool over the same memory with another attention kernel."""
         other = copy(self)
         other.kernel = kernel
         return other
 
     def reach(self, tokens: int) -> None:
-        """So many cells are in use, from the first on."""
+        """Note that the first `tokens` slots are in use; on a CPU `prepare` commits the pages after them."""
         if self._pages is not None:
             self._pages.reach(tokens)
 
     def prepare(self, most_s: float) -> bool:
-        """Have the memory of the next cells ready, as far as it comes in that time; whether there is more."""
+        """Commit memory pages of slots that are used next, for `most_s`; return True if more are left."""
         return self._pages is not None and self._pages.take(most_s)
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros; on a CPU of pages that are there only when they are used.
+    """Return zeros; on a CPU the operating system commits each page at its first use.
 
-    `torch.zeros` touches every page: 12 s for 5 GiB on a virtual machine, and the memory is gone at once.
+    `torch.zeros` touches every page: 12 s for 5 GiB on a virtual machine, and all memory is taken at once.
     """
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
-    # Large pages: a step looks into as many places as there are tokens, heads and layers.
+    # Large pages: a step reads from as many places as there are tokens, heads and layers.
     pages = memory.zeros(math.prod(shape) * dtype.itemsize)
     return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -15,20 +15,20 @@ import torch
 from workers.kv_engine.step import Int32s, Spans
 
 _FREE_PADDING: Final = 4096
-"""Padding of up to this many query-key pairs costs less than one more call per layer."""
+"""Up to this many padded query-key pairs cost less than one more call per layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Spans computed in one call: B of them, with at most Q queries and L keys each; N tokens in all.
+    """B spans computed in one call, with at most Q queries and L keys each; N tokens in total.
 
-    `queries` and `kept` are None where each span has one query: nothing is padded there then.
+    `queries` and `kept` are None if each span has one query: then there is no padding.
     """
 
     spans: int
-    tokens: torch.Tensor  # (N,) int64, which of the packed tokens are its own, ascending
+    tokens: torch.Tensor  # (N,) int64, packed tokens of the group, ascending
     queries: torch.Tensor | None  # (B * Q,) int64, packed tokens; padding repeats a span's last
-    kept: torch.Tensor | None  # (N,) int64, which of the B * Q are no padding
+    kept: torch.Tensor | None  # (N,) int64, the entries of B * Q that are not padding
     slots: torch.Tensor  # (B * L,) int64
     mask: torch.Tensor  # (B, 1, Q, L), added to the scores
 
@@ -36,12 +36,12 @@ class Group:
 def group_spans(
     spans: Spans, window: int | None = None, *, device: torch.device, dtype: torch.dtype
 ) -> list[Group]:
-    """Which spans of a step are computed together, in layers that look back over `window` keys, or all."""
+    """Return the groups of a step, for layers that see the last `window` keys (None: all keys)."""
     return [_make_group(spans, members, window, device, dtype) for members in partition(spans, window)]
 
 
 def _first_keys(spans: Spans, window: int | None) -> Int32s:
-    """The first key that each span's first query sees: (B,)."""
+    """The position of the first key that each span's first query sees: (B,)."""
     if window is None:
         return np.zeros_like(spans.kv_lengths)
     starts = spans.kv_lengths - np.diff(spans.query_offsets)
@@ -49,7 +49,7 @@ def _first_keys(spans: Spans, window: int | None) -> Int32s:
 
 
 def partition(spans: Spans, window: int | None = None) -> list[list[int]]:
-    """The spans' indices, in groups: alike enough that a quarter of the work at most is padding."""
+    """Return the groups as lists of span indices; padding is about a quarter of a group's work at most."""
     counts = np.diff(spans.query_offsets).tolist()
     lengths = (spans.kv_lengths - _first_keys(spans, window)).tolist()
     parts: list[list[int]] = []
@@ -58,7 +58,7 @@ def partition(spans: Spans, window: int | None = None) -> list[list[int]]:
         count, length = counts[index], lengths[index]
         longest = max(keys, length)
         padding = (len(parts[-1]) + 1) * queries * longest - work - count * length if parts else 0
-        # Spans of one query are computed in their own way.
+        # Spans of one query have a faster path, so they are not mixed with others.
         is_alike = bool(parts) and (count > 1) == (queries > 1)
         if is_alike and padding <= _FREE_PADDING + (work + count * length) // 4:
             parts[-1].append(index)
@@ -75,11 +75,11 @@ def _make_group(
     starts, ends = spans.query_offsets[:-1][members], spans.query_offsets[1:][members]
     counts, lengths = ends - starts, spans.kv_lengths[members]
     firsts = _first_keys(spans, window)[members]
-    # (B, L): padding repeats a span's last cell.
+    # (B, L): padding repeats the span's last slot.
     places = firsts[:, None] + np.arange((lengths - firsts).max())
     cells = np.minimum(places, lengths[:, None] - 1)
     blocks = np.take_along_axis(spans.block_tables[members], cells // spans.block_size, axis=1)
-    # (B, Q): padding repeats a span's last query.
+    # (B, Q): padding repeats the span's last query.
     ordinals = np.minimum(np.arange(counts.max()), counts[:, None] - 1)
     seen = ((lengths - counts)[:, None] + ordinals)[:, :, None]
     visible = places[:, None, :] <= seen  # (B, Q, L)

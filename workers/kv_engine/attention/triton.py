@@ -1,23 +1,22 @@
-"""Attention over the paged pool in one kernel of our own, for GPUs: nothing is gathered, nothing padded.
+"""A Triton kernel for attention over the paged pool on GPUs, without gathering or padding.
 
-    attend   one program for each tile of queries, KV head and part of the keys: it walks its keys block by
-             block through the table, and keeps maximum, sum and weighted values as it goes
-    merge    where a span's keys were cut into parts: their results become one
+    attend   one program per tile of queries, KV head and split of the keys; it reads its keys through the
+             block table and keeps a running maximum, sum and weighted values
+    merge    combines the results of a span whose keys were split
 
-A tile holds queries of one span with all heads that share a KV head, so keys are read once for all of them.
-In a step of decodes alone tile and span are the same, and the keys are cut into so many parts that every
-processor has something to do. In any other step a span has as many tiles as its queries need; which span a
-tile is of, the program looks up itself. A step of decodes and chunks of prompts is one launch.
+A tile holds queries of one span, for all heads that share a KV head, so these heads read the keys once.
+In a step of decodes only, each span is one tile, and its keys are split until every processor has work. In
+any other step a span has as many tiles as its queries need, and a program searches the span of its tile. A
+step of decodes and prompt chunks is one launch.
 
-How many programs there are follows from the step's shape alone; lengths, offsets and blocks are read on the
-device. So a CUDA graph of a step stays right whatever its sequences grow to.
+The number of programs depends on the step's shape only; lengths, offsets and blocks are read on the device.
+So a CUDA graph of a step stays valid while its sequences grow.
 
-Triton comes with torch where there is CUDA. With TRITON_INTERPRET=1 in the environment before this module
-is imported, the kernels run on a CPU, in numpy: that is how they are tested.
+Triton is installed with CUDA builds of torch. With TRITON_INTERPRET=1 in the environment before this module
+is imported, the kernels run on a CPU in numpy; the tests use that.
 
-Tiled softmax by running maximum: Milakov and Gimelshein 2018; keys in parts that are merged: Dao et al. 2023
-(Flash-Decoding); tiles of queries packed with their heads, and a launch that is static: Ringlein et al. 2025,
-arXiv 2511.11581.
+References: online softmax, Milakov and Gimelshein 2018; split keys, Dao et al. 2023 (Flash-Decoding); tiles
+of queries packed with their heads and a static launch grid, Ringlein et al. 2025, arXiv 2511.11581.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -31,16 +30,16 @@ import triton.language as tl
 from workers.kv_engine.step import Step
 
 MAX_SPLITS: Final = 32
-"""The keys of a span are cut into so many parts at most; `_merge` reads all of them at once."""
+"""The most splits of the keys of a span; `_merge` reads all of them at once."""
 _MIN_SPLIT_KEYS: Final = 256
-"""Cutting keys into shorter parts costs more than it saves."""
+"""Splits of fewer keys cost more than they save."""
 _PROGRAMS_PER_PROCESSOR: Final = 2
 _MIN_TILE_ROWS: Final = 16
-"""A matrix product on a GPU has at least so many rows, columns and depth."""
+"""The least number of rows, columns and depth of a GPU's matrix product."""
 _PREFILL_TILE_ROWS: Final = 64
-"""Queries times heads in a tile, where spans have more than one query."""
+"""Queries times heads of a tile in steps that have spans of more than one query."""
 _TILE_BYTES: Final = 16384
-"""What the keys of one turn take at most: twice keys and values fit every GPU's shared memory."""
+"""The most bytes of keys per loop iteration: twice keys and values fit into every GPU's shared memory."""
 
 
 def attend(
@@ -54,17 +53,17 @@ def attend(
     softcap: float | None = None,
     parts: int | None = None,
 ) -> torch.Tensor:
-    """Each token of a step attends to its span's history: (T, H, D) of the same dtype.
+    """Compute the attention of each token to its span's history: (T, H, D), in the dtype of `queries`.
 
     Args:
-        queries: (T, H, D), the step's tokens, packed.
-        keys: (slots, K, D), contiguous; those of the step's tokens are there already.
-        values: of the same shape, contiguous too.
-        step: whose spans, lengths and block table are read on the device.
-        scaling: products are multiplied by it; None is the head dimension to the power of -1/2.
-        window: how many keys a query sees, its own included; None is all.
-        softcap: scores are bent to stay below it in magnitude, by tanh; None leaves them.
-        parts: into how many parts the keys of a decode are cut; None is what suits step and device.
+        queries: (T, H, D), the step's packed tokens.
+        keys: (slots, K, D), contiguous; they include those of the step's tokens.
+        values: (slots, K, D), contiguous.
+        step: its spans, lengths and block table are read on the device.
+        scaling: factor of the query-key products; None is the head dimension to the power of -1/2.
+        window: number of keys that a query sees, its own included; None is all.
+        softcap: limit of the scores' magnitude, applied with tanh; None is no limit.
+        parts: number of splits of a decode's keys; None chooses one for the step and the device.
     """
     if queries.stride(-1) != 1:
         queries = queries.contiguous()
@@ -126,12 +125,12 @@ def attend(
 
 
 def device_guard(tensor: torch.Tensor) -> AbstractContextManager[None]:
-    """Triton launches on the device that torch is on: inside, that is the tensor's."""
+    """Make the tensor's GPU the current device inside: Triton launches on the current device."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def split_count(programs: int, reach: int, *, processors: int) -> int:
-    """Into how many parts keys are cut, of which a span may have `reach`, for a GPU to be busy."""
+    """Return the number of splits of up to `reach` keys that keeps a GPU busy."""
     wanted = -(-_PROGRAMS_PER_PROCESSOR * processors // programs)
     return max(1, min(wanted, reach // _MIN_SPLIT_KEYS, MAX_SPLITS))
 
@@ -142,31 +141,31 @@ def _processors(device: torch.device) -> int:
 
 
 # ---- the kernels -----------------------------------------------------------------------------------
-# Names as above; a pointer is called as what it points to.
+# A pointer has the name of the data it points to.
 
 
 @triton.jit  # type: ignore[untyped-decorator] # triton has no types
 def _span_of(
     tile: tl.tensor, query_offsets: tl.tensor, spans: tl.tensor, tile_queries: tl.constexpr
 ) -> tl.tensor:
-    """Which span a tile is of: the last whose first tile is not behind it.
+    """Return the span of a tile: the last span whose first tile is not after it.
 
-    Span n begins at tile `query_offsets[n] // tile_queries + n`: each has as many tiles as it needs, and at
-    most one to spare.
+    Span n begins at tile `query_offsets[n] // tile_queries + n`. So each span has as many tiles as it needs,
+    and at most one spare tile.
     """
     found, end = 0, spans
     while end - found > 1:
         middle = (found + end) // 2
-        is_behind = tl.load(query_offsets + middle) // tile_queries + middle > tile
-        end = tl.where(is_behind, middle, end)
-        found = tl.where(is_behind, found, middle)
+        is_after = tl.load(query_offsets + middle) // tile_queries + middle > tile
+        end = tl.where(is_after, middle, end)
+        found = tl.where(is_after, found, middle)
     return found
 
 
 @triton.jit(do_not_specialize=["spans", "parts"])  # type: ignore[untyped-decorator] # triton has no types
 def _attend(
     out: tl.tensor,  # (T, H, D)
-    sums: tl.tensor,  # (T, H, parts, D) float32, where keys are cut
+    sums: tl.tensor,  # (T, H, parts, D) float32, if keys are split
     tops: tl.tensor,  # (T, H, parts) float32
     totals: tl.tensor,  # (T, H, parts) float32
     queries: tl.tensor,
@@ -204,11 +203,11 @@ def _attend(
         begin = tl.load(query_offsets + span)
         first = (tile - begin // tile_queries - span) * tile_queries
     count = tl.load(query_offsets + span + 1) - begin
-    if first >= count:  # the tile to spare
+    if first >= count:  # the spare tile
         return
-    before = tl.load(kv_lengths + span) - count  # keys before the span's first query's own
+    before = tl.load(kv_lengths + span) - count  # keys before that of the span's first query
 
-    # Row m of the tile is query m // group, with head m % group of those that share the keys.
+    # Row m of the tile is query m // group and head m % group of those that share the keys.
     row = tl.arange(0, tile_rows)
     query = first + row // group
     head = kv_head * group + row % group
@@ -217,7 +216,7 @@ def _attend(
     is_place = place < dim
     token = (begin + query).to(tl.int64)
     at = token[:, None] * token_stride + head[:, None] * head_stride + place[None, :]
-    asked = tl.load(queries + at, mask=is_row[:, None] & is_place[None, :], other=0.0)  # (rows, dim)
+    query_values = tl.load(queries + at, mask=is_row[:, None] & is_place[None, :], other=0.0)  # (rows, dim)
     position = before + query
 
     start = 0
@@ -239,10 +238,10 @@ def _attend(
         is_key = key < stop
         block = tl.load(table + key // block_size, mask=is_key, other=0).to(tl.int64)
         cell = ((block * block_size + key % block_size) * kv_heads + kv_head) * dim
-        shown = tl.load(
+        key_values = tl.load(
             keys + cell[None, :] + place[:, None], mask=is_place[:, None] & is_key[None, :], other=0.0
         )  # (dim, keys)
-        score = tl.dot(asked, shown, input_precision="ieee") * scaling
+        score = tl.dot(query_values, key_values, input_precision="ieee") * scaling
         if softcap > 0:
             score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)  # softcap * tanh(score / softcap)
         is_seen = is_key[None, :] & (key[None, :] <= position[:, None])
@@ -250,15 +249,17 @@ def _attend(
             is_seen &= key[None, :] > position[:, None] - window
         score = tl.where(is_seen, score * log2e, float("-inf"))
         higher = tl.maximum(top, tl.max(score, 1))
-        # Minus infinity less itself is no number: a row that has seen nothing yet counts from zero.
+        # -inf - -inf is NaN, so a row that has not seen a key yet uses a base of zero.
         base = tl.where(higher == float("-inf"), 0.0, higher)
         fading = tl.exp2(top - base)
         weight = tl.exp2(score - base[:, None])
-        held = tl.load(
+        value_values = tl.load(
             values + cell[:, None] + place[None, :], mask=is_key[:, None] & is_place[None, :], other=0.0
         )  # (keys, dim)
         total = total * fading + tl.sum(weight, 1)
-        weighted = weighted * fading[:, None] + tl.dot(weight.to(held.dtype), held, input_precision="ieee")
+        weighted = weighted * fading[:, None] + tl.dot(
+            weight.to(value_values.dtype), value_values, input_precision="ieee"
+        )
         top = higher
 
     cell_of_row = token * (kv_heads * group) + head
@@ -267,7 +268,7 @@ def _attend(
         tl.store(tops + cell_of_row, top, mask=is_row)
         tl.store(totals + cell_of_row, total, mask=is_row)
     else:
-        # Rows that are none have seen nothing: whatever comes of them, it is a number and not stored.
+        # Rows outside the tile have seen no key. Their result is finite and is not stored.
         weighted = weighted / tl.where(total > 0, total, 1.0)[:, None]
     to = sums if is_cut else out
     tl.store(
@@ -289,7 +290,7 @@ def _merge(
     dim_ceil: tl.constexpr,
     parts_ceil: tl.constexpr,
 ) -> None:
-    """The parts of a token and head as one; those of short spans may have seen nothing."""
+    """Combine the splits of one token and head. Splits of short spans may have seen no key."""
     row = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
     part = tl.arange(0, parts_ceil)
     is_part = part < parts

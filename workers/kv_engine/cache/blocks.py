@@ -38,7 +38,7 @@ class BlockManager:
         return len(self._free) + len(self._kept)
 
     @property
-    def kept(self) -> int:
+    def evictable(self) -> int:
         """How many nobody uses, but may be used again as they are."""
         return len(self._kept)
 

@@ -1,1 +1,1 @@
-"""GPU execution: fuse layers, CUDA graphs, streams, steps launched ahead."""
+"""GPU execution: fused layers, CUDA graphs, streams, and steps launched ahead."""

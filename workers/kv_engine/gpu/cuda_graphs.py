@@ -1,18 +1,19 @@
-"""Steps of decodes in CUDA graphs: what a step launches is recorded once, and launched again as one.
+"""Decode steps as CUDA graphs: their launches are recorded once and replayed for later steps.
 
     build ── body: embed, layers, head ── adjust, mask ── sampler ── tokens
-             recorded once per bucket     as they come    recorded per bucket and kind
+             recorded once per bucket     not recorded   recorded per bucket and kind
 
-A step in which every sequence has one token, sampled and not guessed, is padded to the next *bucket* of rows
-and replayed; any other step runs as it comes. Between the two recordings logits lie in a buffer, where masks
-and penalties reach them: so guided and adjusted sequences are replayed too, and scored ones are looked at.
+A step in which every sequence samples one token without drafts is padded to the next *bucket* of rows and
+replayed; any other step runs unrecorded. Between the two recordings the logits are in a buffer, where masks
+and penalties are applied. So guided and adjusted sequences are replayed, too, and log probabilities can be
+read.
 
-What is recorded are addresses and launches, never numbers: lengths, blocks, seeds and filters are read from
-the step's buffers (`workers.kv_engine.step`) when it is replayed, and what comes of it lies in buffers here.
-All recordings share one pool of memory, so one is replayed at a time.
+A recording contains addresses and launches, and no values. Lengths, blocks, seeds and filters are read from
+the step's buffers (`workers.kv_engine.step`) at the replay, and the results are written to buffers here. All
+recordings share one memory pool, so only one is replayed at a time.
 
-A model that cannot be recorded (its experts ask the host how many tokens each has got, say) is run as it
-comes, and the log says why. Nothing here needs CUDA: who records is a `GraphCapture`.
+A model that cannot be recorded (for example because its experts read token counts on the host) runs
+unrecorded, and the log says why. Nothing here needs CUDA except `CudaCapture`.
 """
 
 import logging
@@ -29,7 +30,7 @@ import torch
 from workers.kv_engine.attention.kernels import PlanningKernel, RecordedKernel
 from workers.kv_engine.attention.paged import attention_context
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.node import Node
+from workers.kv_engine.node import KVNode
 from workers.kv_engine.sampling.sampler import sample
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
 from workers.kv_engine.sequence import Span
@@ -39,25 +40,25 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 Replay = Callable[[], None]
 _WARM_UPS: Final = 2
-"""Kernels are compiled and workspaces allocated in the first round; the second shows that nothing is left."""
+"""The first run compiles kernels and allocates workspaces; the second shows that neither is left to do."""
 
 
 class GraphCapture(Protocol):
-    """Who records."""
+    """The recorder of launches; tests replace it."""
 
     def capture(self, compute: Callable[[], None]) -> Replay:
-        """Record what `compute` launches; what is given launches it again, over the same memory.
+        """Record what `compute` launches, and return a function that launches it again over the same memory.
 
-        `compute` is run first, until it is warm, and reads and writes memory that stays where it is.
+        `compute` is first run for warm-up. It must read and write memory that keeps its address.
         """
         ...
 
 
 class CudaCapture:
-    """CUDA graphs on a device, all of one pool of memory; make it in the thread that replays them.
+    """CUDA graphs on a device, all in one memory pool. Create it in the thread that replays them.
 
-    A kernel keeps the priority of the stream it was recorded on, wherever it is replayed: so they are
-    recorded on a stream with the priority of the thread's own (`workers.kv_engine.gpu.cuda_streams`).
+    A kernel keeps the priority of the stream on which it was recorded. So recordings are made on a stream
+    with the priority of the thread's own stream (`workers.kv_engine.gpu.cuda_streams`).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -76,7 +77,7 @@ class CudaCapture:
                     compute()
             outside.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
-            # Other threads of the process go on meanwhile: what they allocate is no part of this.
+            # Other threads may allocate concurrently; that is not part of the recording.
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ):
@@ -85,7 +86,10 @@ class CudaCapture:
 
 
 def buckets(most: int) -> list[int]:
-    """How many rows are recorded for: 1, 2, 4, 8, and each power of two and what lies half way, to `most`."""
+    """Return the recorded numbers of rows, up to `most`.
+
+    They are 1, 2, 4, 8, then each power of two and the middle to the next one.
+    """
     doubled = [1 << place for place in range(most.bit_length())]
     halfway = [3 * size // 2 for size in doubled if size >= 16]
     return sorted({*(size for size in (*doubled, *halfway) if size <= most), most})
@@ -93,11 +97,13 @@ def buckets(most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
-    """A step of so many rows. What it comes to lies in buffers that all of them share, until the next replay.
+    """A recorded step of a number of rows.
+
+    All recorded steps share their result buffers, which are valid until the next replay.
 
     Attributes:
-        body: the replay of embedding, layers and head; `samplers`, those of the sampler, by whether any row
-            is random and whether any of these is filtered.
+        body: replays embedding, layers and head.
+        samplers: replay the sampler; the key is (any row is random, any random row is filtered).
     """
 
     rows: int
@@ -108,12 +114,12 @@ class RecordedStep:
     tokens: torch.Tensor  # (rows,) int64
 
     def forward(self, spans: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Replay it up to the logits: hidden states and logits of the spans that are no padding."""
+        """Replay the body, and return the hidden states and logits of the spans without padding."""
         self.body()
         return self.hidden[:spans], self.logits[:spans]
 
     def sample(self, sampling: SamplingRows) -> torch.Tensor:
-        """Replay the sampler over the logits as they lie there now: the tokens of the rows sampled, (S,)."""
+        """Replay the sampler over the logits buffer, and return the tokens of the sampled rows, (S,)."""
         self.samplers[sampling.is_random, sampling.is_filtered]()
         return self.tokens[: len(sampling.draw_index)]
 
@@ -121,23 +127,30 @@ class RecordedStep:
 class DecodeGraphs:
     """The recorded steps of one engine.
 
-    Making one records all of them, the largest first: the others find room in its memory.
+    The constructor records all of them, the largest first, because the others then fit into its memory.
 
     Args:
-        key: of the node's randomness.
+        key: the node's part of the random key.
 
     Attributes:
-        sizes: how many rows the recorded steps have, ascending.
+        sizes: the rows of the recorded steps, ascending.
     """
 
     def __init__(
-        self, node: Node, pool: PagedPool, builder: StepBuilder, capture: GraphCapture, *, max_sequences: int, key: int
+        self,
+        node: KVNode,
+        pool: PagedPool,
+        builder: StepBuilder,
+        capture: GraphCapture,
+        *,
+        max_sequences: int,
+        key: int,
     ) -> None:
         self._node = node
         self._pool = pool
         self._builder = builder
         self._key = key
-        self._hidden: torch.Tensor | None = None  # (max_sequences, hidden), as the node makes them
+        self._hidden: torch.Tensor | None = None  # (max_sequences, hidden), in the node's dtype
         self._logits = torch.empty(max_sequences, node.vocab_size, dtype=torch.float32, device=node.device)
         self._tokens = torch.empty(max_sequences, dtype=torch.int64, device=node.device)
         self._recorded: dict[int, RecordedStep] = {}
@@ -145,7 +158,7 @@ class DecodeGraphs:
         self.sizes: Final = sorted(self._recorded)
 
     def recorded(self, spans: Items[Span]) -> RecordedStep | None:
-        """The step that computes these; None where they are computed as they come."""
+        """Return the recorded step that computes these spans; None if they must run unrecorded."""
         if not self.sizes or len(spans) > self.sizes[-1]:
             return None
         if any(span.count != 1 or not span.samples or span.scored_positions for span in spans):
@@ -159,24 +172,24 @@ class DecodeGraphs:
                 self._recorded[rows] = self._record(capture, rows)
             except torch.OutOfMemoryError:
                 _LOGGER.warning(
-                    "too little memory to record steps of %d rows: they run as they come, which is slower; "
-                    "a smaller kv_tokens or max_sequences leaves room",
+                    "too little memory to record steps of %d rows: they run unrecorded, which is slower; "
+                    "a smaller kv_tokens or max_sequences frees memory",
                     rows,
                 )
             except RuntimeError as error:
                 why = str(error).partition("\n")[0]
                 _LOGGER.warning(
-                    "steps of %s cannot be recorded (%s): they run as they come, which is slower",
+                    "steps of %s cannot be recorded (%s): they run unrecorded, which is slower",
                     self._node.architecture,
                     why,
                 )
                 break
         sizes, took_s = ", ".join(map(str, sorted(self._recorded))) or "no", time.perf_counter() - begun_s
-        _LOGGER.info("steps of decodes recorded: of %s rows, in %.1f s", sizes, took_s)
+        _LOGGER.info("recorded decode steps of %s rows in %.1f s", sizes, took_s)
 
     @torch.inference_mode()
     def _record(self, capture: GraphCapture, rows: int) -> RecordedStep:
-        self._builder.build([], rows=rows)  # nothing but padding
+        self._builder.build([], rows=rows)  # padding only
         if isinstance(self._pool.kernel, PlanningKernel):
             kernel = self._pool.kernel.recorded()
             body = capture.capture(partial(self._run_body, rows, self._pool.with_kernel(kernel)))
@@ -198,12 +211,12 @@ class DecodeGraphs:
         )
 
     def _plan_and_replay(self, rows: int, kernel: RecordedKernel, replay: Replay) -> None:
-        """Replay a body whose kernel has to be told of the step first."""
+        """Plan the step in the kernel, then replay the body."""
         kernel.plan(self._builder.captured(rows))
         replay()
 
     def _run_body(self, rows: int, pool: PagedPool) -> None:
-        """The body of a step, into the buffers."""
+        """Compute a step's hidden states and logits into the buffers."""
         step = self._builder.captured(rows)
         with attention_context(pool, step):
             hidden = self._node.forward(self._node.embed(step.token_ids), step)
@@ -214,6 +227,6 @@ class DecodeGraphs:
         self._logits[:rows].copy_(logits)
 
     def _run_sampler(self, rows: int, is_random: bool, is_filtered: bool) -> None:
-        """The sampler behind it; a filter that a row has not is one that keeps everything."""
+        """Sample the tokens into the buffer. Rows without a filter use one that keeps every token."""
         step = self._builder.captured(rows, is_random=is_random, is_filtered=is_filtered)
         self._tokens[:rows].copy_(sample(self._logits[:rows], step.sampling, self._key))

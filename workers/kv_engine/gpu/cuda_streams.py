@@ -1,14 +1,14 @@
-"""A GPU's streams: each engine's thread launches on one of its own, and steps go before batches.
+"""CUDA streams: each engine thread launches on its own stream, and KV steps have priority over batches.
 
-    CUDA's default stream   every thread begins there, and weights are loaded there, whoever reads them
-    StreamPriority.HIGH              steps of a KV engine, and of one that follows
-    StreamPriority.LOW               batches of stateless nodes
+    CUDA's default stream    every thread starts on it, and all weights are loaded on it
+    StreamPriority.HIGH      steps of a KV engine, and of a follower
+    StreamPriority.LOW       batches of stateless nodes
 
-What is launched on one stream is done in its order, and waits for no other. So is memory: what a thread lets
-go of is taken again by what it launches later on its stream. Between threads go bytes in main memory, never
-tensors on a GPU, so no thread ever waits for another's stream (docs/adr/0022-a-stream-for-each-engine.md).
+Work on one stream runs in order and does not wait for other streams. Memory follows the same rule: what a
+thread frees is reused by what it launches later on its stream. Threads exchange bytes in main memory and
+never tensors on a GPU, so no thread waits for another's stream (docs/adr/0022-a-stream-for-each-engine.md).
 
-Has not run on hardware yet: no GPU was at hand. What is tested is tested with streams that pretend.
+This has not run on a GPU yet; the tests use simulated streams.
 """
 
 from enum import IntEnum
@@ -17,17 +17,17 @@ import torch
 
 
 class StreamPriority(IntEnum):
-    """Which of two streams a GPU takes up first, where both have something; in CUDA's measure."""
+    """The priority of a CUDA stream: the GPU starts work of the lower number first."""
 
-    FIRST = -1
-    LAST = 0
+    HIGH = -1
+    LOW = 0
 
 
 def use_gpu_stream(device: torch.device, turn: StreamPriority) -> None:
-    """From here on launch on a stream of the calling thread's own, behind what has been launched so far.
+    """Let the calling thread launch on a new stream, after all work that it has launched so far.
 
-    For good: call it when the thread has loaded its weights, before it makes anything else on `device`, which
-    becomes the current one. On a CPU there is nothing to do.
+    The change is permanent. Call it after the thread has loaded its weights and before it makes anything else
+    on `device`, which becomes the current device. On a CPU this does nothing.
     """
     if device.type != "cuda":
         return

@@ -1,14 +1,14 @@
-"""A Llama-like decoder on a GPU, whose layers go through kernels of our own: a node of the engine.
+"""A Llama-like decoder on a GPU with fused layers: a node of the engine.
 
-    qkv ── rotate_and_store ── attend ── out ── add_rms_norm ── gate, up ── silu_and_mul ── down ── add_rms_norm ── the next layer
+    qkv ── rotate, store ── attend ── out ── add, norm ── gate, up ── silu, mul ── down ── add, norm ── next
 
-Nine launches for each layer where transformers' modules take some sixty. Once they are recorded
-(`workers.kv_engine.gpu.cuda_graphs`), a step of decodes is bound by its weights, and not by its launches.
-Embedding, the angles of positions and the head stay with transformers' modules.
+A layer takes nine launches, and some sixty with transformers' modules. Recorded in a CUDA graph
+(`workers.kv_engine.gpu.cuda_graphs`), a step of decodes is limited by reading its weights and not by its
+launches. Transformers' modules still compute the embedding, the angles of positions and the head.
 
-Weights that are multiplied together lie one below the other; the model's own parameters are views of them, so
-nothing is there twice and the model runs as before. Which models are computed like this:
-`workers.kv_engine.kernel_models`. That it is computed right is shown when it is loaded, as for every node
+Weights that are multiplied by the same states are stored as one matrix. The model's own parameters become
+views of it, so no weight is stored twice, and the model runs as before. `workers.kv_engine.kernel_models`
+lists the supported models. As for every node, the results are checked at load
 (`workers.kv_engine.selfcheck`).
 """
 
@@ -21,24 +21,24 @@ from torch.nn.functional import linear
 
 from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
-from workers.kv_engine.gpu.triton_layers import add_rms_norm, silu_and_mul, rotate_and_store
+from workers.kv_engine.gpu.triton_layers import add_rms_norm, rotate_and_store, silu_and_mul
 from workers.kv_engine.kernel_models import LlamaLike
-from workers.kv_engine.node import Node, TokenStep
+from workers.kv_engine.node import KVNode, TokenStep
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-def fuse(node: Node) -> Node:
-    """The node, computed by the kernels where they know it; else as it is, and the log says why."""
+def fuse(node: KVNode) -> KVNode:
+    """Return the node with fused layers, or the node itself if the kernels do not support it; log which."""
     if reason := _unsupported(node):
-        _LOGGER.info("%s is computed by torch: the GPU kernels do not know %s", node.name, reason)
+        _LOGGER.info("%s is computed by torch: the GPU kernels do not support %s", node.name, reason)
         return node
     _LOGGER.info("%s is computed by the GPU kernels", node.name)
     return FusedDecoder(node)
 
 
 def _unsupported(node: Any) -> str:
-    """What of a node the kernels do not know; empty where they know all."""
+    """The property of the node that the kernels do not support; empty if none."""
     if unknown := kernel_models.unknown_in(node):
         return unknown
     dtypes = {weight.dtype for weight in node.model.parameters()}
@@ -47,7 +47,7 @@ def _unsupported(node: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """A layer's weights, as they are multiplied."""
+    """The weights of one layer, as they are multiplied."""
 
     norm_in: torch.Tensor
     qkv: torch.Tensor  # ((H + 2K) * D, C)
@@ -62,7 +62,7 @@ class _Layer:
 
 
 class FusedDecoder(LlamaLike):
-    """A node that has the results of `node`, computed by the kernels (`workers.kv_engine.node.Node`)."""
+    """A `workers.kv_engine.node.Node` with the same results as `node`, computed by the fused kernels."""
 
     def __init__(self, node: Any) -> None:
         super().__init__(node, "triton")
@@ -73,24 +73,24 @@ class FusedDecoder(LlamaLike):
             self._layers: Final = [_layer_of(layer, node.architecture) for layer in body.layers]
 
     def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
-        pool, whole = paged.current()
-        assert pool.kernel is not None, "a pool on this device has a kernel"
-        # A copy in any case: the layers add to it.
+        pool, batch = paged.current()
+        assert pool.kernel is not None, "use_gpu_kernels requires an attention kernel"
+        # Always a copy: the layers add to it in place.
         states = inputs.to(self.dtype, copy=True) if inputs.is_floating_point() else self._embed(inputs)
         cos, sin = (one[0].contiguous() for one in self._angles(states[None], step.positions[None]))
         normed = add_rms_norm(states, None, self._layers[0].norm_in, self._eps)
         for number, layer in enumerate(self._layers):
             keys, values = pool.keys[number], pool.values[number]
             product = linear(normed, layer.qkv, layer.qkv_bias)
-            queries = rotate_and_store(product, layer.norms, self._eps, cos, sin, whole.slots, keys, values)
-            seen = pool.kernel(
-                queries, keys, values, whole, scaling=layer.scaling, window=layer.window, softcap=None
+            queries = rotate_and_store(product, layer.norms, self._eps, cos, sin, batch.slots, keys, values)
+            attended = pool.kernel(
+                queries, keys, values, batch, scaling=layer.scaling, window=layer.window, softcap=None
             )
-            normed = add_rms_norm(states, layer.out(seen.flatten(1)), layer.norm_post, self._eps)
-            moved = layer.down(silu_and_mul(linear(normed, layer.gate_up)))
+            normed = add_rms_norm(states, layer.out(attended.flatten(1)), layer.norm_post, self._eps)
+            mlp = layer.down(silu_and_mul(linear(normed, layer.gate_up)))
             is_last = number + 1 == len(self._layers)
             next_norm = self._norm if is_last else self._layers[number + 1].norm_in
-            normed = add_rms_norm(states, moved, next_norm, self._eps)
+            normed = add_rms_norm(states, mlp, next_norm, self._eps)
         return normed
 
     def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -121,7 +121,7 @@ def _layer_of(layer: Any, architecture: str) -> _Layer:
 
 
 def _merge_weights(projections: list[Any]) -> torch.Tensor:
-    """Their weights as one matrix, of which they are parts from now on."""
+    """Return the weights as one matrix, and make the projections views of it."""
     whole = torch.cat([projection.weight for projection in projections])
     parts = torch.split(whole, [len(projection.weight) for projection in projections])
     for projection, part in zip(projections, parts, strict=True):

@@ -1,14 +1,14 @@
-"""The choice whether a node's layers are computed by the fuse GPU kernels.
+"""The choice whether a node's layers are computed by the fused GPU kernels.
 
-Without them transformers' modules compute the layers. The equivalent for CPUs is
+Otherwise transformers' modules compute the layers. The equivalent for CPUs is
 `workers.cpu_kernels.decoder.use_cpu_kernels`.
 """
 
 from workers.kv_engine.attention.kernels import default_kernel
-from workers.kv_engine.node import Node
+from workers.kv_engine.node import KVNode
 
 
-def use_gpu_kernels(node: Node) -> Node:
+def use_gpu_kernels(node: KVNode) -> KVNode:
     """Return the node with its layers fuse, or the node itself if the device or the kernels cannot do it.
 
     Call it before `workers.kv_engine.selfcheck.check_node`, which then checks the fuse layers.

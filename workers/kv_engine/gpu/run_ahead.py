@@ -1,11 +1,11 @@
-"""A step ahead: who is in the step behind one of decodes, decided before the tokens of that one are read.
+"""The spans of the next decode step, chosen before the tokens of the current step are read.
 
     device   │ step N            │ step N+1          │ step N+2
-    host     launch N+1 ─ read N ─ tell of N ─ launch N+2 ─ read N+1 ─ tell of N+1 ─ ...
+    host     launch N+1 ─ read N ─ report N ─ launch N+2 ─ read N+1 ─ report N+1 ─ ...
 
-Only where those tokens can change nothing of it but who has ended: a sequence that ends by one of them is
-computed once more, and what comes of that is thrown away. Wherever anything else may change the tokens are
-read first, and the scheduler decides (docs/adr/0020-a-step-ahead.md). No torch here.
+A step is launched ahead only if the unread tokens can change nothing in it except which sequences have
+ended. A sequence that has ended is computed once more, and that result is discarded. In any other case the
+tokens are read first, and the scheduler decides (docs/adr/0020-a-step-ahead.md). No torch here.
 """
 
 from collections.abc import Sequence as Items
@@ -15,26 +15,28 @@ from workers.kv_engine.sequence import Span
 
 
 def plan_step_ahead(spans: Items[Span], scheduler: Scheduler) -> list[Span] | None:
-    """The spans of the step behind a step of decodes that is under way; None where that has to be read first.
+    """Return the spans of the step after a decode step in progress; None if that step must be read first.
 
-    Those that grow have the blocks for it then.
+    Sequences that need another block get it here.
 
     Args:
-        spans: of the step under way, each of one token; without those whose sequences are gone or held.
-        scheduler: knows who else is there, and has the blocks.
+        spans: of the step in progress, each of one token, without sequences that are gone or held.
+        scheduler: the running and waiting sequences, and the blocks.
     """
     if not all(span.sequence.can_speculate for span in spans):
-        return None  # what is done to the logits of the next token hangs on the one before
+        return None  # the adjustment of the next logits depends on the unread token
     if sum(not sequence.held for sequence in scheduler.running) > len(spans):
         return None
-    going = [span.sequence for span in spans if span.sequence.generated + 1 < span.sequence.spec.max_tokens]
-    if scheduler.waiting and (len(going) < len(spans) or scheduler.admits):
+    continuing = [
+        span.sequence for span in spans if span.sequence.generated + 1 < span.sequence.spec.max_tokens
+    ]
+    if scheduler.waiting and (len(continuing) < len(spans) or scheduler.admits):
         return None
     blocks = scheduler.blocks
     size = blocks.block_size
-    growing = [sequence for sequence in going if len(sequence.ids) == len(sequence.blocks) * size]
-    if not going or len(growing) > blocks.free:
+    growing = [sequence for sequence in continuing if len(sequence.ids) == len(sequence.blocks) * size]
+    if not continuing or len(growing) > blocks.free:
         return None
     for sequence in growing:
         sequence.blocks += blocks.allocate(1)
-    return [Span(sequence, len(sequence.ids), 1, sequence.reported) for sequence in going]
+    return [Span(sequence, len(sequence.ids), 1, sequence.reported) for sequence in continuing]

@@ -1,13 +1,13 @@
-"""What lies between a decoder's matrix products and its attention, in three kernels for GPUs.
+"""Three Triton kernels for the operations between a decoder's matrix products and its attention.
 
-    add_rms_norm    the states take up what a layer adds, and are normalised for the next product
-    rotate_and_store     queries, keys and values as the product gives them: normalised by head where the model does,
-                turned to their positions; keys and values go straight to their cells of the pool
+    add_rms_norm       adds a layer's output to the states, and normalises them for the next product
+    rotate_and_store   splits the qkv product; normalises heads (some models), rotates queries and keys to
+                       their positions, and writes keys and values to their slots of the pool
     silu_and_mul       silu(gate) * up
 
-By transformers' modules these are some fifty launches for each layer, and each costs what reading megabytes
-of weights does. Sums and products are in float32 and rounded to the states' dtype once. The kernels run in
-Triton's interpreter as `workers.kv_engine.attention.triton` tells.
+Transformers' modules take some fifty launches per layer for these, and a launch costs as much as reading
+megabytes of weights. Sums and products are in float32 and rounded to the states' dtype once. Triton's
+interpreter runs the kernels on a CPU (`workers.kv_engine.attention.triton`).
 """
 
 import torch
@@ -20,7 +20,7 @@ from workers.kv_engine.attention.triton import device_guard
 def add_rms_norm(
     states: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """(T, C) `states` and what is `added` to them, in place; and their RMS norm by (C,) `weight`."""
+    """Add `added` to (T, C) `states` in place, and return their RMS norm with (C,) `weight`."""
     tokens, width = states.shape
     normed = torch.empty_like(states)
     with device_guard(states):
@@ -48,17 +48,17 @@ def rotate_and_store(
     keys: torch.Tensor,
     values: torch.Tensor,
 ) -> torch.Tensor:
-    """The queries (T, H, D), turned; keys, turned, and values are in their cells then.
+    """Return the rotated queries (T, H, D); write rotated keys, and values, to their slots of the pool.
 
     Args:
         product: (T, (H + 2K) * D), queries, keys and values of each token.
-        norms: weights (D,) by which each head of queries and of keys is normalised; None where they are not.
+        norms: weights (D,) of the RMS norms of each query head and key head; None if the model has none.
         eps: of these norms.
-        cos: (T, D), of the token's position; halves of a head turn against each other.
-        sin: the same.
-        slots: (T,) int32, each token's cell.
-        keys: (slots, K, D), of the layer.
-        values: the same.
+        cos: (T, D), for each token's position; the halves of a head are rotated against each other.
+        sin: (T, D), likewise.
+        slots: (T,) int32, the slot of each token.
+        keys: (slots, K, D), the layer's keys in the pool.
+        values: (slots, K, D), the layer's values.
     """
     tokens = product.shape[0]
     _, kv_heads, dim = keys.shape
@@ -88,7 +88,7 @@ def rotate_and_store(
 
 
 def silu_and_mul(product: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up, (T, C), of (T, 2C): gates first."""
+    """Return silu(gate) * up, (T, C), of (T, 2C); the gates are first."""
     tokens, width = product.shape[0], product.shape[1] // 2
     out = torch.empty((tokens, width), dtype=product.dtype, device=product.device)
     with device_guard(product):

@@ -11,7 +11,7 @@ import torch
 from workers.kv_engine.attention.kernels import AttentionKernel
 from workers.kv_engine.attention.paged import ATTENTION, attention_context
 from workers.kv_engine.attention.pool import PagedPool
-from workers.kv_engine.node import Node
+from workers.kv_engine.node import KVNode
 from workers.kv_engine.parallel.lockstep import Leader
 from workers.kv_engine.selfcheck import check_node
 from workers.machine.cpu_threads import cores, threads_for, use_cpu_threads
@@ -25,13 +25,13 @@ class FollowerEngine:
     pool, as `PagedPool.of` has it.
 
     Attributes:
-        kernels: who computes its part's layers (`workers.kv_engine.node.Node`).
+        kernels: who computes its part's layers (`workers.kv_engine.node.KVNode`).
         forwards: how many were run.
     """
 
     def __init__(
         self,
-        node: Node,
+        node: KVNode,
         *,
         num_blocks: int,
         block_size: int,

@@ -15,7 +15,7 @@ from workers.kv_engine.attention.kernels import AttentionKernel
 from workers.kv_engine.attention.paged import ATTENTION, attention_context
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.cache.blocks import BlockManager
-from workers.kv_engine.node import Node
+from workers.kv_engine.node import KVNode
 from workers.kv_engine.sampling.sampler import NOT_A_TOKEN, node_key, sample
 from workers.kv_engine.selfcheck import check_node
 from workers.kv_engine.sequence import Sequence, Span
@@ -31,7 +31,7 @@ class DraftModel:
 
     def __init__(
         self,
-        node: Node,
+        node: KVNode,
         *,
         served: str,
         num_blocks: int,

@@ -190,7 +190,7 @@ def test_where_it_is_asked_for_it_attends_and_the_log_says_so(
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"device": CPU}, "is for GPUs, and llm is on the CPU"),
+        ({"device": CPU}, "runs on GPUs, and llm is on the CPU"),
         (
             {"dtype": torch.float32},
             "float16 and bfloat16, and llm is in torch.float32: see model_kwargs.dtype",
@@ -199,16 +199,18 @@ def test_where_it_is_asked_for_it_attends_and_the_log_says_so(
     ],
 )
 def test_a_node_that_it_does_not_know_is_refused(installed: Path, changes: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=rf"model_kwargs.attention: flashinfer .*{why}; auto does without"):
+    with pytest.raises(
+        ConfigError, match=rf"model_kwargs.attention: flashinfer .*{why}; auto does not need it"
+    ):
         choose_attention(node(**changes), "flashinfer")
 
 
 def test_what_it_lacks_is_said_with_what_to_do(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (installed / "bin" / "nvcc").unlink()
-    with pytest.raises(ConfigError, match="by nvcc, which is not here: install the CUDA toolkit"):
+    with pytest.raises(ConfigError, match="with nvcc, which was not found: install the CUDA toolkit"):
         choose_attention(node(), "flashinfer")
     monkeypatch.setattr(flashinfer, "which", lambda _: None)
-    with pytest.raises(ConfigError, match="by ninja, which is not on the PATH"):
+    with pytest.raises(ConfigError, match="with ninja, which is not on the PATH"):
         choose_attention(node(), "flashinfer")
     monkeypatch.setattr(flashinfer, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"is not installed: pip install 'dalsegno\[flashinfer\]'"):
@@ -222,7 +224,9 @@ def test_where_it_cannot_be_imported_it_is_said_what_it_lacks(
         raise ModuleNotFoundError("No module named 'tvm_ffi'")
 
     monkeypatch.setattr(flashinfer, "import_module", broken)
-    with pytest.raises(ConfigError, match=r"not all it needs \(No module named 'tvm_ffi'\): pip install"):
+    with pytest.raises(
+        ConfigError, match=r"a dependency is missing \(No module named 'tvm_ffi'\): pip install"
+    ):
         choose_attention(node(), "flashinfer")
 
 

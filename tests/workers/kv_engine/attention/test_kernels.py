@@ -47,7 +47,7 @@ def test_where_triton_is_not_it_is_refused_to_who_names_it_and_others_have_torch
     monkeypatch.setattr(kernels, "_missing_for_triton", lambda: "this or that (pip install it)")
 
     assert choose_attention(node_on("cuda"), "auto") is None
-    with pytest.raises(ConfigError, match=r"triton needs this or that \(pip install it\); auto is"):
+    with pytest.raises(ConfigError, match=r"triton needs this or that \(pip install it\); auto uses"):
         choose_attention(node_on("cuda"), "triton")
 
 

@@ -25,7 +25,7 @@ def test_released_blocks_are_free_again() -> None:
     manager.release(manager.allocate(2))
 
     assert manager.free == 2
-    assert manager.kept == 0
+    assert manager.evictable == 0
 
 
 def test_taking_more_than_there_is_is_a_bug() -> None:
@@ -50,10 +50,10 @@ def test_a_shared_block_is_free_when_the_last_gave_it_back() -> None:
     manager.share(taken)
 
     manager.release(taken)
-    assert (manager.free, manager.kept) == (0, 0)
+    assert (manager.free, manager.evictable) == (0, 0)
     manager.release(taken)
 
-    assert (manager.free, manager.kept) == (1, 1)
+    assert (manager.free, manager.evictable) == (1, 1)
     assert manager.is_evictable(taken[0])
 
 
@@ -85,7 +85,7 @@ def test_kept_blocks_are_taken_last_the_end_of_the_oldest_first() -> None:
     manager.allocate(3)
 
     assert evicted == [old[1], old[0], new[1]]
-    assert (manager.free, manager.kept) == (1, 1)
+    assert (manager.free, manager.evictable) == (1, 1)
 
 
 def test_one_that_is_shared_again_is_the_newest() -> None:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from models.decoder_lm.nodes import DecoderLM
+from tests.workers.kv_engine.engines import make_engine
 from workers.kv_engine.cache import pages
 from workers.kv_engine.cache.pages import AHEAD, Pages
-from workers.kv_engine.engine import KVEngine
 from workers.machine import memory
 
 CELL = (4, 64)  # 1 KiB of float32 a cell
@@ -132,7 +132,7 @@ def test_a_kernel_that_cannot_give_them_early_is_not_asked_again(monkeypatch: py
 
 
 def test_an_engine_takes_them_while_nobody_asks(qwen3: DecoderLM) -> None:
-    made = KVEngine(qwen3, num_blocks=4096, block_size=8, max_step_tokens=24, max_sequences=8)
+    made = make_engine(qwen3, num_blocks=4096, block_size=8, max_step_tokens=24, max_sequences=8)
     while made.prepare():
         pass
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from models.decoder_lm.nodes import DecoderLM
+from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import ids, prompts, run, run_all, scores
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
@@ -18,7 +19,7 @@ COMMON = list(range(20, 60))
 
 def engine(node: DecoderLM, **changes: Any) -> KVEngine:
     sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 24, "max_sequences": 8}
-    return KVEngine(node, **(sizes | changes))
+    return make_engine(node, **(sizes | changes))
 
 
 def plain(node: DecoderLM) -> KVEngine:

@@ -1,4 +1,4 @@
-"""RecordedStep steps: replayed, they give what steps that run as they come give."""
+"""Recorded steps: replayed, they give what steps that run unrecorded give."""
 
 import logging
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from models.decoder_lm.nodes import DecoderLM
+from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import ids, prompts, run_all, scores
 from tests.workers.kv_engine.recorder import Again
 from tests.workers.kv_engine.sampling.test_grammar_masks import compiled, processing_of
@@ -30,7 +31,7 @@ SAMPLINGS = (
 
 def engine(node: DecoderLM, capture: GraphCapture | None = None, **changes: Any) -> KVEngine:
     sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 24, "max_sequences": 6}
-    return KVEngine(node, **(sizes | changes), capture=capture)
+    return make_engine(node, **(sizes | changes), capture=capture)
 
 
 def specs(count: int, **changes: Any) -> list[SequenceSpec]:
@@ -153,7 +154,7 @@ def test_a_model_that_cannot_be_recorded_runs_as_it_comes_and_the_log_says_why(
         "Qwen3ForCausalLM cannot be recorded (operation not permitted when stream is capturing)"
         in caplog.text
     )
-    assert "recorded: of no rows" in caplog.text
+    assert "recorded decode steps of no rows" in caplog.text
 
 
 def test_steps_that_find_no_memory_run_as_they_come_and_smaller_ones_are_recorded(
@@ -166,4 +167,4 @@ def test_steps_that_find_no_memory_run_as_they_come_and_smaller_ones_are_recorde
     assert found == answers(run_all(engine(qwen3), specs(9)))
     assert "too little memory to record steps of 6 rows" in caplog.text
     assert "too little memory to record steps of 4 rows" in caplog.text
-    assert "recorded: of 1, 2 rows" in caplog.text
+    assert "recorded decode steps of 1, 2 rows" in caplog.text

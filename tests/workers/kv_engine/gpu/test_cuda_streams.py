@@ -20,8 +20,9 @@ from workers.kv_engine.outputs import TokenOutput
 from workers.kv_engine.parallel import follower, lockstep
 from workers.kv_engine.sequence_spec import SequenceSpec
 from workers.kv_engine.thread import EngineThread
-from workers.loading import hosting
-from workers.loading.hosting import Seat, make_follower_engine, make_kv_engine, make_stateless_nodes
+from workers.loading import device_share, node_loading
+from workers.loading.device_share import DeviceShare
+from workers.loading.engines import make_follower_engine, make_kv_engine, make_stateless_nodes
 from workers.settings import EngineSettings
 from workers.stateless_engine.thread import StatelessThread
 
@@ -115,7 +116,7 @@ class Speaking:
 @pytest.fixture
 def launched(streams: PretendedStreams, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     """What a rank launches whose nodes are on a GPU; in truth they are on the CPU."""
-    load, forward = hosting._load, DecoderLM.forward
+    load, forward = node_loading.load_node, DecoderLM.forward
     nodes = {EngineKind.KV: ["llm"], EngineKind.STATELESS: ["vocoder"]}
 
     def loading(
@@ -136,9 +137,10 @@ def launched(streams: PretendedStreams, monkeypatch: pytest.MonkeyPatch) -> list
         streams.launch("step")
         return forward(node, *args)
 
-    monkeypatch.setattr(hosting, "seat", lambda config, rank: Seat(device=GPU, neighbours=(), pools=1))
-    monkeypatch.setattr(hosting, "_load", loading)
-    monkeypatch.setattr(hosting, "nodes_of", lambda config, rank, kind: nodes[kind])
+    share = DeviceShare(device=GPU, other_ranks=(), kv_pools=1)
+    monkeypatch.setattr(device_share, "of", lambda config, rank: share)
+    monkeypatch.setattr(node_loading, "load_node", loading)
+    monkeypatch.setattr(device_share, "nodes_of", lambda config, rank, kind: nodes[kind])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 26, 1 << 26))
     monkeypatch.setattr(DecoderLM, "forward", stepping)
     return streams.launched
@@ -155,7 +157,7 @@ def streams_of(launched: list[Launch], what: str) -> set[Stream]:
 async def test_steps_of_the_model_and_of_the_one_that_guesses_are_launched_on_the_threads_own_stream(
     launched: list[Launch], streams: PretendedStreams
 ) -> None:
-    settings = EngineSettings(max_rows=2, speculate=2, draft=str(tiny_checkpoint("qwen3")))
+    settings = EngineSettings(max_sequences=2, speculative_tokens=2, draft_model=str(tiny_checkpoint("qwen3")))
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_outputs(outputs: Sequence[Any]) -> None:
@@ -204,7 +206,7 @@ def test_one_that_follows_steps_as_its_leader_does(
     monkeypatch.setattr(lockstep, "Leader", lambda line: leader)
     monkeypatch.setattr(follower, "FollowerEngine", lambda *_, **__: streams.launch("step"))
     monkeypatch.setattr("workers.kv_engine.parallel.collectives.TorchPeers", lambda *_: None)
-    copy: Any = SimpleNamespace(lines=[None], meeting=None)
+    copy: Any = SimpleNamespace(connections=[None], rendezvous=None)
 
     in_a_thread(lambda: make_follower_engine(config(), EngineSettings(), 0, no_progress, copy))
 

@@ -22,7 +22,7 @@ def test_what_the_kernels_do_not_know_is_left_to_torch_and_the_log_says_why(
     with caplog.at_level(logging.INFO):
         assert gpu_decoder.fuse(node) is node
 
-    assert "llm is computed by torch: the GPU kernels do not know" in caplog.text
+    assert "llm is computed by torch: the GPU kernels do not support" in caplog.text
     assert reason in caplog.text
 
 
@@ -52,13 +52,13 @@ def test_no_weight_is_there_twice() -> None:
     ids = torch.arange(9)
     before = node.reference(ids)
 
-    fuse = gpu_decoder.fuse(node)
+    fused = gpu_decoder.fuse(node)
 
     parameters = list(node.model.parameters())
     storages = {
         parameter.untyped_storage().data_ptr(): parameter.untyped_storage() for parameter in parameters
     }
     assert sum(storage.nbytes() for storage in storages.values()) == sum(p.nbytes for p in parameters)
-    assert fuse.parameters == node.parameters
-    assert (fuse.kernels, node.kernels) == ("triton", "torch")
-    assert torch.equal(fuse.reference(ids), before)
+    assert fused.parameters == node.parameters
+    assert (fused.kernels, node.kernels) == ("triton", "torch")
+    assert torch.equal(fused.reference(ids), before)

@@ -1,4 +1,4 @@
-"""The choice between the fuse GPU kernels and transformers' modules."""
+"""The choice between the fused GPU kernels and transformers' modules."""
 
 import pytest
 import torch

@@ -16,6 +16,7 @@ import torch
 from models.decoder_lm.nodes import DecoderLM
 from shared.telemetry import timeline
 from tests.timelines import read_events
+from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.gpu.test_cuda_graphs import SAMPLINGS
 from tests.workers.kv_engine.oracle import ids, prompts, run, tokens
 from tests.workers.kv_engine.recorder import Again
@@ -162,7 +163,7 @@ def test_whose_logits_hang_on_the_last_token_is_waited_for(changes: dict[str, An
 
 def engine(node: DecoderLM, *, runs_ahead: bool = True, **changes: Any) -> KVEngine:
     sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 8, "max_step_tokens": 24, "max_sequences": 6}
-    made = KVEngine(node, **({"capture": Again()} | sizes | changes))
+    made = make_engine(node, **({"capture": Again()} | sizes | changes))
     made.runs_ahead = made.runs_ahead and runs_ahead
     return made
 

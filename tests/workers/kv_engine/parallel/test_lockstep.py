@@ -13,6 +13,7 @@ from configs.deployment import ConfigError
 from models.decoder_lm.nodes import DecoderLM
 from tests.peers import together
 from tests.tiny import Family
+from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import clear_text, ids, run
 from tests.workers.kv_engine.shared_node import lines, parts, shared
 from workers.kv_engine.engine import KVEngine
@@ -89,10 +90,10 @@ def test_kept_beginnings_guesses_and_draws_are_the_leaders_alone(
         ),
     ]
     sizes = SIZES | {"max_step_tokens": 40}
-    alone = KVEngine(qwen3, **sizes)
+    alone = make_engine(qwen3, **sizes)
     expected = {spec.key: ids(run(alone, [spec])[spec.key]) for spec in specs}
 
-    with shared(halves, sizes | {"proposer": Knowing(expected), "guesses": 4}) as engines:
+    with shared(halves, sizes | {"proposer": Knowing(expected), "speculative_tokens": 4}) as engines:
         found = {spec.key: ids(run(engines.leader, [spec])[spec.key]) for spec in specs}
         counts = engines.leader.stats().cache
 
@@ -133,7 +134,7 @@ def test_a_forward_that_fails_ends_the_copy_and_not_just_its_requests(
 def _alone_with(node: DecoderLM, followers: Followers, monkeypatch: pytest.MonkeyPatch) -> KVEngine:
     """A leading engine that was not proven with its followers."""
     monkeypatch.setattr("workers.kv_engine.engine.check_node", lambda *_: None)
-    return KVEngine(node, followers=followers, **SIZES)
+    return make_engine(node, followers=followers, **SIZES)
 
 
 def test_all_have_the_blocks_of_whom_has_room_for_the_fewest() -> None:

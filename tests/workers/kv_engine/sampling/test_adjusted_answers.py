@@ -15,6 +15,7 @@ from transformers import LogitsProcessor
 from models.decoder_lm.nodes import DecoderLM, load
 from shared.errors import ClientError
 from tests.tiny import Family, tiny_checkpoint
+from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import clear_text, generate, ids, run, run_all, scores, tokens
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.sequence_spec import FinishReason, Sampling, SequenceSpec
@@ -98,7 +99,7 @@ def node_of(family: Family) -> DecoderLM:
 
 
 def engine_of(family: Family, rows: int = 4) -> KVEngine:
-    return KVEngine(node_of(family), num_blocks=64, block_size=8, max_step_tokens=9, max_sequences=rows)
+    return make_engine(node_of(family), num_blocks=64, block_size=8, max_step_tokens=9, max_sequences=rows)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
@@ -162,7 +163,7 @@ def test_the_same_request_alone_and_among_31_others_gives_the_same_tokens(qwen3:
     specs = [spec(number) for number in range(32)]
 
     def engine() -> KVEngine:
-        return KVEngine(qwen3, num_blocks=256, block_size=8, max_step_tokens=64, max_sequences=32)
+        return make_engine(qwen3, num_blocks=256, block_size=8, max_step_tokens=64, max_sequences=32)
 
     together = run(engine(), specs)
 
@@ -177,7 +178,7 @@ def test_log_probabilities_stay_those_of_the_model(qwen3: DecoderLM) -> None:
     banned = replace(spec, sampling=Sampling(bad_words=[[plain[0]]], repetition_penalty=2.0))
 
     def engine() -> KVEngine:
-        return KVEngine(qwen3, num_blocks=64, block_size=8, max_step_tokens=64, max_sequences=1)
+        return make_engine(qwen3, num_blocks=64, block_size=8, max_step_tokens=64, max_sequences=1)
 
     [likeliest] = scores(run_all(engine(), [spec])["a"])
     [found] = scores(run_all(engine(), [banned])["a"])
@@ -197,7 +198,7 @@ def test_a_stop_token_ends_an_answer_that_ignores_its_own_end(qwen3: DecoderLM) 
         ignore_eos=True,
         stop_token_ids=frozenset([plain[5]]),
     )
-    engine = KVEngine(qwen3, num_blocks=64, block_size=8, max_step_tokens=64, max_sequences=1)
+    engine = make_engine(qwen3, num_blocks=64, block_size=8, max_step_tokens=64, max_sequences=1)
 
     found = tokens(run(engine, [spec])["a"])
 
@@ -211,13 +212,13 @@ def test_a_stop_token_ends_an_answer_that_ignores_its_own_end(qwen3: DecoderLM) 
         ({"sampling": Sampling(logit_bias=[(10**6, 1.0)])}, "logit_bias: token ids must be from 0 to"),
         ({"sampling": Sampling(bad_words=[[1, 10**6]])}, "bad_words: token ids must be from 0 to"),
         ({"stop_token_ids": frozenset([-1])}, "stop_token_ids: token ids must be from 0 to"),
-        ({"sampling": Sampling(bad_words=[[n] for n in range(512)])}, "there is no token left to choose"),
+        ({"sampling": Sampling(bad_words=[[n] for n in range(512)])}, "leave no token to choose"),
     ],
 )
 def test_what_no_token_can_mean_is_refused_and_breaks_nothing(
     qwen3: DecoderLM, spec: dict[str, Any], said: str
 ) -> None:
-    engine = KVEngine(qwen3, num_blocks=64, block_size=8, max_step_tokens=64, max_sequences=1)
+    engine = make_engine(qwen3, num_blocks=64, block_size=8, max_step_tokens=64, max_sequences=1)
 
     with pytest.raises(ClientError, match=said):
         engine.add(SequenceSpec(key="a", prompt_ids=[1], max_tokens=2, **spec))

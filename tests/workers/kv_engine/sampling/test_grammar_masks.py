@@ -24,6 +24,7 @@ from shared.errors import ClientError
 from shared.events import Guide
 from tests.schemas import random_schema
 from tests.tiny import Family, tiny_checkpoint
+from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import ids, log_softmax, run, run_all, scores
 from workers.data_plane.port import Array
 from workers.kv_engine.engine import KVEngine
@@ -70,7 +71,7 @@ def spec(
 
 def engine_of(node: DecoderLM, **changes: Any) -> KVEngine:
     sizes: dict[str, Any] = {"num_blocks": 500, "block_size": 8, "max_step_tokens": 64, "max_sequences": 32}
-    return KVEngine(node, **(sizes | changes))
+    return make_engine(node, **(sizes | changes))
 
 
 def text_of(token_ids: Items[int], family: Family = "qwen3") -> str:

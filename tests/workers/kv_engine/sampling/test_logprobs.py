@@ -10,6 +10,7 @@ import torch
 from models.decoder_lm.nodes import DecoderLM, load
 from shared.errors import BugError
 from tests.tiny import Family, tiny_checkpoint
+from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import ids, log_softmax, prompts, run_all, scores, tokens
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.failures import StepFailedError
@@ -24,7 +25,7 @@ WILD = Sampling(temperature=1.7, top_k=5, top_p=0.8, seed=3)
 
 def engine(node: DecoderLM, **changes: int) -> KVEngine:
     sizes: dict[str, Any] = {"num_blocks": 300, "block_size": 8, "max_step_tokens": 24, "max_sequences": 8}
-    return KVEngine(node, **(sizes | changes))
+    return make_engine(node, **(sizes | changes))
 
 
 def spec(prompt: list[int], key: str = "a", **changes: Any) -> SequenceSpec:
@@ -233,7 +234,7 @@ def test_logits_of_a_prompt_that_are_no_numbers_fail_their_sequence_only(
 
 
 def test_a_prompt_is_not_scored_without_saying_how_many_likeliest(qwen3: DecoderLM) -> None:
-    with pytest.raises(BugError, match="how many"):
+    with pytest.raises(BugError, match="but no logprobs"):
         engine(qwen3).add(spec([1, 2], logprobs=None, scores_prompt=True))
 
 

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from models.decoder_lm.nodes import DecoderLM
 from tests.tiny import tiny_checkpoint
+from tests.workers.kv_engine.engines import make_engine
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.failures import StepFailedError
 from workers.kv_engine.outputs import Output, PromptOutput
@@ -55,7 +56,7 @@ def text(seed: int, length: int) -> list[int]:
 
 
 def engine(qwen3: DecoderLM, *, num_blocks: int = 256, max_step_tokens: int = 16, **how: Any) -> KVEngine:
-    return KVEngine(
+    return make_engine(
         qwen3, num_blocks=num_blocks, block_size=4, max_step_tokens=max_step_tokens, max_sequences=16, **how
     )
 

@@ -8,6 +8,7 @@ import torch
 
 from models.decoder_lm.nodes import DecoderLM, load
 from tests.tiny import tiny_checkpoint
+from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import ids, prompts, run
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.sequence import DraftLength, Sequence
@@ -25,7 +26,7 @@ def spec(key: str, prompt: list[int], **changes: Any) -> SequenceSpec:
 
 def engine(node: DecoderLM, proposer: Proposer | None = None, **changes: Any) -> KVEngine:
     sizes: dict[str, Any] = {"num_blocks": 300, "block_size": 8, "max_step_tokens": 160, "max_sequences": 32}
-    return KVEngine(node, proposer=proposer, **(sizes | changes))
+    return make_engine(node, proposer=proposer, **(sizes | changes))
 
 
 def draft(node: DecoderLM, **changes: Any) -> DraftModel:
@@ -134,7 +135,7 @@ def test_every_answer_is_what_it_is_without_guesses(
 
 def test_a_model_that_guesses_its_own_tokens_takes_a_fraction_of_the_steps(qwen3: DecoderLM) -> None:
     for sampling in (Sampling(), RANDOM):
-        guessing = engine(qwen3, draft(qwen3), guesses=4)
+        guessing = engine(qwen3, draft(qwen3), speculative_tokens=4)
         answer = ids(run(guessing, [spec("a", [3, 1, 4, 1, 5], max_tokens=31, sampling=sampling)])["a"])
         counts = guessing.stats().cache
         assert len(answer) == 31
@@ -145,7 +146,7 @@ def test_a_model_that_guesses_its_own_tokens_takes_a_fraction_of_the_steps(qwen3
 def test_a_model_much_like_it_is_mostly_right_also_with_random_draws(
     qwen3: DecoderLM, noisy: DecoderLM
 ) -> None:
-    guessing = engine(qwen3, draft(noisy), guesses=3)
+    guessing = engine(qwen3, draft(noisy), speculative_tokens=3)
     run(
         guessing,
         [spec(str(n), text, sampling=replace(RANDOM, seed=n)) for n, text in enumerate(prompts(8, seed=1))],
@@ -159,7 +160,7 @@ def test_guesses_behind_an_end_do_not_stand(qwen3: DecoderLM) -> None:
     place = next(n for n in range(5, 20) if plain[n] not in plain[:n])
     ends = spec("a", [3, 1, 4, 1, 5], stop_token_ids=frozenset({plain[place]}))
 
-    outputs = run(engine(qwen3, draft(qwen3), guesses=8), [ends])["a"]
+    outputs = run(engine(qwen3, draft(qwen3), speculative_tokens=8), [ends])["a"]
 
     assert ids(outputs) == plain[: place + 1]
     assert outputs[-1].finish == "stop"
@@ -167,14 +168,14 @@ def test_guesses_behind_an_end_do_not_stand(qwen3: DecoderLM) -> None:
 
 def test_an_answer_is_never_longer_than_it_may_be(qwen3: DecoderLM) -> None:
     for max_tokens in (1, 2, 3, 6):
-        outputs = run(engine(qwen3, draft(qwen3), guesses=8), [spec("a", [3, 1, 4], max_tokens=max_tokens)])
+        outputs = run(engine(qwen3, draft(qwen3), speculative_tokens=8), [spec("a", [3, 1, 4], max_tokens=max_tokens)])
         assert len(outputs["a"]) == max_tokens
         assert outputs["a"][-1].finish == "length"
 
 
 def test_what_did_not_stand_is_not_kept_for_others(qwen3: DecoderLM, noisy: DecoderLM) -> None:
     """The prefix cache holds tokens that were taken, and no guess."""
-    guessing = engine(qwen3, draft(noisy), guesses=8)
+    guessing = engine(qwen3, draft(noisy), speculative_tokens=8)
     text = list(range(40, 60))
     answer = ids(run(guessing, [spec("a", text, max_tokens=30)])["a"])
     assert guessing.stats().cache.accepted < guessing.stats().cache.drafted

@@ -1,0 +1,32 @@
+"""Settings of one KV engine. Imports no torch."""
+
+from dataclasses import dataclass
+from typing import Final
+
+DECODE_SLOWDOWN_LIMIT: Final = 1.7
+"""The default of `KVEngineConfig.decode_slowdown_limit`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVEngineConfig:
+    """Sizes and policies of a KV engine; `workers.loading.hosting` derives them from a deployment's settings.
+
+    Attributes:
+        num_blocks, block_size: the size of the KV pool: so many blocks, of so many tokens each.
+        max_step_tokens: the most tokens that one step computes.
+        max_sequences: the most sequences that run at once.
+        cpu_cores: on a CPU, how many of the machine's cores the engine uses; None is all of them.
+        prefix_cache: keep keys and values for later sequences that begin with the same tokens.
+        decode_slowdown_limit: how many times as long as its decodes alone a step with prompts may take
+            (`workers.kv_engine.prefill_budget`); None is without a limit.
+        speculative_tokens: the most tokens that are drafted per sequence and step; unused without a proposer.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_step_tokens: int
+    max_sequences: int
+    cpu_cores: int | None = None
+    prefix_cache: bool = True
+    decode_slowdown_limit: float | None = DECODE_SLOWDOWN_LIMIT
+    speculative_tokens: int = 4

@@ -1,0 +1,234 @@
+"""Engines over a rank's nodes: the KV engine, the engine of a tensor-parallel follower, the stateless nodes.
+
+Imported and called in the engines' threads: torch takes seconds to import, and the event loop must not wait
+for it. A rank without a KV node does not import transformers.
+"""
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from configs.deployment import DeploymentConfig
+from models.base import EngineKind
+from workers.kv_engine.attention.kernels import AttentionKernel, choose_attention
+from workers.kv_engine.config import KVEngineConfig
+from workers.kv_engine.gpu.cuda_streams import StreamPriority, use_gpu_stream
+from workers.kv_engine.speculative.proposer import PromptLookup, Proposer
+from workers.loading import device_share, node_loading
+from workers.loading.device_share import DeviceShare
+from workers.loading.lean_transformers import import_transformers
+from workers.loading.node_loading import Progress
+from workers.machine import memory
+from workers.machine.cpu_threads import stateless_threads
+from workers.machine.kv_pool_size import PoolSize, pool_size
+from workers.settings import EngineSettings
+from workers.stateless_engine.nodes import StatelessNodes
+
+if TYPE_CHECKING:
+    from workers.kv_engine.engine import KVEngine
+    from workers.kv_engine.gpu.cuda_graphs import GraphCapture
+    from workers.kv_engine.kv_transfer import Allocate
+    from workers.kv_engine.node import KVNode
+    from workers.kv_engine.parallel.follower import FollowerEngine
+    from workers.tensor_parallel.group import GroupMembership
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+def make_kv_engine(
+    config: DeploymentConfig,
+    settings: EngineSettings,
+    rank: int,
+    progress: Progress,
+    *,
+    export_to: "Allocate | None" = None,
+    group: "GroupMembership | None" = None,
+) -> "KVEngine":
+    """Load the KV node of `rank` and make its engine.
+
+    Called in the engine's thread, which then computes on a GPU stream of its own. `export_to` allocates the
+    slots that exported keys and values are written to. `group` is the tensor-parallel group that shares the
+    node; this rank leads it.
+
+    Raises:
+        GroupLostError: a member of the group is gone.
+        CheckpointError: the checkpoint cannot be served.
+        ConfigError: the configuration does not fit the machine or the model.
+    """
+    import_transformers()
+    from workers.kv_engine.engine import KVEngine  # noqa: PLC0415 - imports transformers
+    from workers.kv_engine.parallel.lockstep import Followers  # noqa: PLC0415 - the same
+
+    share = device_share.of(config, rank)
+    device = share.device
+    sequences = settings.max_sequences_on(device.type)
+    step_tokens = settings.max_step_tokens_on(device.type)
+    [name] = device_share.nodes_of(config, rank, EngineKind.KV)
+    with memory.given_back():
+        node = node_loading.load_kv_node(config, name, settings, device, progress, group)
+        kernel = choose_attention(node, settings.attention)
+        if group is None:  # the members of a group exchange sums within each layer
+            node = node_loading.with_kernels(node, settings, share)
+        draft = node_loading.load_draft_model(config, node, settings, share, progress)
+    use_gpu_stream(device, StreamPriority.HIGH)
+    blocks = _kv_pool_size(config, settings, node, draft, share).blocks
+    followers = Followers(group.connections) if group is not None else None
+    if followers is not None:
+        blocks = followers.agree(blocks, node.dtype)
+    has_stateless = bool(device_share.nodes_of(config, rank, EngineKind.STATELESS))
+    cpu_cores = share.cores
+    if has_stateless:
+        cpu_cores = max(1, share.cores - stateless_threads(share.cores, with_kv_node=True))
+    return KVEngine(
+        node,
+        KVEngineConfig(
+            num_blocks=blocks,
+            block_size=settings.block_size,
+            max_step_tokens=step_tokens,
+            max_sequences=sequences,
+            cpu_cores=cpu_cores,
+            prefix_cache=settings.prefix_cache,
+            decode_slowdown_limit=settings.decode_slowdown_limit,
+            speculative_tokens=settings.speculative_tokens,
+        ),
+        export_to=export_to,
+        proposer=_proposer(draft, node, settings, blocks, sequences, step_tokens),
+        followers=followers,
+        capture=_graph_capture(settings, device, kernel),
+        kernel=kernel,
+    )
+
+
+def make_follower_engine(
+    config: DeploymentConfig,
+    settings: EngineSettings,
+    rank: int,
+    progress: Progress,
+    group: "GroupMembership",
+) -> "FollowerEngine":
+    """Load this rank's part of the shared KV node, and make the engine that follows the group's leader.
+
+    Called in the engine's thread, as `make_kv_engine` is.
+
+    Raises:
+        GroupLostError: a member of the group is gone.
+        CheckpointError: the checkpoint cannot be served.
+        ConfigError: the configuration does not fit the machine or the model.
+    """
+    import_transformers()
+    from workers.kv_engine.parallel.follower import FollowerEngine  # noqa: PLC0415 - imports transformers
+    from workers.kv_engine.parallel.lockstep import Leader  # noqa: PLC0415 - the same
+
+    share = device_share.of(config, rank)
+    [name] = device_share.nodes_of(config, rank, EngineKind.KV)
+    with memory.given_back():
+        node = node_loading.load_kv_node(config, name, settings, share.device, progress, group)
+    kernel = choose_attention(node, settings.attention)
+    use_gpu_stream(share.device, StreamPriority.HIGH)
+    [connection] = group.connections
+    leader = Leader(connection)
+    return FollowerEngine(
+        node,
+        num_blocks=leader.agree(_kv_pool_size(config, settings, node, None, share).blocks, node.dtype),
+        block_size=settings.block_size,
+        leader=leader,
+        cpu_cores=share.cores,
+        kernel=kernel,
+    )
+
+
+def make_stateless_nodes(
+    config: DeploymentConfig, settings: EngineSettings, rank: int, progress: Progress
+) -> StatelessNodes:
+    """Load the stateless nodes of `rank`, one after the other. Called in their thread.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be served.
+        ConfigError: the configuration does not fit the machine or the model.
+    """
+    share = device_share.of(config, rank)
+    names = device_share.nodes_of(config, rank, EngineKind.STATELESS)
+    loaded = {name: node_loading.load_node(config, name, settings, share.device, progress) for name in names}
+    use_gpu_stream(share.device, StreamPriority.LOW)
+    nodes = StatelessNodes(
+        loaded,
+        share.device,
+        with_kv_node=bool(device_share.nodes_of(config, rank, EngineKind.KV)),
+        cpu_cores=share.cores,
+    )
+    _LOGGER.info("%s: %s on %s", config.name, ", ".join(names), share)
+    return nodes
+
+
+def _kv_pool_size(
+    config: DeploymentConfig,
+    settings: EngineSettings,
+    node: "KVNode",
+    draft: "KVNode | None",
+    share: DeviceShare,
+) -> PoolSize:
+    """Choose the size of the KV pool by the memory that is free now."""
+    device = share.device
+    on_gpu = device.type == "cuda"
+    size = pool_size(
+        configured_tokens=config.kv_tokens,
+        free_bytes=torch.cuda.mem_get_info(device)[0] if on_gpu else memory.available_bytes(),
+        bytes_per_token=_kv_bytes(node) + (_kv_bytes(draft) if draft is not None else 0),
+        block_size=settings.block_size,
+        max_sequences=settings.max_sequences_on(device.type),
+        max_seq_len=config.max_seq_len,
+        on_gpu=on_gpu,
+        sharers=share.kv_pools,
+    )
+    _LOGGER.info("%s: %s in %s on %s; KV pool: %s", config.name, node.name, node.dtype, share, size.reason)
+    if size.tokens < config.max_seq_len:
+        _LOGGER.warning(
+            "the KV pool holds %d tokens, fewer than max_seq_len %d: longer requests are refused",
+            size.tokens,
+            config.max_seq_len,
+        )
+    return size
+
+
+def _kv_bytes(node: "KVNode") -> int:
+    """Return the bytes of one token's keys and values."""
+    layout = node.layout
+    return 2 * layout.layers * layout.kv_heads * layout.head_dim * node.dtype.itemsize
+
+
+def _graph_capture(
+    settings: EngineSettings, device: torch.device, kernel: AttentionKernel | None
+) -> "GraphCapture | None":
+    """Return the recorder of decode steps. It needs a GPU and an attention kernel: torch's waits for the GPU."""
+    if device.type != "cuda" or kernel is None or not settings.cuda_graphs:
+        return None
+    from workers.kv_engine.gpu.cuda_graphs import CudaCapture  # noqa: PLC0415 - needs CUDA
+
+    return CudaCapture(device)
+
+
+def _proposer(
+    draft: "KVNode | None",
+    served: "KVNode",
+    settings: EngineSettings,
+    blocks: int,
+    sequences: int,
+    step_tokens: int,
+) -> Proposer | None:
+    """Return the source of draft tokens that the settings ask for."""
+    if not settings.speculative_tokens:
+        return None
+    if draft is None:
+        return PromptLookup()
+    from workers.kv_engine.speculative.draft_model import DraftModel  # noqa: PLC0415 - imports transformers
+
+    return DraftModel(
+        draft,
+        served=served.name,
+        num_blocks=blocks,
+        block_size=settings.block_size,
+        max_sequences=sequences,
+        max_step_tokens=step_tokens,
+        kernel=choose_attention(draft, settings.attention),
+    )

@@ -1,0 +1,168 @@
+"""Loading of nodes onto a device: the KV node or a member's part of it, its draft model, stateless nodes.
+
+The model family loads the weights (`nodes.load`). Our own kernels then replace the layers they support.
+"""
+
+import logging
+from collections.abc import Callable
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import torch
+
+from configs.deployment import ConfigError, DeploymentConfig
+from models import registry
+from models.base import EngineKind, Peers
+from workers.loading import device_share
+from workers.loading.device_share import DeviceShare
+from workers.loading.lean_transformers import import_transformers
+from workers.machine.cpu_threads import kernel_threads
+from workers.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from workers.kv_engine.node import KVNode
+    from workers.tensor_parallel.group import GroupMembership
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+Progress = Callable[[int, int, str], None]
+"""Receives the bytes read, the bytes in all, and the node; called from several threads."""
+
+
+def load_node(
+    config: DeploymentConfig,
+    node: str,
+    settings: EngineSettings,
+    device: torch.device,
+    progress: Progress,
+    *,
+    peers: Peers | None = None,
+) -> Any:
+    """Load one node of the graph by its family's loader; with `peers`, a member's part of a shared node.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be served.
+        ConfigError: the family's nodes cannot be shared.
+    """
+    load = registry.face(config.model, "nodes").load
+    if peers is not None:
+        _check_shares(config, load, node, peers.size)
+    return load(
+        Path(config.checkpoint),
+        node,
+        device=device,
+        dtype=settings.dtype,
+        progress=lambda done, total, name: progress(done, total, node),
+        kwargs=config.model_kwargs,
+        **({"peers": peers} if peers is not None else {}),
+    )
+
+
+def load_kv_node(
+    config: DeploymentConfig,
+    name: str,
+    settings: EngineSettings,
+    device: torch.device,
+    progress: Progress,
+    group: "GroupMembership | None",
+) -> "KVNode":
+    """Load the KV node, or this rank's part of it in its tensor-parallel group.
+
+    Raises:
+        GroupLostError: a member of the group is gone.
+        CheckpointError: the checkpoint cannot be served.
+        ConfigError: `max_seq_len` exceeds the model's, or the family's nodes cannot be shared.
+    """
+    peers: Peers | None = None
+    if group is not None:
+        from workers.kv_engine.parallel.collectives import (  # noqa: PLC0415 - half a second, for a group only
+            TorchPeers,
+        )
+
+        peers = TorchPeers(group.rendezvous, device)
+    node: KVNode = load_node(config, name, settings, device, progress, peers=peers)
+    _check_length(config, node.max_positions)
+    return node
+
+
+def load_draft_model(
+    config: DeploymentConfig, served: "KVNode", settings: EngineSettings, share: DeviceShare, progress: Progress
+) -> "KVNode | None":
+    """Load the model that drafts tokens for `served`; None where the settings name none.
+
+    Raises:
+        CheckpointError: its checkpoint cannot be served.
+        ConfigError: its vocabulary is another one.
+    """
+    if not settings.speculative_tokens or settings.draft_model is None:
+        return None
+    smaller = msgspec.structs.replace(config, checkpoint=settings.draft_model)
+    draft = with_kernels(load_node(smaller, served.name, settings, share.device, progress), settings, share)
+    if draft.vocab_size != served.vocab_size:
+        raise ConfigError(
+            f"model_kwargs.draft_model: {settings.draft_model} has {draft.vocab_size} tokens, the served "
+            f"model {served.vocab_size}: expected one with the same tokenizer"
+        )
+    return draft
+
+
+def with_kernels(node: "KVNode", settings: EngineSettings, share: DeviceShare) -> "KVNode":
+    """Replace layers by our own kernels, as far as the settings and the kernels allow."""
+    if settings.kernels == "torch":
+        _LOGGER.info("%s is computed by torch, as model_kwargs.kernels says", node.name)
+        return node
+    if share.device.type == "cuda":
+        from workers.kv_engine.gpu.fusion import use_gpu_kernels  # noqa: PLC0415 - needs CUDA
+
+        return use_gpu_kernels(node)
+    from workers.cpu_kernels.decoder import use_cpu_kernels  # noqa: PLC0415 - imports transformers
+
+    return use_cpu_kernels(node, threads=kernel_threads(node.parameters, share.cores))
+
+
+def check_kv_nodes(config: DeploymentConfig) -> bool:
+    """Raise what loading the KV nodes would raise before the first weight is read.
+
+    A family of another package may have no such check (`nodes.examine`). Then only sharing is checked.
+
+    Returns:
+        True where the family has checked its nodes.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be served, or not by that many ranks together.
+        ConfigError: the configuration does not fit the model.
+    """
+    shared = {
+        (node, len(config.copy_of(rank)))
+        for rank in config.ranks
+        for node in device_share.nodes_of(config, rank, EngineKind.KV)
+    }
+    if not shared:
+        return False
+    import_transformers()
+    nodes = registry.face(config.model, "nodes")
+    examine = getattr(nodes, "examine", None)
+    for node, members in sorted(shared):
+        if members > 1:
+            _check_shares(config, nodes.load, node, members)
+        if examine is not None:
+            _check_length(config, examine(Path(config.checkpoint), node, members=members))
+    return examine is not None
+
+
+def _check_length(config: DeploymentConfig, max_positions: int) -> None:
+    if config.max_seq_len > max_positions:
+        raise ConfigError(
+            f"max_seq_len is {config.max_seq_len}, but the model in {config.checkpoint} was made for "
+            f"{max_positions} tokens; set max_seq_len to at most that"
+        )
+
+
+def _check_shares(config: DeploymentConfig, load: Callable[..., Any], node: str, members: int) -> None:
+    if "peers" not in signature(load).parameters:
+        raise ConfigError(
+            f"node_groups: {config.model} does not know how to share {node!r} among {members} ranks; "
+            "leave tp_size away"
+        )
