@@ -5,8 +5,6 @@ tokenizer. Other packages add families by the entry point group `dalsegno.models
 name is the family, its value the package that holds `graph`, `processing` and `nodes`.
 """
 
-import hashlib
-from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -16,7 +14,9 @@ from typing import Final
 
 from models.base import ModelGraph
 from models.checkpoints.files import CheckpointError, read_json
+from shared.closest_match import closest_match
 from shared.errors import ClientError
+from shared.source_digest import Root, digest
 
 _BUILT_IN: Final = {"decoder_lm": "models.decoder_lm", "orpheus": "models.orpheus"}
 ENTRY_POINT_GROUP: Final = "dalsegno.models"
@@ -37,8 +37,8 @@ def face(family: str, name: str) -> ModuleType:
     """The module `name` (`graph`, `processing` or `nodes`) of a family."""
     known = families()
     if family not in known:
-        near = get_close_matches(family, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        near = closest_match(family, known)
+        hint = f"; did you mean {near!r}?" if near else ""
         raise UnknownFamilyError(f"model {family!r} is unknown: expected one of {sorted(known)}{hint}")
     return import_module(f"{known[family]}.{name}")
 
@@ -53,9 +53,14 @@ def graph(family: str) -> ModelGraph:
 
 @cache
 def plan_digest(family: str) -> str:
-    """The digest of the source of a family's `graph.py`: it changes when the plan does. Hex."""
-    source = Path(str(face(family, "graph").__file__)).read_bytes()
-    return hashlib.blake2b(source, digest_size=16).hexdigest()
+    """The digest of a family's plan: of `graph.py` and every definition it reaches. Hex, 32 characters."""
+    return digest(plan_roots(family))
+
+
+def plan_roots(family: str) -> tuple[Root, ...]:
+    """The roots of a plan's sources: the whole `graph` module, and `GRAPH` if that module only imports it."""
+    module = face(family, "graph").__name__
+    return (Root(module), Root(module, ("GRAPH",)))
 
 
 def family_of(checkpoint: Path) -> str:
