@@ -20,7 +20,7 @@ were recorded, and the generators a cache rebuilt by feeding them back (`Journey
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -30,22 +30,27 @@ from shared.tensors import Handle
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final[msgspec.msgpack.Decoder[dict[str, Any]]] = msgspec.msgpack.Decoder(dict[str, Any])
+_Facts = TypeVar("_Facts", bound=msgspec.Struct)
 
 
 class Walk(msgspec.Struct, frozen=True):
-    """An order to run one graph walk with these tensors (`inputs`) and plain values (`args`).
+    """An order to run one graph walk.
 
-    `ends` names streams that end with this step: no item follows behind what it sends.
+    Attributes:
+        inputs: tensors, by edge.
+        args: plain values: a mapping, or a struct such as `models.sequence_request.SequenceRequest`.
+        ends: streams that end with this step: no item follows the items it sends.
     """
 
     name: str
     inputs: Mapping[str, Handle] = {}
-    args: Mapping[str, Any] = {}
+    args: Mapping[str, Any] | msgspec.Struct = {}
     ends: tuple[str, ...] = ()
 
     def call(self) -> WalkCall:
-        """The order as it stands in an event: `args` become what the wire will make of them."""
-        args = _DECODER.decode(_ENCODER.encode(dict(self.args)))
+        """The order as an event carries it, with `args` as a decoder returns them."""
+        plain = self.args if isinstance(self.args, msgspec.Struct) else dict(self.args)
+        args = _DECODER.decode(_ENCODER.encode(plain))
         return WalkCall(name=self.name, inputs=dict(self.inputs), args=args)
 
 
@@ -98,6 +103,20 @@ class StepResult(msgspec.Struct, frozen=True):
                 return walk.facts[name]
         known = sorted({fact for walk in self.walks for fact in walk.facts})
         raise BugError(f"no walk of this step reported the fact {name!r}; reported were {known}")
+
+    def facts_as(self, kind: type[_Facts]) -> _Facts:
+        """All facts of the step as one struct; of a fact that several walks report, the last one counts.
+
+        Raises:
+            BugError: a fact is missing, or has the wrong type.
+        """
+        facts = {name: value for walk in self.walks for name, value in walk.facts.items()}
+        try:
+            return msgspec.convert(facts, kind)
+        except msgspec.ValidationError as error:
+            raise BugError(
+                f"the facts of this step are no {kind.__name__}: {error}; reported were {sorted(facts)}"
+            ) from error
 
     def handle(self, name: str) -> Handle:
         """The handle of the output `name`, of the last walk that has it."""

@@ -1,4 +1,4 @@
-"""Decoder-only language models: the pure face.
+"""Graph and plan of decoder-only language models.
 
     prepare   messages or text -> token ids                          a CPU node
     prefill   token ids -> the first new token                       the KV node
@@ -9,12 +9,17 @@
 Prefill and decode are one chain: there is no round trip between the first and the second token.
 """
 
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
 
 from models.base import OF_PROMPTS, EngineKind, ModelGraph
+from models.sequence_request import PreparedPrompt, PrepareRequest, SequenceFacts, SequenceRequest
 from shared.errors import ClientError
-from shared.events import Limits, Usage
-from shared.plans import Chain, Finish, Plan, PlanRequest, StepResult, Walk
+from shared.events import Guide, Limits, Usage
+from shared.plans import Chain, Finish, Plan, PlanRequest, Walk
+from shared.tensors import Handle
 from shared.walks import CLIENT, KEEP, Edge, Loop, Node, compile_walk
 
 PREPARE: Final = Node("prepare", inputs=(), outputs=(Edge("token_ids", to=KEEP),))
@@ -50,59 +55,59 @@ def new_token_budget(prompt_tokens: int, asked: int | None, limits: Limits) -> i
 
 
 def plan(request: PlanRequest) -> Plan:
-    """Prepare, check that it fits, then prefill and decode in one go; or see to the prompt and no more."""
-    prepared = yield Walk("prepare", args={"inputs": request.inputs, "params": request.params})
-    prompt_tokens: int = prepared.fact("prompt_tokens")
+    """Prepare the prompt, check that it fits, then prefill and decode in one step."""
+    step = yield Walk("prepare", args=PrepareRequest(inputs=request.inputs, params=request.params))
+    prepared = step.facts_as(PreparedPrompt)
+    inputs = {"token_ids": step.handle("token_ids")}
     if not OF_PROMPTS.isdisjoint(request.inputs.output_modalities) or request.params.warm:
-        return (yield from _prompt_alone(request, prepared))
-    args: dict[str, Any] = {
-        "max_tokens": new_token_budget(prompt_tokens, request.params.max_tokens, request.limits),
-        "sampling": prepared.fact("sampling"),
-        "stop": request.params.stop,
-        "ignore_eos": request.params.ignore_eos,
-    }
-    inputs, begin = {"token_ids": prepared.handle("token_ids")}, args | _asked(request, prepared)
-    if args["max_tokens"] == 0:
+        return (yield from _without_answer(request, prepared, inputs))
+    max_tokens = new_token_budget(prepared.prompt_tokens, request.params.max_tokens, request.limits)
+    decode = SequenceRequest(
+        max_tokens=max_tokens,
+        sampling=prepared.sampling,
+        stop=request.params.stop,
+        ignore_eos=request.params.ignore_eos,
+    )
+    begin = _first_walk_args(request, prepared, decode)
+    if max_tokens == 0:
         answer = yield Walk("score", inputs=inputs, args=begin)
     else:
-        answer = yield Chain(Walk("prefill", inputs=inputs, args=begin), Walk("decode", args=args))
-    usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=answer.fact("completion_tokens"))
-    return Finish(usage=usage, finish_reasons=(answer.fact("finish_reason"),))
+        answer = yield Chain(Walk("prefill", inputs=inputs, args=begin), Walk("decode", args=decode))
+    facts = answer.facts_as(SequenceFacts)
+    usage = Usage(prompt_tokens=prepared.prompt_tokens, completion_tokens=facts.completion_tokens)
+    return Finish(usage=usage, finish_reasons=(facts.finish_reason,))
 
 
-def _prompt_alone(request: PlanRequest, prepared: StepResult) -> Plan:
-    """Make an embedding of the prompt, put out its states, or compute it for others that begin alike."""
-    prompt_tokens: int = prepared.fact("prompt_tokens")
-    new_token_budget(prompt_tokens, 0, request.limits)
-    is_warm = request.params.warm
-    args = {"warm": True} if is_warm else {"pooling": prepared.fact("pooling")}
-    done = yield Walk("score", inputs={"token_ids": prepared.handle("token_ids")}, args=args)
-    cached_tokens = done.fact("cached_tokens") if is_warm else 0
-    return Finish(
-        usage=Usage(prompt_tokens=prompt_tokens, cached_tokens=cached_tokens), finish_reasons=("stop",)
-    )
+def _without_answer(request: PlanRequest, prepared: PreparedPrompt, inputs: Mapping[str, Handle]) -> Plan:
+    """Emit an embedding or hidden states of the prompt, or compute the prompt for the prefix cache."""
+    new_token_budget(prepared.prompt_tokens, 0, request.limits)
+    if not request.params.warm:
+        yield Walk("score", inputs=inputs, args=SequenceRequest(pooling=prepared.pooling))
+        return Finish(usage=Usage(prompt_tokens=prepared.prompt_tokens), finish_reasons=("stop",))
+    step = yield Walk("score", inputs=inputs, args=SequenceRequest(warm=True))
+    usage = Usage(prompt_tokens=prepared.prompt_tokens, cached_tokens=step.fact("cached_tokens"))
+    return Finish(usage=usage, finish_reasons=("stop",))
 
 
-def _asked(request: PlanRequest, prepared: StepResult) -> dict[str, Any]:
-    """What a row is told only when it was asked for: orders recorded earlier know nothing of it."""
+def _first_walk_args(
+    request: PlanRequest, prepared: PreparedPrompt, decode: SequenceRequest
+) -> SequenceRequest:
+    """The arguments of the walk that starts the sequence: those of `decode`, and what is optional."""
     params = request.params
-    asked: dict[str, Any] = {}
-    if params.stop_token_ids:
-        asked["stop_token_ids"] = params.stop_token_ids
-    if params.choice:
-        asked["choice"] = params.choice
-    if params.logprobs is not None:
-        asked["logprobs"] = params.logprobs
-    guide = prepared.fact("guide") if request.inputs.tools else params.guide
-    if guide is not None:
-        # A guided answer ends where its guide may end, so its end is one also when it is to be ignored: it is
-        # not chosen then as long as anything else may follow.
-        asked |= {"guide": guide, "ignore_eos": False}
-        if params.ignore_eos:
-            asked["exhausts_guide"] = True
-    if params.echo:
-        asked["echo"] = prepared.fact("prompt_text")
-    return asked
+    guide = prepared.guide if request.inputs.tools else params.guide
+    is_guided = isinstance(guide, Guide)
+    return msgspec.structs.replace(
+        decode,
+        # A guided answer ends only where its guide may end. With `ignore_eos` the guide is exhausted instead:
+        # the answer does not end while the guide allows another token.
+        ignore_eos=decode.ignore_eos and not is_guided,
+        stop_token_ids=params.stop_token_ids,
+        choice=params.choice,
+        logprobs=params.logprobs,
+        guide=guide if is_guided else None,
+        exhausts_guide=is_guided and params.ignore_eos,
+        echo=prepared.prompt_text if params.echo else None,
+    )
 
 
 GRAPH: Final = ModelGraph(

@@ -10,15 +10,16 @@ chat with tools what its answer has to be. It reads the checkpoint's tokenizer f
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from tokenizers import AddedToken, Tokenizer
 
 from models.base import EMBEDDING, HIDDEN_STATES, OF_PROMPTS, CpuResult, TextDecoder
 from models.checkpoints.files import CheckpointError, read_json
+from models.sequence_request import PoolingParams, PreparedPrompt, PrepareRequest, SamplingParams
 from models.text import embedding
 from models.text.chat_template import TOOL_USE, ChatTemplate, find_template
 from models.text.detokenizer import TextDecoders
@@ -146,7 +147,8 @@ class DecoderLmProcessing:
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         if node != "prepare":
             raise BugError(f"decoder_lm has no CPU node {node!r}; it has 'prepare'")
-        request, params = asked_of(args)
+        asked = PrepareRequest.of(args)
+        request, params = asked.inputs, asked.params
         _check_modalities(request, params)
         params = self._with_tools(request, params)
         text = self._text(request)
@@ -156,22 +158,15 @@ class DecoderLmProcessing:
         ids = (
             request.token_ids or [] if text is None else self.encode(text, add_special_tokens=not is_rendered)
         )
-        is_answered = OF_PROMPTS.isdisjoint(request.output_modalities)
+        pooling = self._pooling(request, params)
         try:
-            result = self.prepared(key, ids, params, text=text, is_answered=is_answered)
+            return self.prepared(
+                key, ids, params, text=text, pooling=pooling, guide=params.guide if request.tools else UNSET
+            )
         except InvalidGuideError as error:
             if offered(request) is None:
                 raise
             raise InvalidGuideError(error.what, kind="tools") from error
-        more: dict[str, Any] = {}
-        if EMBEDDING in request.output_modalities:
-            more["pooling"] = self._embedding.asked(params.dimensions)
-        elif not is_answered:
-            _check_states(len(ids), self._embedding.size)
-            more["pooling"] = {"mode": "none"}
-        if request.tools:
-            more["guide"] = msgspec.to_builtins(params.guide)
-        return replace(result, facts={**result.facts, **more}) if more else result
 
     def prepared(
         self,
@@ -180,24 +175,44 @@ class DecoderLmProcessing:
         params: Params,
         *,
         text: str | None = None,
-        is_answered: bool = True,
+        pooling: PoolingParams | None = None,
+        guide: Guide | UnsetType | None = UNSET,
     ) -> CpuResult:
-        """What `prepare` comes to for a prompt of these tokens; `text` is their text, where it is known.
+        """The result of `prepare` for a prompt of these tokens.
+
+        Args:
+            key: prefix of the keys of the outputs.
+            ids: the prompt.
+            params: the request's parameters.
+            text: the prompt's text, if it is known.
+            pooling: for a request without an answer: an embedding, or hidden states.
+            guide: the guide that a chat with tools leads to.
 
         Raises:
-            ClientError: there is no prompt, it is too long, or a token id is none.
+            ClientError: the prompt is empty or too long, or a token id is outside the vocabulary.
         """
-        self._check(ids, new_tokens=0 if params.max_tokens == 0 or params.warm or not is_answered else 1)
+        is_answered = params.max_tokens != 0 and not params.warm and pooling is None
+        self._check(ids, new_tokens=1 if is_answered else 0)
         self._check_ids("stop_token_ids", params.stop_token_ids)
         if params.guide is not None:
             self._check_guide(params.guide, params.stop_token_ids)
-        facts = {"prompt_tokens": len(ids), "sampling": self.effective_sampling(params)}
-        if params.echo:
-            facts["prompt_text"] = text if text is not None else self._decode(ids)
-        return CpuResult(
-            facts=facts,
-            outputs={"token_ids": inline_ids(f"{key}/token_ids", ids)},
+        if pooling is not None and pooling.mode == "none":
+            _check_states(len(ids), self._embedding.size)
+        facts = PreparedPrompt(
+            prompt_tokens=len(ids),
+            sampling=self.effective_sampling(params),
+            prompt_text=(text if text is not None else self._decode(ids)) if params.echo else None,
+            pooling=pooling,
+            guide=guide,
         )
+        return CpuResult(
+            facts=msgspec.to_builtins(facts), outputs={"token_ids": inline_ids(f"{key}/token_ids", ids)}
+        )
+
+    def _pooling(self, request: Inputs, params: Params) -> PoolingParams | None:
+        if EMBEDDING in request.output_modalities:
+            return self._embedding.asked(params.dimensions)
+        return PoolingParams(mode="none") if HIDDEN_STATES in request.output_modalities else None
 
     def text_decoder(self) -> TextDecoder:
         return self._decoders.new()
@@ -222,13 +237,13 @@ class DecoderLmProcessing:
         ids: list[int] = encoded.ids
         return ids
 
-    def effective_sampling(self, params: Params) -> dict[str, Any]:
-        """The sampling that applies: the request's over the checkpoint's over temperature 1, all tokens.
+    def effective_sampling(self, params: Params) -> SamplingParams:
+        """The sampling parameters of a request: its own over the checkpoint's over temperature 1, all tokens.
 
-        Beyond temperature, top-p and top-k only what says something is in it.
+        Parameters other than temperature, top-p and top-k are absent where they have no effect.
 
         Raises:
-            ClientError: a token id is none, or a bad word has no token.
+            ClientError: a token id is outside the vocabulary, or a bad word has no token.
         """
 
         def chosen(name: str, default: Any) -> Any:
@@ -237,21 +252,19 @@ class DecoderLmProcessing:
 
         biases = [(int(id), bias) for id, bias in params.logit_bias.items()]
         self._check_ids("logit_bias", [id for id, _ in biases])
-        wishes: dict[str, tuple[Any, Any]] = {
-            "min_p": (chosen("min_p", 0.0), 0.0),
-            "repetition_penalty": (chosen("repetition_penalty", 1.0), 1.0),
-            "presence_penalty": (params.presence_penalty, None),
-            "frequency_penalty": (params.frequency_penalty, None),
-            "logit_bias": ([list(pair) for pair in biases], []),
-            "bad_words": (self._spellings(chosen("bad_words", [])), []),
-            "min_tokens": (chosen("min_tokens", 0), 0),
-        }
-        return {
-            "temperature": chosen("temperature", 1.0),
-            "top_p": chosen("top_p", 1.0),
-            "top_k": max(chosen("top_k", 0), 0),
-            **{name: value for name, (value, nothing) in wishes.items() if value != nothing},
-        }
+        repetition_penalty = chosen("repetition_penalty", 1.0)
+        return SamplingParams(
+            temperature=chosen("temperature", 1.0),
+            top_p=chosen("top_p", 1.0),
+            top_k=max(chosen("top_k", 0), 0),
+            min_p=chosen("min_p", 0.0) or None,
+            repetition_penalty=None if repetition_penalty == 1 else repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            logit_bias=biases,
+            bad_words=self._spellings(chosen("bad_words", [])),
+            min_tokens=chosen("min_tokens", 0) or None,
+        )
 
     def _make_guides(self) -> Guides | None:
         spelling = self._decoders.spelling(self._vocab_size)
@@ -364,18 +377,6 @@ class DecoderLmProcessing:
                 f"{what}: token id {wrong} is outside the model's vocabulary of {self._vocab_size}",
                 code="invalid_token_id",
             )
-
-
-def asked_of(args: Mapping[str, Any]) -> tuple[Inputs, Params]:
-    """The request in the arguments of a `prepare` walk.
-
-    Raises:
-        ClientError: it is none.
-    """
-    try:
-        return msgspec.convert(args["inputs"], Inputs), msgspec.convert(args["params"], Params)
-    except msgspec.ValidationError as error:
-        raise ClientError(f"the request is malformed: {error}") from error
 
 
 def _check_modalities(request: Inputs, params: Params) -> None:

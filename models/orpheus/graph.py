@@ -12,12 +12,15 @@ itself, with the chunk that is marked as the last.
 Names of nodes and walks are those that published placements of this model use.
 """
 
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from models.base import EngineKind, ModelGraph
 from models.decoder_lm.graph import new_token_budget
 from models.orpheus.frames import END_AUDIO, FIRST_AUDIO, SAMPLE_RATE, STRIDE_TOKENS, WINDOW_TOKENS
-from shared.events import Params, Usage
+from models.sequence_request import PreparedPrompt, PrepareRequest, SequenceFacts, SequenceRequest
+from shared.events import Usage
 from shared.plans import Chain, Finish, Join, Plan, PlanRequest, Start, SubPlan, Walk
 from shared.walks import CLIENT, KEEP, Edge, Loop, Node, Stream, StreamingEdge, compile_walk
 from shared.walks.chunks import SlidingWindow
@@ -51,49 +54,40 @@ SNAC_CHUNK: Final = Loop(
 
 
 def plan(request: PlanRequest) -> Plan:
-    """Prepare, check that it fits, then let SNAC listen while the language model speaks."""
-    prepared = yield Walk("prepare", args={"inputs": request.inputs, "params": request.params})
-    prompt_tokens: int = prepared.fact("prompt_tokens")
-    args = _args(request, prompt_tokens, prepared.fact("sampling"))
-    inputs = {"token_ids": prepared.handle("token_ids")}
-    yield Start("speech", _speak())
-    told = yield Chain(
-        Walk("prefill", inputs=inputs, args=args | _asked(request.params)),
-        Walk("decode", args=args),
+    """Prepare the prompt, check that it fits, then run the language model and SNAC at the same time."""
+    step = yield Walk("prepare", args=PrepareRequest(inputs=request.inputs, params=request.params))
+    prepared = step.facts_as(PreparedPrompt)
+    decode = _decode_args(request, prepared)
+    prefill = msgspec.structs.replace(
+        decode, stop_token_ids=request.params.stop_token_ids, choice=request.params.choice
+    )
+    yield Start("speech", _speech())
+    answer = yield Chain(
+        Walk("prefill", inputs={"token_ids": step.handle("token_ids")}, args=prefill),
+        Walk("decode", args=decode),
         ends=("token",),
     )
     yield Join("speech")
-    usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=told.fact("completion_tokens"))
-    return Finish(usage=usage, finish_reasons=(told.fact("finish_reason"),))
+    facts = answer.facts_as(SequenceFacts)
+    usage = Usage(prompt_tokens=prepared.prompt_tokens, completion_tokens=facts.completion_tokens)
+    return Finish(usage=usage, finish_reasons=(facts.finish_reason,))
 
 
-def _speak() -> SubPlan:
-    """SNAC's part: one walk, for as long as there are tokens."""
+def _speech() -> SubPlan:
+    """SNAC's sub-plan: one walk, which runs until the stream of audio tokens ends."""
     yield Walk("snac_chunk")
 
 
-def _args(request: PlanRequest, prompt_tokens: int, sampling: dict[str, Any]) -> dict[str, Any]:
-    limits = request.limits
-    default = min(DEFAULT_MAX_TOKENS, limits.default_max_tokens)
-    room = min(limits.max_seq_len, limits.kv_tokens) - prompt_tokens
-    asked = request.params.max_tokens
-    return {
-        "max_tokens": new_token_budget(
-            prompt_tokens, asked if asked is not None else max(1, min(default, room)), limits
-        ),
-        "sampling": sampling,
-        "ignore_eos": request.params.ignore_eos,
-    }
-
-
-def _asked(params: Params) -> dict[str, Any]:
-    """What a row is told only when it was asked for."""
-    asked: dict[str, Any] = {}
-    if params.stop_token_ids:
-        asked["stop_token_ids"] = params.stop_token_ids
-    if params.choice:
-        asked["choice"] = params.choice
-    return asked
+def _decode_args(request: PlanRequest, prepared: PreparedPrompt) -> SequenceRequest:
+    limits, max_tokens = request.limits, request.params.max_tokens
+    if max_tokens is None:
+        room = min(limits.max_seq_len, limits.kv_tokens) - prepared.prompt_tokens
+        max_tokens = max(1, min(DEFAULT_MAX_TOKENS, limits.default_max_tokens, room))
+    return SequenceRequest(
+        max_tokens=new_token_budget(prepared.prompt_tokens, max_tokens, limits),
+        sampling=prepared.sampling,
+        ignore_eos=request.params.ignore_eos,
+    )
 
 
 GRAPH: Final = ModelGraph(

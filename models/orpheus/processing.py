@@ -13,12 +13,12 @@ from models.base import CpuResult, TextDecoder
 from models.checkpoints.files import CheckpointError
 from models.decoder_lm.processing import (
     DecoderLmProcessing,
-    asked_of,
     load_tokenizer,
     vocab_size_of,
 )
 from models.orpheus.frames import END_AUDIO
 from models.orpheus.graph import GRAPH
+from models.sequence_request import PrepareRequest
 from shared.errors import BugError, ClientError
 from shared.events import Inputs, Params
 from shared.tensors import Handle
@@ -84,8 +84,8 @@ class OrpheusProcessing:
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         if node != "prepare":
             raise BugError(f"orpheus has no CPU node {node!r}; it has 'prepare'")
-        request, params = asked_of(args)
-        text = _text(request)
+        asked = PrepareRequest.of(args)
+        params, text = asked.params, _text(asked.inputs)
         _check_params(params)
         spoken = self._lm.encode(f"{_voice(params.voice)}: {text}", add_special_tokens=True, what="the text")
         return self._lm.prepared(key, [START, *spoken, *END], params)

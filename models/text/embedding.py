@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from models.checkpoints.files import CheckpointError, read_json
+from models.sequence_request import PoolingParams
 from shared.errors import ClientError
 
 _SWITCHES: Final[Mapping[str, str]] = {
@@ -59,8 +60,8 @@ class Embedding:
     parts: tuple[int, ...] | None = ()
     why_not: str = ""
 
-    def asked(self, dimensions: int | None) -> dict[str, Any]:
-        """What the engine is told, for an embedding of so many dimensions; None is all.
+    def asked(self, dimensions: int | None) -> PoolingParams:
+        """The pooling of a prompt, for an embedding of so many dimensions; None is all.
 
         Raises:
             ClientError: the checkpoint has none, or none of that size.
@@ -69,9 +70,8 @@ class Embedding:
             raise EmbeddingsNotSupportedError(
                 f"this checkpoint's embeddings are not computed here: {self.why_not}"
             )
-        asked: dict[str, Any] = {"mode": self.mode, "normalize": self.normalize}
         if dimensions is None or dimensions == self.size:
-            return asked
+            return PoolingParams(mode=self.mode, normalize=self.normalize)
         if dimensions > self.size or (self.parts is not None and dimensions not in self.parts):
             allowed = sorted({*(self.parts or ()), self.size})
             expected = (
@@ -80,7 +80,7 @@ class Embedding:
             raise DimensionsNotSupportedError(
                 f"dimensions: expected {expected}, as this checkpoint says, found {dimensions}"
             )
-        return {**asked, "dimensions": dimensions}
+        return PoolingParams(mode=self.mode, normalize=self.normalize, dimensions=dimensions)
 
 
 def read(checkpoint: Path) -> Embedding:

@@ -67,7 +67,7 @@ class KvNodes:
     """The rows of one step.
 
     Args:
-        recalled: the tracks as the log has them, also those that this rank does not write.
+        recovered: the tracks as the log has them, also those that this rank does not write.
         on_item: by node: where its tokens stream on.
         read: told of tensors of another rank that were read: the rank, and their keys.
 
@@ -81,27 +81,27 @@ class KvNodes:
         *,
         key: StepKey,
         ready: NodeReady,
-        placed: StepPlacement,
+        placement: StepPlacement,
         processing: Processing,
-        engine_rows: EngineClient,
+        engine: EngineClient,
         store: TensorStore,
         tensors: StepTensors,
         tracks: OutputTracks,
-        recalled: Mapping[str, RecoveredTrack],
+        recovered: Mapping[str, RecoveredTrack],
         on_item: Callable[[str], OnItem | None],
         read: Callable[[int, Sequence[str]], None],
     ) -> None:
-        self.rows: dict[str, SequenceHandle] = {}
+        self.sequences: dict[str, SequenceHandle] = {}
         self.prompts: dict[str, Handle] = {}
         self._key = key
         self._ready = ready
-        self._placed = placed
+        self._placement = placement
         self._processing = processing
-        self._engine_rows = engine_rows
+        self._engine = engine
         self._store = store
         self._tensors = tensors
         self._tracks = tracks
-        self._recalled = recalled
+        self._recovered = recovered
         self._on_item = on_item
         self._read = read
         self._arrived: dict[str, _Arrived] = {}
@@ -109,7 +109,7 @@ class KvNodes:
         self._guides: dict[str, CompiledGuide] = {}
         self._requests: dict[str, SequenceRequest] = {}
 
-    def arrive(self, node: str, rank: int, state: SequenceHandover) -> None:
+    def receive_handover(self, node: str, rank: int, state: SequenceHandover) -> None:
         """Take over a row that `rank` began."""
         self._arrived[node] = _Arrived(state, rank)
 
@@ -119,11 +119,11 @@ class KvNodes:
         Raises:
             DalSegnoError: the engine, or the text, failed of it.
         """
-        walk = self._placed.walks[place]
+        walk = self._placement.walks[place]
         node = walk.nodes[firing.node]
         loop = walk.loop_table[node.loop]
         is_resident = loop.index > 0 and loop.resident
-        row = self.rows.get(node.name)
+        row = self.sequences.get(node.name)
         if row is None:
             row = await self._begin(place, firing, key)
         elif not is_resident or isinstance(row, HandoverHandle):
@@ -154,15 +154,15 @@ class KvNodes:
             outputs=outputs,
             facts=facts,
             stops=(loop.name,) if is_resident else (),
-            row=await self._state_of(row, key) if isinstance(row, HandoverHandle) else None,
-            to=self._placed.goes_on_at(place, node.name) if is_moving else None,
+            handover=await self._state_of(row, key) if isinstance(row, HandoverHandle) else None,
+            next_rank=self._placement.next_rank(place, node.name) if is_moving else None,
         )
 
     # ---- beginning ---------------------------------------------------------------------------------
     async def _begin(self, place: int, firing: Firing, key: str) -> SequenceHandle:
         """Begin a node's row, or go on with one that another rank has begun."""
         node = firing.node
-        begins = self._placed.begins(node)
+        begins = self._placement.first_index(node)
         call = self._ready.walks[begins]
         prompt = firing.inputs.get(PROMPT) if place == begins else self.prompts.get(node)
         if prompt is None:
@@ -175,10 +175,10 @@ class KvNodes:
         if request.guide is not None:
             self._guides[node] = await self._compiled(request.guide)
         # Outside of a loop a node puts out one token, or none.
-        at_least = 1 if TOKEN in self._placed.walks[begins].nodes[node].outputs else 0
+        at_least = 1 if TOKEN in self._placement.walks[begins].nodes[node].outputs else 0
         max_tokens = max(self._loop_limits(node), default=at_least)
         answer = GeneratedText.for_request(self._processing, request, max_tokens)
-        if self._placed.moves(node) and self._placed.goes_on_at(place, node) not in (None, self._placed.rank):
+        if self._placement.is_handed_over(node) and self._placement.next_rank(place, node) not in (None, self._placement.rank):
             return self._begin_moving(node, request, prompt_ids, answer, max_tokens, key)
         return await self._begin_here(node, request, prompt_ids, answer, max_tokens, is_new=place == begins)
 
@@ -192,17 +192,17 @@ class KvNodes:
         *,
         is_new: bool,
     ) -> SequenceHandle:
-        arrived, recalled = self._arrived.pop(node, None), self._recalled_of(node)
+        arrived, recovered = self._arrived.pop(node, None), self._recovered_track(node)
         echo = self._echo(node, request, prompt_ids, answer)
-        is_read = node in self._placed.tracks
+        is_read = node in self._placement.tracks
         output = self._tracks.of(node) if is_read else None
         on_item = self._on_item(node)
-        row = self.rows[node] = SequenceHandle(self._name(node), answer, output, echo, on_item)
-        if recalled.prefix_ids:
-            recalled.replay(answer)
-            row.resume(recalled.prefix_ids[-1])
-            self._stream_again(recalled.prefix_ids, answer, on_item)
-        elif request.pooling is not None and (known := released_array(recalled.released, len(prompt_ids))):
+        row = self.sequences[node] = SequenceHandle(self._name(node), answer, output, echo, on_item)
+        if recovered.prefix_ids:
+            recovered.replay(answer)
+            row.resume(recovered.prefix_ids[-1])
+            self._stream_again(recovered.prefix_ids, answer, on_item)
+        elif request.pooling is not None and (known := released_array(recovered.released, len(prompt_ids))):
             row.vector = known
             row.end()
         elif max_tokens == 0 and echo is None and request.pooling is None and not request.warm:
@@ -215,20 +215,20 @@ class KvNodes:
             raise BugError(f"the row of node {node!r} was begun on another rank and did not come from there")
         if row.ended.done():
             return row
-        spec = self._spec(node, request, prompt_ids, max_tokens, [*recalled.prefix_ids, *token_ids])
+        spec = self._spec(node, request, prompt_ids, max_tokens, [*recovered.prefix_ids, *token_ids])
         if arrived is None:
             spec = replace(spec, scores_prompt=echo is not None)
         else:
             kv = await self._tensors.read(arrived.state.kv)
             spec = replace(spec, kv=kv, on_kv_read=self._on_kv_read(arrived))
-        self._engine_rows.submit(spec, row)
+        self._engine.submit(spec, row)
         if output is not None:
             self._hold_without_room(row.key, output)
         return row
 
     def _hold_without_room(self, key: str, output: OutputStream) -> None:
         """Let a row wait in the engine while the log does not take what it says."""
-        rows = self._engine_rows
+        rows = self._engine
 
         def on_room(has_room: bool) -> None:
             if has_room:
@@ -249,19 +249,19 @@ class KvNodes:
         key: str,
     ) -> SequenceHandle:
         """Begin a row for one token: the rest of it is another rank's."""
-        recalled = self._recalled_of(node)
-        row = self.rows[node] = HandoverHandle(self._name(node), answer)
-        if recalled.prefix_ids:
-            recalled.replay(answer)
-            row.resume(recalled.prefix_ids[-1])
+        recovered = self._recovered_track(node)
+        row = self.sequences[node] = HandoverHandle(self._name(node), answer)
+        if recovered.prefix_ids:
+            recovered.replay(answer)
+            row.resume(recovered.prefix_ids[-1])
         if row.ended.done():
             return row
         wants_scores = request.echo is not None and request.logprobs is not None
-        generated = len(recalled.prefix_ids)
-        spec = self._spec(node, request, prompt_ids, min(max_tokens, generated + 1), [*recalled.prefix_ids])
+        generated = len(recovered.prefix_ids)
+        spec = self._spec(node, request, prompt_ids, min(max_tokens, generated + 1), [*recovered.prefix_ids])
         export = KvExport(key=f"{key}/kv", scope=self._tensors.open_scope())
         scored = wants_scores and not generated and len(prompt_ids) > 1
-        self._engine_rows.submit(replace(spec, export=export, scores_prompt=scored), row)
+        self._engine.submit(replace(spec, export=export, scores_prompt=scored), row)
         return row
 
     def _spec(
@@ -309,7 +309,7 @@ class KvNodes:
             for piece in echo_pieces(prompt_ids, request.echo, top)
             if not self._tracks.was_released(node, piece.content)
         ]
-        if waiting and self._recalled_of(node).prefix_ids:
+        if waiting and self._recovered_track(node).prefix_ids:
             raise Divergence(
                 "an answer was begun by an earlier attempt, but not all of its echo was released"
             )
@@ -326,7 +326,7 @@ class KvNodes:
     def _put_out_vector(self, node: str, row: SequenceHandle) -> None:
         """Put out an embedding, or states, as far as no earlier attempt did."""
         assert row.vector is not None, "a row that was pooled has its vector"
-        for content in array_chunks(row.vector, self._recalled_of(node).released):
+        for content in array_chunks(row.vector, self._recovered_track(node).released):
             self._tracks.release(node, content)
 
     # ---- from rank to rank -------------------------------------------------------------------------
@@ -382,11 +382,11 @@ class KvNodes:
     def _name(self, node: str) -> str:
         return f"{self._key}.{node}"
 
-    def _recalled_of(self, node: str) -> RecoveredTrack:
+    def _recovered_track(self, node: str) -> RecoveredTrack:
         """What earlier attempts put out for a node that is heard."""
-        if not self._placed.speaks(node):
+        if not self._placement.emits_output(node):
             return _NOTHING
-        return self._recalled.get(self._placed.track_of(node)) or _NOTHING
+        return self._recovered.get(self._placement.track_of(node)) or _NOTHING
 
     def _loop_limits(self, node: str) -> list[int]:
         """The most iterations of each resident loop over `node` in this chain."""
@@ -394,7 +394,7 @@ class KvNodes:
         if known is not None:
             return known
         limits = self._limits[node] = list[int]()
-        for call, walk in zip(self._ready.walks, self._placed.walks, strict=True):
+        for call, walk in zip(self._ready.walks, self._placement.walks, strict=True):
             found = walk.nodes.get(node)
             if found is not None and found.loop > 0 and walk.loop_table[found.loop].resident:
                 limits.append(walk.max_iters(call.args)[found.loop])

@@ -1,6 +1,8 @@
-"""An order's walks, and which rank runs what of them.
+"""Placement of one order: the rank of each node in its walks, and the roles that follow for this rank.
 
-Pure: it follows from the order and the model's graph alone, so every rank of a step says the same.
+Roles are: the output tracks this rank writes, the ranks that produce and consume each stream, the ranks that a
+sequence moves between. Pure: all of it follows from the order and the model's graph, so every rank of the step
+derives the same.
 """
 
 from collections.abc import Mapping
@@ -14,187 +16,194 @@ from shared.walks import Client, CompiledNode, CompiledWalk, InputPort, StreamIn
 from shared.walks.compiled import Route
 
 PROMPT: Final = "token_ids"
-"""The input a KV node's row begins with."""
+"""The input of a KV node that holds the prompt of its sequence."""
 
 
-_OF_PROMPTS: Final = frozenset({"echo", "pooling", "warm"})
-"""Arguments of walks whose node is heard though no token of it is."""
+_PROMPT_OUTPUT_ARGS: Final = frozenset({"echo", "pooling", "warm"})
+"""Arguments of a walk that make its KV nodes output nodes, though the walk sends no token to the client."""
 
 
 class GraphOutputs:
-    """What of a model's graph every order asks for, worked out once.
+    """The output nodes of a model's graph, computed once for all orders.
 
     Attributes:
-        tracks: the track of each node that speaks.
-        speakers: by walk, the nodes whose values go to the client.
+        tracks: by output node, the name of its track.
+        output_nodes: by walk, the nodes that send values to the client.
     """
 
     def __init__(self, graph: ModelGraph) -> None:
         self.graph: Final = graph
         self.tracks: Final[Mapping[str, str]] = graph.tracks
-        self.speakers: Final[Mapping[str, tuple[str, ...]]] = {
-            name: tuple(node.name for node in walk.node_table if _speaks(node))
+        self.output_nodes: Final[Mapping[str, tuple[str, ...]]] = {
+            name: tuple(node.name for node in walk.node_table if _has_output(node))
             for name, walk in graph.walks.items()
         }
 
 
 class StepPlacement:
-    """One order, placed.
+    """The placement of one order's walks.
 
     Attributes:
-        rank: the rank the order is for.
-        walks: its walks, compiled, in order.
-        is_alone: the whole request is on this rank.
-        others: the other ranks of the step.
-        tracks: those that this rank writes in this step, by the node that speaks there; for a row that goes
-            from rank to rank the last one speaks.
+        rank: the rank that the order is for.
+        walks: the compiled walks, in order.
+        is_single_rank: the whole request runs on this rank.
+        peer_ranks: the other ranks of the step.
+        tracks: by output node, the tracks that this rank writes in this step. If a sequence moves between
+            ranks, the last rank writes its track.
     """
 
-    def __init__(self, script: GraphOutputs, ready: NodeReady) -> None:
-        graph = script.graph
+    def __init__(self, outputs: GraphOutputs, ready: NodeReady) -> None:
+        graph = outputs.graph
         if unknown := [call.name for call in ready.walks if call.name not in graph.walks]:
-            raise BugError(f"{graph.family} has no walk {unknown[0]!r}; it has {sorted(graph.walks)}")
+            raise BugError(
+                f"order of walk {unknown[0]!r}: expected a walk of {graph.family}, one of {sorted(graph.walks)}"
+            )
         self.rank = ready.rank
         self.walks: tuple[CompiledWalk, ...] = tuple(graph.walks[call.name] for call in ready.walks)
-        self.is_alone = not ready.lives
-        self._script = script
+        self.is_single_rank = not ready.lives
+        self._outputs = outputs
         self._graph = graph
         self._ready = ready
         self._streams: Mapping[InputPort, StreamInfo] = graph.streams
-        self._speakers = self._found_speakers()
-        self.others: tuple[int, ...] = () if self.is_alone else self._found_others()
+        self._output_nodes = self._find_output_nodes()
+        self.peer_ranks: tuple[int, ...] = () if self.is_single_rank else self._find_peer_ranks()
         self.tracks: dict[str, str] = (
-            {node: script.tracks[node] for node in self._speakers} if self.is_alone else self._found_tracks()
+            {node: outputs.tracks[node] for node in self._output_nodes}
+            if self.is_single_rank
+            else self._find_tracks()
         )
 
     def rank_of(self, walk: str, node: str) -> int:
         """The rank that runs a node in a walk."""
-        if self.is_alone:
+        if self.is_single_rank:
             return self.rank
         try:
             return rank_of(self._ready.placement, self._ready.walk_placement, walk, node)
         except KeyError:
             raise BugError(
-                f"walk {walk!r}: the order does not say on which rank node {node!r} runs; "
-                f"it says it of {sorted(self._ready.placement)}"
+                f"walk {walk!r}: expected the order to place node {node!r} on a rank; "
+                f"it places {sorted(self._ready.placement)}"
             ) from None
 
-    def here(self, walk: CompiledWalk) -> frozenset[str]:
+    def local_nodes(self, walk: CompiledWalk) -> frozenset[str]:
         """The nodes of a walk that this rank runs."""
         return frozenset(node for node in walk.nodes if self.rank_of(walk.name, node) == self.rank)
 
-    def _found_others(self) -> tuple[int, ...]:
+    def _find_peer_ranks(self) -> tuple[int, ...]:
         ranks = {self.rank_of(walk.name, node) for walk in self.walks for node in walk.nodes}
         return tuple(sorted(ranks - {self.rank}))
 
-    # ---- what is put out ---------------------------------------------------------------------------
-    def _found_tracks(self) -> dict[str, str]:
+    # ---- output ------------------------------------------------------------------------------------
+    def _find_tracks(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for walk in self.walks:
-            for node in self._speakers & walk.nodes.keys():
+            for node in self._output_nodes & walk.nodes.keys():
                 if self.rank_of(walk.name, node) == self.rank:
-                    found[node] = self._script.tracks[node]
+                    found[node] = self._outputs.tracks[node]
                 elif self._graph.nodes[node] is EngineKind.KV:
                     found.pop(node, None)
         return found
 
     def track_of(self, node: str) -> str:
-        """The track of a node that speaks."""
-        return self._script.tracks[node]
+        """The track of an output node."""
+        return self._outputs.tracks[node]
 
-    def speaks(self, node: str) -> bool:
-        """Whether a client reads what a node says in this step.
+    def emits_output(self, node: str) -> bool:
+        """True for a node whose output goes to the client in this step.
 
-        An echo is said by the node of its prompt, and so is an embedding; and of a prompt that is computed
-        for others that nothing is.
+        A KV node counts as one, too, when it emits an echo or an embedding, or only warms the prefix cache.
         """
-        return node in self._speakers
+        return node in self._output_nodes
 
-    def _found_speakers(self) -> set[str]:
+    def _find_output_nodes(self) -> set[str]:
         found: set[str] = set()
         for walk, call in zip(self.walks, self._ready.walks, strict=True):
-            found.update(self._script.speakers[walk.name])
-            if not _OF_PROMPTS.isdisjoint(call.args):
+            found.update(self._outputs.output_nodes[walk.name])
+            if not _PROMPT_OUTPUT_ARGS.isdisjoint(call.args):
                 found.update(node for node in walk.nodes if self._graph.nodes[node] is EngineKind.KV)
         return found
 
-    def is_sole_speaker(self, node: str) -> bool:
-        """Whether no other rank speaks for the node, in any walk of the model."""
-        return self.is_alone or all(
+    def is_only_writer(self, node: str) -> bool:
+        """True if no other rank writes the node's track, in any walk of the model."""
+        return self.is_single_rank or all(
             self.rank_of(walk, node) == self.rank
-            for walk, speakers in self._script.speakers.items()
-            if node in speakers
+            for walk, output_nodes in self._outputs.output_nodes.items()
+            if node in output_nodes
         )
 
     # ---- values ------------------------------------------------------------------------------------
-    def is_read_elsewhere(self, place: int, route: Route) -> bool:
-        """Whether another rank reads what goes on a route of a walk, in that walk or in a later one."""
+    def is_read_by_peers(self, walk_index: int, route: Route) -> bool:
+        """True if another rank reads a route's value, in that walk or in a later one of the step."""
         if isinstance(route.to, str):
-            there = self.rank_of(self.walks[place].name, route.to)
-            return there != self.rank or (route.edge == PROMPT and self.moves(route.to))
+            reader = self.rank_of(self.walks[walk_index].name, route.to)
+            return reader != self.rank or (route.edge == PROMPT and self.is_handed_over(route.to))
         return any(
             self.rank_of(walk.name, node) != self.rank
-            for walk in self.walks[place + 1 :]
+            for walk in self.walks[walk_index + 1 :]
             for node in walk.takers.get(route.edge, ())
         )
 
-    # ---- rows of KV nodes --------------------------------------------------------------------------
-    def begins(self, node: str) -> int:
-        """The place of the first walk over a node."""
-        return next(place for place, walk in enumerate(self.walks) if node in walk.nodes)
+    # ---- sequences of KV nodes ---------------------------------------------------------------------
+    def first_index(self, node: str) -> int:
+        """The index of the step's first walk that includes a node."""
+        return next(index for index, walk in enumerate(self.walks) if node in walk.nodes)
 
-    def goes_on_at(self, place: int, node: str) -> int | None:
-        """The rank where a node's row goes on behind a walk; None where it ends with it."""
-        behind = (walk for walk in self.walks[place + 1 :] if node in walk.nodes)
-        following = next(behind, None)
+    def next_rank(self, walk_index: int, node: str) -> int | None:
+        """The rank that continues a node's sequence after a walk; None where the sequence ends with it."""
+        later = (walk for walk in self.walks[walk_index + 1 :] if node in walk.nodes)
+        following = next(later, None)
         return None if following is None else self.rank_of(following.name, node)
 
     @property
-    def has_rows(self) -> bool:
-        """Whether this rank runs a KV node in this step."""
+    def runs_kv_nodes(self) -> bool:
+        """True if this rank runs a KV node in this step."""
         return any(
             self._graph.nodes[node] is EngineKind.KV and self.rank_of(walk.name, node) == self.rank
             for walk in self.walks
             for node in walk.nodes
         )
 
-    def moves(self, node: str) -> bool:
-        """Whether a KV node's row goes from one rank to another in this step."""
-        if self.is_alone or self._graph.nodes[node] is not EngineKind.KV:
+    def is_handed_over(self, node: str) -> bool:
+        """True if a KV node's sequence moves from one rank to another in this step."""
+        if self.is_single_rank or self._graph.nodes[node] is not EngineKind.KV:
             return False
         return len({self.rank_of(walk.name, node) for walk in self.walks if node in walk.nodes}) > 1
 
     # ---- streams -----------------------------------------------------------------------------------
-    def taker(self, stream: InputPort) -> int:
-        """The rank that takes a stream."""
+    def consumer_rank(self, stream: InputPort) -> int:
+        """The rank that consumes a stream."""
         return self.rank_of(self._streams[stream].consumer_walk, stream[1])
 
-    def feeders(self, stream: InputPort) -> frozenset[int]:
-        """The ranks that may make a stream's items."""
+    def producer_ranks(self, stream: InputPort) -> frozenset[int]:
+        """The ranks that may produce a stream's items."""
         return frozenset(self.rank_of(walk, node) for walk, node in self._streams[stream].feeders)
 
     @property
-    def ends(self) -> tuple[InputPort, ...]:
-        """The streams of which this rank has to tell the end when the step's walks are done.
+    def streams_to_end(self) -> tuple[InputPort, ...]:
+        """The streams that this rank has to end when the step's walks are done.
 
-        It is the rank that fed it last in this step, or else the lowest of those in it.
+        A stream is ended by the rank that produced its last items in this step; if none did, by the lowest
+        rank of the step.
         """
         if not self._ready.ends:
             return ()
-        named = [pair for pair in self._streams if pair[0] in self._ready.ends]
+        named = [stream for stream in self._streams if stream[0] in self._ready.ends]
         if missing := set(self._ready.ends) - {name for name, _ in named}:
-            raise BugError(f"{self._graph.family} has no stream {min(missing)!r} to end")
-        return tuple(pair for pair in named if self._speaker_of(pair) == self.rank)
+            raise BugError(
+                f"order to end stream {min(missing)!r}: expected a stream of {self._graph.family}, "
+                f"one of {sorted({name for name, _ in self._streams})}"
+            )
+        return tuple(stream for stream in named if self._ending_rank(stream) == self.rank)
 
-    def _speaker_of(self, stream: InputPort) -> int:
-        fed = [
+    def _ending_rank(self, stream: InputPort) -> int:
+        producers = [
             self.rank_of(walk.name, node.name)
             for walk in self.walks
             for node in walk.node_table
             if any((edge.name, edge.to) == stream for edge in node.streaming)
         ]
-        return fed[-1] if fed else min((self.rank, *self.others))
+        return producers[-1] if producers else min((self.rank, *self.peer_ranks))
 
 
-def _speaks(node: CompiledNode) -> bool:
+def _has_output(node: CompiledNode) -> bool:
     return any(isinstance(route.to, Client) for route in node.routes)

@@ -5,10 +5,11 @@ is resumed is folded again over the tokens it has, and goes on as if nothing had
 neither the engine nor the log.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Sequence
+from typing import Final
 
 from models.base import Processing, TextDecoder
+from models.sequence_request import SequenceRequest
 from workers.generation.stop_strings import StopMatcher
 
 STOP: Final = "stop"
@@ -44,15 +45,17 @@ class GeneratedText:
         self._ends = frozenset(stop_token_ids) | frozenset(() if ignore_eos else eos_ids)
 
     @classmethod
-    def asked(cls, processing: Processing, args: Mapping[str, Any], max_tokens: int) -> "GeneratedText":
-        """The answer that the arguments of a walk ask for."""
+    def for_request(
+        cls, processing: Processing, request: SequenceRequest, max_tokens: int
+    ) -> "GeneratedText":
+        """An empty answer that ends as the request says."""
         return cls(
             processing.text_decoder(),
             max_tokens=max_tokens,
             eos_ids=frozenset(processing.eos_ids),
-            ignore_eos=bool(args.get("ignore_eos", False)),
-            stop_token_ids=frozenset(args.get("stop_token_ids", ())),
-            stop=args.get("stop", ()),
+            ignore_eos=bool(request.ignore_eos),
+            stop_token_ids=request.stop_token_ids,
+            stop=request.stop or (),
         )
 
     def bytes_of(self, token_id: int) -> bytes:

@@ -51,7 +51,7 @@ def test_a_request_without_wishes_is_ordered_as_it_always_was() -> None:
         ({"stop_token_ids": [4, 5]}, {"stop_token_ids": [4, 5]}),
         ({"logprobs": 0}, {"logprobs": 0}),
         ({"logprobs": 5, "echo": True}, {"logprobs": 5, "echo": "hi"}),
-        ({"guide": Guide(regex="a+")}, {"guide": Guide(regex="a+")}),
+        ({"guide": Guide(regex="a+")}, {"guide": {"regex": "a+"}}),
     ],
 )
 def test_what_is_asked_for_is_told_once_to_the_walk_that_begins_the_row(
@@ -61,16 +61,16 @@ def test_what_is_asked_for_is_told_once_to_the_walk_that_begins_the_row(
 
     found = walks(journey(**params).advance([(0, prepared())]))
 
-    assert found["prefill"].args == {**plain["prefill"].args, **args}
+    assert found["prefill"].call().args == {**plain["prefill"].call().args, **args}
     assert found["decode"] == plain["decode"]
 
 
 def test_a_guided_answer_that_ignores_its_end_goes_on_as_far_as_its_guide_does() -> None:
     guide = Guide(regex="a+")
-    found = walks(journey(guide=guide, ignore_eos=True).advance([(0, prepared())]))["prefill"].args
+    found = walks(journey(guide=guide, ignore_eos=True).advance([(0, prepared())]))["prefill"].call().args
 
     assert {name: found[name] for name in ("guide", "ignore_eos", "exhausts_guide")} == {
-        "guide": guide, "ignore_eos": False, "exhausts_guide": True,
+        "guide": {"regex": "a+"}, "ignore_eos": False, "exhausts_guide": True,
     }  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def test_an_echo_alone_is_one_walk_and_uses_no_new_token() -> None:
     found = walks(asked.advance([(0, prepared(16))]))
 
     assert list(found) == ["score"]
-    assert found["score"].args["echo"] == "hi"
+    assert found["score"].call().args["echo"] == "hi"
     result = WalkResult(name="score", facts={"completion_tokens": 0, "finish_reason": "length"})
     assert asked.advance([(0, prepared(16)), (1, StepResult((result,)))]) == Finish(
         usage=Usage(prompt_tokens=16), finish_reasons=("length",)

@@ -178,7 +178,7 @@ def test_a_row_is_told_what_its_calls_have_to_be(tmp_path: Path) -> None:
     done = WalkResult(name="prepare", facts=dict(result.facts), outputs=dict(result.outputs))
     chain: Any = steps.send(StepResult((done,)))
 
-    assert chain.walks[0].args["guide"] == result.facts["guide"]
+    assert chain.walks[0].call().args["guide"] == result.facts["guide"]
 
 
 def test_a_schema_that_cannot_be_kept_is_the_tools_fault(tmp_path: Path) -> None:

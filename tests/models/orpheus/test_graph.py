@@ -85,7 +85,7 @@ def test_it_is_over_when_both_are_in_either_order(order: tuple[str, str]) -> Non
 def test_how_long_it_may_speak(limits: dict[str, int], params: dict[str, Any], expected: int) -> None:
     step = at_hand(journey(**limits, **params).advance([(0, prepared())]))[""]
 
-    assert [walk.args["max_tokens"] for walk in step.walks] == [expected, expected]
+    assert [walk.call().args["max_tokens"] for walk in step.walks] == [expected, expected]
 
 
 def test_more_than_the_context_holds_is_refused() -> None:
@@ -97,8 +97,9 @@ def test_a_row_is_told_what_was_asked_for() -> None:
     asked = journey(ignore_eos=True, stop_token_ids=[7], choice=2)
     prefill, decode = at_hand(asked.advance([(0, prepared())]))[""].walks
 
-    assert decode.args == {"max_tokens": 1200, "sampling": SAMPLING, "ignore_eos": True}
-    assert prefill.args == {**decode.args, "stop_token_ids": [7], "choice": 2}
+    args = {"max_tokens": 1200, "sampling": SAMPLING, "ignore_eos": True}
+    assert decode.call().args == args
+    assert prefill.call().args == {**args, "stop_token_ids": [7], "choice": 2}
 
 
 def test_names_are_those_of_published_placements() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from models.checkpoints.files import CheckpointError
+from models.sequence_request import PoolingParams
 from models.text import embedding
 from shared.errors import ClientError
 
@@ -29,7 +30,7 @@ def checkpoint(folder: Path, *modules: str, config: dict[str, Any] | None = None
 
 
 def test_one_that_says_nothing_takes_the_last_token_at_length_1(tmp_path: Path) -> None:
-    assert embedding.read(checkpoint(tmp_path)).asked(None) == {"mode": "lasttoken", "normalize": True}
+    assert embedding.read(checkpoint(tmp_path)).asked(None) == PoolingParams(mode="lasttoken", normalize=True)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_modules_say_how(tmp_path: Path, pooling: dict[str, Any], mode: str, *, 
 
     found = embedding.read(checkpoint(tmp_path, *modules, **pooling))
 
-    assert found.asked(None) == {"mode": mode, "normalize": normalize}
+    assert found.asked(None) == PoolingParams(mode=mode, normalize=normalize)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_how_long_they_may_be_the_config_says(
     found = embedding.read(checkpoint(tmp_path, config=config))
 
     for size in allowed:
-        assert found.asked(size).get("dimensions", 64) == size
+        assert (found.asked(size).dimensions or 64) == size
     for size in refused:
         with pytest.raises(ClientError, match=f"found {size}") as wrong:
             found.asked(size)

@@ -1,0 +1,153 @@
+"""Typed arguments and facts of walks over KV nodes: what a plan orders, and what workers report.
+
+A plan builds these structs, `Walk(args=...)` encodes them, and a worker decodes them once. On the wire they
+are maps. A field that keeps its default is absent: orders that were recorded before a field existed decode,
+and a plan that does not use the field writes the same bytes as before.
+
+The conductor imports this module: it knows neither tensors nor tokenizers.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Self
+
+import msgspec
+
+from shared.errors import BugError, ClientError
+from shared.events import Guide, Inputs, Params, WalkCall
+
+PROMPT_OUTPUT_ARGS: Final = frozenset({"echo", "pooling", "warm"})
+"""Arguments of a walk for which its KV nodes emit something of the prompt itself, or nothing at all."""
+
+
+class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Arguments of a `prepare` walk: the request as the client wrote it."""
+
+    inputs: Inputs
+    params: Params
+
+    @classmethod
+    def of(cls, args: Mapping[str, Any]) -> Self:
+        """Decode the arguments of a `prepare` walk.
+
+        Raises:
+            ClientError: the request is malformed.
+        """
+        try:
+            return msgspec.convert(args, cls)
+        except msgspec.ValidationError as error:
+            raise ClientError(f"the request is malformed: {error}") from error
+
+
+class SamplingParams(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """Effective sampling parameters: the request's over the checkpoint's defaults.
+
+    The fields mean the same as in `shared.events.Params`. None and empty values have no effect.
+
+    Attributes:
+        logit_bias: pairs of a token id and the value that is added to its logit.
+        bad_words: sequences of token ids that the answer must not contain.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: list[tuple[int, float]] = []
+    bad_words: list[list[int]] = []
+    min_tokens: int | None = None
+
+
+class PoolingParams(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """How the hidden states of a prompt are pooled into an embedding.
+
+    Attributes:
+        mode: a pooling mode in sentence-transformers' names; `none` keeps one vector per token.
+        normalize: scale the embedding to length 1.
+        dimensions: the number of leading dimensions to keep; None keeps all.
+    """
+
+    mode: str
+    normalize: bool | None = None
+    dimensions: int | None = None
+
+
+class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Facts that a `prepare` node reports to the plan. The token ids are one of its outputs.
+
+    Attributes:
+        prompt_tokens: the number of tokens of the prompt.
+        prompt_text: the prompt as text, for an echo.
+        pooling: for an embedding, or for hidden states.
+        guide: for a chat with tools: the guide of the answer, None if it is free. Absent without tools.
+    """
+
+    prompt_tokens: int
+    sampling: SamplingParams
+    prompt_text: str | None = None
+    pooling: PoolingParams | None = None
+    guide: Guide | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Arguments of the walk that starts a sequence on a KV node.
+
+    Walks may carry further arguments for their other nodes; they are ignored here.
+
+    Attributes:
+        max_tokens: the limit of new tokens; resident loops name it as their `max_iters`.
+        sampling: None is greedy.
+        stop: strings that end the answer.
+        ignore_eos: the model's end-of-sequence tokens do not end the answer.
+        stop_token_ids: tokens that end the answer even with `ignore_eos`.
+        choice: the index of the answer, for a request with several.
+        logprobs: the number of likeliest tokens to report with each token; None reports nothing.
+        guide: constrains the answer.
+        exhausts_guide: the answer does not end while the guide allows another token.
+        echo: the prompt's text, which is emitted before the answer.
+        pooling: emit an embedding of the prompt, or its hidden states; nothing is generated.
+        warm: compute the prompt for the prefix cache; nothing is generated.
+    """
+
+    max_tokens: int | None = None
+    sampling: SamplingParams | None = None
+    stop: list[str] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] = []
+    choice: int = 0
+    logprobs: int | None = None
+    guide: Guide | None = None
+    exhausts_guide: bool = False
+    echo: str | None = None
+    pooling: PoolingParams | None = None
+    warm: bool = False
+
+    @classmethod
+    def of(cls, call: WalkCall) -> Self:
+        """Decode the arguments of a walk.
+
+        Raises:
+            BugError: an argument has the wrong type.
+        """
+        try:
+            return msgspec.convert(call.args, cls)
+        except msgspec.ValidationError as error:
+            raise BugError(f"walk {call.name!r}: expected arguments for a sequence: {error}") from error
+
+
+class SequenceFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Facts that a KV node reports when its sequence has ended.
+
+    Attributes:
+        cached_tokens: for a `warm` request: the number of leading prompt tokens that are cached now.
+    """
+
+    completion_tokens: int
+    finish_reason: str
+    cached_tokens: int | msgspec.UnsetType = msgspec.UNSET
