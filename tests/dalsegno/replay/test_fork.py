@@ -67,7 +67,7 @@ def test_a_long_id_is_not_made_longer_than_an_id_can_be() -> None:
         ("3", ["temperature"], "--set temperature: expected key=value"),
         ("3", ["temperature=hot"], "--set temperature: Expected `float"),
         ("3", ["max_tokens=0"], "--set max_tokens: "),
-        ("3", ['messages=[{"role": 1e999}]'], "expected what JSON can say"),
+        ("3", ['messages=[{"role": 1e999}]'], "expected a JSON value"),
     ],
 )
 def test_what_cannot_be_forked_is_refused(where: str, changes: list[str], said: str) -> None:

@@ -1,0 +1,202 @@
+"""The conductor's decisions about a whole request: admission, resumption, deadlines, and its end."""
+
+from typing import Final
+
+import msgspec
+
+from shared.events.base import Event
+from shared.events.outputs import OutputTotals
+
+MAX_MESSAGE_CHARS: Final = 2000
+"""The maximum length of an error message."""
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error in the log: `code` for programs, `message` for people, `status` for HTTP."""
+
+    code: str
+    message: str
+    status: int = 500
+
+    def __post_init__(self) -> None:
+        # Messages quote clients' texts; a long quotation must not exceed the log's event size.
+        if len(self.message) > MAX_MESSAGE_CHARS:
+            msgspec.structs.force_setattr(self, "message", f"{self.message[: MAX_MESSAGE_CHARS - 1]}…")
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The limits of a request, fixed at admission.
+
+    Attributes:
+        max_seq_len: tokens, prompt included.
+        kv_tokens: tokens in the KV cache, prompt included.
+        default_max_tokens: new tokens, without the prompt.
+        max_attempts: the maximum number of consecutive attempts without progress over the previous one.
+        max_event_bytes: the log's size limit for one event; 0 if it was not recorded.
+        walk_timeouts_s: time limits by walk. A step may take the sum of its walks' limits, if each has one.
+        max_tokens_share: the share of the requested new tokens that is granted; below 1 under load.
+    """
+
+    max_seq_len: int
+    kv_tokens: int
+    default_max_tokens: int
+    max_attempts: int = 2
+    max_event_bytes: int = 0
+    walk_timeouts_s: dict[str, float] = {}
+    max_tokens_share: float = 1.0
+
+
+class Pins(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Digests of everything except the facts that a decision depends on (hex, blake2b)."""
+
+    graph: str
+    plan: str
+    config: str
+    core: str
+    submission: str
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Token counts of a request; each token counts once.
+
+    Attributes:
+        cached_tokens: for a prompt computed in advance (`Params.warm`), the number of its leading tokens
+            whose keys and values are now cached.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+class RequestAdmitted(
+    Event,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag="request.admitted.v1",
+    tag_field="type",
+):
+    """`schedule` admitted a request. Every replay takes the event as recorded: it depends on the world.
+
+    Attributes:
+        family: the graph and the plan that the request follows (`models.registry`).
+        placement: the rank of each node.
+        walk_placement: by walk and node, the rank of a node that runs elsewhere in that walk.
+    """
+
+    family: str
+    seed: int
+    placement: dict[str, int]
+    walk_placement: dict[str, dict[str, int]] = {}
+    limits: Limits
+    pins: Pins
+    reason: str
+
+
+class RequestResumed(
+    Event,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag="request.resumed.v1",
+    tag_field="type",
+):
+    """`schedule` placed a held request again (ADR 9). Every replay takes the event as recorded.
+
+    Attributes:
+        index: the number of earlier resumptions.
+        placement: the rank of each node from now on.
+        walk_placement: by walk and node, the rank of a node that runs elsewhere in that walk.
+        on_probation: the request is quarantined: it may have killed a worker.
+        closed: ranks that start no other work during the quarantine. Requests under the same suspicion that
+            have made progress may run there concurrently. Empty if the request runs together with others.
+        alone_on: those of them on which nothing else runs at all: a worker that dies there died of this
+            request.
+    """
+
+    placement: dict[str, int]
+    walk_placement: dict[str, dict[str, int]] = {}
+    on_probation: bool = False
+    closed: list[int] = []
+    alone_on: list[int] = []
+    reason: str
+
+
+class DeadlinePassed(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="deadline.passed.v1", tag_field="type"
+):
+    """By the conductor's clock, a time limit has expired. The log's clock decides.
+
+    The event takes effect if it is stored after `deadline_ns`, and is void if it is stored before.
+
+    Attributes:
+        deadline_ns: the log's time, in nanoseconds since 1970.
+        step: the step of this `attempt` whose limit it is; None means the request's own limit.
+    """
+
+    deadline_ns: int
+    step: int | None = None
+
+
+class RequestRejected(
+    Event,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag="request.rejected.v1",
+    tag_field="type",
+):
+    """A submission was refused.
+
+    Attributes:
+        submission_seq: the submission's position in the log, as in its publisher's ack. The rejection does
+            not affect an earlier request with the same id.
+    """
+
+    failure: Failure
+    submission_seq: int
+    history: bytes = b""
+
+
+class RequestFinished(
+    Event,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag="request.finished.v1",
+    tag_field="type",
+):
+    """The plan returned. This log position closes the output."""
+
+    usage: Usage
+    finish_reasons: list[str]
+    output: OutputTotals
+    history: bytes
+
+
+class RequestFailed(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="request.failed.v1", tag_field="type"
+):
+    """The request failed. This log position closes the output."""
+
+    failure: Failure
+    history: bytes
+
+
+class RequestCancelled(
+    Event,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag="request.cancelled.v1",
+    tag_field="type",
+):
+    """The request was cancelled. This log position closes the output."""
+
+    reason: str
+    history: bytes

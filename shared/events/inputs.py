@@ -1,0 +1,127 @@
+"""The inputs of a request: a chat, a text or token ids, media files, and the tools that a model may call."""
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from shared.events.json_values import check_json_values
+
+MAX_SCHEMA_DEPTH: Final = 64
+"""The maximum nesting depth of a JSON schema, in a tool or in a guide."""
+MAX_TOOLS: Final = 128
+"""The maximum number of tools in a request."""
+MAX_TOOLS_BYTES: Final = 131_072
+"""The maximum size of all tools of a request together, as MessagePack."""
+
+
+class Media(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A media file of a request: inline if it is small, otherwise a reference into the object store."""
+
+    modality: str
+    data: bytes | None = None
+    ref: str | None = None
+    name: str | None = None
+
+
+class Function(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A function that the model may ask the client to call.
+
+    Attributes:
+        description: a description of the function, for the model.
+        parameters: the JSON schema of an object; None declares a function without parameters.
+        strict: enforce that the arguments match the schema, also if the model chose to call the function.
+    """
+
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.strict is False:  # equal requests have equal digests: False means the same as None
+            msgspec.structs.force_setattr(self, "strict", None)
+        if self.parameters is None:
+            return
+        kind = self.parameters.get("type", "object")
+        if kind != "object":
+            raise ValueError(f"parameters: expected a schema of the type 'object', found {kind!r:.80}")
+        try:
+            check_json_values([self.parameters], MAX_SCHEMA_DEPTH)
+        except ValueError as error:
+            raise ValueError(f"parameters: {error}") from error
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A tool in OpenAI's format."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A reference to one of the request's functions."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A `tool_choice` that names one tool, in OpenAI's format."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class Inputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The inputs of a request: exactly one of `messages`, `text` and `token_ids`, and optional media.
+
+    Attributes:
+        messages: a chat in OpenAI's format, rendered with the checkpoint's chat template.
+        text: one user message; with `chat` false, a raw prompt.
+        chat: render `text` with the chat template.
+        tools: functions that the model may call. The chat template renders them.
+        tool_choice: `auto` lets the model decide. `none` hides the tools from the model. `required` makes it
+            call at least one function; a named tool makes it call that function once.
+        parallel_tool_calls: allow more than one call. The output is text, with the calls in the model's own
+            format (`models.text.tool_calls`).
+    """
+
+    messages: list[dict[str, Any]] | None = None
+    text: str | None = None
+    token_ids: list[Annotated[int, Meta(ge=0, le=2**31 - 1)]] | None = None
+    chat: bool = True
+    files: list[Media] = []
+    input_modalities: list[str] = msgspec.field(default_factory=lambda: ["text"])
+    output_modalities: list[str] = msgspec.field(default_factory=lambda: ["text"])
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] = []
+    tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True
+
+    def __post_init__(self) -> None:
+        given = [n for n in ("messages", "text", "token_ids") if getattr(self, n) is not None]
+        if len(given) != 1:
+            found = ", ".join(given) if given else "none of them"
+            raise ValueError(f"expected one of messages, text, token_ids; found {found}")
+        if self.tools:
+            self._check_tools()
+        elif self.tool_choice not in ("auto", "none"):
+            raise ValueError("tool_choice: expected 'auto' or 'none', because the request has no tools")
+
+    def _check_tools(self) -> None:
+        if self.token_ids is not None or not self.chat:
+            raise ValueError("tools: expected a chat, whose template renders the tools; found a raw prompt")
+        names = [tool.function.name for tool in self.tools]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"tools: expected each function once, found {name!r} twice")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError(
+                f"tool_choice: expected one of the functions {', '.join(names)[:400]}, "
+                f"found {self.tool_choice.function.name!r:.80}"
+            )
+        try:
+            size = len(msgspec.msgpack.encode(self.tools))
+        except UnicodeEncodeError as error:
+            raise ValueError("tools: expected valid Unicode, found a lone surrogate") from error
+        if size > MAX_TOOLS_BYTES:
+            raise ValueError(f"tools: expected at most {MAX_TOOLS_BYTES} bytes, found {size}")

@@ -1,0 +1,67 @@
+"""Events about processes: conductors' epochs, and workers that join, leave or are declared lost."""
+
+from shared.events.base import Event
+
+
+class EpochOpened(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="epoch.opened.v1", tag_field="type"
+):
+    """A conductor's epoch begins. Conductor events of lower epochs stored after this event are void."""
+
+    conductor: str
+    core: str
+
+
+class WorkerJoined(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="worker.joined.v1", tag_field="type"
+):
+    """A rank's process starts. The event's log sequence number is the process's incarnation.
+
+    A duplicate (same `id`) starts no second incarnation: the first one counts. A live worker repeats the
+    event once a day, with its `incarnation`, because the log deletes old events.
+
+    Attributes:
+        cards: endpoint descriptors, by transport: how other workers reach this incarnation's tensors. A rank
+            that follows the leader of a TP group (`tp_size`) has the entry `group`: where it waits for its
+            leader.
+        tool_calls: the model's format of tool calls, one of `models.text.tool_calls`; empty if the model
+            cannot call tools.
+    """
+
+    rank: int
+    model: str
+    nodes: list[str]
+    device: str
+    kv_tokens: int = 0
+    max_seq_len: int = 0
+    host: str = ""
+    pid: int = 0
+    cards: dict[str, bytes] = {}
+    tool_calls: str = ""
+
+
+class WorkerLeaving(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="worker.leaving.v1", tag_field="type"
+):
+    """A rank's process ends in order.
+
+    Attributes:
+        tool_calls: as in `worker.joined`. Gateways still need it to parse the answers of the process.
+    """
+
+    rank: int
+    tool_calls: str = ""
+
+
+class WorkerLost(
+    Event, frozen=True, kw_only=True, omit_defaults=True, tag="worker.lost.v1", tag_field="type"
+):
+    """The conductor declares a worker's `incarnation` dead, on the subject `conductor.lost`.
+
+    Attributes:
+        read_seq: the log position up to which the worker had read, by its last heartbeat.
+    """
+
+    rank: int
+    reason: str
+    read_seq: int | None = None
