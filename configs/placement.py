@@ -15,13 +15,13 @@ right.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from models.base import EngineKind, ModelGraph
+from shared.closest_match import closest_match
 from shared.ids import Rank
 
 
@@ -237,8 +237,8 @@ def _walks_of(group: NodeGroup, graph: ModelGraph, where: str) -> tuple[str, ...
 
 def _near(word: str, known: Iterable[str]) -> str:
     lower = {name.lower(): name for name in known}
-    near = get_close_matches(word.lower(), lower, n=1)
-    return f", did you mean {lower[near[0]]!r}?" if near else ""
+    near = closest_match(word.lower(), lower)
+    return f", did you mean {lower[near]!r}?" if near else ""
 
 
 # ---- what is wrong between groups ----------------------------------------------------------------------

@@ -9,7 +9,6 @@ import logging
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -35,6 +34,7 @@ from gateway.operations.request_routes import request_routes
 from gateway.operations.warm_routes import warm_routes
 from gateway.requests.service import Gateway, Served
 from gateway.speech.routes import speech_routes
+from shared.closest_match import closest_match
 from shared.errors import DalSegnoError
 from shared.log.nats import jetstream
 from shared.log.nats.credentials import NOBODY, Credentials
@@ -177,8 +177,8 @@ def _meant(request: Request) -> str:
     asked = request.url.path[:_LONGEST_PATH].rstrip("/")
     paths = [path for path in request.app.openapi()["paths"] if path != "/"]
     near = [path for path in paths if asked and (path.endswith(asked) or asked.endswith(path))]
-    near = near or get_close_matches(asked, paths, n=1, cutoff=_NEAR)
-    return f"did you mean {near[0]}?" if near else "GET /openapi.json has those there are"
+    meant = near[0] if near else closest_match(asked, paths, cutoff=_NEAR)
+    return f"did you mean {meant}?" if meant else "GET /openapi.json has those there are"
 
 
 def _methods_of(request: Request) -> str:

@@ -23,8 +23,9 @@ from dalsegno.check import layout
 from dalsegno.check.layout import Hosted, Link
 from dalsegno.config import options, resolve
 from dalsegno.exit_status import EX_CONFIG
-from dalsegno.terminal import sequence_diagram
+from dalsegno.terminal import sequence_diagram, tables
 from dalsegno.terminal.sequence_diagram import WIDTH, Arrow, Box
+from dalsegno.terminal.tables import Column
 from models import registry
 from models.base import EngineKind, ModelGraph
 from models.checkpoints.files import read_json
@@ -192,7 +193,7 @@ def as_data(report: Report) -> dict[str, Any]:
 # ---- for people --------------------------------------------------------------------------------------
 
 
-def _table(report: Report) -> Iterator[str]:
+def _table(report: Report) -> list[str]:
     rows = [
         (
             one.node,
@@ -207,14 +208,7 @@ def _table(report: Report) -> Iterator[str]:
         )
         for one in report.hosted
     ]
-    widths = [max(len(row[column]) for row in [_COLUMNS, *rows]) for column in range(len(_COLUMNS))]
-    others = sum(widths) - widths[2] + 2 * (len(_COLUMNS) - 1)
-    widths[2] = max(len(_COLUMNS[2]), min(widths[2], WIDTH - others))
-    for row in [_COLUMNS, *rows]:
-        walks = list(sequence_diagram.wrapped(row[2], widths[2]))
-        for number, text in enumerate(walks):
-            cells = [*row[:2], text, *row[3:]] if number == 0 else ["", "", text, "", ""]
-            yield "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
+    return tables.fitted_lines([Column(title) for title in _COLUMNS], rows, WIDTH)
 
 
 def _members(config: DeploymentConfig, one: Hosted) -> list[tuple[int, ...]]:
@@ -304,9 +298,9 @@ def _model_fits(config: DeploymentConfig) -> bool:
         CheckpointError, ConfigError: they do not.
     """
     try:
-        from workers.loading import hosting
+        from workers.loading import node_loading
 
-        return hosting.examine(config)
+        return node_loading.check_kv_nodes(config)
     except ModuleNotFoundError:  # a machine that plans for others needs no torch
         return False
 

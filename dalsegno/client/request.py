@@ -7,12 +7,12 @@ request: asked over HTTP, it can be taken up again over NATS.
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Final, TypedDict
 
 import msgspec
 
 from dalsegno.client.media import File, MediaItem, files_of
+from shared.closest_match import did_you_mean
 from shared.errors import ClientError
 from shared.events import Inputs, Media, Params
 from shared.ids import RequestId, parse_request_id
@@ -168,6 +168,5 @@ def _check_known(name: str) -> None:
     known = How.__annotations__
     if name in known:
         return
-    near = get_close_matches(name, known, n=1)
-    advice = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+    advice = did_you_mean(name, known, otherwise=f"expected one of {', '.join(known)}")
     raise TypeError(f"unknown argument {name!r}: {advice}")

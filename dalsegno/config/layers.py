@@ -33,6 +33,7 @@ from configs.deployment import (
     parse_yaml,
     paths,
 )
+from configs.renamed_keys import RENAMED
 from shared.validation_errors import Misfit, misfit
 
 VARIABLE_PREFIX: Final = "DALSEGNO_"
@@ -241,6 +242,9 @@ def effective(
     config = check(
         values, source=base.source, folder=base.folder, name=base.name, sources=said, hub_cache=hub_cache
     )
+    for old, new in RENAMED.items():
+        if new in config.model_kwargs and old not in config.model_kwargs and f"model_kwargs.{old}" in sources:
+            sources[f"model_kwargs.{new}"] = sources.pop(f"model_kwargs.{old}")
     if sources["checkpoint"] == DEFAULT:
         sources["checkpoint"] = "the hub's downloads"
     return Effective(config=config, sources=sources)

@@ -13,7 +13,8 @@ from dalsegno.config import options
 from dalsegno.history import log_source
 from dalsegno.history.event_description import summary_of, type_of, writer_of
 from dalsegno.history.log_source import Source
-from dalsegno.history.summary import HEADER, iso, summaries
+from dalsegno.history.summary import COLUMNS, iso, summaries
+from dalsegno.terminal import tables
 from dalsegno.terminal.sanitise import plain
 from shared.errors import ClientError
 from shared.events import AnyEvent, MalformedEventError, decode
@@ -57,9 +58,10 @@ async def _recent(told: Source, limit: int, *, as_json: bool) -> None:
         for summary in found[-limit:]:
             click.echo(json.dumps(summary.plain(), ensure_ascii=False))
         return
-    click.echo(HEADER if found else "no requests in this log yet")
-    for summary in found[-limit:]:
-        click.echo(plain(summary.line()))
+    if found:
+        tables.show(COLUMNS, [summary.row() for summary in found[-limit:]])
+    else:
+        click.echo("no requests in this log yet")
 
 
 async def _events(told: Source, request_id: str | None, *, follow: bool, as_json: bool) -> None:

@@ -5,9 +5,12 @@ than once; what was refused of it later is not the outcome of the request that i
 """
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
+from dalsegno.terminal.tables import Cell, Column
 from shared.epoch_fence import EpochFence
 from shared.events import (
     AnyEvent,
@@ -24,10 +27,16 @@ from shared.log.port import Log, StoredRecord
 from shared.subject_rules import check_address
 from shared.subjects import Address, Subjects
 
-HEADER = (
-    f"{'SUBMITTED':<24}  {'REQUEST':<36}  {'MODEL':<12}  {'OUTCOME':<27}  "
-    f"{'PROMPT+NEW':>10}  {'TOOK':>9}  {'EVENTS':>6}"
+COLUMNS: Final = (
+    Column("SUBMITTED", 24),
+    Column("REQUEST", 36),
+    Column("MODEL", 12),
+    Column("OUTCOME", 27),
+    Column("PROMPT+NEW", 10, is_right=True),
+    Column("TOOK", 9, is_right=True),
+    Column("EVENTS", 6, is_right=True),
 )
+_STYLES: Final = {"finished": "green", "failed": "red", "rejected": "red", "cancelled": "yellow"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,16 +79,14 @@ class Summary:
                 return
         self.end_ns = time_ns
 
-    def line(self) -> str:
-        """As a row under `HEADER`."""
+    def row(self) -> Sequence[Cell]:
+        """The cells of its row under `COLUMNS`."""
         why = self.finish_reason or self.code
         outcome = f"{self.outcome}: {why}" if why else self.outcome
         tokens = "" if self.prompt_tokens is None else f"{self.prompt_tokens}+{self.completion_tokens}"
         took = "" if self.end_ns is None else f"{(self.end_ns - self.start_ns) / 1e6:.0f} ms"
-        return (
-            f"{iso(self.start_ns)}  {self.request_id:<36}  {self.model or '?':<12}  {outcome:<27}  "
-            f"{tokens:>10}  {took:>9}  {self.events:>6}"
-        )
+        styled = (outcome, _STYLES.get(self.outcome, ""))
+        return iso(self.start_ns), self.request_id, self.model or "?", styled, tokens, took, str(self.events)
 
     def plain(self) -> dict[str, object]:
         """As JSON has it."""

@@ -21,6 +21,8 @@ from dalsegno.history.reply import Reply
 from dalsegno.replay import resubmission
 from dalsegno.replay.fork import signed
 from dalsegno.replay.resubmission import Submission
+from dalsegno.terminal import tables
+from dalsegno.terminal.tables import Column
 from shared.errors import ClientError
 from shared.events import ForkedFrom, Inputs, Params, RequestAdmitted, RequestSubmitted
 from shared.log.nats.permissions import CLIENT
@@ -28,6 +30,7 @@ from shared.log.port import StoredRecord
 from shared.subjects import Subjects
 
 _QUANTILES: Final = (0.5, 0.9, 0.99)
+_COLUMNS: Final = (Column("", 26), Column("recorded", 12, is_right=True), Column("now", 10, is_right=True))
 
 
 @dataclass(slots=True)
@@ -147,11 +150,14 @@ def told(
     requests = "request" if len(arrivals) == 1 else "requests"
     lines = [
         f"load replay of {len(arrivals)} {requests} at {speed:g} times the speed they came with",
-        f"{'':<28}{'recorded':>12}{'now':>12}",
+        *tables.plain_lines(
+            _COLUMNS,
+            [
+                [name, *(_cell(summary[name]) for summary in summaries.values())]
+                for name in summaries["recorded"]
+            ],
+        ),
     ]
-    for name in summaries["recorded"]:
-        cells = [_cell(summary[name]) for summary in summaries.values()]
-        lines.append(f"{name:<28}{cells[0]:>12}{cells[1]:>12}")
     each = [
         {"request_id": one.request_id}
         | {side: {"outcome": r.outcome, "first_s": r.first_s, "whole_s": r.whole_s, "tokens": _tokens(r)}

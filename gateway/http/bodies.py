@@ -1,17 +1,20 @@
-"""Request bodies: what JSON is, the parameters all routes share, and what `/openapi.json` says of a body."""
+"""Request bodies: JSON parsing, conversion to typed values, and their schemas for `/openapi.json`."""
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
 from gateway import errors
 from gateway.errors import InvalidParamError
+from shared.closest_match import closest_match
 from shared.errors import ClientError
 from shared.events import Params
 from shared.validation_errors import described, misfit
+
+
+_T = TypeVar("_T")
 
 
 class MalformedBodyError(ClientError):
@@ -21,10 +24,10 @@ class MalformedBodyError(ClientError):
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """The request's body as a JSON object, whatever its content type says.
+    """The request's body as a JSON object; its content type is ignored.
 
     Raises:
-        MalformedBodyError: it is something else.
+        MalformedBodyError: the body is something else.
     """
     return parse_object(await request.body())
 
@@ -42,10 +45,10 @@ def parse_object(data: bytes | str, what: str = "the body") -> dict[str, Any]:
 
 
 def parse_json(data: bytes | str, what: str) -> Any:
-    """What `data` says in JSON.
+    """The JSON value in `data`; `what` names it in errors.
 
     Raises:
-        MalformedBodyError: it is none.
+        MalformedBodyError: `data` is not JSON.
     """
     if not data:
         raise MalformedBodyError(f"{what} is empty: expected JSON")
@@ -56,16 +59,24 @@ def parse_json(data: bytes | str, what: str) -> Any:
 
 
 def params_of(given: Mapping[str, object], where: str = "") -> Params:
-    """Parameters from plain values; None is absent. `where` stands before the name of one that is wrong.
+    """Parameters from plain values; None is absent. `where` is prefixed to the name of a wrong one.
 
     Raises:
         InvalidParamError: a value is of the wrong type or out of its range.
     """
-    present = {name: value for name, value in given.items() if value is not None}
+    return converted({name: value for name, value in given.items() if value is not None}, Params, where)
+
+
+def converted(value: object, kind: type[_T], where: str = "") -> _T:
+    """`value` as an instance of `kind`; `where` is prefixed to the name of a wrong field.
+
+    Raises:
+        InvalidParamError: a field is missing, of the wrong type or out of its range.
+    """
     try:
-        return msgspec.convert(present, Params)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise errors.of_misfit(misfit(error, present, Params), where) from error
+        raise errors.of_misfit(misfit(error, value, kind), where) from error
 
 
 def check_known(
@@ -76,29 +87,29 @@ def check_known(
     hint: str | None = None,
     what: str = "unknown name",
 ) -> None:
-    """Refuse a name that is none of those `known`, as `what` it is; `where` stands before it.
+    """Refuse a name that is not `known`; `what` describes it, and `where` is prefixed to it.
 
     Raises:
-        InvalidParamError: it is none; `hint` is what is meant, if that is known better.
+        InvalidParamError: the name is unknown. It suggests `hint`, or else the closest known name.
     """
     if name in known:
         return
-    near = [hint] if hint else get_close_matches(name, list(known), n=1, cutoff=0.5)
-    advice = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+    near = hint or closest_match(name, known, cutoff=0.5)
+    advice = f"did you mean {near!r}?" if near else f"expected one of {', '.join(known)}"
     raise InvalidParamError(
         f"{where}{name}"[:200], f"{where}{name[:80]}: {what}; {advice}", code="unknown_parameter"
     )
 
 
 def body_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """A body's schema, for `/openapi.json`: the body itself is parsed by us."""
+    """The schema of a body for `/openapi.json`: FastAPI does not parse the body itself."""
     [schema], parts = msgspec.json.schema_components([kind], ref_template="{name}")
     content = {"application/json": {"schema": _whole(schema, parts)}}
     return {"requestBody": {"required": True, "content": content}}
 
 
 def _whole(schema: Any, parts: dict[str, Any]) -> Any:
-    """A schema with its parts where they are referred to: `/openapi.json` has its references elsewhere."""
+    """A schema with its references replaced: `/openapi.json` keeps referenced schemas elsewhere."""
     match schema:
         case {"$ref": name}:
             return _whole(parts[name], parts)

@@ -294,8 +294,8 @@ def test_a_model_that_a_worker_would_refuse_is_refused_in_its_words(
 def test_where_no_torch_is_the_model_is_left_to_the_worker(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: Path
 ) -> None:
-    monkeypatch.delattr("workers.loading.hosting", raising=False)
-    monkeypatch.setitem(sys.modules, "workers.loading.hosting", None)
+    monkeypatch.delattr("workers.loading.node_loading", raising=False)
+    monkeypatch.setitem(sys.modules, "workers.loading.node_loading", None)
 
     result = check(written(tmp_path, "orpheus"), "--checkpoint", str(weights))
 

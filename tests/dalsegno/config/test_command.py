@@ -111,9 +111,9 @@ def test_what_is_saved_without_the_files_secrets_does_not_serve_without_them(
             "--set: model_kwargs: unknown key max_rowz; did you mean 'max_",
         ),
         (
-            ["--set", "model_kwargs.max_rows=0"],
+            ["--set", "model_kwargs.max_sequences=0"],
             1,
-            "--set: model_kwargs.max_rows: expected an integer >= 1, found",
+            "--set: model_kwargs.max_sequences: expected an integer >= 1, found",
         ),
         (["--set", "model_kwargs.a.b=0"], 1, "Error: --set: model_kwargs: unknown key a.b; expected one of"),
         (["--set", "gateway.api_keys_file=/no/keys"], 1, "gateway.api_keys_file: cannot read /no/keys"),

@@ -58,26 +58,31 @@ def test_what_is_said_of_one_key_leaves_the_others_of_its_section() -> None:
 
 
 def test_the_file_is_left_as_it_was_read() -> None:
-    written = base(gateway={"port": 9000}, model_kwargs={"max_rows": 1})
+    written = base(gateway={"port": 9000}, model_kwargs={"max_sequences": 1})
     layers.effective(
         written, [layers.of_flag("gateway.port=9"), layers.of_flag("model_kwargs.dtype=auto")], HERE
     )
 
     assert written.values["gateway"] == {"port": 9000}
-    assert written.values["model_kwargs"] == {"max_rows": 1}
+    assert written.values["model_kwargs"] == {"max_sequences": 1}
 
 
 def test_each_key_of_a_map_is_a_value_of_its_own() -> None:
     found = effective(
         "model_kwargs.block_size=8",
-        environ={"DALSEGNO_MODEL_KWARGS": "{dtype: float32, max_rows: 2}"},
-        model_kwargs={"device": "cpu", "max_rows": 1},
+        environ={"DALSEGNO_MODEL_KWARGS": "{dtype: float32, max_sequences: 2}"},
+        model_kwargs={"device": "cpu", "max_sequences": 1},
     )
 
-    assert found.config.model_kwargs == {"device": "cpu", "max_rows": 2, "dtype": "float32", "block_size": 8}
+    assert found.config.model_kwargs == {
+        "device": "cpu",
+        "max_sequences": 2,
+        "dtype": "float32",
+        "block_size": 8,
+    }
     assert {key: source for key, source in found.sources.items() if key.startswith("model_kwargs.")} == {
         "model_kwargs.device": "x.yaml",
-        "model_kwargs.max_rows": "DALSEGNO_MODEL_KWARGS",
+        "model_kwargs.max_sequences": "DALSEGNO_MODEL_KWARGS",
         "model_kwargs.dtype": "DALSEGNO_MODEL_KWARGS",
         "model_kwargs.block_size": "--set",
     }
@@ -102,7 +107,7 @@ def test_each_key_of_a_map_is_a_value_of_its_own() -> None:
         ("nats.url", "", None),
         ("node_groups", "[{node_names: [llm], ranks: [0]}]", [{"node_names": ["llm"], "ranks": [0]}]),
         ("model_kwargs.device", "cuda:0", "cuda:0"),
-        ("model_kwargs.max_rows", "8", 8),
+        ("model_kwargs.max_sequences", "8", 8),
     ],
 )
 def test_a_text_is_read_as_its_key_takes_it(key: str, text: str, value: object) -> None:
@@ -123,13 +128,16 @@ def test_a_text_is_read_as_its_key_takes_it(key: str, text: str, value: object) 
         ("gateway.port", "--set gateway.port: expected key=value"),
         ("gateway.port=many", "--set: gateway.port: expected an integer, found 'many'"),
         (f"max_attempts={2**63}", "--set: max_attempts: expected an integer of 64 bits, found 9223372036854"),
-        (f"model_kwargs.max_rows={2**63}", "--set: model_kwargs.max_rows is no YAML: an integer beyond 64 b"),
+        (
+            f"model_kwargs.max_sequences={2**63}",
+            "--set: model_kwargs.max_sequences is no YAML: an integer beyond 64 b",
+        ),
         ("gateway.port=70000", "--set: gateway.port: expected an integer <= 65535, found 70000"),
         ("gateway.drain_s=inf", "--set: gateway.drain_s: expected a number <= 604800, found inf"),
         ("gateway.drain_s=nan", "--set: gateway.drain_s: expected a number"),
         ("gateway.cors_origins=[1]", r"--set: gateway\.cors_origins\[0\]: expected a string, found 1"),
         ("logs.format=xml", "--set: logs.format: expected one of human, json, found 'xml'"),
-        ("model_kwargs.max_rows=[", "--set: model_kwargs.max_rows is no YAML: .*line 1"),
+        ("model_kwargs.max_sequences=[", "--set: model_kwargs.max_sequences is no YAML: .*line 1"),
         ("model_kwargs=5", "--set: model_kwargs: expected an object, found 5"),
         ("name=\udcff", "--set: name: expected text in UTF-8, found other bytes"),
         ("nats.token=sesame", "--set: nats.token is a secret, .*: put it into DALSEGNO_NATS_TOKEN$"),

@@ -174,7 +174,7 @@ async def prompt_tokens_of_hello(config: DeploymentConfig) -> object:
 
 
 async def rows_of_a_step(config: DeploymentConfig) -> int:
-    return settings.parse(config.model_kwargs).rows_on("cpu")
+    return settings.parse(config.model_kwargs).max_sequences_on("cpu")
 
 
 def started(config: DeploymentConfig) -> list[str]:
@@ -621,7 +621,7 @@ TABLE: Final = [
         without="NodeReady",
         with_="RequestRejected",
     ),
-    Row(key="model_kwargs", said="{max_rows: 3}", observe=rows_of_a_step, without=64, with_=3),
+    Row(key="model_kwargs", said="{max_sequences: 3}", observe=rows_of_a_step, without=64, with_=3),
     Row(key="kv_tokens", said="16", observe=tokens_granted, without=61, with_=13),
     Row(key="default_max_tokens", said="5", observe=tokens_granted, without=61, with_=5),
     Row(key="max_concurrent_requests", said="1", observe=how_many_are_admitted, without=2, with_=1),
