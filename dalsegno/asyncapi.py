@@ -23,7 +23,7 @@ from shared import events, tensors
 from shared.events import Event
 from shared.subjects import DEFAULT_ORIGIN, Subjects
 
-Kind: TypeAlias = type[Event]
+EventType: TypeAlias = type[Event]
 
 _SUBJECTS: Final = Subjects("{prefix}")
 _PACKED: Final = "application/msgpack"
@@ -58,12 +58,12 @@ class Channel:
     name: str
     address: str
     summary: str
-    writers: dict[str, Sequence[Kind]]
+    writers: dict[str, Sequence[EventType]]
     readers: Sequence[str]
     is_public: bool = False
 
     @property
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[EventType]:
         """The events that are written there, each once."""
         return list(dict.fromkeys(kind for kinds in self.writers.values() for kind in kinds))
 
@@ -264,7 +264,7 @@ def _operations() -> Iterator[tuple[str, dict[str, Any]]]:
         yield _operation(role, "receive", BEAT, ["Beat"])
 
 
-def _called(kinds: Sequence[Kind]) -> set[str]:
+def _called(kinds: Sequence[EventType]) -> set[str]:
     return {kind.__name__ for kind in kinds}
 
 
@@ -289,7 +289,7 @@ def _messages() -> Iterator[tuple[str, dict[str, Any]]]:
     )
 
 
-def _message(kind: Kind, name: str, content_type: str) -> dict[str, Any]:
+def _message(kind: EventType, name: str, content_type: str) -> dict[str, Any]:
     summary, _, _ = cleandoc(kind.__doc__ or "").partition("\n")
     return {
         "name": name,

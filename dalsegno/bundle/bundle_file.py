@@ -56,7 +56,7 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class BundledRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A record in a bundle.
 
     Attributes:
@@ -69,7 +69,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     left_out: LeftOut | None = None
 
 
-class Exported(msgspec.Struct, frozen=True, kw_only=True):
+class ExportInfo(msgspec.Struct, frozen=True, kw_only=True):
     """When the bundle was written, by which version, and which core that has."""
 
     time: str
@@ -77,7 +77,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     core: str
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
+class LogExtent(msgspec.Struct, frozen=True, kw_only=True):
     """The log it was taken from: its prefix, when it was made, and what it held then."""
 
     prefix: str
@@ -102,8 +102,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     bundle: int
     request_id: str
     requests: list[str]
-    exported: Exported
-    log: Span
+    exported: ExportInfo
+    log: LogExtent
     schemas: list[str] = []
     payloads: str = "kept"
     redacted: bool = False
@@ -117,7 +117,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     """A whole bundle, as it was written."""
 
     header: Header
-    kept: list[Kept]
+    kept: list[BundledRecord]
 
     @property
     def records(self) -> list[StoredRecord]:
@@ -139,7 +139,7 @@ def digest_of(data: bytes) -> str:
 # ---- writing -------------------------------------------------------------------------------------------
 
 
-def write(file: BinaryIO, header: Header, kept: Iterable[Kept]) -> int:
+def write(file: BinaryIO, header: Header, kept: Iterable[BundledRecord]) -> int:
     """Write a bundle; return its length in bytes."""
     chain, length, records = "", 0, 0
     for content in _contents(header, kept):
@@ -153,7 +153,7 @@ def write(file: BinaryIO, header: Header, kept: Iterable[Kept]) -> int:
     return length
 
 
-def _contents(header: Header, kept: Iterable[Kept]) -> Iterator[dict[str, Any]]:
+def _contents(header: Header, kept: Iterable[BundledRecord]) -> Iterator[dict[str, Any]]:
     yield msgspec.to_builtins(header)
     for one in kept:
         record = one.record
@@ -224,7 +224,7 @@ class _Reading:
         if first is None:
             raise BundleError(f"{self._name} is empty: expected a bundle, as `dalsegno export` writes it")
         header = self._header(first)
-        kept: list[Kept] = []
+        kept: list[BundledRecord] = []
         while (line := self._line()) is not None:
             content = self._checked(line)
             if "end" in content:
@@ -259,7 +259,7 @@ class _Reading:
         except msgspec.ValidationError as error:
             self._refuse(f"the header cannot be read: {error}")
 
-    def _kept(self, content: dict[str, Any], line: bytes, before: Sequence[Kept]) -> Kept:
+    def _kept(self, content: dict[str, Any], line: bytes, before: Sequence[BundledRecord]) -> BundledRecord:
         try:
             seq, time_ns, subject = content.pop("seq"), content.pop("time_ns"), content.pop("subject")
             told = msgspec.convert([seq, time_ns, subject], tuple[int, int, str])
@@ -274,7 +274,9 @@ class _Reading:
             self._refuse(f"{_called(line)} has another digest than its bytes")
         if before and told[0] <= before[-1].record.seq:
             self._refuse(f"{_called(line)} does not stand behind record {before[-1].record.seq}")
-        return Kept(record=StoredRecord(told[0], told[2], data, told[1]), digest=digest, left_out=left_out)
+        return BundledRecord(
+            record=StoredRecord(told[0], told[2], data, told[1]), digest=digest, left_out=left_out
+        )
 
     def _end(self, content: dict[str, Any], records: int) -> None:
         if content["end"] != {"records": records}:

@@ -24,11 +24,11 @@ import msgspec
 
 from conductor.digests import core_digest
 from dalsegno.bundle import bundle_file, manifest, record_rewriter, redaction
-from dalsegno.bundle.bundle_file import Exported, Header, Kept, LeftOut, Span
+from dalsegno.bundle.bundle_file import BundledRecord, ExportInfo, Header, LeftOut, LogExtent
 from dalsegno.config import options
 from dalsegno.history import log_source
-from dalsegno.history.log_source import Source
-from dalsegno.history.request_records import Collected, collect
+from dalsegno.history.log_source import LogSource
+from dalsegno.history.request_records import RequestRecords, collect
 from models import registry
 from shared.errors import ClientError
 from shared.events import OutputChunk, WorkerJoined, encode
@@ -65,7 +65,7 @@ def export(
     """
     if payloads and redact:
         raise click.UsageError("--payloads and --redact contradict one another: name one of them")
-    told = Source(nats=nats, data_dir=data_dir, prefix=prefix)
+    told = LogSource(nats=nats, data_dir=data_dir, prefix=prefix)
     found = asyncio.run(_collected(told, request_id))
     header, kept = bundled(found, payloads=payloads, redact=redact)
     path = output or f"{request_id}{SUFFIX}"
@@ -74,13 +74,13 @@ def export(
     _say(path, header, kept, length, as_json=as_json)
 
 
-async def _collected(told: Source, request_id: str) -> Collected:
+async def _collected(told: LogSource, request_id: str) -> RequestRecords:
     async with log_source.open_log(told) as (log, subjects):
         found = await collect(log, subjects, request_id)
     return msgspec.structs.replace(found, configs=log_source.configs(told))
 
 
-def bundled(found: Collected, *, payloads: bool, redact: bool) -> tuple[Header, list[Kept]]:
+def bundled(found: RequestRecords, *, payloads: bool, redact: bool) -> tuple[Header, list[BundledRecord]]:
     """The header and the records of a bundle.
 
     Raises:
@@ -102,12 +102,12 @@ def bundled(found: Collected, *, payloads: bool, redact: bool) -> tuple[Header, 
         bundle=bundle_file.FORMAT,
         request_id=found.request_id,
         requests=found.requests,
-        exported=Exported(
+        exported=ExportInfo(
             time=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
             version=version("dalsegno"),
             core=core_digest(),
         ),
-        log=Span(
+        log=LogExtent(
             prefix=found.subjects.prefix,
             created_ns=found.log.created_ns,
             first_seq=found.log.first_seq,
@@ -131,18 +131,20 @@ def _has_cards(record: StoredRecord) -> bool:
 
 def _kept(
     stored: Sequence[StoredRecord], records: Sequence[StoredRecord], *, keeps_data: bool
-) -> Iterator[Kept]:
+) -> Iterator[BundledRecord]:
     for was, record in zip(stored, records, strict=True):
         digest = bundle_file.digest_of(was.data) if record is was else None
         chunk = None if keeps_data or digest is None else manifest.event_of(record)
         data = chunk.data if isinstance(chunk, OutputChunk) else None
         if data is None:
-            yield Kept(record=record, digest=digest)
+            yield BundledRecord(record=record, digest=digest)
             continue
         assert isinstance(chunk, OutputChunk)
         shorter = encode(msgspec.structs.replace(chunk, data=None))
         left_out = LeftOut(bytes=len(data), digest=bundle_file.digest_of(data))
-        yield Kept(record=msgspec.structs.replace(record, data=shorter), digest=digest, left_out=left_out)
+        yield BundledRecord(
+            record=msgspec.structs.replace(record, data=shorter), digest=digest, left_out=left_out
+        )
 
 
 # ---- the file ------------------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ def _target(path: str) -> Iterator[BinaryIO]:
             draft.unlink(missing_ok=True)
 
 
-def _say(path: str, header: Header, kept: Sequence[Kept], length: int, *, as_json: bool) -> None:
+def _say(path: str, header: Header, kept: Sequence[BundledRecord], length: int, *, as_json: bool) -> None:
     to_stderr = path == bundle_file.STDIN
     told: dict[str, Any] = {"file": path, "bytes": length, "records": len(kept)}
     told |= {"requests": header.requests, "payloads": header.payloads, "redacted": header.redacted}

@@ -20,7 +20,7 @@ import click
 
 from configs.deployment import ConfigError, DeploymentConfig
 from dalsegno.check import layout
-from dalsegno.check.layout import Hosted, Link
+from dalsegno.check.layout import Link, NodePlacement
 from dalsegno.config import options, resolve
 from dalsegno.exit_status import EX_CONFIG
 from dalsegno.terminal import sequence_diagram, tables
@@ -56,7 +56,7 @@ class Report:
 
     config: DeploymentConfig
     graph: ModelGraph
-    hosted: list[Hosted]
+    node_placements: list[NodePlacement]
     links: list[Link]
     places: list[tuple[int, ...]]
     devices: Mapping[int, str]
@@ -67,7 +67,7 @@ class Report:
     model_fits: bool
 
 
-class _Refusal(click.ClickException):
+class _CheckRefusal(click.ClickException):
     exit_code = EX_CONFIG
 
 
@@ -90,7 +90,7 @@ def check(model: str, *, as_json: bool, **told: Any) -> None:
         if as_json:
             click.echo(json.dumps({"ok": False, "code": error.code, "error": error.message}))
             raise SystemExit(EX_CONFIG) from None
-        raise _Refusal(error.message) from error
+        raise _CheckRefusal(error.message) from error
     if as_json:
         click.echo(json.dumps(as_data(report), ensure_ascii=False))
     else:
@@ -108,16 +108,16 @@ def examine(config: DeploymentConfig) -> Report:
     tokenizer_fits, model_fits = _tokenizer_fits(config), _model_fits(config)
     devices, amiss = _devices(config)
     amiss += _network(config)
-    hosted, links = layout.hosted(graph, groups), layout.links(graph, groups)
-    amiss += _attention(config, hosted, devices)
+    node_placements, links = layout.node_placements(graph, groups), layout.links(graph, groups)
+    amiss += _attention(config, node_placements, devices)
     return Report(
         config=config,
         graph=graph,
-        hosted=hosted,
+        node_placements=node_placements,
         links=links,
         places=layout.places(groups),
         devices=devices,
-        notes=[*_shared(devices), *_replicas(hosted), *_copies(config)],
+        notes=[*_shared(devices), *_replicas(node_placements), *_copies(config)],
         warnings=[*amiss, *_moving(config, links), *_looping(graph, config)],
         is_for_here=not amiss,
         tokenizer_fits=tokenizer_fits,
@@ -173,7 +173,7 @@ def as_data(report: Report) -> dict[str, Any]:
                 "ranks": one.ranks,
                 "puts_out": one.puts_out,
             }
-            for one in report.hosted
+            for one in report.node_placements
         ],
         "links": [
             {
@@ -206,19 +206,19 @@ def _table(report: Report) -> list[str]:
                 )
             ),
         )
-        for one in report.hosted
+        for one in report.node_placements
     ]
     return tables.fitted_lines([Column(title) for title in _COLUMNS], rows, WIDTH)
 
 
-def _members(config: DeploymentConfig, one: Hosted) -> list[tuple[int, ...]]:
+def _members(config: DeploymentConfig, one: NodePlacement) -> list[tuple[int, ...]]:
     """The ranks of each replica of a node: several where they share it."""
     return [config.copy_of(rank) if one.engine is EngineKind.KV else (rank,) for rank in one.ranks]
 
 
 def _boxes(report: Report) -> Iterator[Box]:
     for ranks in report.places:
-        here = [one for one in report.hosted if {*one.ranks} & {*ranks}]
+        here = [one for one in report.node_placements if {*one.ranks} & {*ranks}]
         copies = [report.config.copy_of(rank) for rank in ranks]
         several = len(copies) > 1 or len(copies[0]) > 1
         yield Box(
@@ -284,7 +284,7 @@ def _tokenizer_fits(config: DeploymentConfig) -> bool:
     if not (checkpoint / "tokenizer.json").is_file():  # a machine that plans for others needs no more
         return False  # than config.json
     try:
-        processing = registry.face(config.model, "processing")
+        processing = registry.module(config.model, "processing")
     except ModuleNotFoundError:
         return False
     processing.load(checkpoint, max_seq_len=config.max_seq_len)
@@ -350,10 +350,12 @@ def _devices(config: DeploymentConfig) -> tuple[dict[int, str], list[str]]:
     return found, amiss
 
 
-def _attention(config: DeploymentConfig, hosted: list[Hosted], devices: Mapping[int, str]) -> Iterator[str]:
+def _attention(
+    config: DeploymentConfig, node_placements: list[NodePlacement], devices: Mapping[int, str]
+) -> Iterator[str]:
     """Who was named to attend on a GPU, and is to do it on a CPU: a worker refuses that."""
     named = config.model_kwargs.get("attention", "auto")
-    leaders = [rank for one in hosted if one.engine is EngineKind.KV for rank in one.ranks]
+    leaders = [rank for one in node_placements if one.engine is EngineKind.KV for rank in one.ranks]
     on_cpu = sorted({it for rank in leaders for it in config.copy_of(rank) if devices[it] == "cpu"})
     if named != "auto" and on_cpu:
         do = "does" if len(on_cpu) == 1 else "do"
@@ -373,8 +375,8 @@ def _shared(devices: Mapping[int, str]) -> Iterator[str]:
             yield f"{_ranks(tuple(ranks))} share {device}, its {what} too"
 
 
-def _replicas(hosted: list[Hosted]) -> Iterator[str]:
-    for one in hosted:
+def _replicas(node_placements: list[NodePlacement]) -> Iterator[str]:
+    for one in node_placements:
         if len(one.ranks) > 1:
             yield (
                 f"{one.node} ({', '.join(one.walks)}) has {len(one.ranks)} replicas: "

@@ -19,13 +19,13 @@ from models.base import EngineKind, ModelGraph
 from shared.walks import Client, CompiledWalk, Keep
 from shared.walks.chunks import ChunkPolicy, Fixed, LeftContext, SlidingWindow
 
-Kind: TypeAlias = Literal["edge", "kept", "kv", "stream"]
-Home: TypeAlias = tuple[str, str]
+LinkKind: TypeAlias = Literal["edge", "kept", "kv", "stream"]
+WalkNode: TypeAlias = tuple[str, str]
 """A walk, and a node in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hosted:
+class NodePlacement:
     """A node in some walks on some ranks: one line of the table. Replicas are one line."""
 
     node: str
@@ -39,10 +39,10 @@ class Hosted:
 class Link:
     """What passes from one node of a walk to another; `chunks` says how a stream is cut."""
 
-    kind: Kind
+    kind: LinkKind
     name: str
-    source: Home
-    target: Home
+    source: WalkNode
+    target: WalkNode
     sources: tuple[int, ...]
     targets: tuple[int, ...]
     chunks: str = ""
@@ -58,9 +58,9 @@ class Link:
         return not {*self.sources} & {*self.targets}
 
 
-def hosted(graph: ModelGraph, groups: Sequence[PlacedGroup]) -> list[Hosted]:
+def node_placements(graph: ModelGraph, groups: Sequence[PlacedGroup]) -> list[NodePlacement]:
     """Every node with its homes, in the graph's order."""
-    found: list[Hosted] = []
+    found: list[NodePlacement] = []
     for node, engine in graph.nodes.items():
         for group in groups:
             walks = tuple(
@@ -70,7 +70,7 @@ def hosted(graph: ModelGraph, groups: Sequence[PlacedGroup]) -> list[Hosted]:
             )
             if walks:
                 found.append(
-                    Hosted(
+                    NodePlacement(
                         node=node,
                         engine=engine,
                         walks=walks,
@@ -84,7 +84,7 @@ def hosted(graph: ModelGraph, groups: Sequence[PlacedGroup]) -> list[Hosted]:
 def links(graph: ModelGraph, groups: Sequence[PlacedGroup]) -> list[Link]:
     """All that passes between nodes of different groups, and all streams."""
 
-    def link(kind: Kind, name: str, source: Home, target: Home, chunks: str = "") -> Link | None:
+    def link(kind: LinkKind, name: str, source: WalkNode, target: WalkNode, chunks: str = "") -> Link | None:
         one, other = home_of(groups, *source), home_of(groups, *target)
         if one is other and kind != "stream":
             return None
@@ -152,14 +152,14 @@ def _puts_out(graph: ModelGraph, node: str, walks: Sequence[str]) -> tuple[str, 
     return tuple(dict.fromkeys(route.to.modality for route in routes if isinstance(route.to, Client)))
 
 
-def _edges(walk: str, compiled: CompiledWalk) -> Iterator[tuple[str, Home, Home]]:
+def _edges(walk: str, compiled: CompiledWalk) -> Iterator[tuple[str, WalkNode, WalkNode]]:
     for node in compiled.node_table:
         for route in node.routes:
             if isinstance(route.to, str):
                 yield route.edge, (walk, node.name), (walk, route.to)
 
 
-def _kept(graph: ModelGraph) -> Iterator[tuple[str, Home, Home]]:
+def _kept(graph: ModelGraph) -> Iterator[tuple[str, WalkNode, WalkNode]]:
     """What a walk keeps, and each other walk that takes a value of that name."""
     for walk, compiled in graph.walks.items():
         for node in compiled.node_table:
@@ -171,7 +171,7 @@ def _kept(graph: ModelGraph) -> Iterator[tuple[str, Home, Home]]:
 
 
 def _moves_on(
-    graph: ModelGraph, groups: Sequence[PlacedGroup], feeder: Home, feeders: Sequence[Home]
+    graph: ModelGraph, groups: Sequence[PlacedGroup], feeder: WalkNode, feeders: Sequence[WalkNode]
 ) -> bool:
     """Whether keys and values leave `feeder` for another that feeds the same: it streams in its place."""
     return any(
@@ -180,7 +180,7 @@ def _moves_on(
     )
 
 
-def _kv(graph: ModelGraph) -> Iterator[tuple[Home, Home]]:
+def _kv(graph: ModelGraph) -> Iterator[tuple[WalkNode, WalkNode]]:
     for node, engine in graph.nodes.items():
         if engine is EngineKind.KV:
             first, *others = [name for name, walk in graph.walks.items() if node in walk.nodes]

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 from dalsegno.client.answer import Answer
 from dalsegno.client.http_transport import HttpTransport
 from dalsegno.client.media import Audio
-from dalsegno.client.request import How, Messages, Question, question
+from dalsegno.client.request import ClientRequest, Messages, RequestOptions, question
 from dalsegno.client.stream import AsyncStream
-from dalsegno.client.transport import Health, Transport
+from dalsegno.client.transport import ClientTransport, Health
 from models.base import EMBEDDING
 from shared.errors import ClientError
 from shared.ids import is_prefix
@@ -37,7 +37,7 @@ class AsyncClient:
         prefix: the deployment's, for NATS.
         patience_s: how long a broken answer is tried to be taken up again; 0 is not at all.
 
-    Every call takes what `dalsegno.client.request.How` lists.
+    Every call takes what `dalsegno.client.request.RequestOptions` lists.
     """
 
     def __init__(
@@ -62,20 +62,22 @@ class AsyncClient:
         *,
         messages: Messages | None = None,
         request_id: str | None = None,
-        **how: Unpack[How],
+        **how: Unpack[RequestOptions],
     ) -> Answer:
         """The answer, once it is complete."""
         return await self.stream(text, messages=messages, request_id=request_id, **how).read()
 
     async def chat(
-        self, messages: str | Messages, *, request_id: str | None = None, **how: Unpack[How]
+        self, messages: str | Messages, *, request_id: str | None = None, **how: Unpack[RequestOptions]
     ) -> Answer:
         """The answer to a chat, or to one message of it."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         return await self.stream(messages=messages, request_id=request_id, **how).read()
 
-    async def speech(self, text: str, *, request_id: str | None = None, **how: Unpack[How]) -> Audio:
+    async def speech(
+        self, text: str, *, request_id: str | None = None, **how: Unpack[RequestOptions]
+    ) -> Audio:
         """What a model that speaks makes of a text, whole; `voice` is one of the model's."""
         how.setdefault("output_modalities", ("audio",))
         answer = await self.stream(text, request_id=request_id, **how).read()
@@ -83,7 +85,9 @@ class AsyncClient:
             raise ClientError("the model said nothing: its answer has no sound", code="no_sound")
         return answer.audio
 
-    async def embed(self, text: str, *, request_id: str | None = None, **how: Unpack[How]) -> list[float]:
+    async def embed(
+        self, text: str, *, request_id: str | None = None, **how: Unpack[RequestOptions]
+    ) -> list[float]:
         """The embedding of a text, as the model's checkpoint makes it."""
         how.setdefault("output_modalities", (EMBEDDING,))
         how.setdefault("chat", False)
@@ -98,7 +102,7 @@ class AsyncClient:
         *,
         messages: Messages | None = None,
         request_id: str | None = None,
-        **how: Unpack[How],
+        **how: Unpack[RequestOptions],
     ) -> int:
         """Have a beginning computed that requests will have in common; so many of its tokens are kept now."""
         how["warm"] = True
@@ -111,7 +115,7 @@ class AsyncClient:
         *,
         messages: Messages | None = None,
         request_id: str | None = None,
-        **how: Unpack[How],
+        **how: Unpack[RequestOptions],
     ) -> AsyncStream:
         """The answer as it comes. Nothing is asked before it is read."""
         return self._stream(question(text, messages, request_id, how), -1)
@@ -123,7 +127,7 @@ class AsyncClient:
         *,
         messages: Messages | None = None,
         after: int = -1,
-        **how: Unpack[How],
+        **how: Unpack[RequestOptions],
     ) -> AsyncStream:
         """The answer to a request that was asked before, behind its chunk `after`.
 
@@ -137,7 +141,7 @@ class AsyncClient:
         await self._transport.cancel(request_id)
 
     async def health(self) -> Health:
-        """How the server is."""
+        """RequestOptions the server is."""
         return await self._transport.health()
 
     async def models(self) -> list[str]:
@@ -156,13 +160,13 @@ class AsyncClient:
     ) -> None:
         await self.aclose()
 
-    def _stream(self, asked: Question, after: int) -> AsyncStream:
+    def _stream(self, asked: ClientRequest, after: int) -> AsyncStream:
         return AsyncStream(self._transport, asked, after=after, patience_s=self._patience_s)
 
 
 def _transport(
     address: str | Sequence[str], *, api_key: str | None, credentials: Credentials, prefix: str
-) -> Transport:
+) -> ClientTransport:
     told = address.split(",") if isinstance(address, str) else list(address)
     addresses = _as_one_kind([one.strip() for one in told if one.strip()])
     match {_scheme(one) for one in addresses}:

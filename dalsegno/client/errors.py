@@ -102,7 +102,7 @@ def error_of(
     return error
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _ErrorFields(msgspec.Struct, frozen=True):
     """OpenAI's error schema, as every error of a gateway has it."""
 
     message: str
@@ -110,15 +110,15 @@ class _Told(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
-class _Refusal(msgspec.Struct, frozen=True):
-    error: _Told
+class _ErrorBody(msgspec.Struct, frozen=True):
+    error: _ErrorFields
 
 
 def error_of_body(status: int, body: bytes, retry_after: str | None = None) -> DalSegnoError:
     """The error behind an HTTP answer; a body without our schema is shown as it is."""
     seconds = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
     try:
-        told = msgspec.json.decode(body, type=_Refusal).error
+        told = msgspec.json.decode(body, type=_ErrorBody).error
     except (msgspec.MsgspecError, UnicodeError):
         shown = body[:200].decode(errors="replace").strip() or "nothing"
         return error_of(status, f"http_{status}", f"the server answered {status}: {shown}", None, seconds)

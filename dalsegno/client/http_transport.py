@@ -20,7 +20,7 @@ import msgspec
 from dalsegno.client.answer import Chunk, End
 from dalsegno.client.bearer_token import bearer
 from dalsegno.client.errors import BrokenError, BusyError, UnreachableError, error_of, error_of_body
-from dalsegno.client.request import Question
+from dalsegno.client.request import ClientRequest
 from dalsegno.client.transport import Health
 from shared.errors import ClientError, DalSegnoError
 from shared.events import TokenLogprobs, Usage
@@ -28,9 +28,9 @@ from shared.ids import parse_request_id
 
 _CONNECT_S: Final = 10.0
 _ASK_S: Final = 30.0
-"""How long a question that is no request (health, models, cancel) may take."""
+"""RequestOptions long a question that is no request (health, models, cancel) may take."""
 _LINGER_S: Final = 30.0
-"""How long a gateway is to keep a request whose client it lost; one that has enough says so."""
+"""RequestOptions long a gateway is to keep a request whose client it lost; one that has enough says so."""
 _KEEP_ALIVE: Final = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *(
@@ -41,7 +41,7 @@ _KEEP_ALIVE: Final = [
 ]
 
 
-class _Metadata(msgspec.Struct):
+class _ChunkMetadata(msgspec.Struct):
     """What the client itself reads of a chunk's metadata; the rest is for whoever reads the data."""
 
     index: int | None = None
@@ -55,14 +55,14 @@ class _Metadata(msgspec.Struct):
     message: str = ""
 
 
-class _Line(msgspec.Struct):
+class _AnswerLine(msgspec.Struct):
     modality: str
     data: str
     metadata: dict[str, Any]
 
 
-_OURS: Final = frozenset(field.name for field in msgspec.structs.fields(_Metadata))
-_LINES: Final = msgspec.json.Decoder(_Line)
+_OURS: Final = frozenset(field.name for field in msgspec.structs.fields(_ChunkMetadata))
+_LINES: Final = msgspec.json.Decoder(_AnswerLine)
 
 
 class HttpTransport:
@@ -72,7 +72,7 @@ class HttpTransport:
         key = {} if api_key is None else {"authorization": bearer(api_key)}
         self._urls: Final = [url.rstrip("/") for url in urls]
         self._url = self._urls[0]
-        self._partings: set[asyncio.Task[None]] = set()
+        self._cancels: set[asyncio.Task[None]] = set()
         self._http = httpx.AsyncClient(
             headers=key,
             timeout=httpx.Timeout(None, connect=_CONNECT_S),
@@ -81,7 +81,7 @@ class HttpTransport:
             ),
         )
 
-    async def items(self, question: Question, after: int) -> AsyncGenerator[Chunk | End, None]:
+    async def items(self, question: ClientRequest, after: int) -> AsyncGenerator[Chunk | End, None]:
         for others in reversed(range(len(self._urls))):
             url, has_begun = self._url, False
             try:
@@ -91,11 +91,13 @@ class HttpTransport:
                         yield item
                 return
             except (BrokenError, BusyError, UnreachableError) as error:
-                self._pass_over(url, error)
-                if has_begun or not others or not _takes_nothing(error):
+                self._switch_gateway(url, error)
+                if has_begun or not others or not _refused_unstarted(error):
                     raise
 
-    async def _items(self, url: str, question: Question, after: int) -> AsyncGenerator[Chunk | End, None]:
+    async def _items(
+        self, url: str, question: ClientRequest, after: int
+    ) -> AsyncGenerator[Chunk | End, None]:
         headers = {"last-event-id": str(after)} if after >= 0 else {}
         ended = False
         try:
@@ -111,17 +113,17 @@ class HttpTransport:
                     if ended:
                         return
         except httpx.HTTPError as error:
-            raise _trouble(url, error) from error
+            raise _error_of(url, error) from error
         except UnicodeEncodeError as error:
             message = "the request has text that is no Unicode (an unpaired surrogate)"
             raise ClientError(message, code="invalid_unicode") from error
         except (GeneratorExit, asyncio.CancelledError):
             if not ended and not self._http.is_closed:
-                self._part(question.request_id)
+                self._cancel_later(question.request_id)
             raise
         raise BrokenError(f"{url} closed the connection before the end of the answer")
 
-    def _pass_over(self, url: str, error: DalSegnoError) -> None:
+    def _switch_gateway(self, url: str, error: DalSegnoError) -> None:
         """Ask the next gateway from now on, unless this one only minds how much it is asked."""
         if self._url == url and error.status != HTTPStatus.TOO_MANY_REQUESTS:
             self._url = self._urls[(self._urls.index(url) + 1) % len(self._urls)]
@@ -135,7 +137,7 @@ class HttpTransport:
 
     async def health(self) -> Health:
         response = await self._ask("GET", "/health/ready")
-        told = _object(response)
+        told = _json_object(response)
         missing = told.get("missing", ())
         return Health(
             is_ready=response.status_code == HTTPStatus.OK,
@@ -148,14 +150,14 @@ class HttpTransport:
         response = await self._ask("GET", "/v1/models")
         if not response.is_success:
             raise _refusal(response, response.content)
-        return [str(model["id"]) for model in _object(response)["data"]]
+        return [str(model["id"]) for model in _json_object(response)["data"]]
 
     async def close(self) -> None:
-        if self._partings:
-            await asyncio.wait(self._partings)
+        if self._cancels:
+            await asyncio.wait(self._cancels)
         await self._http.aclose()
 
-    def _part(self, request_id: str) -> None:
+    def _cancel_later(self, request_id: str) -> None:
         """Cancel a request that its client has enough of; whoever had enough does not wait for it."""
 
         async def parting() -> None:
@@ -163,8 +165,8 @@ class HttpTransport:
                 await self.cancel(request_id)
 
         task = asyncio.create_task(parting(), name=f"cancel {request_id}")
-        self._partings.add(task)
-        task.add_done_callback(self._partings.discard)
+        self._cancels.add(task)
+        task.add_done_callback(self._cancels.discard)
 
     async def _ask(self, method: str, path: str) -> httpx.Response:
         for others in reversed(range(len(self._urls))):
@@ -172,14 +174,14 @@ class HttpTransport:
             try:
                 return await self._http.request(method, f"{url}{path}", timeout=_ASK_S)
             except httpx.HTTPError as error:
-                trouble = _trouble(url, error)
-                self._pass_over(url, trouble)
+                trouble = _error_of(url, error)
+                self._switch_gateway(url, trouble)
                 if not others:
                     raise trouble from error
         raise AssertionError("there is a gateway to ask")
 
 
-def _takes_nothing(error: DalSegnoError) -> bool:
+def _refused_unstarted(error: DalSegnoError) -> bool:
     """Whether a gateway has not taken what it was asked, and another may.
 
     One whose connection broke may have taken it: that is for the stream to know, whoever is asked next.
@@ -189,7 +191,7 @@ def _takes_nothing(error: DalSegnoError) -> bool:
     return isinstance(error, UnreachableError) or error.status == HTTPStatus.SERVICE_UNAVAILABLE
 
 
-def _trouble(url: str, error: httpx.HTTPError) -> DalSegnoError:
+def _error_of(url: str, error: httpx.HTTPError) -> DalSegnoError:
     why = str(error) or type(error).__name__
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return UnreachableError(f"no server answers at {url} ({why}): is it running?")
@@ -198,7 +200,7 @@ def _trouble(url: str, error: httpx.HTTPError) -> DalSegnoError:
     return BrokenError(f"the connection to {url} was lost ({why})")
 
 
-def body_of(question: Question) -> dict[str, Any]:
+def body_of(question: ClientRequest) -> dict[str, Any]:
     """The request's body, as httpx takes it: JSON, or with files a form of the same fields."""
     inputs = question.inputs
     fields: dict[str, Any] = {
@@ -244,7 +246,7 @@ def item_of(line: bytes) -> Chunk | End:
     """
     try:
         told = _LINES.decode(line)
-        known = msgspec.convert(told.metadata, _Metadata)
+        known = msgspec.convert(told.metadata, _ChunkMetadata)
         data = b64decode(told.data)
     except (msgspec.MsgspecError, ValueError) as error:
         raise ClientError(f"no Dal Segno server: a line of the answer is {line[:200]!r} ({error})") from error
@@ -269,7 +271,7 @@ def _refusal(response: httpx.Response, body: bytes) -> DalSegnoError:
     return error_of_body(response.status_code, body, response.headers.get("retry-after"))
 
 
-def _object(response: httpx.Response) -> dict[str, Any]:
+def _json_object(response: httpx.Response) -> dict[str, Any]:
     try:
         return msgspec.json.decode(response.content, type=dict[str, Any])
     except msgspec.MsgspecError as error:

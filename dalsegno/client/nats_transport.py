@@ -13,10 +13,10 @@ from typing import Final
 
 from dalsegno.client.answer import Chunk, End
 from dalsegno.client.errors import ConflictError, UnreachableError, error_of
-from dalsegno.client.request import Question
+from dalsegno.client.request import ClientRequest
 from dalsegno.client.transport import Health
-from gateway.requests.liveness import Presence
-from gateway.requests.relay import Answered, Failed, Item, Relay, RequestExpiredError, decode_or_none
+from gateway.requests.liveness import Liveness
+from gateway.requests.relay import Answered, AnswerItem, Failed, Relay, RequestExpiredError, decode_or_none
 from gateway.requests.submission import encode_or_refuse
 from shared.errors import DalSegnoError
 from shared.events import (
@@ -38,7 +38,7 @@ from shared.subjects import Subjects
 
 _CONNECT_S: Final = 10.0
 _ACCEPT_S: Final = 10.0
-"""How long the log may take to ack a request."""
+"""RequestOptions long the log may take to ack a request."""
 _LISTEN_S: Final = 1.2
 """Beats come twice a second: whoever is not heard in this time is not there."""
 _WRITER: Final = "dalsegno-client"
@@ -57,13 +57,13 @@ class NatsTransport:
         self._connecting = asyncio.Lock()
         self._model: str | None = None
 
-    async def items(self, question: Question, after: int) -> AsyncGenerator[Chunk | End, None]:
+    async def items(self, question: ClientRequest, after: int) -> AsyncGenerator[Chunk | End, None]:
         log = await self._connected()
         relay = await self._asked(log, question, is_resumed=after >= 0)
         try:
             async with aclosing(relay.items()) as items:
                 async for item in items:
-                    told = _told(item)
+                    told = _of_item(item)
                     if isinstance(told, End) or told.index > after:
                         yield told
         finally:
@@ -79,16 +79,16 @@ class NatsTransport:
     async def health(self) -> Health:
         log = await self._connected()
         lives = await self._lives(log)
-        presence = Presence(sorted(lives) or [0])
+        liveness = Liveness(sorted(lives) or [0])
         try:
             async with asyncio.timeout(_LISTEN_S), aclosing(log.listen(self._subjects.beats())) as beats:
                 async for subject, payload in beats:
-                    presence.hear(subject, payload, time.monotonic())
-                    if not presence.missing(time.monotonic(), log_answers=True):
+                    liveness.receive(subject, payload, time.monotonic())
+                    if not liveness.missing(time.monotonic(), log_answers=True):
                         break
         except TimeoutError:
             pass
-        told = presence.overview(time.monotonic(), log_answers=log.connected, is_draining=False)
+        told = liveness.overview(time.monotonic(), log_answers=log.connected, is_draining=False)
         missing = tuple(str(one) for one in told["missing"])
         return Health(is_ready=not missing, status=str(told["state"]), missing=missing, details=told)
 
@@ -116,7 +116,7 @@ class NatsTransport:
                     raise UnreachableError(error.message) from error
             return self._log
 
-    async def _asked(self, log: Log, question: Question, *, is_resumed: bool) -> Relay:
+    async def _asked(self, log: Log, question: ClientRequest, *, is_resumed: bool) -> Relay:
         """The request's answer from its beginning, once the request is stored; now or long ago.
 
         Nothing is run for whoever has a part of the answer already.
@@ -208,7 +208,7 @@ def _is_same(original: AnyEvent, event: RequestSubmitted) -> bool:
     return submission_digest(original) == submission_digest(event)
 
 
-def _told(item: Item) -> Chunk | End:
+def _of_item(item: AnswerItem) -> Chunk | End:
     match item:
         case OutputChunk():
             return _chunk(item)

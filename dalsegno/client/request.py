@@ -21,7 +21,7 @@ from shared.validation_errors import misfit
 Messages = Sequence[Mapping[str, Any]]
 
 
-class How(TypedDict, total=False):
+class RequestOptions(TypedDict, total=False):
     """Everything that may be said beside the text; what is not said is the server's to choose.
 
     One of the text, the messages (a chat as OpenAI writes it) and `token_ids` is what is asked. `chat` False:
@@ -64,11 +64,13 @@ class How(TypedDict, total=False):
 MAX_TIMEOUT_S: Final = 86400.0
 """The longest that a gateway lets anybody wait for."""
 _MEDIA: Final = {"images": "image", "audio": "audio", "video": "video"}
-_PARAMS: Final = [field.name for field in msgspec.structs.fields(Params) if field.name in How.__annotations__]
+_PARAMS: Final = [
+    field.name for field in msgspec.structs.fields(Params) if field.name in RequestOptions.__annotations__
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ClientRequest:
     """One request. `model` None is the one that is served.
 
     `chooses_outputs` is whether the modalities of the answer were said, or followed from what was.
@@ -91,7 +93,7 @@ class Question:
 
 def question(
     text: str | None, messages: Messages | None, request_id: str | None, how: Mapping[str, Any]
-) -> Question:
+) -> ClientRequest:
     """The question in what a caller said; an id is made up if none was chosen.
 
     Raises:
@@ -102,7 +104,7 @@ def question(
         _check_known(name)
     files = [file for name, modality in _MEDIA.items() for file in files_of(modality, how.get(name))]
     chosen = f"py-{secrets.token_hex(12)}" if request_id is None else request_id
-    return Question(
+    return ClientRequest(
         request_id=parse_request_id(chosen),
         inputs=_inputs({"messages": messages, "text": text, "token_ids": how.get("token_ids")}, how, files),
         params=_params(how),
@@ -165,7 +167,7 @@ def _fitted(plain: dict[str, Any], kind: Any) -> Any:
 
 
 def _check_known(name: str) -> None:
-    known = How.__annotations__
+    known = RequestOptions.__annotations__
     if name in known:
         return
     advice = did_you_mean(name, known, otherwise=f"expected one of {', '.join(known)}")

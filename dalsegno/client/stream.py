@@ -14,8 +14,8 @@ from typing import Final, Self
 
 from dalsegno.client.answer import Answer, Chunk, End
 from dalsegno.client.errors import BrokenError, BusyError, UnreachableError
-from dalsegno.client.request import Question
-from dalsegno.client.transport import Transport
+from dalsegno.client.request import ClientRequest
+from dalsegno.client.transport import ClientTransport
 from shared.errors import DalSegnoError
 
 _PAUSE_S: Final = 0.05
@@ -32,7 +32,9 @@ class AsyncStream:
         resumed: how often it was taken up again.
     """
 
-    def __init__(self, transport: Transport, question: Question, *, after: int, patience_s: float) -> None:
+    def __init__(
+        self, transport: ClientTransport, question: ClientRequest, *, after: int, patience_s: float
+    ) -> None:
         self.answer = Answer(question.request_id)
         self.resumed = 0
         self._transport = transport

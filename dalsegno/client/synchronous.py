@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, Self, TypeVar, Unpack
 from dalsegno.client.answer import Answer, Chunk
 from dalsegno.client.asynchronous import PATIENCE_S, AsyncClient
 from dalsegno.client.media import Audio
-from dalsegno.client.request import How, Messages
+from dalsegno.client.request import Messages, RequestOptions
 from dalsegno.client.stream import AsyncStream
 from dalsegno.client.transport import Health
 from shared.errors import ClientError
@@ -26,46 +26,48 @@ from shared.log.nats.credentials import Credentials
 
 _T = TypeVar("_T")
 _END_S: Final = 5.0
-"""How long a program's end waits for requests to be cancelled, at a server that may be gone."""
+"""RequestOptions long a program's end waits for requests to be cancelled, at a server that may be gone."""
 
 
-class _Loop:
-    """An event loop in a thread, until `end`; `farewell` is the last it does.
+class _EventLoopThread:
+    """An event loop in a thread, until `end`; `on_end` is the last it does.
 
     Work comes as a function that makes its coroutine, which is called in the thread: so a Ctrl-C at any
     moment leaves no coroutine behind that nobody awaits.
     """
 
-    def __init__(self, farewell: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._farewell = farewell
+    def __init__(self, on_end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._on_end = on_end
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
         self._is_ended = False
         self._calls: set[asyncio.Task[Any]] = set()
-        self._partings: set[asyncio.Task[Any]] = set()
+        self._cleanups: set[asyncio.Task[Any]] = set()
         self._lock = threading.Lock()
-        begun = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(begun,), name="dalsegno-client", daemon=True)
+        started = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(started,), name="dalsegno-client", daemon=True
+        )
         self._thread.start()
-        begun.wait()
+        started.wait()
 
-    def _run(self, begun: threading.Event) -> None:
+    def _run(self, started: threading.Event) -> None:
         with asyncio.Runner() as runner:
-            runner.run(self._until_ended(begun))
+            runner.run(self._until_ended(started))
 
-    async def _until_ended(self, begun: threading.Event) -> None:
+    async def _until_ended(self, started: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        begun.set()
+        started.set()
         await self._stop.wait()
         for call in self._calls:
             call.cancel()
-        if self._calls or self._partings:
-            await asyncio.wait(self._calls | self._partings)
-        await self._farewell()
+        if self._calls or self._cleanups:
+            await asyncio.wait(self._calls | self._cleanups)
+        await self._on_end()
 
     def call(self, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Run a coroutine there and wait for it; whoever stops waiting cancels it."""
-        work = self._begin(make, self._calls)
+        work = self._submit(make, self._calls)
         try:
             return work.result.result()
         except FutureCancelledError:
@@ -75,18 +77,18 @@ class _Loop:
                 self._loop.call_soon_threadsafe(work.cancel)
             raise
 
-    def part(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def run_later(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a coroutine there that lets go of something; nobody waits for it but the loop's end.
 
         Raises:
             ClientError: the loop has ended.
         """
-        self._begin(make, self._partings)
+        self._submit(make, self._cleanups)
 
-    def _begin(
+    def _submit(
         self, make: Callable[[], Coroutine[Any, Any, _T]], kept: set[asyncio.Task[Any]]
-    ) -> "_Work[_T]":
-        work = _Work(make, kept)
+    ) -> "_Call[_T]":
+        work = _Call(make, kept)
         with self._lock:
             if self._is_ended:
                 raise ClientError("this client is closed", code="closed")
@@ -104,7 +106,7 @@ class _Loop:
             self._thread.join(_END_S)
 
 
-class _Work(Generic[_T]):
+class _Call(Generic[_T]):
     """One coroutine on its way through the thread. But for `result`, it is the thread's own."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, _T]], kept: set[asyncio.Task[Any]]) -> None:
@@ -138,7 +140,7 @@ class Stream:
     Read it to its end, or leave its `with`: what is not complete by then is cancelled.
     """
 
-    def __init__(self, client: "Client", loop: _Loop, stream: AsyncStream) -> None:
+    def __init__(self, client: "Client", loop: _EventLoopThread, stream: AsyncStream) -> None:
         self._client = client  # which lives as long as its streams
         self._loop = loop
         self._stream = stream
@@ -155,7 +157,7 @@ class Stream:
 
     @property
     def resumed(self) -> int:
-        """How often the stream broke and was taken up again."""
+        """RequestOptions often the stream broke and was taken up again."""
         return self._stream.resumed
 
     def __iter__(self) -> "Stream":
@@ -191,10 +193,10 @@ async def _next(stream: AsyncStream) -> Chunk | None:
     return await anext(stream, None)
 
 
-def _abandon(loop: _Loop, stream: AsyncStream) -> None:
+def _abandon(loop: _EventLoopThread, stream: AsyncStream) -> None:
     """A stream that was dropped on the way is closed as if its `with` had been left."""
     with suppress(ClientError):  # the client is closed, and its streams with it
-        loop.part(stream.aclose)
+        loop.run_later(stream.aclose)
 
 
 class Client:
@@ -224,7 +226,7 @@ class Client:
             prefix=prefix,
             patience_s=patience_s,
         )
-        self._loop = _Loop(self._client.aclose)
+        self._loop = _EventLoopThread(self._client.aclose)
         self._ending = weakref.finalize(self, self._loop.end)
 
     def generate(
@@ -233,22 +235,26 @@ class Client:
         *,
         messages: Messages | None = None,
         request_id: str | None = None,
-        **how: Unpack[How],
+        **how: Unpack[RequestOptions],
     ) -> Answer:
         """The answer, once it is complete."""
         return self._loop.call(
             lambda: self._client.generate(text, messages=messages, request_id=request_id, **how)
         )
 
-    def chat(self, messages: str | Messages, *, request_id: str | None = None, **how: Unpack[How]) -> Answer:
+    def chat(
+        self, messages: str | Messages, *, request_id: str | None = None, **how: Unpack[RequestOptions]
+    ) -> Answer:
         """The answer to a chat, or to one message of it."""
         return self._loop.call(lambda: self._client.chat(messages, request_id=request_id, **how))
 
-    def speech(self, text: str, *, request_id: str | None = None, **how: Unpack[How]) -> Audio:
+    def speech(self, text: str, *, request_id: str | None = None, **how: Unpack[RequestOptions]) -> Audio:
         """What a model that speaks makes of a text, whole; `voice` is one of the model's."""
         return self._loop.call(lambda: self._client.speech(text, request_id=request_id, **how))
 
-    def embed(self, text: str, *, request_id: str | None = None, **how: Unpack[How]) -> list[float]:
+    def embed(
+        self, text: str, *, request_id: str | None = None, **how: Unpack[RequestOptions]
+    ) -> list[float]:
         """The embedding of a text, as the model's checkpoint makes it."""
         return self._loop.call(lambda: self._client.embed(text, request_id=request_id, **how))
 
@@ -258,7 +264,7 @@ class Client:
         *,
         messages: Messages | None = None,
         request_id: str | None = None,
-        **how: Unpack[How],
+        **how: Unpack[RequestOptions],
     ) -> int:
         """Have a beginning computed that requests will have in common; so many of its tokens are kept now."""
         return self._loop.call(
@@ -271,7 +277,7 @@ class Client:
         *,
         messages: Messages | None = None,
         request_id: str | None = None,
-        **how: Unpack[How],
+        **how: Unpack[RequestOptions],
     ) -> Stream:
         """The answer as it comes. Nothing is asked before it is read."""
         return Stream(
@@ -285,7 +291,7 @@ class Client:
         *,
         messages: Messages | None = None,
         after: int = -1,
-        **how: Unpack[How],
+        **how: Unpack[RequestOptions],
     ) -> Stream:
         """The answer to a request that was asked before, behind its chunk `after`."""
         return Stream(
@@ -297,7 +303,7 @@ class Client:
         self._loop.call(lambda: self._client.cancel(request_id))
 
     def health(self) -> Health:
-        """How the server is."""
+        """RequestOptions the server is."""
         return self._loop.call(self._client.health)
 
     def models(self) -> list[str]:

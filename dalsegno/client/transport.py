@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dalsegno.client.answer import Chunk, End
-from dalsegno.client.request import Question
+from dalsegno.client.request import ClientRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """How the server is.
+    """RequestOptions the server is.
 
     Attributes:
         is_ready: a request would be served now.
@@ -25,10 +25,10 @@ class Health:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-class Transport(Protocol):
+class ClientTransport(Protocol):
     """One way to one deployment. What fails raises a `DalSegnoError`."""
 
-    def items(self, question: Question, after: int) -> AsyncGenerator[Chunk | End, None]:
+    def items(self, question: ClientRequest, after: int) -> AsyncGenerator[Chunk | End, None]:
         """Ask, and give the answer behind the chunk `after` (-1: all of it), in order, and its end.
 
         Closed before the end, the request is cancelled. It is safe to ask the same question again: under

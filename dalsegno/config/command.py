@@ -19,7 +19,8 @@ import click
 import msgspec
 import yaml
 
-from configs.deployment import MASK, SECRETS, SECTIONS, split_key
+from configs.deployment import MASK, SECRETS, SECTIONS
+from configs.secrets import split_key
 from dalsegno.config import options, resolve
 from dalsegno.config.layers import KEYS, Effective
 

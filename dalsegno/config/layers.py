@@ -19,20 +19,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from configs.deployment import (
-    SECRETS,
-    SECTIONS,
-    Base,
-    ConfigError,
-    DeploymentConfig,
-    check,
-    discreet,
-    is_integer_of_64_bits,
-    is_text,
-    neighbour,
-    parse_yaml,
-    paths,
-)
+from configs.checks import check, discreet, neighbour
+from configs.deployment import SECRETS, SECTIONS, ConfigError, DeploymentConfig, paths
+from configs.files import Base, is_integer_of_64_bits, is_text, parse_yaml
 from configs.renamed_keys import RENAMED
 from shared.validation_errors import Misfit, misfit
 

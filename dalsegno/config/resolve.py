@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from configs import deployment
-from configs.deployment import Base, ConfigError, DeploymentConfig, NatsSettings
+from configs import files, nats_access, secrets
+from configs.deployment import ConfigError, DeploymentConfig, NatsSettings
+from configs.files import Base
 from dalsegno.config import address, environment, layers
 from dalsegno.config.layers import Effective, Setting
 from models import registry
@@ -63,7 +64,7 @@ def effective(model: str, told: Sequence[Setting]) -> Effective:
     Raises:
         ConfigError: it cannot be served; says source, key, value, and what would be right.
     """
-    base, around = deployment.read(model), environment.read()
+    base, around = files.read(model), environment.read()
     settings = [*layers.of_environment(around.settings), *told]
     return layers.effective(base, settings, Path.cwd(), around.hub_cache)
 
@@ -115,8 +116,8 @@ def check(found: Effective) -> None:
             source = found.sources[f"model_kwargs.{name}"]
             raise ConfigError(f"{source}: model_kwargs.{name}: {told.model_kwargs[name]} is not there")
     _check_length(found)
-    deployment.api_keys(told.gateway)
-    deployment.nats_credentials(told.nats, PROVISIONER).tls()
+    secrets.api_keys(told.gateway)
+    nats_access.nats_credentials(told.nats, PROVISIONER).tls()
     if told.nats.url is not None:
         address.nats_url(told.nats.url)
 

@@ -12,7 +12,7 @@ import msgspec
 from dalsegno.config import options
 from dalsegno.history import log_source
 from dalsegno.history.event_description import summary_of, type_of, writer_of
-from dalsegno.history.log_source import Source
+from dalsegno.history.log_source import LogSource
 from dalsegno.history.summary import COLUMNS, iso, summaries
 from dalsegno.terminal import tables
 from dalsegno.terminal.sanitise import plain
@@ -44,14 +44,14 @@ def log(
 
     The events of REQUEST_ID: time, since the one before, position in the log, who, what, why.
     """
-    told = Source(nats=nats, data_dir=data_dir, prefix=prefix)
+    told = LogSource(nats=nats, data_dir=data_dir, prefix=prefix)
     if request_id is None and not follow:
         asyncio.run(_recent(told, limit, as_json=as_json))
     else:
         asyncio.run(_events(told, request_id, follow=follow, as_json=as_json))
 
 
-async def _recent(told: Source, limit: int, *, as_json: bool) -> None:
+async def _recent(told: LogSource, limit: int, *, as_json: bool) -> None:
     async with log_source.open_log(told) as (log_, subjects):
         found = await summaries(log_, subjects)
     if as_json:
@@ -64,7 +64,7 @@ async def _recent(told: Source, limit: int, *, as_json: bool) -> None:
         click.echo("no requests in this log yet")
 
 
-async def _events(told: Source, request_id: str | None, *, follow: bool, as_json: bool) -> None:
+async def _events(told: LogSource, request_id: str | None, *, follow: bool, as_json: bool) -> None:
     if request_id is not None:
         parse_request_id(request_id)
     async with log_source.open_log(told, alive=follow) as (log_, subjects):

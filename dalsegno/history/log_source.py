@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from configs import deployment
+from configs import nats_access
 from dalsegno.config import address, resolve
 from dalsegno.serve.data_dir import DataDir, DataDirError
 from shared.log.nats.credentials import Credentials
@@ -23,7 +23,7 @@ from shared.subjects import Subjects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class LogSource:
     """What the person told: a server, or a data dir; else the environment does, else it is the one here.
 
     Attributes:
@@ -46,7 +46,7 @@ class Source:
 
 @asynccontextmanager
 async def open_log(
-    source: Source, *, alive: bool = False, role: str = READER
+    source: LogSource, *, alive: bool = False, role: str = READER
 ) -> AsyncGenerator[tuple[Log, Subjects], None]:
     """The log behind `source`, and its subjects.
 
@@ -64,7 +64,7 @@ async def open_log(
     told = resolve.reach(resolve.settings_of(nats=source.nats, prefix=source.prefix))
     subjects = Subjects(told.nats.prefix)
     if told.nats.url is not None and source.data_dir is None:
-        url, credentials = address.nats_url(told.nats.url), deployment.nats_credentials(told.nats, role)
+        url, credentials = address.nats_url(told.nats.url), nats_access.nats_credentials(told.nats, role)
     else:
         data_dir = _data_dir(source.data_dir or told.data_dir)
         running = data_dir.running()
@@ -86,7 +86,7 @@ async def open_log(
         await reader.close()
 
 
-def configs(source: Source) -> dict[str, Any]:
+def configs(source: LogSource) -> dict[str, Any]:
     """The configurations that are known of the log behind `source`, by digest."""
     told = resolve.reach(resolve.settings_of(nats=source.nats, prefix=source.prefix))
     if told.nats.url is not None and source.data_dir is None:

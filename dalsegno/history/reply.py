@@ -24,7 +24,7 @@ from shared.events import (
 from shared.transcript import Transcript
 
 
-class Spoken(msgspec.Struct, frozen=True, kw_only=True):
+class StoredChunk(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of an answer that counts, and the position of the log from which on it does."""
 
     seq: int
@@ -46,7 +46,7 @@ class Reply:
     first_ns: int | None = None
     end_ns: int | None = None
     outcome: str = "open"
-    said: list[Spoken] = field(default_factory=list)
+    said: list[StoredChunk] = field(default_factory=list)
     finish_reasons: list[str] = field(default_factory=list)
     usage: Usage | None = None
     failure: Failure | None = None
@@ -64,7 +64,7 @@ class Reply:
                 for chunk in self._transcript.fold(event):
                     if self.first_ns is None and not chunk.is_echo:
                         self.first_ns = time_ns
-                    self.said.append(Spoken(seq=seq, chunk=chunk))
+                    self.said.append(StoredChunk(seq=seq, chunk=chunk))
             case RequestFinished():
                 self.outcome, self.end_ns = "finished", time_ns
                 self.finish_reasons, self.usage = event.finish_reasons, event.usage

@@ -17,7 +17,7 @@ _MANY: Final = 16
 """From so many parts on the whole log is read: a filter for each of their subjects costs the server more."""
 
 
-class Collected(msgspec.Struct, frozen=True, kw_only=True):
+class RequestRecords(msgspec.Struct, frozen=True, kw_only=True):
     """One request's part of a log.
 
     Attributes:
@@ -34,7 +34,7 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
     configs: dict[str, Any] = {}
 
 
-async def collect(log: Log, subjects: Subjects, request_id: str) -> Collected:
+async def collect(log: Log, subjects: Subjects, request_id: str) -> RequestRecords:
     """Read what there is of a request.
 
     Raises:
@@ -48,7 +48,9 @@ async def collect(log: Log, subjects: Subjects, request_id: str) -> Collected:
     while records and _of(records[-1], subjects) is None:
         records.pop()  # the world went on; the request did not
     _check(request_id, records, subjects, state)
-    return Collected(request_id=request_id, requests=requests, subjects=subjects, records=records, log=state)
+    return RequestRecords(
+        request_id=request_id, requests=requests, subjects=subjects, records=records, log=state
+    )
 
 
 def _wanted(subjects: Subjects, requests: list[str]) -> list[str]:

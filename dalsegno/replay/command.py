@@ -24,10 +24,10 @@ from conductor.core.replay import Replayer
 from dalsegno.bundle import bundle_file
 from dalsegno.config import options
 from dalsegno.history import log_source, request_records
-from dalsegno.history.log_source import Source
+from dalsegno.history.log_source import LogSource
 from dalsegno.replay import inspection, recorded_request, verdicts
 from dalsegno.replay.recorded_request import History
-from dalsegno.replay.verdicts import Outcome
+from dalsegno.replay.verdicts import ControlResult
 from dalsegno.roles import gc_tuning
 from models import registry
 from shared.errors import ClientError
@@ -90,12 +90,12 @@ def replay(what: str | None, **told: Any) -> None:
     Its facts are fed through the conductor's core; what that decides must be what is recorded. A BUNDLE is a
     file that `dalsegno export` wrote, - is one on stdin; of a FOLDER all are replayed.
     """
-    asked = Asked(what, told)
+    arguments = ReplayArguments(what, told)
     with gc_tuning.collected_seldom():
-        sys.exit(asked.run())
+        sys.exit(arguments.run())
 
 
-class Asked:
+class ReplayArguments:
     """What the person told, looked at as a whole.
 
     Raises:
@@ -106,7 +106,7 @@ class Asked:
         self.what = what
         self.told = told
         self.as_json: bool = told["as_json"]
-        self.where = Source(nats=told["nats"], data_dir=told["data_dir"], prefix=told["prefix"])
+        self.where = LogSource(nats=told["nats"], data_dir=told["data_dir"], prefix=told["prefix"])
         self._check()
 
     def _check(self) -> None:
@@ -165,14 +165,14 @@ def _flag(name: str) -> str:
     return f"--{spelt.replace('_', '-')}"
 
 
-def _history(what: str, where: Source) -> History:
+def _history(what: str, where: LogSource) -> History:
     """A bundle, where there is a file of that name or it can be no request; else the log's request."""
     if what == bundle_file.STDIN or not is_token(what) or (not where.is_told and Path(what).exists()):
         return recorded_request.of_bundle(what)
     return asyncio.run(_of_log(where, what))
 
 
-async def _of_log(where: Source, request_id: str) -> History:
+async def _of_log(where: LogSource, request_id: str) -> History:
     async with log_source.open_log(where) as (log, subjects):
         found = await request_records.collect(log, subjects, request_id)
     return recorded_request.of_log(msgspec.structs.replace(found, configs=log_source.configs(where)))
@@ -182,15 +182,15 @@ async def _of_log(where: Source, request_id: str) -> History:
 
 
 def _one(history: History, *, as_json: bool) -> int:
-    outcomes = recorded_request.control(history)
-    for outcome in outcomes:
+    results = recorded_request.control(history)
+    for outcome in results:
         verdicts.tell(outcome, as_json=as_json)
-    return _status(outcomes)
+    return _status(results)
 
 
 def _folder(folder: Path, *, as_json: bool) -> int:
     started = time.perf_counter()
-    outcomes: list[Outcome] = []
+    results: list[ControlResult] = []
     unreadable = events = 0
     for path in recorded_request.in_folder(folder):
         try:
@@ -202,10 +202,10 @@ def _folder(folder: Path, *, as_json: bool) -> int:
         found = recorded_request.control(history)
         for outcome in found:
             verdicts.tell(outcome, as_json=as_json)
-        outcomes += found
+        results += found
         events += len(history.records)
-    _summarise(outcomes, events, time.perf_counter() - started, as_json=as_json, unreadable=unreadable)
-    return 1 if unreadable else _status(outcomes)
+    _summarise(results, events, time.perf_counter() - started, as_json=as_json, unreadable=unreadable)
+    return 1 if unreadable else _status(results)
 
 
 def _say_unreadable(path: Path, error: bundle_file.BundleError, *, as_json: bool) -> None:
@@ -213,16 +213,16 @@ def _say_unreadable(path: Path, error: bundle_file.BundleError, *, as_json: bool
     inspection.show(([error.message], told), as_json=as_json)
 
 
-def _all(where: Source, last: int | None, *, as_json: bool) -> int:
+def _all(where: LogSource, last: int | None, *, as_json: bool) -> int:
     started = time.perf_counter()
-    outcomes, events = asyncio.run(_replay_all(where, last))
-    for outcome in outcomes:
+    results, events = asyncio.run(_replay_all(where, last))
+    for outcome in results:
         verdicts.tell(outcome, as_json=as_json)
-    _summarise(outcomes, events, time.perf_counter() - started, as_json=as_json)
-    return _status(outcomes)
+    _summarise(results, events, time.perf_counter() - started, as_json=as_json)
+    return _status(results)
 
 
-async def _replay_all(where: Source, last: int | None) -> tuple[list[Outcome], int]:
+async def _replay_all(where: LogSource, last: int | None) -> tuple[list[ControlResult], int]:
     async with log_source.open_log(where) as (log, subjects):
         replayer = Replayer(registry.graph, subjects, pins=verdicts.pins)
         events = 0
@@ -230,103 +230,103 @@ async def _replay_all(where: Source, last: int | None) -> tuple[list[Outcome], i
             replayer.take(record)
             events += 1
         found = list(replayer.close().values())
-        outcomes = [Outcome(verdict=verdict) for verdict in (found[-last:] if last else found)]
-        for outcome in outcomes:
+        results = [ControlResult(verdict=verdict) for verdict in (found[-last:] if last else found)]
+        for outcome in results:
             request_id = outcome.verdict.request_id
             # Few differ; or a version that fits nothing, and then each is worth its why.
             if not outcome.verdict.matches and is_token(request_id):
                 one = await request_records.collect(log, subjects, request_id)
                 outcome.cannot = verdicts.why_not(one.records, subjects, request_id)
-    return outcomes, events
+    return results, events
 
 
 def _summarise(
-    outcomes: list[Outcome], events: int, seconds: float, *, as_json: bool, unreadable: int = 0
+    results: list[ControlResult], events: int, seconds: float, *, as_json: bool, unreadable: int = 0
 ) -> None:
     if as_json:
         return
-    if not outcomes and not unreadable:
+    if not results and not unreadable:
         click.echo("no requests in this log yet")
         return
     files = f"; {unreadable} {'file' if unreadable == 1 else 'files'} cannot be read" if unreadable else ""
     took = f"{events} events in {seconds:.2f} s ({events / seconds:,.0f} events/s)"
-    click.echo(f"{verdicts.summary(outcomes)}{files}; {took}")
+    click.echo(f"{verdicts.summary(results)}{files}; {took}")
 
 
-def _status(outcomes: list[Outcome]) -> int:
-    return 0 if all(outcome.matches for outcome in outcomes) else 1
+def _status(results: list[ControlResult]) -> int:
+    return 0 if all(outcome.matches for outcome in results) else 1
 
 
 # ---- another version of it -------------------------------------------------------------------------------
 
 
-def _fork(history: History, asked: Asked) -> int:
+def _fork(history: History, arguments: ReplayArguments) -> int:
     from dalsegno.replay import fork
 
-    told = asked.told
+    told = arguments.told
     original, seq = fork.located(history, told["fork_at"])
     event = fork.forked(original, seq, told["changes"], told["new_id"])
-    found = asyncio.run(fork.ask(original, seq, event, asked.where, wait=told["wait"]))
+    found = asyncio.run(fork.ask(original, seq, event, arguments.where, wait=told["wait"]))
     lines, data = fork.told(event, found)
-    inspection.show((lines, data), as_json=asked.as_json)
+    inspection.show((lines, data), as_json=arguments.as_json)
     return 0 if found is None or found.after["outcome"] == "finished" else 1
 
 
 # ---- the data level --------------------------------------------------------------------------------------
 
 
-def _execute(history: History, asked: Asked) -> int:
+def _execute(history: History, arguments: ReplayArguments) -> int:
     from dalsegno.replay import data_replay
 
-    config = data_replay.loaded_config(asked.told["model"], history)
-    found = asyncio.run(data_replay.execute(history, config, asked.told["tolerance"]))
+    config = data_replay.loaded_config(arguments.told["model"], history)
+    found = asyncio.run(data_replay.execute(history, config, arguments.told["tolerance"]))
     for one in found:
-        inspection.show(data_replay.told(one), as_json=asked.as_json)
+        inspection.show(data_replay.told(one), as_json=arguments.as_json)
     return 0 if all(one.first is None for one in found) else 1
 
 
 # ---- the load level --------------------------------------------------------------------------------------
 
 
-def _load(asked: Asked) -> int:
+def _load(arguments: ReplayArguments) -> int:
     from dalsegno.replay import load_replay
 
-    speed = asked.told["speed"] or 1.0
-    found = _arrivals(asked).in_order(asked.told["last"])
+    speed = arguments.told["speed"] or 1.0
+    found = _arrivals(arguments).in_order(arguments.told["last"])
     if not found:
         raise ClientError("there is nothing to ask again: no request was let in")
     spread_s = (found[-1].reply.submitted_ns - found[0].reply.submitted_ns) / 1e9 / speed
     requests = "request" if len(found) == 1 else "requests"
     click.echo(f"asking {len(found)} {requests} over {spread_s:,.1f} s", err=True)
-    now = asyncio.run(load_replay.ask_again(found, _target(asked), speed))
-    inspection.show(load_replay.told(found, now, speed), as_json=asked.as_json)
+    now = asyncio.run(load_replay.ask_again(found, _target(arguments), speed))
+    inspection.show(load_replay.told(found, now, speed), as_json=arguments.as_json)
     return 0 if all(reply.outcome == "finished" for reply in now.values()) else 1
 
 
-def _arrivals(asked: Asked) -> "Arrivals":
+def _arrivals(arguments: ReplayArguments) -> "Arrivals":
     from dalsegno.replay.load_replay import Arrivals
 
     arrivals = Arrivals()
-    if asked.what is None:
-        asyncio.run(_of_whole_log(asked.where, arrivals))
+    if arguments.what is None:
+        asyncio.run(_of_whole_log(arguments.where, arrivals))
         return arrivals
-    is_folder = not asked.where.is_told and Path(asked.what).is_dir()
-    paths = map(str, recorded_request.in_folder(Path(asked.what))) if is_folder else [asked.what]
+    is_folder = not arguments.where.is_told and Path(arguments.what).is_dir()
+    paths = map(str, recorded_request.in_folder(Path(arguments.what))) if is_folder else [arguments.what]
     for path in paths:
-        history = _history(path, asked.where)
+        history = _history(path, arguments.where)
         for record in history.records:
             arrivals.take(record, history.subjects, is_redacted=history.is_redacted)
     return arrivals
 
 
-async def _of_whole_log(where: Source, arrivals: "Arrivals") -> None:
+async def _of_whole_log(where: LogSource, arrivals: "Arrivals") -> None:
     async with log_source.open_log(where) as (log, subjects):
         async for record in log.history(subjects.logged()):
             arrivals.take(record, subjects)
 
 
-def _target(asked: Asked) -> Source:
-    target = asked.told["target"]
+def _target(arguments: ReplayArguments) -> LogSource:
+    target = arguments.told["target"]
     if "://" in target:
-        return Source(nats=target, prefix=asked.where.prefix)
-    return Source(data_dir=Path(target))
+        return LogSource(nats=target, prefix=arguments.where.prefix)
+    return LogSource(data_dir=Path(target))

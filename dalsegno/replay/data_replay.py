@@ -59,7 +59,7 @@ _ORIGIN: Final = "replay"
 _EVENT_BYTES: Final = 64 * 1024 * 1024
 
 
-class Executed(msgspec.Struct, frozen=True, kw_only=True):
+class DataReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a data replay of one request found.
 
     Attributes:
@@ -111,7 +111,9 @@ def _in_force(history: History) -> DeploymentConfig:
     return resolve.of_values(values, str(known["name"])).config
 
 
-async def execute(history: History, config: DeploymentConfig, tolerance: float | None) -> list[Executed]:
+async def execute(
+    history: History, config: DeploymentConfig, tolerance: float | None
+) -> list[DataReplayResult]:
     """Run the nodes of every admitted request of a history again.
 
     Raises:
@@ -127,7 +129,9 @@ async def execute(history: History, config: DeploymentConfig, tolerance: float |
         return [await _executed(bench, history, one, tolerance) for one in admitted]
 
 
-async def _executed(bench: "_Bench", history: History, request_id: str, tolerance: float | None) -> Executed:
+async def _executed(
+    bench: "_ReplayWorker", history: History, request_id: str, tolerance: float | None
+) -> DataReplayResult:
     recorded = recorded_run.run_of(history.records, history.subjects, request_id, history.left_out)
     found = await bench.carry_out(recorded)
     forced, unfinished = await _forced(bench, recorded, found, tolerance)
@@ -136,7 +140,7 @@ async def _executed(bench: "_Bench", history: History, request_id: str, toleranc
         own = [one for one in forced if one.track == track]
         if all(one.is_near for one in own) and not unfinished:
             excused[track] = f"{len(own)} differ, each between tokens as likely within {tolerance:g}"
-    return Executed(
+    return DataReplayResult(
         request_id=request_id,
         source=history.source,
         tolerance=tolerance,
@@ -147,7 +151,7 @@ async def _executed(bench: "_Bench", history: History, request_id: str, toleranc
 
 
 @dataclass(frozen=True, slots=True)
-class _Forced:
+class _ForcedToken:
     """Where another token comes to the recorded text. `is_near`: both are as likely, within the tolerance."""
 
     track: str
@@ -156,10 +160,10 @@ class _Forced:
 
 
 async def _forced(
-    bench: "_Bench", recorded: Run, found: Run, tolerance: float | None
-) -> tuple[list[_Forced], bool]:
+    bench: "_ReplayWorker", recorded: Run, found: Run, tolerance: float | None
+) -> tuple[list[_ForcedToken], bool]:
     """Every such place; and whether there may be more of them."""
-    differing: list[_Forced] = []
+    differing: list[_ForcedToken] = []
     for track in recorded.tracks:
         was, step = recorded.tokens(track), _speaking(recorded)
         becomes, logprobs, begin = found.tokens(track), found.logprobs(track), 0
@@ -167,7 +171,7 @@ async def _forced(
             if place >= len(was) - begin or place >= len(becomes):
                 break  # one of them ended: there is no token beside the other
             told, is_near = _differing(begin + place, was, becomes[place], logprobs[place:], tolerance)
-            differing.append(_Forced(track, told, is_near))
+            differing.append(_ForcedToken(track, told, is_near))
             begin += place + 1
             if len(differing) == MAX_FORCED:
                 return differing, True
@@ -203,7 +207,7 @@ def _speaking(run: Run) -> int | None:
 
 
 @dataclass(slots=True)
-class _Bench:
+class _ReplayWorker:
     """A worker that has joined, and the log in memory that it reads."""
 
     server: MemoryStore
@@ -312,7 +316,7 @@ class _Bench:
         from workers.generation.generated_text import GeneratedText
 
         request = SequenceRequest.of(order.walks[0])
-        face = registry.face(self.config.model, "processing")
+        face = registry.module(self.config.model, "processing")
         processing = face.load(Path(self.config.checkpoint), max_seq_len=self.config.max_seq_len)
         answer = GeneratedText.for_request(processing, request, request.max_tokens or 0)
         return "".join(answer.push(token) for token in tokens)
@@ -343,7 +347,7 @@ def _edge_of(key: str) -> str:
 
 
 @asynccontextmanager
-async def _working(config: DeploymentConfig) -> AsyncIterator[_Bench]:
+async def _working(config: DeploymentConfig) -> AsyncIterator[_ReplayWorker]:
     """A worker that has loaded the model and joined a log in memory."""
     from workers import settings
     from workers.loading.model import LocalModel
@@ -353,7 +357,7 @@ async def _working(config: DeploymentConfig) -> AsyncIterator[_Bench]:
     server = MemoryStore(subjects, max_payload=_EVENT_BYTES)
     opened = EpochOpened(id="epoch.1", writer=CONDUCTOR_WRITER, epoch=1, conductor="replay", core="")
     server.append(subjects.epoch, encode(opened))
-    bench = _Bench(server, MemoryLog(server), subjects, config)
+    bench = _ReplayWorker(server, MemoryLog(server), subjects, config)
     store = open_tensors(config, _RANK)
     try:
         model = LocalModel(config, settings.of(config), _RANK, store.allocate)
@@ -369,7 +373,7 @@ async def _working(config: DeploymentConfig) -> AsyncIterator[_Bench]:
         await store.close()
 
 
-async def _joined(bench: _Bench) -> int:
+async def _joined(bench: _ReplayWorker) -> int:
     async with aclosing(bench.log.read([bench.subjects.worker_any()], 1)) as records:
         async for record in records:
             if isinstance(decode(record.data), WorkerJoined):
@@ -380,7 +384,7 @@ async def _joined(bench: _Bench) -> int:
 # ---- telling ---------------------------------------------------------------------------------------------
 
 
-def told(found: Executed) -> tuple[list[str], dict[str, Any]]:
+def told(found: DataReplayResult) -> tuple[list[str], dict[str, Any]]:
     """What a data replay found, for people and for programs."""
     first = found.first
     how = "exactly" if found.tolerance is None else f"within {found.tolerance:g}"

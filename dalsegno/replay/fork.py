@@ -18,7 +18,7 @@ import msgspec
 
 from dalsegno.bundle import manifest
 from dalsegno.history import log_source
-from dalsegno.history.log_source import Source
+from dalsegno.history.log_source import LogSource
 from dalsegno.history.reply import Reply
 from dalsegno.replay import recorded_request, resubmission
 from dalsegno.replay.recorded_request import History
@@ -43,7 +43,7 @@ _OWN: Final = frozenset({"model", "timeout_s"})
 _ASKED: Final = ("messages", "text", "token_ids")
 
 
-class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+class ForkSource(msgspec.Struct, frozen=True, kw_only=True):
     """What a history holds of one request, as far as a new one can be made of it.
 
     Attributes:
@@ -60,7 +60,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     reply: Reply
 
 
-def recorded(history: History, request_id: str) -> Recorded:
+def recorded(history: History, request_id: str) -> ForkSource:
     """Read a request out of a history.
 
     Raises:
@@ -90,7 +90,7 @@ def recorded(history: History, request_id: str) -> Recorded:
         raise ClientError(
             f"request {request_id!r}: its submission cannot be read: there is nothing to ask again"
         )
-    return Recorded(
+    return ForkSource(
         request_id=request_id,
         submission=submission,
         seq=seq,
@@ -101,7 +101,7 @@ def recorded(history: History, request_id: str) -> Recorded:
     )
 
 
-def located(history: History, where: str) -> tuple[Recorded, int]:
+def located(history: History, where: str) -> tuple[ForkSource, int]:
     """The request that is forked, and the position: of several parts of a question, the one `where` is of.
 
     Raises:
@@ -120,7 +120,7 @@ def located(history: History, where: str) -> tuple[Recorded, int]:
 
 
 def forked(
-    original: Recorded, seq: int, changes: Sequence[str], new_id: str | None = None
+    original: ForkSource, seq: int, changes: Sequence[str], new_id: str | None = None
 ) -> RequestSubmitted:
     """Another version of a request, the same up to the position `seq`.
 
@@ -174,7 +174,7 @@ def forked(
     return event
 
 
-def _continued(original: Recorded, seq: int, inputs: Inputs, params: Params) -> tuple[Inputs, Params]:
+def _continued(original: ForkSource, seq: int, inputs: Inputs, params: Params) -> tuple[Inputs, Params]:
     """What to ask so that the answer goes on behind what was said by `seq`."""
     chunks = _said_by(original, seq)
     if original.prompt_ids is None or any(one.data is not None or one.track for one in chunks):
@@ -199,7 +199,7 @@ def _continued(original: Recorded, seq: int, inputs: Inputs, params: Params) -> 
     )
 
 
-def _said_by(original: Recorded, seq: int) -> list[OutputChunk]:
+def _said_by(original: ForkSource, seq: int) -> list[OutputChunk]:
     """What of the answer was said up to a position."""
     return [one.chunk for one in original.reply.said if one.seq <= seq and not one.chunk.is_echo]
 
@@ -258,7 +258,7 @@ def _new_id(request_id: str) -> str:
 # ---- comparing -------------------------------------------------------------------------------------------
 
 
-class Compared(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Two answers, side by side.
 
     Attributes:
@@ -272,12 +272,12 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     after: dict[str, object]
 
 
-def compared(original: Recorded, seq: int, new: Reply) -> Compared:
+def compared(original: ForkSource, seq: int, new: Reply) -> AnswerComparison:
     """How a fork's answer differs from what the original said behind the same position."""
     kept = _said_by(original, seq)
     text = original.reply.text[sum(len(one.text) for one in kept) :]
     tokens = original.reply.token_ids[sum(len(one.token_ids) for one in kept) :]
-    return Compared(
+    return AnswerComparison(
         equal=(text, tokens, original.reply.data_digest, original.reply.outcome)
         == (new.text, new.token_ids, new.data_digest, new.outcome),
         same_tokens=_common(tokens, new.token_ids),
@@ -296,8 +296,8 @@ def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 async def ask(
-    original: Recorded, seq: int, event: RequestSubmitted, where: Source, *, wait: bool
-) -> Compared | None:
+    original: ForkSource, seq: int, event: RequestSubmitted, where: LogSource, *, wait: bool
+) -> AnswerComparison | None:
     """Ask for a fork; with `wait`, how its answer differs from the original's.
 
     Raises:
@@ -311,7 +311,7 @@ async def ask(
     return compared(original, seq, replies[str(event.request_id)])
 
 
-def told(event: RequestSubmitted, found: Compared | None) -> tuple[list[str], dict[str, Any]]:
+def told(event: RequestSubmitted, found: AnswerComparison | None) -> tuple[list[str], dict[str, Any]]:
     """What is said of a fork, for people and for programs."""
     origin = event.forked_from
     assert origin is not None

@@ -8,7 +8,7 @@ import click
 from dalsegno.replay import recorded_request, verdicts
 from dalsegno.replay.recorded_request import History
 from dalsegno.replay.stepper import CommandOutput, Stepper, difference_of, indented, prompted
-from dalsegno.replay.verdicts import Outcome
+from dalsegno.replay.verdicts import ControlResult
 from dalsegno.terminal.sanitise import plain as printable
 
 
@@ -19,7 +19,7 @@ def until(history: History, where: str, *, as_json: bool) -> int:
     position, state = timeline.positions[stepper.place], timeline.state(stepper.place)
     here, data = stepper.here()
     found, _ = stepper.obey("verdict", [])
-    told = [verdicts.as_plain(Outcome(verdict=one)) for one in position.verdicts.values()]
+    told = [verdicts.as_plain(ControlResult(verdict=one)) for one in position.verdicts.values()]
     show(
         ([*here, *found, *indented(state)], {"until": data, "verdicts": told, "state": state}),
         as_json=as_json,

@@ -16,7 +16,7 @@ import msgspec
 
 from dalsegno.bundle import manifest
 from dalsegno.history import log_source
-from dalsegno.history.log_source import Source
+from dalsegno.history.log_source import LogSource
 from dalsegno.history.reply import Reply
 from dalsegno.replay import resubmission
 from dalsegno.replay.fork import signed
@@ -125,7 +125,7 @@ def _of_the_same_size(one: Arrival, said: int) -> tuple[Inputs, Params]:
     )
 
 
-async def ask_again(arrivals: Sequence[Arrival], target: Source, speed: float) -> dict[str, Reply]:
+async def ask_again(arrivals: Sequence[Arrival], target: LogSource, speed: float) -> dict[str, Reply]:
     """Ask all of it, and wait for the answers: by the old ids.
 
     Raises:

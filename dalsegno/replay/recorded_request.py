@@ -9,9 +9,9 @@ from conductor.core.replay import Replayer, Verdict
 from dalsegno.bundle import bundle_file, manifest
 from dalsegno.bundle.bundle_file import LeftOut
 from dalsegno.bundle.export import SUFFIX
-from dalsegno.history.request_records import Collected
-from dalsegno.replay.timeline import Timeline
-from dalsegno.replay.verdicts import Outcome, pins, why_not
+from dalsegno.history.request_records import RequestRecords
+from dalsegno.replay.timeline import ReplayTimeline
+from dalsegno.replay.verdicts import ControlResult, pins, why_not
 from models import registry
 from shared.errors import ClientError
 from shared.events import RequestAdmitted
@@ -48,7 +48,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
         return {str(e.request_id): e for e in events if isinstance(e, RequestAdmitted)}
 
 
-def of_log(found: Collected) -> History:
+def of_log(found: RequestRecords) -> History:
     """What was collected of a request."""
     return History(
         source=None,
@@ -95,11 +95,11 @@ def in_folder(folder: Path) -> list[Path]:
     return found
 
 
-def control(history: History) -> list[Outcome]:
+def control(history: History) -> list[ControlResult]:
     """Decide all requests of a history again."""
     replayer = Replayer(registry.graph, history.subjects, pins=pins, unheard=history.unheard)
     found = replayer.run(history.records)
-    outcomes = []
+    results = []
     for request_id in history.requests:
         verdict = found.get(request_id)
         if verdict is None and request_id != history.requests[0]:
@@ -111,20 +111,20 @@ def control(history: History) -> list[Outcome]:
             cannot = f"it was taken out of its log with other contents, and then: {cannot}"
         elif not verdict.matches:
             cannot = why_not(history.records, history.subjects, request_id)
-        outcomes.append(
-            Outcome(
+        results.append(
+            ControlResult(
                 verdict=verdict,
                 source=history.source,
                 cannot=cannot,
                 outputs_compared=request_id not in history.unheard,
             )
         )
-    return outcomes
+    return results
 
 
-def timeline(history: History) -> Timeline:
+def timeline(history: History) -> ReplayTimeline:
     """A history to step through."""
-    return Timeline(
+    return ReplayTimeline(
         history.records,
         history.requests,
         graph_of=registry.graph,

@@ -21,7 +21,7 @@ import msgspec
 
 from dalsegno.history.event_description import summary_of, type_of, writer_of
 from dalsegno.replay import verdicts
-from dalsegno.replay.timeline import Change, Position, Timeline, plain
+from dalsegno.replay.timeline import ReplayTimeline, StateChange, TimelinePosition, plain
 from dalsegno.terminal.sanitise import plain as printable
 from shared.errors import ClientError
 
@@ -39,7 +39,7 @@ class Stepper:
         refused: how many commands were not understood.
     """
 
-    def __init__(self, timeline: Timeline, place: int = 0) -> None:
+    def __init__(self, timeline: ReplayTimeline, place: int = 0) -> None:
         self.timeline = timeline
         self.place = place
         self.refused = 0
@@ -157,7 +157,7 @@ class Stepper:
     def _verdict(self, arguments: list[str]) -> CommandOutput:
         found = self.timeline.positions[self.place].verdicts
         told = [f"{request_id}: {verdicts.so_far(one)}" for request_id, one in found.items()]
-        data = [verdicts.as_plain(verdicts.Outcome(verdict=one)) for one in found.values()]
+        data = [verdicts.as_plain(verdicts.ControlResult(verdict=one)) for one in found.values()]
         return told or ["nothing is submitted yet"], {"seq": self._seq(self.place), "verdicts": data}
 
     def _seq(self, place: int) -> int:
@@ -167,7 +167,7 @@ class Stepper:
 # ---- words -----------------------------------------------------------------------------------------------
 
 
-def difference_of(timeline: Timeline, before: int, after: int) -> CommandOutput:
+def difference_of(timeline: ReplayTimeline, before: int, after: int) -> CommandOutput:
     """What changed between two places."""
     seqs = [timeline.positions[place].record.seq for place in (before, after)]
     changes = timeline.difference(before, after)
@@ -175,7 +175,7 @@ def difference_of(timeline: Timeline, before: int, after: int) -> CommandOutput:
     return told, {"from": seqs[0], "to": seqs[1], "changes": msgspec.to_builtins(changes)}
 
 
-def line_of(position: Position, place: int, total: int) -> str:
+def line_of(position: TimelinePosition, place: int, total: int) -> str:
     """A record in one line, and its place among all."""
     event = position.event
     head = f"[{place + 1}/{total}] {position.record.seq:>6}"
@@ -185,12 +185,12 @@ def line_of(position: Position, place: int, total: int) -> str:
     return f"{head}  {writer_of(event):<14} {type_of(event):<18}{whose}  {summary_of(event)}"
 
 
-def what_of(position: Position) -> str | None:
+def what_of(position: TimelinePosition) -> str | None:
     """The type of a record's event, without its version."""
     return type_of(position.event) if position.event is not None else None
 
 
-def event_of(position: Position) -> dict[str, Any]:
+def event_of(position: TimelinePosition) -> dict[str, Any]:
     """A record for programs."""
     event = plain(position.event) if position.event is not None else None
     return {"time_ns": position.record.time_ns, "subject": position.record.subject, "event": event}
@@ -201,7 +201,7 @@ def indented(value: Any) -> list[str]:
     return json.dumps(value, ensure_ascii=False, indent=2).splitlines()
 
 
-def _change(change: Change) -> str:
+def _change(change: StateChange) -> str:
     if change.before is None:
         return f"+ {change.name}: {_short(change.after)}"
     if change.after is None:

@@ -22,7 +22,7 @@ from shared.subjects import Subjects
 from shared.transcript import Transcript
 
 
-class Position(msgspec.Struct, frozen=True, kw_only=True):
+class TimelinePosition(msgspec.Struct, frozen=True, kw_only=True):
     """The state behind one record.
 
     Attributes:
@@ -40,7 +40,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: dict[str, Verdict]
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class StateChange(msgspec.Struct, frozen=True, kw_only=True):
     """One value of the state that is another behind another record; None where it is not there."""
 
     name: str
@@ -48,7 +48,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     after: Any
 
 
-class Timeline:
+class ReplayTimeline:
     """A history, replayed once.
 
     Args:
@@ -73,11 +73,11 @@ class Timeline:
             closed = self._verdicts(replayer.close())
             self.positions[-1] = msgspec.structs.replace(self.positions[-1], verdicts=closed)
 
-    def _taken(self, replayer: Replayer, record: StoredRecord) -> Position:
+    def _taken(self, replayer: Replayer, record: StoredRecord) -> TimelinePosition:
         replayer.take(record)
         cluster = replayer.cluster
         known = {one: found for one in self.requests if (found := cluster.request(one)) is not None}
-        return Position(
+        return TimelinePosition(
             record=record,
             event=manifest.event_of(record, self.subjects),
             requests=known,
@@ -140,11 +140,11 @@ class Timeline:
             found[request_id] = _state(request) | {"output": spoken.get(request_id, {})}
         return found
 
-    def difference(self, before: int, after: int) -> list[Change]:
+    def difference(self, before: int, after: int) -> list[StateChange]:
         """What of the state is another at the place `after` than it was at the place `before`."""
         was, becomes = dict(_leaves(self.state(before))), dict(_leaves(self.state(after)))
         return [
-            Change(name=name, before=was.get(name), after=becomes.get(name))
+            StateChange(name=name, before=was.get(name), after=becomes.get(name))
             for name in dict.fromkeys((*was, *becomes))
             if was.get(name) != becomes.get(name)
         ]

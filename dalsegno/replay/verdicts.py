@@ -24,7 +24,7 @@ from shared.log.port import StoredRecord
 from shared.subjects import Subjects
 
 
-class Outcome(msgspec.Struct, kw_only=True):
+class ControlResult(msgspec.Struct, kw_only=True):
     """What a control replay of one request came to.
 
     Attributes:
@@ -93,7 +93,7 @@ def _unknown_tag(data: bytes) -> str | None:
 # ---- telling -----------------------------------------------------------------------------------------
 
 
-def tell(outcome: Outcome, *, as_json: bool, say: Callable[[str], None] = click.echo) -> None:
+def tell(outcome: ControlResult, *, as_json: bool, say: Callable[[str], None] = click.echo) -> None:
     """Say what was found."""
     if as_json:
         say(json.dumps(as_plain(outcome), ensure_ascii=False))
@@ -102,7 +102,7 @@ def tell(outcome: Outcome, *, as_json: bool, say: Callable[[str], None] = click.
         say(plain(line))
 
 
-def lines(outcome: Outcome) -> list[str]:
+def lines(outcome: ControlResult) -> list[str]:
     """What was found, in words."""
     verdict = outcome.verdict
     whose = verdict.request_id if outcome.source is None else f"{outcome.source}: {verdict.request_id}"
@@ -125,12 +125,12 @@ def so_far(verdict: Verdict) -> str:
     return f"{verdict.decided} decided so far, all as recorded ({verdict.events} events)"
 
 
-def summary(outcomes: Sequence[Outcome]) -> str:
+def summary(results: Sequence[ControlResult]) -> str:
     """How many match, and how many do not; how it ends is for whoever counted the time."""
-    differ = sum(one.cannot is None and not one.verdict.matches for one in outcomes)
-    cannot = sum(one.cannot is not None for one in outcomes)
-    matching = len(outcomes) - differ - cannot
-    told = f"{matching} of {len(outcomes)} requests match"
+    differ = sum(one.cannot is None and not one.verdict.matches for one in results)
+    cannot = sum(one.cannot is not None for one in results)
+    matching = len(results) - differ - cannot
+    told = f"{matching} of {len(results)} requests match"
     if differ:
         told += f"; {differ} {'differs' if differ == 1 else 'differ'}"
     return told + (f"; {cannot} cannot be replayed" if cannot else "")
@@ -160,7 +160,7 @@ def explained(mismatch: Mismatch) -> list[str]:
     return told
 
 
-def as_plain(outcome: Outcome) -> dict[str, Any]:
+def as_plain(outcome: ControlResult) -> dict[str, Any]:
     """What was found, for programs."""
     verdict = outcome.verdict
     return {

@@ -20,7 +20,7 @@ def provision(**flags: Any) -> None:
     """
     import asyncio
 
-    from configs.deployment import log_keeping, nats_credentials
+    from configs.nats_access import log_keeping, nats_credentials
     from dalsegno.config import address, resolve
     from shared.log.nats import jetstream
     from shared.log.nats.durability import PROMISES

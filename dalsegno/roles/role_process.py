@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from configs.deployment import ConfigError, DeploymentConfig, nats_credentials
+from configs.deployment import ConfigError, DeploymentConfig
+from configs.nats_access import nats_credentials
 from dalsegno.config import environment, resolve
 from dalsegno.config.layers import Setting
 from dalsegno.exit_status import EX_CONFIG, EX_INTERRUPTED, EX_SOFTWARE, EX_UNAVAILABLE
 from dalsegno.roles import gc_tuning, logging_setup, parent_watch
-from dalsegno.roles.signal_echo import Echo
+from dalsegno.roles.signal_echo import SignalEcho
 from shared import faults
 from shared.errors import BugError, ClientError, DalSegnoError
 from shared.telemetry import timeline, tracing
@@ -172,7 +173,7 @@ async def until_told(role: Role) -> None:
     async with asyncio.TaskGroup() as group:
         task = group.create_task(role)
         told = False
-        echo = Echo()
+        echo = SignalEcho()
 
         def tell(number: signal.Signals) -> None:
             nonlocal told

@@ -13,7 +13,7 @@ ECHO_S: Final = 0.5
 
 
 @dataclass(slots=True)
-class Echo:
+class SignalEcho:
     """Tells a signal from the echo of the first one."""
 
     now: Callable[[], float] = monotonic

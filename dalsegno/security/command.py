@@ -52,7 +52,7 @@ class SecurityError(ClientError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class GivenCertificates:
     """Certificates that are there already; the paths are absolute.
 
     Attributes:
@@ -65,7 +65,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SecurityPlan:
     """What is to be made.
 
     Attributes:
@@ -79,7 +79,7 @@ class Plan:
     ranks: int
     servers: Sequence[str]
     clients: Sequence[str]
-    given: Given | None
+    given: GivenCertificates | None
 
 
 @click.command("init-security")
@@ -131,8 +131,10 @@ def init_security(
             raise click.BadParameter(f"{name!r}: expected 1 to 64 letters, digits, '_' or '-'")
     given = None
     if cert is not None and key is not None:
-        given = Given(cert=cert.resolve(), key=key.resolve(), ca=ca.resolve() if ca is not None else None)
-    plan = Plan(
+        given = GivenCertificates(
+            cert=cert.resolve(), key=key.resolve(), ca=ca.resolve() if ca is not None else None
+        )
+    plan = SecurityPlan(
         folder=folder.expanduser().resolve(),
         subjects=Subjects(prefix or Subjects().prefix),
         ranks=ranks,
@@ -144,7 +146,7 @@ def init_security(
     click.echo(_next(plan, folder))
 
 
-def made(plan: Plan) -> dict[str, bytes]:
+def made(plan: SecurityPlan) -> dict[str, bytes]:
     """The files, by their names in the folder."""
     roles = {role: Credentials(seed=nkeys.new_seed()) for role in _roles(plan)}
     files = {f"keys/{role}.nk": f"{shown.seed}\n".encode() for role, shown in roles.items()}
@@ -183,16 +185,16 @@ def write(folder: Path, files: Mapping[str, bytes]) -> None:
         raise SecurityError(f"cannot write {error.filename or folder}: {error.strerror}") from error
 
 
-def _roles(plan: Plan) -> list[str]:
+def _roles(plan: SecurityPlan) -> list[str]:
     workers, clients = map(worker, range(plan.ranks)), map(named_client, plan.clients)
     return [PROVISIONER, CONDUCTOR, GATEWAY, *workers, READER, CLIENT, *clients]
 
 
-def _configuration(plan: Plan, number: int) -> str:
+def _configuration(plan: SecurityPlan, number: int) -> str:
     return "nats-server.conf" if len(plan.servers) == 1 else f"nats-server-{number + 1}.conf"
 
 
-def _configured(plan: Plan, number: int, may_come: str, routes: str) -> str:
+def _configured(plan: SecurityPlan, number: int, may_come: str, routes: str) -> str:
     name = "dalsegno" if len(plan.servers) == 1 else f"dalsegno-{number + 1}"
     cert, key, _ = _tls(plan)
     return f"""\
@@ -227,7 +229,7 @@ jetstream {{
 """
 
 
-def _routes(plan: Plan, number: int, secret: str) -> str:
+def _routes(plan: SecurityPlan, number: int, secret: str) -> str:
     cert, key, ca = _tls(plan)
     others = [host for place, host in enumerate(plan.servers) if place != number]
     routes = ", ".join(_quoted(f"nats-route://dalsegno:{secret}@{host}:{_ROUTES_PORT}") for host in others)
@@ -243,7 +245,7 @@ cluster {{
 """
 
 
-def _tls(plan: Plan) -> tuple[Path, Path, Path | None]:
+def _tls(plan: SecurityPlan) -> tuple[Path, Path, Path | None]:
     """Certificate, key and authority, as the server finds them."""
     if plan.given is not None:
         return plan.given.cert, plan.given.key, plan.given.ca
@@ -254,7 +256,7 @@ def _quoted(text: str | Path) -> str:
     return json.dumps(str(text))  # the configuration's strings escape as JSON's do
 
 
-def _next(plan: Plan, folder: Path) -> str:
+def _next(plan: SecurityPlan, folder: Path) -> str:
     """What to do with it."""
     program = "nats-server" if shutil.which("nats-server") else nats_server_binary()
     url = ",".join(f"tls://{host}:{_PORT}" for host in plan.servers)

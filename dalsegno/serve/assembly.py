@@ -11,20 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from configs.deployment import DeploymentConfig, log_keeping, nats_credentials
+from configs.deployment import DeploymentConfig
+from configs.nats_access import log_keeping, nats_credentials
 from dalsegno.config import address, environment, resolve
 from dalsegno.config.address import Listen
 from dalsegno.serve import data_dir, lost_worker_reaper, prefix_guard, role_commands
 from dalsegno.serve.data_dir import DataDir, ReadyFile
 from dalsegno.serve.launcher import GRACE_S, Launcher
-from dalsegno.serve.lost_worker_reaper import Kill, Processes
+from dalsegno.serve.lost_worker_reaper import Kill, WorkerProcesses
 from dalsegno.serve.options import ServeOptions
 from dalsegno.serve.private_credentials import private_roles
 from dalsegno.serve.private_nats import PrivateNats
 from dalsegno.serve.profile import profiled
 from dalsegno.serve.ready_message import welcome
 from dalsegno.serve.supervisor import RefusedError
-from dalsegno.terminal.console import Console, Warnings
+from dalsegno.terminal.console import Console, WarningHandler
 from models import registry
 from shared.errors import ClientError
 from shared.log.nats.credentials import Credentials
@@ -81,7 +82,7 @@ def serve(options: ServeOptions) -> None:
 
         with (
             contextlib.closing(console),
-            _heard(Warnings(console)),
+            _heard(WarningHandler(console)),
             profiled(options.profile) as parts,
         ):
             asyncio.run(_serve(options, config, listens, data, console, ready, parts, ready_files))
@@ -173,7 +174,7 @@ async def _stand_alone(url: str, credentials: Credentials, prefix: str) -> None:
     subjects = Subjects(prefix)
     log = await jetstream.connect(url, credentials=credentials, subjects=subjects, name="dalsegno")
     try:
-        await prefix_guard.refuse_one(log, subjects, url)
+        await prefix_guard.refuse_running_deployment(log, subjects, url)
     finally:
         await log.close()
 
@@ -187,7 +188,7 @@ async def _keep(
     nats: PrivateNats | None,
 ) -> None:
     """Make the stream, and look after it."""
-    from dalsegno.serve.retention_guard import Keeper
+    from dalsegno.serve.retention_guard import RetentionGuard
     from shared.log.nats.provisioning import Provisioner
     from shared.subjects import Subjects
 
@@ -196,9 +197,9 @@ async def _keep(
 
     provisioner = Provisioner(url, Subjects(prefix), look_now)
     if nats is None:
-        keeper = Keeper(provisioner, keeping, console.say)
+        keeper = RetentionGuard(provisioner, keeping, console.say)
     else:
-        keeper = Keeper(
+        keeper = RetentionGuard(
             provisioner,
             keeping,
             console.say,
@@ -214,7 +215,9 @@ async def _keep(
         await provisioner.close()
 
 
-async def _reap(url: str, credentials: Credentials, prefix: str, processes: Processes, kill: Kill) -> None:
+async def _reap(
+    url: str, credentials: Credentials, prefix: str, processes: WorkerProcesses, kill: Kill
+) -> None:
     """End workers that were given up and do not come back."""
     from shared.log.nats import jetstream
     from shared.subjects import Subjects

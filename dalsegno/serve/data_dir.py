@@ -42,7 +42,7 @@ class Pids(msgspec.Struct, frozen=True, kw_only=True):
     worker: dict[str, int]
 
 
-class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+class RunningDeployment(msgspec.Struct, frozen=True, kw_only=True):
     """How to reach a running deployment: what `--ready-file` and `deployment.json` hold (`ReadyFile`).
 
     Attributes:
@@ -147,7 +147,7 @@ class DataDir:
         finally:
             os.close(handle)
 
-    def running(self) -> Deployment | None:
+    def running(self) -> RunningDeployment | None:
         """The deployment that runs on this folder now and is ready; None if there is none."""
         try:
             handle = os.open(self.lock_file, os.O_RDWR | os.O_CLOEXEC)
@@ -194,7 +194,7 @@ class ReadyFile:
     path: Path
     _handle: int | None = None
 
-    def write(self, deployment: Deployment) -> None:
+    def write(self, deployment: RunningDeployment) -> None:
         """Write it, or write it anew.
 
         Raises:
@@ -292,9 +292,9 @@ def _unmake(made: list[Path]) -> None:
             folder.rmdir()
 
 
-def _read_deployment(path: Path) -> Deployment | None:
+def _read_deployment(path: Path) -> RunningDeployment | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Deployment)
+        return msgspec.json.decode(path.read_bytes(), type=RunningDeployment)
     except FileNotFoundError:
         return None  # locked, but not ready yet
     except (OSError, msgspec.DecodeError) as error:

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dalsegno.config.address import Listen
-from dalsegno.roles.signal_echo import Echo
+from dalsegno.roles.signal_echo import SignalEcho
 from dalsegno.serve import readiness
-from dalsegno.serve.data_dir import Deployment, Pids, ReadyFile
-from dalsegno.serve.lost_worker_reaper import Condemned, Kill, Process, Processes
+from dalsegno.serve.data_dir import Pids, ReadyFile, RunningDeployment
+from dalsegno.serve.lost_worker_reaper import Kill, LostWorker, WorkerProcess, WorkerProcesses
 from dalsegno.serve.role_commands import role_of
 from dalsegno.serve.supervisor import Child, Command, RoleProcess, Supervisor
 from dalsegno.terminal.console import Console
@@ -66,9 +66,9 @@ class Launcher:
     console: Console
     ready_files: Sequence[ReadyFile]
     keep: Callable[[], Awaitable[None]]
-    reap: Callable[[Processes, Kill], Awaitable[None]]
+    reap: Callable[[WorkerProcesses, Kill], Awaitable[None]]
     ready: Callable[[], None]
-    echo: Echo = field(default_factory=Echo)
+    echo: SignalEcho = field(default_factory=SignalEcho)
     _supervisors: dict[str, Supervisor] = field(default_factory=dict)
     _told: asyncio.Event = field(default_factory=asyncio.Event)
     _failure: DalSegnoError | None = None
@@ -129,16 +129,16 @@ class Launcher:
             self._failure = self._failure or error
             self.stop()
 
-    def _workers(self) -> dict[int, Process]:
+    def _workers(self) -> dict[int, WorkerProcess]:
         """The workers that run now."""
         found = {}
         for name, supervisor in self._supervisors.items():
             role, _, rank = name.partition("-")
             if role == "worker" and (pid := supervisor.child.pid) is not None:
-                found[int(rank)] = Process(pid, supervisor.since_ns)
+                found[int(rank)] = WorkerProcess(pid, supervisor.since_ns)
         return found
 
-    def _end(self, condemned: Condemned) -> None:
+    def _end(self, condemned: LostWorker) -> None:
         """Kill a worker; its supervisor starts it anew."""
         name = f"worker-{condemned.rank}"
         self.console.say(f"{name} is killed: {condemned.why}", "warning")
@@ -180,7 +180,7 @@ class Launcher:
         if not self._is_ready:
             return
         pids = {name: pid for name, s in self._supervisors.items() if (pid := s.child.pid) is not None}
-        deployment = Deployment(
+        deployment = RunningDeployment(
             url=self.listens[0].url,
             urls=[listen.url for listen in self.listens],
             nats_url=self.nats_url,

@@ -35,7 +35,7 @@ _AGAIN_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class WorkerProcess:
     """A worker's process, of the launcher's own."""
 
     pid: int
@@ -43,7 +43,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Condemned:
+class LostWorker:
     """A process that is to be ended."""
 
     rank: int
@@ -52,7 +52,7 @@ class Condemned:
 
 
 @dataclass(slots=True)
-class _Life:
+class _Incarnation:
     """The last life of one process."""
 
     rank: int
@@ -74,7 +74,7 @@ class Reaper:
         self._grace_s = grace_s
         self._fence = EpochFence()
         self._known: set[str] = set()
-        self._lives: dict[int, _Life] = {}  # by pid
+        self._incarnations: dict[int, _Incarnation] = {}  # by pid
 
     def fold(self, record: StoredRecord, now_s: float) -> None:
         """Take one record, read at `now_s`."""
@@ -88,50 +88,50 @@ class Reaper:
             case WorkerJoined() if event.host == self._host and event.id not in self._known:
                 self._known.add(event.id)
                 incarnation = event.incarnation or record.seq
-                self._lives[event.pid] = _Life(event.rank, incarnation, record.time_ns)
+                self._incarnations[event.pid] = _Incarnation(event.rank, incarnation, record.time_ns)
             case WorkerLost():
-                for life in self._lives.values():
+                for life in self._incarnations.values():
                     is_it = (life.rank, life.incarnation) == (event.rank, event.incarnation)
                     if is_it and life.lost_s is None:
                         life.lost_s, life.reason = now_s, event.reason
             case _:
                 pass
 
-    def due(self, processes: Mapping[int, Process], now_s: float) -> list[Condemned]:
+    def due(self, processes: Mapping[int, WorkerProcess], now_s: float) -> list[LostWorker]:
         """Whom of these, by rank, to end now; each is said once."""
         found = []
         for rank, pid, life, lost_s in self._lost(processes):
             if now_s >= lost_s + self._grace_s:
-                del self._lives[pid]
+                del self._incarnations[pid]
                 why = f"it was given up ({life.reason}) and did not join again in {self._grace_s:g} s"
-                found.append(Condemned(rank, pid, why))
+                found.append(LostWorker(rank, pid, why))
         return found
 
-    def next_s(self, processes: Mapping[int, Process]) -> float | None:
+    def next_s(self, processes: Mapping[int, WorkerProcess]) -> float | None:
         """When the next one will be due, if it does not join before."""
         return min((lost_s + self._grace_s for *_, lost_s in self._lost(processes)), default=None)
 
-    def _lost(self, processes: Mapping[int, Process]) -> list[tuple[int, int, _Life, float]]:
+    def _lost(self, processes: Mapping[int, WorkerProcess]) -> list[tuple[int, int, _Incarnation, float]]:
         return [
             (rank, process.pid, life, life.lost_s)
             for rank, process in processes.items()
-            if (life := self._lives.get(process.pid)) is not None
+            if (life := self._incarnations.get(process.pid)) is not None
             and life.rank == rank
             and life.joined_ns >= process.since_ns
             and life.lost_s is not None
         ]
 
 
-Processes: TypeAlias = Callable[[], Mapping[int, Process]]
+WorkerProcesses: TypeAlias = Callable[[], Mapping[int, WorkerProcess]]
 """The launcher's workers as they are now, by rank."""
-Kill: TypeAlias = Callable[[Condemned], None]
+Kill: TypeAlias = Callable[[LostWorker], None]
 
 
 async def reap(
     connect: Callable[[], Awaitable[Log]],
     subjects: Subjects,
     host: str,
-    processes: Processes,
+    processes: WorkerProcesses,
     kill: Kill,
     *,
     grace_s: float = GRACE_S,
@@ -149,7 +149,9 @@ async def reap(
         await asyncio.sleep(_AGAIN_S)
 
 
-async def follow(log: Log, subjects: Subjects, reaper: Reaper, processes: Processes, kill: Kill) -> None:
+async def follow(
+    log: Log, subjects: Subjects, reaper: Reaper, processes: WorkerProcesses, kill: Kill
+) -> None:
     """Fold one log's records, and end who is due, until that log fails.
 
     Raises:

@@ -14,7 +14,7 @@ class ServeOptions:
     Attributes:
         model: a name in `configs/`, a YAML file, or a checkpoint folder.
         settings: configuration keys set by flags.
-        ready_file: receives a `Deployment` as JSON once all is ready.
+        ready_file: receives a `RunningDeployment` as JSON once all is ready.
         profile: receives the timeline of all processes when they have ended (`dalsegno.serve.profile`).
     """
 

@@ -24,7 +24,9 @@ class PrefixInUseError(ClientError):
     code = "prefix_in_use"
 
 
-async def refuse_one(log: Log, subjects: Subjects, where: str, *, listen_s: float = _LISTEN_S) -> None:
+async def refuse_running_deployment(
+    log: Log, subjects: Subjects, where: str, *, listen_s: float = _LISTEN_S
+) -> None:
     """Listen for a while.
 
     Raises:

@@ -12,14 +12,14 @@ _MOST_BYTES: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class GatewayHealth:
     """What a gateway said: whether a request would be served, and what that still waits for."""
 
     ready: bool
     missing: tuple[str, ...] = ()
 
 
-async def look(host: str, port: int) -> Health | None:
+async def look(host: str, port: int) -> GatewayHealth | None:
     """Ask once; None while nobody answers, or answers something else."""
     with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
         async with asyncio.timeout(_PATIENCE_S):
@@ -27,7 +27,7 @@ async def look(host: str, port: int) -> Health | None:
     return None
 
 
-async def _ask(host: str, port: int) -> Health:
+async def _ask(host: str, port: int) -> GatewayHealth:
     reader, writer = await asyncio.open_connection(host, port, limit=_MOST_BYTES)
     try:
         name = f"[{host}]" if ":" in host else host
@@ -39,7 +39,7 @@ async def _ask(host: str, port: int) -> Health:
     finally:
         writer.close()
     if head.split()[1:2] == [str(HTTPStatus.OK.value)]:
-        return Health(ready=True)
+        return GatewayHealth(ready=True)
     said = json.loads(body)
     missing = said.get("missing", ()) if isinstance(said, dict) else ()
-    return Health(ready=False, missing=tuple(str(one) for one in missing))
+    return GatewayHealth(ready=False, missing=tuple(str(one) for one in missing))

@@ -60,7 +60,7 @@ def bound(stored: int, disk: Disk, at_most: int) -> int:
     return max(1, min(at_most, stored + disk.free - disk.margin))
 
 
-class Keeper:
+class RetentionGuard:
     """Keeps one log.
 
     Args:

@@ -84,7 +84,7 @@ class RoleProcess:
     command: Command
     console: Console
     last_line: str = ""
-    _life: "_Life | None" = None
+    _run: "_ProcessRun | None" = None
 
     @property
     def name(self) -> str:
@@ -92,11 +92,11 @@ class RoleProcess:
 
     @property
     def pid(self) -> int | None:
-        return self._life.pid if self._life is not None and self._life.runs else None
+        return self._run.pid if self._run is not None and self._run.runs else None
 
     async def start(self) -> None:
-        _, self._life = await asyncio.get_running_loop().subprocess_exec(
-            lambda: _Life(self._line),
+        _, self._run = await asyncio.get_running_loop().subprocess_exec(
+            lambda: _ProcessRun(self._line),
             *self.command.argv,
             env=dict(self.command.env),
             stdin=DEVNULL,
@@ -106,22 +106,22 @@ class RoleProcess:
         )
 
     async def wait(self) -> int:
-        assert self._life is not None
+        assert self._run is not None
         try:
-            await self._life.ended.wait()
+            await self._run.ended.wait()
         except asyncio.CancelledError:
             self.kill()
-            await self._life.ended.wait()
+            await self._run.ended.wait()
             raise
-        return self._life.status
+        return self._run.status
 
     def terminate(self) -> None:
-        if self._life is not None and self._life.runs:
-            self._life.transport.terminate()
+        if self._run is not None and self._run.runs:
+            self._run.transport.terminate()
 
     def kill(self) -> None:
-        if self._life is not None and self._life.runs:
-            self._life.kill_group()
+        if self._run is not None and self._run.runs:
+            self._run.kill_group()
 
     def _line(self, line: bytes) -> None:
         self.console.role(self.name, line)
@@ -129,7 +129,7 @@ class RoleProcess:
             self.last_line = line.decode(errors="replace").strip()
 
 
-class _Life(asyncio.SubprocessProtocol):
+class _ProcessRun(asyncio.SubprocessProtocol):
     """One life of a role's process: its output by lines, and its end.
 
     `ended` is set when the process is gone *and* its output is read: the last line often says why.
@@ -227,7 +227,7 @@ class Supervisor:
         try:
             while not self._stopping.is_set():
                 begin = loop.time()
-                end = await self._live()
+                end = await self._run_child()
                 if self._stopping.is_set():
                     return
                 delay = self.backoff.after(loop.time() - begin)
@@ -254,7 +254,7 @@ class Supervisor:
         self._killed = True
         self.child.kill()
 
-    async def _live(self) -> str:
+    async def _run_child(self) -> str:
         """One life of the child; returns how it ended."""
         self.since_ns = time.time_ns()
         try:

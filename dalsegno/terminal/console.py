@@ -98,7 +98,7 @@ class Console:
         return f"\x1b[{colour}m{label}\x1b[0m" if self.colours else label
 
 
-class Warnings(logging.Handler):
+class WarningHandler(logging.Handler):
     """What is logged in the launcher's own process, from warnings on, as lines of the launcher."""
 
     def __init__(self, console: Console) -> None:

@@ -54,8 +54,7 @@ def fitted_lines(
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold" if is_coloured else "")
     for column in columns:
-        justify = "right" if column.is_right else "left"
-        table.add_column(Text(column.title), justify=justify, overflow="fold")
+        table.add_column(Text(column.title), justify="right" if column.is_right else "left", overflow="fold")
     for row in rows:
         cells = (cell if isinstance(cell, tuple) else (cell, "") for cell in row)
         table.add_row(*(Text(plain(text), style) for text, style in cells))

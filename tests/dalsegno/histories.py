@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dalsegno.bundle import export
-from dalsegno.bundle.bundle_file import Header, Kept
-from dalsegno.history.request_records import Collected
+from dalsegno.bundle.bundle_file import BundledRecord, Header
+from dalsegno.history.request_records import RequestRecords
 from shared.events import Inputs, NodeReady, OutputChunk, RequestFinished
 from shared.log.port import LogState, StoredRecord
 from shared.transcript import Transcript
@@ -40,14 +40,18 @@ def answered(text: str = "What?", *, data: bytes | None = None, **submission: An
     return script.records
 
 
-def collected(records: Sequence[StoredRecord], *requests: str) -> Collected:
+def collected(records: Sequence[StoredRecord], *requests: str) -> RequestRecords:
     """What `collect` would make of a log that has these records."""
     ids = list(requests) or ["r1"]
     state = LogState(first_seq=1, last_seq=records[-1].seq, created_ns=0, messages=len(records), bytes=0)
-    return Collected(request_id=ids[0], requests=ids, subjects=SUBJECTS, records=list(records), log=state)
+    return RequestRecords(
+        request_id=ids[0], requests=ids, subjects=SUBJECTS, records=list(records), log=state
+    )
 
 
-def bundled(records: Sequence[StoredRecord], *requests: str, **how: bool) -> tuple[Header, list[Kept]]:
+def bundled(
+    records: Sequence[StoredRecord], *requests: str, **how: bool
+) -> tuple[Header, list[BundledRecord]]:
     """The bundle of a log."""
     asked = {"payloads": False, "redact": False} | how
     return export.bundled(collected(records, *requests), **asked)

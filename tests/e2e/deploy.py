@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from dalsegno.config import environment
-from dalsegno.serve.data_dir import Deployment, Pids
+from dalsegno.serve.data_dir import Pids, RunningDeployment
 from shared.log.nats.credentials import Credentials
 
 START_SECONDS: Final = 100.0
@@ -34,8 +34,8 @@ class Running:
     output: Path
 
     @property
-    def now(self) -> Deployment:
-        return msgspec.json.decode(self.ready_file.read_bytes(), type=Deployment)
+    def now(self) -> RunningDeployment:
+        return msgspec.json.decode(self.ready_file.read_bytes(), type=RunningDeployment)
 
     @property
     def url(self) -> str:

@@ -221,7 +221,7 @@ def test_a_token_that_the_model_does_not_say_is_named(varied: Path, tmp_path: Pa
     assert isinstance(chunk, OutputChunk)
     [was, *rest] = chunk.token_ids
     wrong = msgspec.structs.replace(chunk, token_ids=[was ^ 1, *rest])
-    found.kept[place] = bundle_file.Kept(
+    found.kept[place] = bundle_file.BundledRecord(
         record=msgspec.structs.replace(record, data=encode(wrong)), digest=None, left_out=None
     )
     file = io.BytesIO()

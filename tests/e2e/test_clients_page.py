@@ -84,7 +84,7 @@ def test_everything_that_may_be_said_is_on_the_page() -> None:
     [line] = [line for line in PAGE.splitlines() if line.startswith("What may be said beside the text")]
     said = set(re.findall(r"`(\w+)=", line))
 
-    assert said == {*question.How.__annotations__, "messages", "request_id"}
+    assert said == {*question.RequestOptions.__annotations__, "messages", "request_id"}
 
 
 # ---- JavaScript ----------------------------------------------------------------------------------------

@@ -266,14 +266,14 @@ def alter() -> None:
     assert isinstance(finished, RequestFinished)
     usage = msgspec.structs.replace(finished.usage, completion_tokens=finished.usage.completion_tokens + 1)
     data = encode(msgspec.structs.replace(finished, usage=usage))
-    found.kept[-1] = bundle_file.Kept(
+    found.kept[-1] = bundle_file.BundledRecord(
         record=msgspec.structs.replace(last, data=data), digest=bundle_file.digest_of(data)
     )
     WRONG.mkdir(exist_ok=True)
     _write(WRONG / "altered.bundle", found.header, found.kept)
 
 
-def _write(path: Path, header: bundle_file.Header, kept: list[bundle_file.Kept]) -> None:
+def _write(path: Path, header: bundle_file.Header, kept: list[bundle_file.BundledRecord]) -> None:
     """Without configurations: they name folders of whoever recorded it."""
     with path.open("wb") as file:
         bundle_file.write(file, header, kept)

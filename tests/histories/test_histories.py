@@ -10,7 +10,7 @@ import pytest
 from conductor.core.lifecycle import Phase
 from dalsegno.bundle import bundle_file
 from dalsegno.replay import recorded_request
-from dalsegno.replay.verdicts import Outcome
+from dalsegno.replay.verdicts import ControlResult
 from shared.events import ConductorEvent
 from tests.histories import FOLDER, WRONG
 from tests.histories.record import RECORDINGS
@@ -31,13 +31,13 @@ ENDS: Final = {
 BUNDLES: Final = sorted(FOLDER.glob("*.bundle"))
 
 
-def outcomes(path: Path) -> list[Outcome]:
+def results(path: Path) -> list[ControlResult]:
     return recorded_request.control(recorded_request.of_bundle(str(path)))
 
 
 @pytest.mark.parametrize("path", BUNDLES, ids=lambda path: path.stem)
 def test_a_history_is_decided_again_as_it_was(path: Path) -> None:
-    found = outcomes(path)
+    found = results(path)
     assert found
     for one in found:
         assert one.matches, (one.cannot, one.verdict.mismatch)
@@ -61,7 +61,7 @@ def test_every_kind_of_decision_is_in_one_of_them() -> None:
 
 
 def test_the_altered_history_does_not_match_and_it_is_said_where_and_how() -> None:
-    [one] = outcomes(WRONG / "altered.bundle")
+    [one] = results(WRONG / "altered.bundle")
     mismatch = one.verdict.mismatch
     assert mismatch is not None
     assert one.cannot is None

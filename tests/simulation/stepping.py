@@ -13,7 +13,7 @@ from typing import Final
 from dalsegno.bundle.manifest import event_of
 from dalsegno.history.event_description import summary_of, type_of, writer_of
 from dalsegno.replay.stepper import CommandOutput, Stepper, line_of
-from dalsegno.replay.timeline import Timeline
+from dalsegno.replay.timeline import ReplayTimeline
 from dalsegno.terminal.sanitise import plain
 from shared.log.port import StoredRecord
 from tests.conductor.script import SUBJECTS
@@ -29,7 +29,7 @@ class HistoryStepper(Stepper):
         self.story = sim.story
         self._log = sim.log
         asked = list(sim.questions)
-        super().__init__(Timeline(sim.log.records, asked, graph_of=sim.model.graph_of, subjects=SUBJECTS))
+        super().__init__(ReplayTimeline(sim.log.records, asked, graph_of=sim.model.graph_of, subjects=SUBJECTS))
         self._verbs["accidents"] = self._accidents
 
     def here(self) -> CommandOutput:

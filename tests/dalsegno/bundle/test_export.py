@@ -7,7 +7,7 @@ from click.testing import CliRunner, Result
 
 from dalsegno.bundle import bundle_file, export, record_rewriter
 from dalsegno.cli import main
-from dalsegno.history.request_records import Collected
+from dalsegno.history.request_records import RequestRecords
 from tests.dalsegno.histories import answered, collected
 
 
@@ -15,7 +15,7 @@ from tests.dalsegno.histories import answered, collected
 def log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A log with one request, and a folder of one's own."""
 
-    async def collect(*_: object) -> Collected:
+    async def collect(*_: object) -> RequestRecords:
         return collected(answered(data=b"sound"))
 
     monkeypatch.setattr(export, "_collected", collect)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from configs import deployment
+from configs import checks, files
 from configs.deployment import DeploymentConfig, NodeGroup
 from dalsegno.check.command import examine
 from dalsegno.cli import main
@@ -247,7 +247,7 @@ def test_what_a_worker_would_refuse_is_refused_here(
 
 def shared_by(ranks: int, checkpoint: Path) -> DeploymentConfig:
     groups = [NodeGroup(node_names=["prepare", "llm"], ranks=list(range(ranks)), tp_size=ranks)]
-    return msgspec.structs.replace(deployment.resolve(str(checkpoint)), node_groups=groups)
+    return msgspec.structs.replace(checks.resolve(str(checkpoint)), node_groups=groups)
 
 
 def test_a_model_that_so_many_ranks_cannot_share_is_refused_in_the_workers_words(tmp_path: Path) -> None:
@@ -320,9 +320,9 @@ def test_a_model_whose_family_does_not_look_at_it_is_left_to_the_worker(
 
 def test_every_named_configuration_is_right(weights: Path) -> None:
     """`demo` has its own weights; the others are checked as if theirs were downloaded."""
-    assert len(deployment.named()) > 1
-    for name in deployment.named():
-        raw = yaml.safe_load((deployment.configs_folder() / f"{name}.yaml").read_text())
+    assert len(files.named()) > 1
+    for name in files.named():
+        raw = yaml.safe_load((files.configs_folder() / f"{name}.yaml").read_text())
         flags = () if "checkpoint" in raw else ("--checkpoint", str(weights))
         assert check(name, *flags).exit_code == 0, name
 

@@ -45,7 +45,9 @@ def test_on_three_ranks_keys_and_values_move_and_tokens_stream_from_where_they_e
         ("kv", "KV of LLM", (0,), (1,)),
         ("stream", "token", (1,), (2,)),
     ]
-    assert [(one.node, one.walks, one.ranks, one.puts_out) for one in layout.hosted(ORPHEUS, groups)] == [
+    assert [
+        (one.node, one.walks, one.ranks, one.puts_out) for one in layout.node_placements(ORPHEUS, groups)
+    ] == [
         ("prepare", ("prepare",), (0,), ()),
         ("LLM", ("prefill",), (0,), ()),
         ("LLM", ("decode",), (1,), ()),
@@ -111,7 +113,7 @@ def test_what_goes_to_the_client_is_no_link() -> None:
     groups = placed({"node_names": ["say"], "ranks": [0]}, graph=speaker)
 
     assert layout.links(speaker, groups) == []
-    assert layout.hosted(speaker, groups)[0].puts_out == ("text",)
+    assert layout.node_placements(speaker, groups)[0].puts_out == ("text",)
 
 
 @pytest.mark.parametrize(

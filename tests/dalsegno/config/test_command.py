@@ -7,7 +7,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from configs import deployment
+from configs import checks
 from dalsegno.cli import main
 from dalsegno.config import command
 from dalsegno.config.layers import KEYS
@@ -40,7 +40,7 @@ def test_what_is_printed_can_be_saved_and_is_the_same(file: Path, tmp_path: Path
     saved.parent.mkdir()
     saved.write_text(shown.stdout)
 
-    found = deployment.resolve(str(saved))
+    found = checks.resolve(str(saved))
 
     assert (found.name, found.gateway.port, found.gateway.max_tokens) == ("a: b", 9002, 100)
     assert found.gateway.cors_origins == ["https://a.example", "*"]

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.deployment import SECRETS, Base, ConfigError
+from configs.deployment import SECRETS, ConfigError
+from configs.files import Base
 from dalsegno.config import layers
 from dalsegno.config.layers import DEFAULT, KEYS, Effective
 from tests.tiny import tiny_checkpoint

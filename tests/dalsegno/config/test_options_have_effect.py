@@ -21,7 +21,10 @@ import pytest
 
 from conductor.deployment import deployment_of
 from conductor.snapshots import Snapshots
-from configs.deployment import Base, ConfigError, DeploymentConfig, api_keys, log_keeping
+from configs.deployment import ConfigError, DeploymentConfig
+from configs.files import Base
+from configs.nats_access import log_keeping
+from configs.secrets import api_keys
 from dalsegno.config import layers, resolve
 from dalsegno.config.address import Listen
 from dalsegno.config.layers import KEYS
@@ -168,7 +171,7 @@ async def what_share_the_second_gets(config: DeploymentConfig) -> float:
 
 async def prompt_tokens_of_hello(config: DeploymentConfig) -> object:
     """Tokenizer and chat template are the checkpoint's."""
-    face = registry.face(config.model, "processing").load(Path(config.checkpoint), max_seq_len=64)
+    face = registry.module(config.model, "processing").load(Path(config.checkpoint), max_seq_len=64)
     asked_for = {"inputs": {"messages": [{"role": "user", "content": "hello"}]}, "params": {}}
     return face.run("prepare", "r1", {}, asked_for).facts["prompt_tokens"]
 
@@ -564,7 +567,7 @@ async def whether_it_traces(config: DeploymentConfig) -> bool:
 async def whether_a_trace_is_recorded(config: DeploymentConfig) -> bool:
     tracing.set_up(config.traces, "test")
     try:
-        traceparent = tracing.serve("POST", None, {}).traceparent
+        traceparent = tracing.traceparent_of(tracing.start_server_span("POST", None, {}))
     finally:
         await asyncio.to_thread(tracing.shut_down)
     return traceparent is not None and bool(int(traceparent[-2:], 16) & 1)

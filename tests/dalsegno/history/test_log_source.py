@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from configs.deployment import resolve
+from configs.checks import resolve
 from dalsegno.history import log_source
-from dalsegno.history.log_source import Source
+from dalsegno.history.log_source import LogSource
 from dalsegno.serve import data_dir
 from dalsegno.serve.data_dir import DataDir, DataDirError
 from tests.dalsegno.serve.test_data_dir import DEPLOYMENT
@@ -37,14 +37,14 @@ def run(name: str, running: ExitStack) -> DataDir:
 def test_of_several_data_dirs_the_one_that_runs_is_meant(here: ExitStack) -> None:
     data = run("b", here)
 
-    assert log_source.configs(Source()) == data.configs() != {}
+    assert log_source.configs(LogSource()) == data.configs() != {}
 
 
 def test_where_none_or_several_run_the_person_is_asked_and_told_which_do(here: ExitStack) -> None:
     with pytest.raises(DataDirError, match=r"which log\? .*: \.dalsegno/a, \.dalsegno/b; name one with"):
-        log_source.configs(Source())
+        log_source.configs(LogSource())
 
     run("a", here)
     run("b", here)
     with pytest.raises(DataDirError, match=r"\.dalsegno/a \(running\), \.dalsegno/b \(running\); name one"):
-        log_source.configs(Source())
+        log_source.configs(LogSource())

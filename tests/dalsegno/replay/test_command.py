@@ -4,7 +4,7 @@ import pytest
 from conductor.core.lifecycle import Phase
 from conductor.core.replay import Mismatch, Replayer, Verdict
 from dalsegno.replay import verdicts
-from dalsegno.replay.verdicts import Outcome, pins
+from dalsegno.replay.verdicts import ControlResult, pins
 from models import registry
 from shared.events import RequestAdmitted, decode, encode
 from shared.log.port import StoredRecord
@@ -41,7 +41,7 @@ def test_an_event_of_a_later_version_is_named() -> None:
 
 
 def told(verdict: Verdict, source: str | None = None, cannot: str | None = None) -> list[str]:
-    return verdicts.lines(Outcome(verdict=verdict, source=source, cannot=cannot))
+    return verdicts.lines(ControlResult(verdict=verdict, source=source, cannot=cannot))
 
 
 def test_a_verdict_is_told_in_plain_words() -> None:
@@ -72,11 +72,11 @@ def test_a_verdict_is_told_in_plain_words() -> None:
 def test_a_summary_counts_what_matches_what_differs_and_what_cannot_be_replayed(
     kinds: str, expected: str
 ) -> None:
-    def outcome(kind: str) -> Outcome:
+    def outcome(kind: str) -> ControlResult:
         verdict = Verdict(request_id="r")
         if kind == "d":
             verdict.mismatch = Mismatch(seq=1, what="other")
-        return Outcome(verdict=verdict, cannot="why" if kind == "c" else None)
+        return ControlResult(verdict=verdict, cannot="why" if kind == "c" else None)
 
     found = [outcome(kind) for kind in kinds]
     assert verdicts.summary(found) == expected

@@ -2,7 +2,7 @@ import pytest
 
 from dalsegno.history.reply import Reply
 from dalsegno.replay import fork, recorded_request
-from dalsegno.replay.fork import Recorded
+from dalsegno.replay.fork import ForkSource
 from dalsegno.replay.recorded_request import History
 from shared.errors import ClientError
 from shared.events import Inputs, OutputChunk, Params, RequestFinished, Usage
@@ -15,7 +15,7 @@ def history(records: list[StoredRecord] | None = None) -> History:
     return recorded_request.of_log(collected(records or answered()))
 
 
-def at(where: str, records: list[StoredRecord] | None = None) -> tuple[Recorded, int]:
+def at(where: str, records: list[StoredRecord] | None = None) -> tuple[ForkSource, int]:
     return fork.located(history(records), where)
 
 
@@ -51,7 +51,7 @@ def test_its_id_is_new_and_can_be_chosen() -> None:
 
 def test_a_long_id_is_not_made_longer_than_an_id_can_be() -> None:
     told, seq = at("3")
-    told = Recorded(
+    told = ForkSource(
         **{name: getattr(told, name) for name in told.__struct_fields__} | {"request_id": "x" * 64}
     )
     assert len(str(fork.forked(told, seq, []).request_id)) < 64

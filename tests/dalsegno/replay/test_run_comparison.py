@@ -16,14 +16,16 @@ from shared.tensors import inline_ids
 from tests.conductor.script import SUBJECTS, Script
 from tests.dalsegno.histories import answered
 
-Change = Callable[[AnyEvent], AnyEvent]
+StateChange = Callable[[AnyEvent], AnyEvent]
 
 
 def run(records: list[StoredRecord] | None = None, left_out: dict[int, LeftOut] | None = None) -> Run:
     return run_of(records or answered(), SUBJECTS, "r1", left_out)
 
 
-def changed(kind: type[Any], change: Change, records: list[StoredRecord] | None = None) -> list[StoredRecord]:
+def changed(
+    kind: type[Any], change: StateChange, records: list[StoredRecord] | None = None
+) -> list[StoredRecord]:
     """The records, with each event of a kind changed."""
     return [
         msgspec.structs.replace(record, data=encode(change(event)))
@@ -111,7 +113,7 @@ def test_a_tensor_whose_bytes_are_gone_is_compared_by_its_shape_and_that_is_said
     assert "only the shape is compared" in str(edge.note)
 
 
-def scored(second: float, *, other: int | None = None) -> Change:
+def scored(second: float, *, other: int | None = None) -> StateChange:
     """Chunks with log probabilities; the second token's is `second`, or it is another token."""
 
     def change(event: AnyEvent) -> AnyEvent:

@@ -4,14 +4,14 @@ from typing import Any
 import pytest
 
 from dalsegno.replay.stepper import Stepper
-from dalsegno.replay.timeline import Timeline
+from dalsegno.replay.timeline import ReplayTimeline
 from models import registry
 from tests.conductor.script import SUBJECTS
 from tests.dalsegno.histories import answered
 
 
 def stepper() -> Stepper:
-    return Stepper(Timeline(answered(), ["r1"], graph_of=registry.graph, subjects=SUBJECTS))
+    return Stepper(ReplayTimeline(answered(), ["r1"], graph_of=registry.graph, subjects=SUBJECTS))
 
 
 def typed(*commands: str) -> list[str]:
@@ -98,7 +98,7 @@ def test_looking() -> None:
 def test_where_a_decision_is_not_the_recorded_one_it_is_explained() -> None:
     records = [record for record in answered() if record.seq != 6]
     said: list[str] = []
-    one = Stepper(Timeline(records, ["r1"], graph_of=registry.graph, subjects=SUBJECTS))
+    one = Stepper(ReplayTimeline(records, ["r1"], graph_of=registry.graph, subjects=SUBJECTS))
     one.run(["go 7"], said.append, as_json=False)
     assert said[2] == ("  request r1: r1.ready.1.1.0 is recorded, but the facts before it do not lead to it")
     assert any(line.startswith("  state before: ") for line in said)

@@ -1,6 +1,6 @@
 import pytest
 
-from dalsegno.replay.timeline import Timeline
+from dalsegno.replay.timeline import ReplayTimeline
 from models import registry
 from shared.errors import ClientError
 from shared.log.port import StoredRecord
@@ -8,8 +8,8 @@ from tests.conductor.script import SUBJECTS
 from tests.dalsegno.histories import answered
 
 
-def timeline(records: list[StoredRecord] | None = None) -> Timeline:
-    return Timeline(records or answered(), ["r1"], graph_of=registry.graph, subjects=SUBJECTS)
+def timeline(records: list[StoredRecord] | None = None) -> ReplayTimeline:
+    return ReplayTimeline(records or answered(), ["r1"], graph_of=registry.graph, subjects=SUBJECTS)
 
 
 def test_each_record_has_its_position() -> None:

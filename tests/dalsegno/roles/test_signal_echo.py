@@ -2,12 +2,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from dalsegno.roles.signal_echo import Echo
+from dalsegno.roles.signal_echo import SignalEcho
 
 
 def heard(*times_s: float) -> list[bool]:
     clock: Iterator[float] = iter(times_s)
-    echo = Echo(now=lambda: next(clock))
+    echo = SignalEcho(now=lambda: next(clock))
     return [echo.heard() for _ in range(len(times_s) - 1)]
 
 

@@ -16,7 +16,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from configs.deployment import NatsSettings, nats_credentials
+from configs.deployment import NatsSettings
+from configs.nats_access import nats_credentials
 from dalsegno.cli import main
 from dalsegno.config import environment
 from dalsegno.security import certificates

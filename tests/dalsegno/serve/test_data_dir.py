@@ -11,13 +11,13 @@ from typing import Final
 import msgspec
 import pytest
 
-from configs.deployment import resolve
+from configs.checks import resolve
 from dalsegno.config import resolve as configuration
 from dalsegno.serve import data_dir
-from dalsegno.serve.data_dir import DataDir, DataDirError, Deployment, Pids, ReadyFile
+from dalsegno.serve.data_dir import DataDir, DataDirError, Pids, ReadyFile, RunningDeployment
 from shared.errors import CapacityError, ClientError
 
-DEPLOYMENT = Deployment(
+DEPLOYMENT = RunningDeployment(
     url="http://127.0.0.1:8000",
     urls=["http://127.0.0.1:8000"],
     nats_url="nats://127.0.0.1:4222",

@@ -18,7 +18,7 @@ from dalsegno.config.address import Listen
 from dalsegno.roles import signal_echo
 from dalsegno.serve import data_dir, role_commands
 from dalsegno.serve.launcher import Launcher
-from dalsegno.serve.lost_worker_reaper import Condemned, Kill, Processes
+from dalsegno.serve.lost_worker_reaper import Kill, LostWorker, WorkerProcesses
 from dalsegno.serve.options import ServeOptions
 from dalsegno.serve.private_credentials import private_roles
 from dalsegno.serve.private_nats import PrivateNats
@@ -61,7 +61,7 @@ async def nothing() -> None:
     pass
 
 
-async def nobody(processes: Processes, kill: Kill) -> None:
+async def nobody(processes: WorkerProcesses, kill: Kill) -> None:
     """Nobody is given up."""
 
 
@@ -81,7 +81,7 @@ def serving(tmp_path: Path) -> Serving:
         gateways: int = 1,
         nats: Child | None = None,
         keep: Callable[[], Awaitable[None]] = nothing,
-        reap: Callable[[Processes, Kill], Awaitable[None]] = nobody,
+        reap: Callable[[WorkerProcesses, Kill], Awaitable[None]] = nobody,
     ) -> AsyncIterator[Running]:
         listens = address.free("127.0.0.1", 0, gateways)
         heard = Heard(tmp_path)
@@ -334,10 +334,10 @@ def test_what_the_flags_say_is_handed_on_to_every_role_and_understood_the_same()
 async def test_a_worker_that_is_given_up_is_killed_and_starts_again(serving: Serving) -> None:
     may_kill, seen = asyncio.Event(), list[dict[int, int]]()
 
-    async def reap(processes: Processes, kill: Kill) -> None:
+    async def reap(processes: WorkerProcesses, kill: Kill) -> None:
         await may_kill.wait()
         seen.append({rank: process.pid for rank, process in processes().items()})
-        kill(Condemned(0, processes()[0].pid, "it was given up (unheard)"))
+        kill(LostWorker(0, processes()[0].pid, "it was given up (unheard)"))
 
     async with serving(reap=reap) as running:
         first = running.pids["worker"]["0"]

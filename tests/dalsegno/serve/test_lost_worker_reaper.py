@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from dalsegno.serve.lost_worker_reaper import Condemned, Process, Reaper, follow, reap
+from dalsegno.serve.lost_worker_reaper import LostWorker, Reaper, WorkerProcess, follow, reap
 from shared.events import EpochOpened, Event, WorkerJoined, WorkerLost, encode
 from shared.log.memory import MemoryLog, MemoryStore
 from shared.log.port import Log, LogUnavailableError, StoredRecord
@@ -13,7 +13,7 @@ from shared.subjects import Subjects
 SUBJECTS = Subjects()
 HERE = "this-machine"
 STARTED_NS = 1_000
-OURS = {0: Process(pid=77, since_ns=STARTED_NS)}
+OURS = {0: WorkerProcess(pid=77, since_ns=STARTED_NS)}
 LOST_S = 50.0
 DUE_S = LOST_S + 3.0
 
@@ -47,7 +47,7 @@ def test_who_was_given_up_and_does_not_join_again_is_ended_once_when_its_grace_i
     assert reaper.due(OURS, DUE_S - 0.1) == []
     assert reaper.next_s(OURS) == DUE_S
     assert reaper.due(OURS, DUE_S) == [
-        Condemned(0, 77, "it was given up (unheard) and did not join again in 3 s")
+        LostWorker(0, 77, "it was given up (unheard) and did not join again in 3 s")
     ]
     assert reaper.due(OURS, DUE_S + 1) == []
     assert reaper.next_s(OURS) is None
@@ -102,8 +102,8 @@ def test_what_cannot_be_read_changes_nothing() -> None:
 
 async def test_it_follows_the_log_and_ends_who_is_due() -> None:
     server = MemoryStore(SUBJECTS, clock=time.time_ns)
-    ended: asyncio.Queue[Condemned] = asyncio.Queue()
-    processes = {0: Process(77, time.time_ns())}
+    ended: asyncio.Queue[LostWorker] = asyncio.Queue()
+    processes = {0: WorkerProcess(77, time.time_ns())}
     log = MemoryLog(server)
     following = asyncio.create_task(
         follow(log, SUBJECTS, Reaper(HERE, grace_s=0.05), lambda: processes, ended.put_nowait)
@@ -112,7 +112,7 @@ async def test_it_follows_the_log_and_ends_who_is_due() -> None:
         server.append(SUBJECTS.worker(0), encode(joined(id)))
     server.append(SUBJECTS.lost, encode(lost(2)))
     assert (await ended.get()).pid == 77
-    processes[0] = Process(78, time.time_ns())
+    processes[0] = WorkerProcess(78, time.time_ns())
     server.append(SUBJECTS.worker(0), encode(joined("c", pid=78)))
     server.append(SUBJECTS.lost, encode(lost(4)))
     assert (await ended.get()).pid == 78
@@ -124,7 +124,7 @@ async def test_it_follows_the_log_and_ends_who_is_due() -> None:
 async def test_a_log_that_fails_is_followed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dalsegno.serve.lost_worker_reaper._AGAIN_S", 0.0)
     server = MemoryStore(SUBJECTS, clock=time.time_ns)
-    ended: asyncio.Queue[Condemned] = asyncio.Queue()
+    ended: asyncio.Queue[LostWorker] = asyncio.Queue()
     logs: list[MemoryLog] = []
 
     async def connect() -> Log:
@@ -136,7 +136,7 @@ async def test_a_log_that_fails_is_followed_anew(monkeypatch: pytest.MonkeyPatch
 
     since_ns = time.time_ns()
     reaping = asyncio.create_task(
-        reap(connect, SUBJECTS, HERE, lambda: {0: Process(77, since_ns)}, ended.put_nowait, grace_s=0.0)
+        reap(connect, SUBJECTS, HERE, lambda: {0: WorkerProcess(77, since_ns)}, ended.put_nowait, grace_s=0.0)
     )
     async with asyncio.timeout(20):
         while len(logs) < 2:  # noqa: ASYNC110 - nobody tells

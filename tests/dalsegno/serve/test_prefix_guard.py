@@ -22,7 +22,7 @@ async def listening(subject: str, beat: bytes) -> None:
     async with asyncio.TaskGroup() as tasks:
         heart = tasks.create_task(beating(log, subject, beat))
         try:
-            await prefix_guard.refuse_one(log, OURS, "nats://127.0.0.1:4222", listen_s=0.05)
+            await prefix_guard.refuse_running_deployment(log, OURS, "nats://127.0.0.1:4222", listen_s=0.05)
         finally:
             heart.cancel()
 

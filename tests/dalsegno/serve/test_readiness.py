@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 
 from dalsegno.serve import readiness
-from dalsegno.serve.readiness import Health
+from dalsegno.serve.readiness import GatewayHealth
 
 Answering = Callable[[bytes], AbstractAsyncContextManager[int]]
 
@@ -33,13 +33,13 @@ def answering() -> Answering:
 
 async def test_200_is_ready(answering: Answering) -> None:
     async with answering(b"HTTP/1.1 200 OK\r\n\r\n{}") as port:
-        assert await readiness.look("127.0.0.1", port) == Health(ready=True)
+        assert await readiness.look("127.0.0.1", port) == GatewayHealth(ready=True)
 
 
 async def test_503_says_what_is_missing(answering: Answering) -> None:
     body = json.dumps({"missing": ["no conductor leads", "the worker of rank 0 is loading (40%)"]})
     async with answering(f"HTTP/1.1 503 Service Unavailable\r\n\r\n{body}".encode()) as port:
-        assert await readiness.look("127.0.0.1", port) == Health(
+        assert await readiness.look("127.0.0.1", port) == GatewayHealth(
             ready=False, missing=("no conductor leads", "the worker of rank 0 is loading (40%)")
         )
 

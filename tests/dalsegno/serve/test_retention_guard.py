@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.serve import retention_guard
-from dalsegno.serve.retention_guard import Disk, Keeper, bound, most
+from dalsegno.serve.retention_guard import Disk, RetentionGuard, bound, most
 from shared.log.capacity import Room, room_in
 from shared.log.capacity_watch import RoomWatch
 from shared.log.nats.durability import Keeping
@@ -69,7 +69,7 @@ class Kept:
         self.restarts = 0
         self.connected_again = asyncio.Event()
         self.provisioner = Provisioner(server.url, subjects, self._on_connected)
-        self.keeper = Keeper(
+        self.keeper = RetentionGuard(
             self.provisioner,
             keeping or Keeping(),
             lambda text, _: self.said.append(text),

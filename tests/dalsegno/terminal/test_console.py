@@ -114,7 +114,7 @@ def test_what_the_launchers_own_process_logs_is_said_as_its_own_and_only_what_ma
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = Console(tmp_path)
-    handler = console.Warnings(told)
+    handler = console.WarningHandler(told)
     logger = logging.getLogger("of.this.test")
     logger.addHandler(handler)
     logger.info("connected again")

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from dalsegno.terminal import tables
-from dalsegno.terminal.tables import Column
+from dalsegno.terminal.tables import Cell, Column
 
 COLUMNS = (Column("NAME", 8), Column("EVENTS", 6, is_right=True))
 HOSTILE = "[red]x[/red]\x1b[31m"
@@ -35,7 +35,7 @@ def test_text_of_clients_is_no_markup_and_steers_no_terminal(is_coloured: bool) 
 def test_styles_are_for_terminals_and_no_color_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    row = [("finished", "green"), "1"]
+    row: list[Cell] = [("finished", "green"), "1"]
     assert "\x1b[32m" in tables.fitted_lines(COLUMNS, [row], 80, is_coloured=True)[1]
     assert "\x1b" not in "".join(tables.fitted_lines(COLUMNS, [row], 80) + tables.plain_lines(COLUMNS, [row]))
     monkeypatch.setenv("NO_COLOR", "1")
