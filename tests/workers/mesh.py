@@ -169,7 +169,7 @@ def read(handle: Handle) -> Floats:
 
 @dataclass(slots=True)
 class Arithmetic:
-    """The nodes (`workers.stateless_engine.thread.Nodes`), and what they were given.
+    """The nodes (`workers.stateless_engine.thread.NodeRunner`), and what they were given.
 
     Attributes:
         gates: by node: it waits in its thread until this is set.

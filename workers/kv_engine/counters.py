@@ -9,8 +9,8 @@ from shared.telemetry.histogram import ROWS, SECONDS, Histogram
 class WorkCounters:
     """Work done since the engine was made; `shared.meters.WorkerMeters` describes the metrics made of it.
 
-    The engine thread writes the fields while other threads read them: a reader may see one field a step ahead of
-    another.
+    The engine thread writes the fields while other threads read them: a reader may see one field a step ahead
+    of another.
 
     Attributes:
         ahead: steps that were launched before the previous step was read. Not in the meters.

@@ -3,8 +3,8 @@
     add ── check (admission, kv_transfer) ── queue (scheduler)
     step ── schedule ── import keys and values ── draft ── launch, read (runner) ── accept drafts ── outputs
 
-Synchronous, and owned by one thread (`workers.kv_engine.thread`). It knows sequences and tokens, but no requests,
-text or log.
+Synchronous, and owned by one thread (`workers.kv_engine.thread`). It knows sequences and tokens, but no
+requests, text or log.
 """
 
 import time
@@ -46,8 +46,8 @@ from workers.machine.cpu_threads import cores, threads_for, use_cpu_threads
 class KVEngine:
     """Continuous batching of `node`.
 
-    The constructor checks that the paged pool gives the logits of the stock model (`selfcheck.check_node`). On a
-    CPU it sets torch's number of threads, so construct the engine in the thread that steps it.
+    The constructor checks that the paged pool gives the logits of the stock model (`selfcheck.check_node`).
+    On a CPU it sets torch's number of threads, so construct the engine in the thread that steps it.
 
     Args:
         export_to: allocates the slots for exported keys and values; None if none are exported.
@@ -188,8 +188,8 @@ class KVEngine:
     def step(self) -> list[Output]:
         """Run one forward and return its outputs; return nothing if there is no work.
 
-        The next step may be under way when this returns. Sequences that are cancelled or held before the next call
-        get no output of it.
+        The next step may be under way when this returns. Sequences that are cancelled or held before the next
+        call get no output of it.
 
         Raises:
             StepFailedError: some sequences of the step failed; they have left the engine.

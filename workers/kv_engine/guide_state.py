@@ -1,8 +1,8 @@
 """Guide state of one sequence: the tokens that its guide (a grammar) allows next. Imports no torch.
 
 It is a fold over the tokens that the sequence has generated, so a resumed sequence reaches the same state.
-Tokens that end an answer are allowed where the guide may end, and nowhere else. Before `min_tokens`, and for a
-guide that is to be exhausted, they are allowed only where no other token may follow.
+Tokens that end an answer are allowed where the guide may end, and nowhere else. Before `min_tokens`, and for
+a guide that is to be exhausted, they are allowed only where no other token may follow.
 """
 
 from collections.abc import Sequence as Items
@@ -48,7 +48,7 @@ class GuideState:
         return bits
 
     def unread(self, ids: Items[int]) -> int:
-        """The number of tokens that `allowed(ids)` has yet to follow, at least 1; more than 1 after a resume."""
+        """Return the number of tokens that `allowed(ids)` has yet to follow, at least 1."""
         return max(1, len(ids) - self._begin - self._matcher.tokens)
 
     def condemn(self) -> None:

@@ -1,8 +1,8 @@
 """Transfer of a sequence's keys and values between the pools of two engines.
 
-The format is one tensor, (layers, 2, tokens, kv_heads, head_dim): keys, then values, in token order and without
-blocks, for the other pool may have another block size. Layers with a sliding window are transferred whole, as
-the pool keeps them.
+The format is one tensor, (layers, 2, tokens, kv_heads, head_dim): keys, then values, in token order and
+without blocks, for the other pool may have another block size. Layers with a sliding window are transferred
+whole, as the pool keeps them.
 """
 
 from collections.abc import Iterable
@@ -94,7 +94,7 @@ class KVTransfer:
 
     @torch.inference_mode()
     def export(self, sequence: Sequence) -> Handle | None:
-        """Copy out the keys and values of a finished sequence, if requested; it must still have its blocks."""
+        """Export the keys and values of a finished sequence, if requested; it must still have its blocks."""
         export = sequence.spec.export
         if export is None:
             return None
@@ -117,7 +117,8 @@ def check_kv(array: Array, layout: KVLayout, dtype: torch.dtype, longest: int) -
     """Check that keys and values fit a pool, and a sequence of `longest` tokens.
 
     Raises:
-        KVMismatchError: the layout or dtype differs, there are too many tokens, or the bytes do not fit the shape.
+        KVMismatchError: the layout or dtype differs, there are too many tokens, or the bytes do not fit the
+        shape.
     """
     expected = (layout.layers, 2, layout.kv_heads, layout.head_dim)
     found = array.shape[:2] + array.shape[3:] if len(array.shape) == 5 else array.shape
@@ -130,8 +131,8 @@ def check_kv(array: Array, layout: KVLayout, dtype: torch.dtype, longest: int) -
         )
     if array.shape[2] > longest:
         raise KVMismatchError(
-            f"imported keys and values have {array.shape[2]} tokens: expected at most {longest}, the length of "
-            "the sequence"
+            f"imported keys and values have {array.shape[2]} tokens: expected at most {longest}, "
+            "the length of the sequence"
         )
     try:
         borrowed(array)

@@ -27,14 +27,14 @@ class PromptOutput:
     """The result of (a part of) a prompt: token scores, an embedding, or cached keys and values.
 
     Attributes:
-        scores: of consecutive prompt tokens. The outputs of a sequence continue one another, from the prompt's
-            second token on.
+        scores: of consecutive prompt tokens. The outputs of a sequence continue one another, from the
+            prompt's second token on.
         finish: set when the whole prompt is computed and no answer was requested; None while more follows.
         step: the number of the engine step that made it, from 1.
         vector: with `finish`, the requested embedding, (dimensions,) float32, or the requested hidden states,
             (tokens, hidden) float32.
-        cached_tokens: with `finish` of a sequence that `caches_prompt`, how many of its first tokens are in the
-            prefix cache now.
+        cached_tokens: with `finish` of a sequence that `caches_prompt`, how many of its first tokens are in
+            the prefix cache now.
     """
 
     key: str

@@ -1,19 +1,20 @@
 """Prefill budget: how many prompt tokens a step may compute next to the sequences that decode.
 
-Without a limit, a long prompt would stall the tokens of all other sequences. The cost of a step is modelled as
-the cost of its decodes plus a cost for each prompt token. Both costs are learned from the steps that were run.
+Without a limit, a long prompt would stall the tokens of all other sequences. The cost of a step is modelled
+as the cost of its decodes plus a cost for each prompt token. Both costs are learned from the steps that were
+run.
 
-A step with decodes and prompt tokens may take `decode_slowdown_limit` times as long as a step of decodes alone
-would take if the waiting prompts decoded, too. The waiting prompts count because their own decodes will soon
-make steps that long anyway; without them, the first sequence that decodes would hold up all prompts of a burst.
-A step in which prompts have precedence may take `MAX_PREFILL_STEP_S`. Pure: it is given durations and reads no
-clock.
+A step with decodes and prompt tokens may take `decode_slowdown_limit` times as long as a step of decodes
+alone would take if the waiting prompts decoded, too. The waiting prompts count because their own decodes will
+soon make steps that long anyway; without them, the first sequence that decodes would hold up all prompts of a
+burst. A step in which prompts have precedence may take `MAX_PREFILL_STEP_S`. Pure: it is given durations and
+reads no clock.
 """
 
 from typing import Final
 
 MAX_PREFILL_STEP_S: Final = 3.0
-"""The longest a step of prompts may take: new arrivals wait for it, and cancellations take effect after it."""
+"""The longest duration of a step of prompts: new arrivals and cancellations wait for its end."""
 INITIAL_TOKENS: Final = 512
 """The prompt tokens of a step as long as the cost of one is unknown."""
 _MIN_TOKEN_S: Final = 1e-9
@@ -67,7 +68,7 @@ class PrefillBudget:
                 self._token_s = _average(self._token_s, per_token_s)
 
     def _decodes_s(self, decodes: int) -> float | None:
-        """Return the cost of so many decodes, on the line through the two nearest numbers that were observed."""
+        """Return the cost of so many decodes, on the line through the two nearest observed numbers."""
         nearest = sorted(self._decodes.values(), key=lambda seen: abs(seen[0] - decodes))[:2]
         if len(nearest) < 2:
             return nearest[0][1] if nearest else None

@@ -9,7 +9,8 @@ The policy, in order:
    computed again; who wants what another is just computing waits for it, and lets others pass.
 3. **What a step is.** One token of every sequence that decodes; then spans of prompts within the budget of
    `max_step_tokens`, beside decodes no more than their pace allows (`prefill_budget`). But where prompts
-   without that limit would bring `MIN_BURST` sequences to their first token, and twice as many as decode, they
+   without that limit would bring `MIN_BURST` sequences to their first token, and twice as many as decode,
+   they
    are not held to it: a crowd that is let in by a few tokens a step keeps itself waiting.
 4. **When blocks run out.** A sequence takes blocks as it grows. When there is none left, who is last by (1)
    is *preempted*: it gives its blocks back and waits again, with its tokens; what the prefix cache still has

@@ -1,7 +1,7 @@
 """Live sequences and spans: the progress of each request in the engine. Imports no torch.
 
-A sequence holds token ids, counters and block numbers, but no tensors. A resumed request brings the tokens that
-an earlier attempt generated (`SequenceSpec.prefix_ids`). They continue the positions, count towards
+A sequence holds token ids, counters and block numbers, but no tensors. A resumed request brings the tokens
+that an earlier attempt generated (`SequenceSpec.prefix_ids`). They continue the positions, count towards
 `max_tokens`, and the random draws continue after them, so the answer is the one without an interruption.
 """
 
@@ -17,7 +17,7 @@ _NO_POSITIONS: Final = range(0)
 
 @dataclass(slots=True)
 class DraftLength:
-    """The number of tokens drafted for one sequence in a step: doubled when all were accepted, halved when not.
+    """The number of tokens to draft for one sequence: doubled when all were accepted, halved when not.
 
     Attributes:
         limit: the largest allowed number.

@@ -140,7 +140,7 @@ class StepBuilder:
         if padding_block is not None:
             self._blocks[max_sequences, 0] = padding_block
             self._table.upload()
-        self._ledger = SamplingState(max_sequences, device)
+        self._sampling_state = SamplingState(max_sequences, device)
 
     def build(self, spans: Items[Span], *, rows: int = 0, unread: UnreadTokens | None = None) -> Step:
         """The step that computes `spans`; valid until the next call.
@@ -191,7 +191,7 @@ class StepBuilder:
         if unread is not None:
             self._feed(unread.tokens, batch)
         scored = self._scored(spans, offsets, sampled)
-        adjusted = self._ledger.rows([spans[index].sequence for index in sampled])
+        adjusted = self._sampling_state.rows([spans[index].sequence for index in sampled])
         return self._views(batch, total, self._sampling_rows(admissions), scored, adjusted)
 
     def captured(self, rows: int, *, is_random: bool = False, is_filtered: bool = False) -> Step:

@@ -79,7 +79,9 @@ class OutputBuilder:
         """Build the outputs of a step.
 
         Args:
+            spans: the spans of the step.
             tokens: the new tokens of each span, in the order of the spans.
+            result: the result of the forward.
             failures: the sequences that failed before the forward, by key.
             step: the number of the step.
         """

@@ -3,8 +3,8 @@
 A firing fails alone. A node tells which one failed, or raises: then each firing of the batch is run once
 more by itself, which a node without a state allows.
 
-On a GPU they are computed on the calling thread's stream (`workers.kv_engine.gpu.cuda_streams`): what goes out is
-in main memory, and the thread has waited for it.
+On a GPU they are computed on the calling thread's stream (`workers.kv_engine.gpu.cuda_streams`): what goes
+out is in main memory, and the thread has waited for it.
 """
 
 import logging

@@ -1,20 +1,17 @@
-"""The stateless engine's thread: it alone runs the nodes; the event loop is beside it.
+"""The stateless engine's thread: it owns the stateless nodes and their device, next to the event loop.
 
-`fire` hands a firing over and waits for what it comes to. So many firings are under way at most; whoever
-brings one more waits until one of them has ended. The thread takes all that wait, chooses a batch
-(`MicroScheduler`), runs it, and wakes the loop once with what it came to. An idle thread blocks on its
-mailbox.
+`fire` sends one firing and waits for its result. At most `CAPACITY` firings are under way; further callers
+wait. The thread takes all waiting firings, chooses a batch (`MicroScheduler`), runs it, and wakes the loop
+once with the results. An idle thread blocks on its mailbox.
 
-The nodes are made in the thread too, for it loads them there. No torch is imported here.
+The nodes are loaded in the thread, too. Imports no torch.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
-from threading import Thread
 from typing import Any, Final, Protocol
 
 from models.base import ChunkOf
@@ -24,77 +21,59 @@ from workers.data_plane.port import Array
 from workers.stateless_engine.firing import Firing, FiringResult, StatelessStats
 from workers.stateless_engine.scheduler import MicroScheduler
 from workers.threads.mailbox import Mailbox
+from workers.threads.owner_thread import OwnerThread
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 CAPACITY: Final = 1024
-"""Firings under way at a time, those that run included."""
-CLOSE_S: Final = 5.0
-"""How long a batch may take that is waited for at the end; one that hangs ends with the process."""
+"""The most firings under way, those that are running included."""
 
 
-class Nodes(Protocol):
-    """What the thread drives (see `workers.stateless_engine.nodes.StatelessNodes`)."""
+class NodeRunner(Protocol):
+    """The nodes that the thread runs (`workers.stateless_engine.nodes.StatelessNodes`)."""
 
     @property
     def max_batch(self) -> Mapping[str, int]:
-        """The nodes there are, and how many firings each takes together."""
+        """The largest batch of each node, by its name."""
         ...
 
     def run(self, node: str, firings: Sequence[Firing]) -> list[FiringResult | DalSegnoError]:
-        """What each firing came to; one that fails does not raise."""
+        """Return the result or the error of each firing."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class _PendingFiring:
     firing: Firing
-    fired: "asyncio.Future[FiringResult]"
+    result: "asyncio.Future[FiringResult]"
 
 
-class StatelessThread:
-    """Runs stateless nodes beside the event loop.
+class StatelessThread(OwnerThread[NodeRunner]):
+    """Runs stateless nodes in a thread of its own.
 
     Args:
-        make_nodes: loads them; called in the thread.
+        make_nodes: loads the nodes; called in the thread.
     """
 
-    def __init__(self, make_nodes: Callable[[], Nodes]) -> None:
-        self._make_nodes = make_nodes
-        self._inbox: Mailbox[_Order] = Mailbox(CAPACITY)
+    def __init__(self, make_nodes: Callable[[], NodeRunner]) -> None:
+        super().__init__("stateless", self._make_nodes, self._serve_nodes, self._die)
+        self._load = make_nodes
+        self._waiting: MicroScheduler[_PendingFiring] = MicroScheduler({})
+        self._inbox: Mailbox[_PendingFiring] = Mailbox(CAPACITY)
         self._room = asyncio.Semaphore(CAPACITY)
         self._under_way: set[asyncio.Future[FiringResult]] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = Thread(target=self._run, name="stateless", daemon=True)
-        self._ready: Future[Nodes] = Future()
-        self._ended: Future[None] = Future()
         self._stats = StatelessStats()
         self._timeline = timeline.recording()
 
-    # ---- the loop's side ---------------------------------------------------------------------------
-    async def start(self) -> Nodes:
-        """Start the thread, and wait until the nodes are made; what making them raises is raised here.
-
-        They are the thread's own: read their constants, call nothing.
-        """
-        self._loop = asyncio.get_running_loop()
-        self._thread.start()
-        return await asyncio.shield(asyncio.wrap_future(self._ready))
-
-    async def wait(self) -> None:
-        """Wait until the thread has ended; raise what it died of."""
-        await asyncio.shield(asyncio.wrap_future(self._ended))
-
+    # ---- called on the event loop ------------------------------------------------------------------
     async def close(self) -> None:
-        """Stop after the batch that is running; firings that are unfinished fail.
+        """Stop after the current batch; unfinished firings fail.
 
-        Nodes that are still loading are not waited for: the thread ends by itself when they are there, or
-        with the process.
+        Nodes that are still loading are not waited for: the thread ends after the load, or with the process.
         """
         self._inbox.close()
-        if self._ready.done() and self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, CLOSE_S)
-        self._give_up("is closed")
+        await self.join()
+        self._fail_all("is closed")
 
     async def fire(
         self,
@@ -106,92 +85,85 @@ class StatelessThread:
         path: tuple[int, ...] = (),
         chunk: ChunkOf | None = None,
     ) -> FiringResult:
-        """Fire a node once; a firing that is cancelled before its batch begins is not run.
+        """Run a node once; a firing that is cancelled before its batch starts is not run.
 
         Raises:
-            DalSegnoError: the firing failed; others beside it did not.
+            DalSegnoError: the firing failed; the others of its batch are not affected.
             CapacityError: the engine is closed.
-            BugError: there is no such node here.
+            BugError: this rank has no such node.
         """
-        assert self._loop is not None, "started"
-        known = self._ready.result().max_batch
-        if node not in known:
-            raise BugError(f"node {node!r} is not a stateless node of this rank; it has {sorted(known)}")
+        nodes = self.made
+        assert nodes is not None, "started"
+        if node not in nodes.max_batch:
+            raise BugError(
+                f"node {node!r} is not a stateless node of this rank; it has {sorted(nodes.max_batch)}"
+            )
         firing = Firing(node=node, inputs=inputs, args=args, seed=seed, path=path, chunk=chunk)
         async with self._room:
-            fired: asyncio.Future[FiringResult] = self._loop.create_future()
-            # Cancelled ones stay in the mailbox until the thread looks into it, and take their place there.
-            if not self._inbox.try_put(_Order(firing, fired)):
-                what = "is closed" if self._inbox.is_closed else f"has {CAPACITY} firings queued"
-                raise CapacityError(f"the stateless engine {what}; try again later")
-            self._under_way.add(fired)
+            result: asyncio.Future[FiringResult] = asyncio.get_running_loop().create_future()
+            # A cancelled firing takes up room in the mailbox until the thread reads it.
+            if not self._inbox.try_put(_PendingFiring(firing, result)):
+                reason = "is closed" if self._inbox.is_closed else f"has {CAPACITY} firings queued"
+                raise CapacityError(f"the stateless engine {reason}; try again later")
+            self._under_way.add(result)
             try:
-                return await fired
+                return await result
             finally:
-                self._under_way.discard(fired)
+                self._under_way.discard(result)
 
     def stats(self) -> StatelessStats:
-        """Its counters: the living object, not a copy."""
+        """Return the engine's own counters, not a copy."""
         return self._stats
 
-    def _deliver(self, orders: Sequence[_Order], results: Sequence[FiringResult | DalSegnoError]) -> None:
-        for order, result in zip(orders, results, strict=True):
-            if order.fired.done():
+    def _deliver(
+        self, batch: Sequence[_PendingFiring], results: Sequence[FiringResult | DalSegnoError]
+    ) -> None:
+        for pending, result in zip(batch, results, strict=True):
+            if pending.result.done():
                 continue  # cancelled meanwhile
             if isinstance(result, DalSegnoError):
-                order.fired.set_exception(result)
+                pending.result.set_exception(result)
             else:
-                order.fired.set_result(result)
+                pending.result.set_result(result)
 
-    def _give_up(self, why: str) -> None:
-        for fired in self._under_way:
-            if not fired.done():
-                fired.set_exception(WorkerError(f"the stateless engine {why}"))
+    def _fail_all(self, reason: str) -> None:
+        for result in self._under_way:
+            if not result.done():
+                result.set_exception(WorkerError(f"the stateless engine {reason}"))
 
-    # ---- the thread's side -------------------------------------------------------------------------
-    def _run(self) -> None:
-        try:
-            nodes = self._make_nodes()
-            waiting: MicroScheduler[_Order] = MicroScheduler(nodes.max_batch)
-        except BaseException as error:  # noqa: BLE001 - raised again by `start`
-            self._ready.set_exception(error)
-            self._ended.set_result(None)
-            return
-        self._ready.set_result(nodes)
-        try:
-            while not self._inbox.is_closed:
-                for order in self._inbox.take(wait=not len(waiting)):
-                    waiting.add(order.firing.node, order)
-                self._run_batch(nodes, waiting)
-        except BaseException as error:  # noqa: BLE001 - raised again by `wait`
-            _LOGGER.critical("the stateless engine's thread died: %s: %s", type(error).__name__, error)
-            self._inbox.close()
-            self._ended.set_exception(error)
-            self._on_loop(self._give_up, "has died")
-            return
-        self._ended.set_result(None)
+    # ---- called in the thread ----------------------------------------------------------------------
+    def _make_nodes(self) -> NodeRunner:
+        nodes = self._load()
+        self._waiting = MicroScheduler(nodes.max_batch)
+        return nodes
 
-    def _run_batch(self, nodes: Nodes, waiting: MicroScheduler[_Order]) -> None:
-        taken = waiting.take()
-        self._stats.waiting = len(waiting)
+    def _serve_nodes(self, nodes: NodeRunner) -> None:
+        while not self._inbox.is_closed:
+            for pending in self._inbox.take(wait=not len(self._waiting)):
+                self._waiting.add(pending.firing.node, pending)
+            self._run_batch(nodes)
+
+    def _die(self, error: BaseException) -> None:
+        _LOGGER.critical("the stateless engine's thread died: %s: %s", type(error).__name__, error)
+        self._inbox.close()
+        self.on_loop(self._fail_all, "has died")
+
+    def _run_batch(self, nodes: NodeRunner) -> None:
+        taken = self._waiting.take()
+        self._stats.waiting = len(self._waiting)
         if taken is None or self._inbox.is_closed:
             return
-        node, orders = taken
-        orders = [order for order in orders if not order.fired.cancelled()]
-        if not orders:
+        node, batch = taken
+        batch = [pending for pending in batch if not pending.result.cancelled()]
+        if not batch:
             return
         begun_s = time.perf_counter()
-        results = nodes.run(node, [order.firing for order in orders])
+        results = nodes.run(node, [pending.firing for pending in batch])
         ended_s = time.perf_counter()
         self._stats.busy_s += ended_s - begun_s
         if self._timeline is not None:
-            self._timeline.slice(node, begun_s, ended_s, firings=len(orders))
+            self._timeline.slice(node, begun_s, ended_s, firings=len(batch))
         self._stats.batches += 1
-        self._stats.firings += len(orders)
+        self._stats.firings += len(batch)
         self._stats.failed += sum(isinstance(result, DalSegnoError) for result in results)
-        self._on_loop(self._deliver, orders, results)
-
-    def _on_loop(self, callback: Callable[..., None], *args: object) -> None:
-        assert self._loop is not None
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(callback, *args)
+        self.on_loop(self._deliver, batch, results)

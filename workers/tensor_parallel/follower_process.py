@@ -1,11 +1,11 @@
-"""The process of a rank that follows: it has a part of a node, and computes what its leader says (ADR 17).
+"""The process of a tensor-parallel follower: holds a part of a node, computes its leader's steps (ADR 17).
 
-    log ──worker.joined, worker.lost──> is this life still the rank's own?
+    log ──worker.joined, worker.lost──> is this incarnation still the current one?
     leader ──greeting──> LeaderListener ──steps──> FollowerEngine, in a thread of its own
 
-It lives on the log as any worker does (joined, beats, leaving), and reads no orders there. It joins before it
-loads: its leader finds it so. When the leader is gone, or another member, it ends: its supervisor starts it
-again, and the copy is gathered anew.
+The process lives on the log as any worker does (joined, heartbeats, leaving), but reads no orders. It joins
+before it loads, because its leader finds it by its `worker.joined`. It ends when its leader or another member
+is gone. Its supervisor restarts it, and the group is gathered again.
 """
 
 import asyncio
@@ -15,9 +15,7 @@ import os
 import platform
 import secrets
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from contextlib import aclosing
-from threading import Thread
 from typing import Any, Final, Never, Protocol
 
 from configs.deployment import DeploymentConfig
@@ -33,15 +31,16 @@ from workers.membership.event_writer import EventWriter
 from workers.membership.incarnation import FINAL_EVENTS_S, SupersededError, repeat_join, until_cancelled
 from workers.orders.inbox import Inbox, IncarnationBegun, IncarnationLost, IncarnationSuperseded
 from workers.tensor_parallel.group import ENDPOINT_NAME, GroupMembership, LeaderListener
+from workers.threads.owner_thread import OwnerThread
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-FAREWELL_S: Final = 8.0
-"""Told to stop, it computes on for so long: its leader is told at the same time, and finishes what runs."""
+DRAIN_S: Final = 8.0
+"""The time that a stopping follower still computes: its leader stops concurrently, and ends its steps."""
 
 
 class FollowerEnginePort(Protocol):
-    """What computes (`workers.kv_engine.parallel.follower.FollowerEngine`)."""
+    """The engine that computes a leader's steps (`workers.kv_engine.parallel.follower.FollowerEngine`)."""
 
     @property
     def kernels(self) -> str: ...
@@ -51,11 +50,10 @@ class FollowerEnginePort(Protocol):
 
 
 class FollowerProcess:
-    """One process of a rank that follows.
+    """The follower process of one rank.
 
-    Args:
-        make: makes the engine of this rank's part; called in its thread, told a member's view of the copy
-            and whom to tell how much is loaded, from 0 to 1.
+    `make` makes the engine of this rank's part of the node. It is called in the engine's thread, with the
+    group and a callback for the loaded share, from 0 to 1.
     """
 
     def __init__(
@@ -78,17 +76,17 @@ class FollowerProcess:
         self._writer = EventWriter(log, rank)
 
     async def run(self) -> None:
-        """Follow until cancelled; then until the leader has ended, for a while, and leave.
+        """Follow until cancelled; then until the leader ends, for at most `DRAIN_S`, and leave.
 
         Raises:
-            GroupLostError: a member is gone.
-            ConfigError, CheckpointError: what is to be served cannot be.
+            GroupLostError: a member of the group is gone.
+            ConfigError, CheckpointError: the model cannot be served.
             SupersededError: another process has taken this rank.
         """
         await until_cancelled(self._work, "follow")
 
     def vital_signs(self) -> dict[str, Any]:
-        """How it is, as its beats tell; what is computed, its leader counts."""
+        """Return the content of a heartbeat. The leader counts the computed tokens, so they are zero here."""
         work = WorkCounters()
         return {
             "state": self._state,
@@ -109,11 +107,11 @@ class FollowerProcess:
             ),
         }
 
-    # ---- its lives ---------------------------------------------------------------------------------
+    # ---- its incarnations ---------------------------------------------------------------------------------
     async def _work(self, stopping: asyncio.Event) -> None:
         listener = LeaderListener(self._config, self._rank)
         async with asyncio.TaskGroup() as tasks:
-            living = tasks.create_task(self._live(listener.endpoint), name="lives")
+            living = tasks.create_task(self._live(listener.endpoint), name="incarnations")
             following = tasks.create_task(self._follow(listener), name="follow")
             stop = tasks.create_task(stopping.wait(), name="stopping")
             await asyncio.wait([stop, following], return_when=asyncio.FIRST_COMPLETED)
@@ -123,7 +121,7 @@ class FollowerProcess:
                 task.cancel()
 
     async def _live(self, endpoint: bytes) -> None:
-        """Be known on the log. One that is given up joins again: what it computes does not depend on it."""
+        """Stay joined. A rank that the conductor gave up joins again; its computation goes on."""
         while True:
             self._incarnation = None
             start_seq = (await self._log.state()).last_seq + 1
@@ -133,14 +131,14 @@ class FollowerProcess:
                 self._subjects,
                 self._rank,
                 joined.id,
-                earlier_lives=await self._earlier(start_seq - 1),
+                earlier_joins=await self._earlier(start_seq - 1),
                 epoch=EpochFence.behind(await self._log.last(self._subjects.epoch)).epoch,
             )
             await self._writer.post_when_possible(self._subjects.worker(self._rank), joined)
             async with asyncio.TaskGroup() as tasks:
                 staying = tasks.create_task(
                     repeat_join(joined, self._writer, self._subjects, lambda: self._incarnation),
-                    name="stay known",
+                    name="repeat join",
                 )
                 await self._read(inbox, start_seq)
                 staying.cancel()
@@ -159,29 +157,31 @@ class FollowerProcess:
         )
 
     async def _follow(self, listener: LeaderListener) -> None:
-        """Compute what the leader says, until it is gone."""
+        """Compute the leader's steps until it is gone."""
         try:
-            copy = await listener.leader()
+            group = await listener.leader()
         finally:
             listener.close()
-        thread = _EngineThread(self._make, copy, self._on_progress)
+        thread: OwnerThread[FollowerEnginePort] = OwnerThread(
+            "engine", lambda: self._make(group, self._on_progress), lambda engine: engine.run()
+        )
         try:
-            self._engine = await _unless_lost(thread.made(), copy)
+            self._engine = await _unless_lost(thread.start(), group)
             self._progress, self._state = 1.0, "ready" if self._state == "loading" else self._state
             _LOGGER.info("rank %d follows rank %d", self._rank, self._config.copy_of(self._rank)[0])
-            await thread.ended()
+            await thread.wait()
         except GroupLostError:
             if self._state != "draining":
                 raise
             _LOGGER.info("rank %d, which leads, has ended", self._config.copy_of(self._rank)[0])
         finally:
-            copy.close()
+            group.close()
 
     def _on_progress(self, share: float) -> None:
         self._progress = share
 
     async def _read(self, inbox: Inbox, start_seq: int) -> None:
-        """Learn of the own life; return when it is over."""
+        """Read the events of this incarnation; return when it has ended."""
         filters = [self._subjects.worker_any(), self._subjects.conductor("*")]
         async with aclosing(self._log.read(filters, start_seq)) as records:
             async for record in records:
@@ -192,16 +192,16 @@ class FollowerProcess:
                     case IncarnationSuperseded(incarnation):
                         raise SupersededError(self._rank, incarnation, self._incarnation)
                     case IncarnationLost(reason):
-                        _LOGGER.warning("given up by the conductor (%s): joining again", reason)
+                        _LOGGER.warning("the conductor gave this rank up (%s): joining again", reason)
                         return
                     case _:
                         pass
 
     async def _leave(self, following: "asyncio.Task[None]") -> None:
-        """Follow to the leader's end, say good-bye, and see that it is stored."""
+        """Follow until the leader ends, publish `worker.leaving`, and wait until it is stored."""
         was_ready, self._state = self._state == "ready", "draining"
         if was_ready:
-            await asyncio.wait([following], timeout=FAREWELL_S)
+            await asyncio.wait([following], timeout=DRAIN_S)
         if self._incarnation is None:
             return
         with contextlib.suppress(TimeoutError):
@@ -212,7 +212,7 @@ class FollowerProcess:
                 await self._log.drain()
 
     async def _earlier(self, end_seq: int) -> list[str]:
-        """The ids of this rank's lives so far."""
+        """Return the ids of this rank's `worker.joined` events so far."""
         found: list[str] = []
         async with aclosing(self._log.history([self._subjects.worker(self._rank)], 1, end_seq)) as records:
             async for record in records:
@@ -224,59 +224,18 @@ class FollowerProcess:
 
 
 async def _unless_lost(
-    making: Coroutine[Any, Any, FollowerEnginePort], copy: GroupMembership
+    making: Coroutine[Any, Any, FollowerEnginePort], group: GroupMembership
 ) -> FollowerEnginePort:
-    """What is made, unless a member is gone before: who waits for that one waits long.
+    """Wait for the engine, but no longer than all members are connected.
 
     Raises:
-        GroupLostError: it is.
+        GroupLostError: a member is gone.
     """
     try:
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(copy.watch())
+            watching = tasks.create_task(group.watch())
             made = await making
             watching.cancel()
-    except BaseExceptionGroup as group:
-        raise group.exceptions[0] from None
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
     return made
-
-
-class _EngineThread:
-    """The thread in which a follower's engine is made and runs; it ends with its lines, or the process."""
-
-    def __init__(
-        self,
-        make: Callable[[GroupMembership, Callable[[float], None]], FollowerEnginePort],
-        copy: GroupMembership,
-        on_progress: Callable[[float], None],
-    ) -> None:
-        self._make = make
-        self._copy = copy
-        self._on_progress = on_progress
-        # Errors are results here: one that comes when nobody waits any more is nobody's, and no complaint.
-        self._made: Future[FollowerEnginePort | BaseException] = Future()
-        self._ended: Future[BaseException] = Future()
-        Thread(target=self._run, name="engine", daemon=True).start()
-
-    async def made(self) -> FollowerEnginePort:
-        """Wait for the engine; what making it raises is raised here."""
-        made = await asyncio.shield(asyncio.wrap_future(self._made))
-        if isinstance(made, BaseException):
-            raise made
-        return made
-
-    async def ended(self) -> Never:
-        """Wait for its end, and raise what of."""
-        raise await asyncio.shield(asyncio.wrap_future(self._ended))
-
-    def _run(self) -> None:
-        try:
-            engine = self._make(self._copy, self._on_progress)
-        except BaseException as error:  # noqa: BLE001 - raised again by `made`
-            self._made.set_result(error)
-            return
-        self._made.set_result(engine)
-        try:
-            engine.run()
-        except BaseException as error:  # noqa: BLE001 - raised again by `ended`
-            self._ended.set_result(error)

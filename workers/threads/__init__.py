@@ -1,1 +1,1 @@
-"""Hand-over between the event loop and engine threads."""
+"""Threads that own a resource, and the mailboxes between them and the event loop. No torch."""

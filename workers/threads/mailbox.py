@@ -1,7 +1,7 @@
-"""A bounded queue between two threads that hands over all it holds at once.
+"""A bounded queue between two threads; a reader takes all items at once.
 
-`take` blocks until there is something; nobody polls. When it is full, `put` waits and `try_put` says so.
-Closing it wakes everybody up.
+`take` blocks until there are items, without polling. On a full mailbox `put` waits, and `try_put` returns
+False. Closing the mailbox wakes all waiting threads.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """At most `capacity` items; more only by `force`."""
+    """A queue of at most `capacity` items; more only with `force`."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -21,7 +21,7 @@ class Mailbox(Generic[T]):
         self._is_closed = False
 
     def try_put(self, item: T, *, force: bool = False) -> bool:
-        """Add an item; False when it is full, or closed. `force` is for what must never be refused."""
+        """Add an item; return False if the mailbox is closed, or full and not `force`."""
         with self._changed:
             if self._is_closed or (len(self._items) >= self._capacity and not force):
                 return False
@@ -30,7 +30,7 @@ class Mailbox(Generic[T]):
             return True
 
     def put(self, item: T) -> bool:
-        """Add an item, and wait for room; False when it is closed."""
+        """Wait for room and add an item; return False if the mailbox is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or len(self._items) < self._capacity)
             if self._is_closed:
@@ -40,7 +40,7 @@ class Mailbox(Generic[T]):
             return True
 
     def take(self, *, wait: bool) -> list[T]:
-        """All items; none when there are none and it is not to `wait`, or when it is closed."""
+        """Remove and return all items. With `wait`, wait for the first one, or for the closing."""
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self._is_closed or bool(self._items))
@@ -54,7 +54,7 @@ class Mailbox(Generic[T]):
         return self._is_closed
 
     def close(self) -> None:
-        """Nothing is added any more; what is in it can still be taken."""
+        """Refuse new items; the items in the mailbox can still be taken."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

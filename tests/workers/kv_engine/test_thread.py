@@ -382,7 +382,7 @@ async def test_closing_ends_the_thread_in_order() -> None:
 
 
 async def test_closing_does_not_wait_for_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.kv_engine.thread.CLOSE_S", 0.01)
+    monkeypatch.setattr("workers.threads.owner_thread.CLOSE_S", 0.01)
     engine = ScriptedEngine()
     async with running(engine) as (thread, _):
         thread.submit(spec("a"))

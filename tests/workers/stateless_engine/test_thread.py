@@ -16,7 +16,7 @@ from shared.errors import BugError, CapacityError, ClientError, DalSegnoError, W
 from workers.data_plane.port import Array
 from workers.stateless_engine import thread as thread_module
 from workers.stateless_engine.firing import Firing, FiringResult
-from workers.stateless_engine.thread import Nodes, StatelessThread
+from workers.stateless_engine.thread import NodeRunner, StatelessThread
 
 
 class ScriptedNodes:
@@ -214,7 +214,7 @@ async def test_closing_ends_the_thread_after_its_batch_and_what_waits_fails() ->
 
 
 async def test_nodes_that_cannot_be_made_fail_the_start() -> None:
-    def make() -> Nodes:
+    def make() -> NodeRunner:
         raise ClientError("no such model")
 
     thread = StatelessThread(make)
@@ -227,7 +227,7 @@ async def test_nodes_that_cannot_be_made_fail_the_start() -> None:
 async def test_closing_does_not_wait_for_nodes_that_load() -> None:
     may_end = Event()
 
-    def make() -> Nodes:
+    def make() -> NodeRunner:
         may_end.wait()
         return ScriptedNodes()
 

@@ -1,1 +1,1 @@
-"""Logits to tokens: processors, filters, sampler, grammar masks, log probabilities."""
+"""Sampling: logits processors, filters, the sampler, grammar masks, log probabilities and pooling."""

@@ -1,15 +1,14 @@
-"""Filters: top-k, top-p and min-p as one threshold per row on the sampler's integer weights.
+"""Top-k, top-p and min-p filters, as one threshold per row on the sampler's integer weights.
 
-Each keeps the tokens of at least some weight, so all of them together keep those of at least the greatest.
-What a filter asks is the greatest weight at and above which a row has enough: k tokens, or a share of its
-mass. It is searched, not sorted.
+Each filter keeps all tokens of at least some weight, so all filters together keep those above the greatest
+of these thresholds. A filter's threshold is the greatest weight at and above which a row has enough: k
+tokens, or a share of its mass. It is searched and not sorted.
 
-A weight has 33 bits. A histogram of the first eleven says in which of 2048 ranges the threshold lies, one
-of the next eleven where in that range, one of the last which weight it is. Sums of integers are exact and
-know no order, so rows that are wide, flat or full of ties come out as a sort would have them. What is
-found depends on nothing but the row, and how much work it is on nothing but its width: 35 ms for the top-p
-of 32 x 150k weights on one core, where a sort takes 200 to 430 (2026-11). Where every row keeps a few by
-top-k, those few are ranked instead.
+A weight has 33 bits. A histogram of the highest eleven bits finds which of 2048 ranges holds the threshold,
+one of the next eleven bits finds the range in that one, and the last one finds the weight. Integer sums are
+exact in any order, so wide, flat or tied rows give the same result as a sort. The result depends on the row
+only, and the cost on its width only: top-p of 32 x 150k weights takes 35 ms on one core, and a sort 200 to
+430 ms (2026-11). If top-k leaves few tokens in every row, those are ranked instead.
 """
 
 from typing import Final
@@ -19,22 +18,22 @@ import torch
 from workers.kv_engine.sampling.sampling_rows import SamplingRows
 
 WEIGHT_ONE: Final = 2**32
-"""The weight of the likeliest token; the rest is relative to it. 2**18 tokens of it sum up below 2**53."""
+"""The weight of the likeliest token; others are relative to it. The sum of 2**18 of them is below 2**53."""
 
 _DIGIT_BITS: Final = 11
 _SHIFTS: Final = (22, 11, 0)
 """Three digits cover `WEIGHT_ONE`."""
 _MOST_RANKED: Final = 1024
-"""Beyond so many, ranking costs more than searching."""
+"""With more candidates, ranking costs more than searching."""
 _CACHED_WEIGHTS: Final = 2**19
-"""So many weights are told by their digits at a time on a CPU: fresh memory would take half of the time."""
+"""The number of weights processed at a time on a CPU: fresh memory would take half of the time."""
 
 
 def threshold(weights: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """The least weight that each row keeps: (S, V) int64 to (S,).
+    """Return the least weight that each row keeps: (S, V) int64 to (S,).
 
-    Of the tokens that top-k keeps, top-p keeps the fewest that hold its share; min-p is measured by the
-    likeliest token, which all of them keep.
+    Top-p keeps the fewest of top-k's tokens that hold its share. Min-p is relative to the likeliest token, which
+    every filter keeps.
     """
     least = torch.zeros_like(weights[:, 0])
     if rows.has_top_k or rows.has_top_p:
@@ -46,7 +45,7 @@ def threshold(weights: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
 
 
 def _ranked(weights: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """Where every top-p has a top-k beside it, so that the `candidates` likeliest decide."""
+    """The threshold if every row with top-p has a top-k, so that the `candidates` likeliest tokens decide."""
     assert rows.candidates is not None
     width = min(rows.candidates, weights.shape[-1])
     ranked = weights.topk(width, dim=-1).values  # (S, width), descending
@@ -55,14 +54,14 @@ def _ranked(weights: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     if not rows.has_top_p:
         return kth
     needed = _share(weights, rows, kth)
-    reached = ranked.cumsum(-1) < needed[:, None]  # ranks before the one that reaches the share
+    reached = ranked.cumsum(-1) < needed[:, None]  # true for ranks before the one that reaches the share
     at = torch.minimum(reached.sum(-1), last)
     nucleus = ranked.gather(-1, at[:, None])[:, 0]
     return torch.where(rows.top_p < 1, torch.maximum(nucleus, kth), kth)
 
 
 def _searched(weights: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """Where a top-p, or a top-k beside it, may reach far down."""
+    """The threshold if a filter may keep many tokens."""
     least = torch.zeros_like(weights[:, 0])
     is_random = rows.temperature > 0
     if rows.has_top_k:
@@ -76,18 +75,18 @@ def _searched(weights: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
 
 
 def _share(weights: torch.Tensor, rows: SamplingRows, least: torch.Tensor) -> torch.Tensor:
-    """How much weight top-p asks for, of what is at least `least`: (S,)."""
+    """Return the weight that top-p needs, of tokens with at least `least`: (S,)."""
     kept = weights if not rows.has_top_k else torch.where(weights >= least[:, None], weights, 0)
     return (rows.top_p.double() * kept.sum(-1).double()).ceil().long()
 
 
 def greatest_with(weights: torch.Tensor, amounts: torch.Tensor, needed: torch.Tensor) -> torch.Tensor:
-    """The greatest weight at and above which the amounts of each row come to what is `needed`.
+    """Return the greatest weight at and above which the amounts of each row sum to at least `needed`.
 
     Args:
         weights: (S, V) int64, from 0 to `WEIGHT_ONE`.
         amounts: (S, V) int64, not negative.
-        needed: (S,) int64, at most the row's whole amount; 0 is for a row that does not ask.
+        needed: (S,) int64, at most the row's total; 0 for rows without this filter.
     """
     height = max(1, _CACHED_WEIGHTS // weights.shape[-1]) if weights.device.type == "cpu" else len(weights)
     parts = zip(*(torch.split(values, height) for values in (weights, amounts, needed)), strict=True)
@@ -95,19 +94,19 @@ def greatest_with(weights: torch.Tensor, amounts: torch.Tensor, needed: torch.Te
 
 
 def _by_digits(weights: torch.Tensor, amounts: torch.Tensor, needed: torch.Tensor) -> torch.Tensor:
-    """The same, of rows that fit the cache."""
+    """The same for rows that fit the cache."""
     digits = 1 << _DIGIT_BITS
     found = torch.zeros_like(needed)[:, None]  # (S, 1)
     above = torch.zeros_like(found)
     places = torch.empty_like(weights)
     for shift in _SHIFTS:
-        # Place 0 is for what is below the range that was found, and the last for what is above it.
+        # Place 0 counts weights below the current range, and the last place those above it.
         torch.sub(weights, found - (1 << shift), out=places)
         places.bitwise_right_shift_(shift).clamp_(0, digits + 1)
         sums = amounts.new_zeros(len(weights), digits + 2).scatter_add_(-1, places, amounts)
         inside = sums[:, 1:-1].flip(-1)  # the largest digit first
         reached = inside.cumsum(-1).add_(above) >= needed[:, None]
-        at = reached.long().argmax(-1, keepdim=True)  # the first of those that suffice
+        at = reached.long().argmax(-1, keepdim=True)  # the first digit that suffices
         above += inside.cumsum(-1).gather(-1, at) - inside.gather(-1, at)
         found += (digits - 1 - at) << shift
     return found[:, 0]

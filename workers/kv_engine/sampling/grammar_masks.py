@@ -1,19 +1,15 @@
-"""Guided sequences: which tokens each of them may choose next, told while the forward runs.
+"""Masks of guided sequences: the tokens that each may choose next, computed while the forward runs.
 
-    step begins ── forward ─────────────────────── head, adjust ── the rest is minus infinity ── sample
+    step begins ── forward ─────────────────────── head, adjust ── forbidden tokens: minus infinity ── sample
                └── a thread: follow the last token, fill in the mask ──┘
 
-What may come next is known as soon as the last token is, and nobody needs it before the logits are there. So
-one thread beside the engine's follows the guides of a step; the library lets go of the interpreter while it
-does. A step in which nobody is guided knows nothing of all this.
+The allowed tokens are determined by the last token, and are needed only when the logits are there. So one
+thread next to the engine's follows the guides of a step; the guide library releases the interpreter lock
+meanwhile. A step without guided sequences has no cost.
 
-How much a guide may take is counted, and counts do not bound everything: a grammar may have a place at which
-thousands of rules are tried at once. A thread that has spent `MASK_S` of its own time on one token is left to
-itself. The guide it follows is condemned, so the requests that follow it fail; another thread goes on with
-the rest.
-
-Of the tokens that end an answer: they are chosen where the guide may end, and nowhere else; before
-`min_tokens`, or where the guide is to be exhausted, only where nothing else may follow.
+The cost of a guide is limited by counts, but these do not bound every grammar: one may try thousands of
+rules at once in one place. A thread that has spent `MASK_S` of CPU time on one token is abandoned. Its guide
+is condemned, so the requests that use it fail, and another thread continues with the rest.
 """
 
 import os
@@ -38,30 +34,32 @@ from workers.kv_engine.sequence import Sequence, Span
 _T = TypeVar("_T")
 
 MASK_S: Final = 0.5
-"""How long a thread may compute for one token of one answer: a hundred times what a mask mostly takes."""
+"""The most CPU time for one token of one answer: a hundred times what most masks take."""
 _NS_PER_S: Final = 1_000_000_000
-_LAST: Final = 19
-"""The lowest priority, in the operating system's measure."""
-_EVERYTHING: Final = 0xFF
-_PLACES: Final = tuple(1 << place for place in range(8))
+_LOWEST_PRIORITY: Final = 19
+"""The operating system's lowest priority (nice value)."""
+_ALL_ALLOWED: Final = 0xFF
+_BIT_VALUES: Final = tuple(1 << place for place in range(8))
 
 
 class StepMasks:
-    """The masks of one step, under way.
+    """The masks of one step, which may still be in progress.
 
     Attributes:
-        rows: which of the step's sampled rows are guided; `keys`, whose these are.
+        rows: the guided rows among the step's sampled rows.
+        keys: the keys of their sequences.
     """
 
-    def __init__(self, rows: list[int], keys: list[str], forbidden: "Callable[[], _Forbidden]") -> None:
+    def __init__(self, rows: list[int], keys: list[str], forbidden: "Callable[[], _MaskResult]") -> None:
         self.rows: Final = rows
         self.keys: Final = keys
         self._forbidden = forbidden
 
     def apply(self, logits: torch.Tensor) -> dict[str, Exception]:
-        """Take what is not allowed from the logits, (S, V) float32, in place; who failed of it, and why.
+        """Wait for the masks, and set forbidden logits to minus infinity, (S, V) float32, in place.
 
-        Waits until the masks are there.
+        Returns:
+            The sequences whose guide failed, with the error.
         """
         told = self._forbidden()
         forbidden = told.on(logits.device, logits.shape[-1])
@@ -74,12 +72,13 @@ class StepMasks:
 
 
 @dataclass(frozen=True, slots=True)
-class _Forbidden:
-    """What G guided rows may not choose, and who failed of being told.
+class _MaskResult:
+    """The masks of G guided rows.
 
     Attributes:
-        bits: what they may, (G, bytes) uint8, lowest bit first; pinned for a GPU.
-        flags: what they may not, (G, vocabulary) bool; on a CPU alone.
+        bits: the allowed tokens, (G, bytes) uint8, lowest bit first; pinned for a GPU.
+        flags: the forbidden tokens, (G, vocabulary) bool; on a CPU only.
+        failures: errors of guides, by sequence key.
     """
 
     bits: torch.Tensor
@@ -87,57 +86,57 @@ class _Forbidden:
     failures: dict[str, Exception]
 
     def on(self, device: torch.device, vocab_size: int) -> torch.Tensor:
-        """As flags on the device: (G, vocabulary) bool."""
+        """Return the forbidden tokens as flags on the device: (G, vocabulary) bool."""
         if self.flags is not None:
             return self.flags
-        return unpacked(self.bits.to(device, non_blocking=True), vocab_size)
+        return unpack_forbidden(self.bits.to(device, non_blocking=True), vocab_size)
 
 
-def unpacked(bits: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Which bits are not set: (G, bytes) uint8, lowest bit first, to (G, vocab_size) bool."""
-    places = torch.tensor(_PLACES, dtype=torch.uint8, device=bits.device)
+def unpack_forbidden(bits: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Return a flag for each bit that is not set: (G, bytes) uint8 to (G, vocab_size) bool."""
+    places = torch.tensor(_BIT_VALUES, dtype=torch.uint8, device=bits.device)
     return (bits[:, :, None] & places == 0).flatten(1)[:, :vocab_size]
 
 
-class _Turn:
-    """Whose mask a thread is making, and until when of the time that it computes."""
+class _MaskDeadline:
+    """The guide that a thread is following, and the CPU time at which it must have finished."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._is_left = False
+        self._is_abandoned = False
         self._now: tuple[GuideState, int, int] | None = None
 
     def begin(self, guided: GuideState, ids: Items[int]) -> bool:
-        """Called in the thread; False where nobody waits for it any more."""
+        """Start with a guide, in the mask thread; return False if the thread has been abandoned."""
         until_ns = time.thread_time_ns() + round(guided.unread(ids) * MASK_S * _NS_PER_S)
         with self._lock:
             self._now = (guided, threading.get_ident(), until_ns)
-            return not self._is_left
+            return not self._is_abandoned
 
     def end(self) -> None:
-        """Called in the thread: all have had theirs."""
+        """Mark all guides as done, in the mask thread."""
         with self._lock:
             self._now = None
 
-    def leave(self) -> GuideState | None:
-        """Leave the thread to itself if it has used up its time, and say whom it follows; None where not.
+    def abandon(self) -> GuideState | None:
+        """Abandon the mask thread if it has used up its time, and return the guide that it follows; else None.
 
-        Called beside the thread, which is computing. It begins with nobody else then: a matcher is for one
-        thread at a time.
+        Called from the engine's thread, concurrently. The mask thread then starts with no other guide, because only
+        one thread may use a matcher at a time.
         """
         with self._lock:
             if self._now is None:
                 return None
             guided, thread, until_ns = self._now
-            self._is_left = time.clock_gettime_ns(time.pthread_getcpuclockid(thread)) > until_ns
-            return guided if self._is_left else None
+            self._is_abandoned = time.clock_gettime_ns(time.pthread_getcpuclockid(thread)) > until_ns
+            return guided if self._is_abandoned else None
 
 
-class _Thread:
-    """A thread that does one thing after the other, for as long as somebody holds this.
+class _MaskThread:
+    """A daemon thread that runs submitted work in order; it ends when this object is no longer referenced.
 
-    None of a pool's: at its end Python waits for those, and one that is left to itself would keep a process
-    that has to end.
+    It is not from a thread pool, because Python waits for pool threads at exit, and an abandoned thread would
+    keep the process alive.
     """
 
     def __init__(self) -> None:
@@ -146,10 +145,10 @@ class _Thread:
         self._thread.start()
         weakref.finalize(self, self._asked.put, None)
 
-    def leave(self) -> None:
-        """Nobody waits for it any more: it computes on when nobody else wants the core."""
+    def abandon(self) -> None:
+        """Give the thread the lowest priority: no one waits for its result."""
         if sys.platform == "linux" and self._thread.native_id is not None:
-            os.setpriority(os.PRIO_PROCESS, self._thread.native_id, _LAST)
+            os.setpriority(os.PRIO_PROCESS, self._thread.native_id, _LOWEST_PRIORITY)
 
     def submit(self, work: Callable[[], _T]) -> Future[_T]:
         future: Future[_T] = Future()
@@ -160,23 +159,23 @@ class _Thread:
 def _work(asked: "SimpleQueue[Callable[[], None] | None]") -> None:
     while (one := asked.get()) is not None:
         one()
-        del one  # while the next is waited for, nothing is held that asked
+        del one  # release references while waiting for the next work
 
 
 def _fulfil(future: "Future[_T]", work: Callable[[], _T]) -> None:
     try:
         found = work()
-    except BaseException as error:  # noqa: BLE001 - raised again by who waits
+    except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
         future.set_exception(error)
     else:
         future.set_result(found)
 
 
 class GuideThread:
-    """Tells what the guided sequences of a step may choose, in a thread of its own.
+    """Computes the masks of a step's guided sequences in another thread.
 
-    The thread begins with the first guided sequence. One step's masks are in the buffer at a time: `apply`
-    them before the next step begins.
+    The thread starts with the first guided sequence. The buffer holds the masks of one step, so call `apply`
+    before the next step begins.
     """
 
     def __init__(self, *, max_sequences: int, vocab_size: int, device: torch.device) -> None:
@@ -184,10 +183,10 @@ class GuideThread:
         self._shape = (max_sequences, (vocab_size + 7) // 8)
         self._is_cuda = device.type == "cuda"
         self._buffer: torch.Tensor | None = None
-        self._thread: _Thread | None = None
+        self._thread: _MaskThread | None = None
 
     def begin(self, spans: "Items[Span]") -> StepMasks | None:
-        """Begin with the masks of a step; None where nobody in it is guided."""
+        """Start computing the masks of a step; return None if no sequence in it is guided."""
         if all(span.sequence.guide_state is None for span in spans):
             return None
         rows: list[int] = []
@@ -208,33 +207,33 @@ class GuideThread:
         begun = self._submit(guided)
         return StepMasks(rows, keys, lambda: self._wait(guided, *begun))
 
-    def _submit(self, guided: "list[tuple[Sequence, GuideState]]") -> "tuple[Future[_Forbidden], _Turn]":
+    def _submit(self, guided: "list[tuple[Sequence, GuideState]]") -> "tuple[Future[_MaskResult], _MaskDeadline]":
         if self._thread is None or self._buffer is None:
-            self._thread = _Thread()
+            self._thread = _MaskThread()
             self._buffer = torch.zeros(self._shape, dtype=torch.uint8, pin_memory=self._is_cuda)
-        turn = _Turn()
+        deadline = _MaskDeadline()
         return self._thread.submit(partial(self._fill, guided, self._buffer, turn)), turn
 
     def _wait(
-        self, guided: "list[tuple[Sequence, GuideState]]", future: "Future[_Forbidden]", turn: _Turn
-    ) -> _Forbidden:
+        self, guided: "list[tuple[Sequence, GuideState]]", future: "Future[_MaskResult]", turn: _MaskDeadline
+    ) -> _MaskResult:
         while True:
             try:
                 return future.result(MASK_S)
             except TimeoutError:
-                stuck = turn.leave()
+                stuck = turn.abandon()
             if stuck is None:
-                continue  # it was not given the processor, or its rows take so long together
+                continue  # the thread has not had the CPU, or all rows together take long
             stuck.condemn()
             if self._thread is not None:
-                self._thread.leave()
+                self._thread.abandon()
             self._thread = self._buffer = None
             future, turn = self._submit(guided)
 
     def _fill(
-        self, guided: "list[tuple[Sequence, GuideState]]", buffer: torch.Tensor, turn: _Turn
-    ) -> _Forbidden:
-        """Called in the thread."""
+        self, guided: "list[tuple[Sequence, GuideState]]", buffer: torch.Tensor, turn: _MaskDeadline
+    ) -> _MaskResult:
+        """Compute the masks, in the mask thread."""
         bits, failures = buffer[: len(guided)], dict[str, Exception]()
         host = bits.numpy()
         for row, (sequence, follower) in zip(host, guided, strict=True):
@@ -245,12 +244,12 @@ class GuideThread:
                 allowed = follower.allowed(sequence.ids)
                 known = min(len(row), len(allowed))
                 row[:known] = allowed[:known]
-            except Exception as error:  # noqa: BLE001 - whatever its guide is, it is one sequence's
+            except Exception as error:  # noqa: BLE001 - an error of a guide fails one sequence
                 failures[sequence.spec.key] = error
-                row[:] = _EVERYTHING
+                row[:] = _ALL_ALLOWED
         turn.end()
         flags: torch.Tensor | None = None
         if not self._is_cuda:
             turned = np.unpackbits(~host, axis=-1, count=self._vocab_size, bitorder="little")
             flags = torch.from_numpy(turned.view(np.bool_))
-        return _Forbidden(bits, flags, failures)
+        return _MaskResult(bits, flags, failures)

@@ -1,10 +1,10 @@
-"""Log probabilities: what the model thought of tokens, before temperature and filters.
+"""Log probabilities of tokens by the model's own logits, before temperature and filters.
 
-A log-softmax in float32 over the whole vocabulary, for the rows that ask and for no others. It is done in
-slices of rows, so that a long prompt costs no more memory than a short one; what goes to the host are a
-few numbers per token, in one copy.
+A log-softmax in float32 over the whole vocabulary, only for the rows that report it. It is computed in slices
+of rows, so a long prompt needs no more memory than a short one. A few numbers per token are copied to the
+host, in one transfer.
 
-Of equal logits the lower id is the likelier token, as it is for the greedy choice.
+Of equal logits the lower id is the likelier token, as for the greedy choice.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,9 +15,9 @@ import torch
 from workers.kv_engine.outputs import TokenScore
 
 _SLICE_FLOATS: Final = 2**22
-"""So many logits are worked on at once: 16 MiB of them, and some times that beside them."""
+"""The number of logits processed at once: 16 MiB of them, plus a few temporary copies."""
 _CACHED_FLOATS: Final = 2**19
-"""And so many on a CPU: what stays in its cache takes a third of the time (32 x 150k logits; 2026-11)."""
+"""The number on a CPU: within its cache it takes a third of the time (32 x 150k logits; 2026-11)."""
 _LOW_BITS: Final = 0xFFFFFFFF
 
 
@@ -29,17 +29,17 @@ def score(
     top: int,
     vocab_size: int,
 ) -> list[TokenScore]:
-    """What the model thought of N tokens, and of the `top` likeliest in the place of each.
+    """Return the log probabilities of N tokens, and of the `top` likeliest tokens in the place of each.
 
     Args:
-        logits_at: makes logits, (n, vocab) float32, of n of the indices.
-        indices: (N,) where each token's logits are.
-        token_ids: (N,); below zero stands for no token, and its numbers for nothing.
-        top: how many of the likeliest.
-        vocab_size: how many logits there are in each place.
+        logits_at: returns logits, (n, vocab) float32, for n of the indices.
+        indices: (N,), the index of each token's logits.
+        token_ids: (N,); a negative id stands for no token, and its numbers are meaningless.
+        top: the number of likeliest tokens.
+        vocab_size: the number of logits per token.
 
     Returns:
-        N scores; a `logprob` that is no number comes of logits that are none.
+        N scores; a `logprob` is NaN if the logits are.
     """
     parts = [
         _score(logits, ids.long(), min(top, vocab_size))
@@ -47,7 +47,7 @@ def score(
         for logits, ids in _cached_slices(logits_at(at), of_slice)
     ]
     taken, likely, logprobs = (torch.cat(column) for column in zip(*parts, strict=True))
-    # One copy to the host: ids are exact in float64, and so are the others.
+    # One copy to the host: all values are exact in float64.
     table = torch.cat([token_ids.double()[:, None], taken, likely, logprobs], dim=-1).tolist()
     width = likely.shape[-1]
     return [
@@ -72,7 +72,7 @@ def _cached_slices(logits: torch.Tensor, token_ids: torch.Tensor) -> Iterator[tu
 def _score(
     logits: torch.Tensor, token_ids: torch.Tensor, top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of n rows the tokens' log probabilities (n, 1), the likeliest ids and theirs (n, top); float64."""
+    """Return log probabilities (n, 1), and the ids and log probabilities of the likeliest (n, top); float64."""
     logprobs = torch.log_softmax(logits, dim=-1)
     taken = logprobs.gather(-1, token_ids.clamp(min=0)[:, None])
     likely = _likeliest(logits, top) if top else token_ids.new_empty(len(token_ids), 0)
@@ -80,9 +80,9 @@ def _score(
 
 
 def _likeliest(logits: torch.Tensor, top: int) -> torch.Tensor:
-    """The ids of the `top` largest of each row, in order: (n, vocab) float32 to (n, top)."""
-    # The bits of a float, as an integer of the same order; below them the id, so that no two are equal.
-    # In place: on a CPU most of its time would go to fresh memory.
+    """Return the ids of the `top` largest logits of each row, in order: (n, vocab) float32 to (n, top)."""
+    # The key has the bits of the float, as an integer of the same order, and below them the id, so that no two
+    # keys are equal. In place, because on a CPU fresh memory would take most of the time.
     bits = logits.view(torch.int32)
     ascending = (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits)
     ids = torch.arange(logits.shape[-1], device=logits.device)

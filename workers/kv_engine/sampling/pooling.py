@@ -1,9 +1,8 @@
-"""Hidden states to one vector: what a prompt comes to for who asked for its embedding; or all of them.
+"""Pooling of a prompt's hidden states into one vector (an embedding), or their collection without pooling.
 
-A prompt is computed in spans, so its states come in parts, which are folded: nothing is kept but a vector,
-or, for who asked for all, a row for each token, on the host.
-Each state counts once, also where a sequence was preempted and is computed again. In float32, whatever the
-model computes in.
+A prompt is computed in spans, so its states arrive in parts and are folded: only a vector is kept, or, if
+the request wants all states, one row per token on the host. Each state counts once, also if its sequence was
+preempted and is computed again. All sums are in float32.
 """
 
 import numpy as np
@@ -14,7 +13,7 @@ from workers.kv_engine.sequence_spec import Pooling, PoolingMode
 
 
 class StatePooler:
-    """The states of one prompt, folded so far."""
+    """The pooled states of one prompt so far."""
 
     def __init__(self, pooling: Pooling) -> None:
         self._pooling = pooling
@@ -23,7 +22,7 @@ class StatePooler:
         self._kept: list[torch.Tensor] = []  # (n, hidden) float32, on the host
 
     def add(self, states: torch.Tensor, start: int) -> None:
-        """Take the next states, (n, hidden), of the tokens from position `start` on."""
+        """Fold the next states, (n, hidden), of the tokens from position `start` on."""
         count = len(states)
         if not count:
             return
@@ -45,9 +44,9 @@ class StatePooler:
         self._weight += weight
 
     def vector(self) -> Array:
-        """What the prompt came to: (dimensions,) float32; or (tokens, hidden), where none is pooled.
+        """Return the pooled vector, (dimensions,) float32, or all states, (tokens, hidden), if none is pooled.
 
-        The first `dimensions` are taken before they are brought to length 1: so a part has length 1, too.
+        The first `dimensions` numbers are taken before normalisation, so the shortened vector has length 1, too.
         """
         if self._kept:
             return _array(torch.cat(self._kept))

@@ -7,12 +7,12 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRows:
-    """The step's S sampled rows, and what the host knows of them without asking the device.
+    """The sampling parameters of the step's S sampled rows, and facts about them that the host knows.
 
     Attributes:
-        is_random: whether any of them is not greedy.
-        has_top_k, has_top_p, has_min_p: whether any of the random ones has one.
-        candidates: how many of the likeliest tokens decide every top-k and top-p; None is all of them.
+        is_random: whether any row is not greedy.
+        has_top_k, has_top_p, has_min_p: whether any random row uses the filter.
+        candidates: the number of likeliest tokens that decide every top-k and top-p; None is all.
     """
 
     temperature: torch.Tensor  # (S,) float32
@@ -36,13 +36,13 @@ class SamplingRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRows:
-    """Of which tokens it is told what the model thought: R sampled ones, and P of prompts.
+    """The tokens whose log probabilities are reported: R sampled ones, and P tokens of prompts.
 
     Attributes:
-        top: the most of the likeliest tokens that any of them wants named.
+        top: the largest number of likeliest tokens that any of them reports.
     """
 
     sampled: torch.Tensor  # (R,) int64, of the S sampled rows
-    prompt_indices: torch.Tensor  # (P,) int64, packed tokens: behind each stands a prompt's next
-    prompt_ids: torch.Tensor  # (P,) int64, that next token
+    prompt_indices: torch.Tensor  # (P,) int64, packed tokens before the scored ones
+    prompt_ids: torch.Tensor  # (P,) int64, the scored tokens
     top: int

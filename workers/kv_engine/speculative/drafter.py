@@ -67,7 +67,8 @@ def accept_drafts(spans: Items[Span], sampled: Items[int], counters: CacheCounte
     """Return the new tokens of each span, the accepted drafts included; cut the other drafts off.
 
     Args:
-        sampled: for each span that samples, one token after its last undrafted token and one after each draft.
+        sampled: for each span that samples, one token after its last undrafted token and one after each
+            draft.
     """
     left = iter(sampled)
     accepted: list[list[int]] = []

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from configs.deployment import DeploymentConfig, resolve
+from configs.checks import resolve
+from configs.deployment import DeploymentConfig
 from models.base import EngineKind, Item, StatelessResult
 from models.decoder_lm.nodes import DecoderLM
 from tests.peers import together

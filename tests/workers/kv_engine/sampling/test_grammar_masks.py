@@ -30,7 +30,7 @@ from workers.data_plane.port import Array
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.failures import StepFailedError
 from workers.kv_engine.outputs import Output
-from workers.kv_engine.sampling.grammar_masks import GuideThread, _Thread, _Turn, unpacked
+from workers.kv_engine.sampling.grammar_masks import GuideThread, _MaskThread, _MaskDeadline, unpack_forbidden
 from workers.kv_engine.sequence_spec import FinishReason, KvExport, Sampling, SequenceSpec
 
 PROMPT = [5, 6, 7, 8]
@@ -532,7 +532,7 @@ def test_a_guide_that_takes_for_ever_fails_who_follow_it_and_the_rest_go_on(
 
 
 def test_a_thread_of_masks_ends_with_who_asked_it() -> None:
-    asked = _Thread()
+    asked = _MaskThread()
     thread = asked.submit(current_thread).result(20)
     with pytest.raises(ZeroDivisionError):
         asked.submit(lambda: 1 // 0).result(20)
@@ -557,14 +557,14 @@ def test_a_thread_that_waits_for_the_processor_has_used_up_nothing(
             assert enough.wait(20)
             return Allowed(np.full(64, 255, np.uint8), may_end=False)
 
-    def leave(turn: Any) -> Any:
+    def abandon(turn: Any) -> Any:
         asked.append(None)
         if len(asked) == 3:
             enough.set()
         return really_leave(turn)
 
-    really_leave = _Turn.leave
-    monkeypatch.setattr(_Turn, "leave", leave)
+    really_leave = _MaskDeadline.abandon
+    monkeypatch.setattr(_MaskDeadline, "abandon", abandon)
     guide: Any = Waiting()
 
     found = run(engine_of(qwen3), [spec(guide=guide, max_tokens=3)])
@@ -625,7 +625,7 @@ def test_the_masks_are_made_while_the_forward_runs(qwen3: DecoderLM, monkeypatch
 def test_bits_are_unpacked_on_a_device_as_numpy_does(vocab_size: int) -> None:
     bits = np.random.default_rng(vocab_size).integers(0, 256, (3, (vocab_size + 7) // 8), dtype=np.uint8)
 
-    found = unpacked(torch.from_numpy(bits), vocab_size)
+    found = unpack_forbidden(torch.from_numpy(bits), vocab_size)
 
     expected = np.unpackbits(~bits, axis=-1, count=vocab_size, bitorder="little").astype(bool)
     assert torch.equal(found, torch.from_numpy(expected))
