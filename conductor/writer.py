@@ -38,7 +38,7 @@ class DecisionWriter:
         """Put decisions into the log that follow from the record at `seq`, read at `read_ns`."""
         for decision in decisions:
             faults.reach("conductor.decision.made")
-            span = _span(decision, seq, read_ns) if tracing.is_on() else tracing.NOTHING
+            span = _span(decision, seq, read_ns) if tracing.is_on() else tracing.INVALID_SPAN
             await self._post(self._subject(decision), decision, partial(_stored, span))
             faults.reach("conductor.decision.posted")
 
@@ -102,7 +102,7 @@ class DecisionWriter:
 def _span(decision: Decision, seq: int, read_ns: int) -> tracing.Span:
     """A decision, from the reading of the record it follows from to its ack."""
     tag = str(decision.__struct_config__.tag).removesuffix(".v1")
-    return tracing.start(
+    return tracing.start_span(
         f"decide {tag}",
         decision.trace,
         {
@@ -111,11 +111,11 @@ def _span(decision: Decision, seq: int, read_ns: int) -> tracing.Span:
             "dalsegno.step": decision.index,
             "dalsegno.read_seq": seq,
         },
-        since_ns=read_ns,
+        start_ns=read_ns,
     )
 
 
 def _stored(span: tracing.Span, seq: int) -> None:
     faults.reach("conductor.decision.acked")
-    span.set({"dalsegno.log_seq": seq})
+    span.set_attributes({"dalsegno.log_seq": seq})
     span.end()

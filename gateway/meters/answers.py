@@ -1,7 +1,7 @@
-"""What the gateway counts of the answers it gives; `gateway.operations.metrics` shows it at `/metrics`.
+"""The gateway's counters of its answers; `gateway.operations.metrics` exposes them at `/metrics`.
 
-An answer is observed from its beginning to its end: one `Observation` per HTTP answer, whatever the number
-of its choices. Everything is counted on the event loop, in plain numbers: a chunk costs about a microsecond.
+Each HTTP answer has one `Observation`, whatever the number of its choices. All counting is done on the event
+loop in plain numbers: a chunk costs about a microsecond.
 """
 
 import time
@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.meters.hops import Hops
+from gateway.meters.hops import HopMeters
 from shared.events import Usage
 from shared.telemetry import timeline, tracing
 from shared.telemetry.histogram import SECONDS, Histogram
 
 FINISHED: Final = "finished"
-"""The outcome of an answer that is complete; of any other, the code of its error."""
+"""The outcome of an answer that is complete; any other outcome is the code of its error."""
 WINDOW: Final = 50
-"""Over so many of the answers finished last `/metrics.json` averages."""
+"""The number of finished answers over which `/metrics.json` averages."""
 
 
 def _seconds() -> Histogram:
@@ -27,7 +27,7 @@ def _seconds() -> Histogram:
 
 @dataclass(slots=True)
 class Latency:
-    """How long the answers on one route took."""
+    """The latencies of the answers on one route."""
 
     first_token_s: Histogram = field(default_factory=_seconds)
     inter_token_s: Histogram = field(default_factory=_seconds)
@@ -35,41 +35,41 @@ class Latency:
 
 
 class Observation:
-    """One answer while it is given."""
+    """The observation of one answer, from its beginning to its end."""
 
-    __slots__ = ("_begun_s", "_ended", "_heard_s", "_latency", "_meter", "_route", "_span", "_tokens")
+    __slots__ = ("_begun_s", "_ended", "_last_token_s", "_latency", "_meter", "_route", "_span", "_tokens")
 
     def __init__(self, meter: "Meter", route: str) -> None:
         self._meter = meter
         self._route = route
         self._latency = meter.latency[route]
-        self._span = tracing.current()
+        self._span = tracing.get_current_span()
         self._begun_s = meter.clock()
-        self._heard_s: dict[int, float] = {}  # when each choice's last token came
+        self._last_token_s: dict[int, float] = {}  # by choice
         self._tokens = 0
         self._ended = False
 
     def chunk(self, tokens: int, choice: int = 0) -> None:
-        """A chunk with so many tokens was sent; the first one ends the time to first token."""
+        """Count a chunk of so many tokens; the first one ends the time to first token."""
         if not tokens:
             return
         now_s = self._meter.clock()
-        if not self._heard_s:
+        if not self._last_token_s:
             self._latency.first_token_s.observe(now_s - self._begun_s)
-        if (before_s := self._heard_s.get(choice)) is not None:
-            # Tokens that come together waited for one another: each is given its share of the time.
+        if (before_s := self._last_token_s.get(choice)) is not None:
+            # The tokens of one chunk share the time since the previous chunk.
             self._latency.inter_token_s.observe((now_s - before_s) / tokens, tokens)
-        self._heard_s[choice] = now_s
+        self._last_token_s[choice] = now_s
         self._tokens += tokens
         self._meter.generated_tokens += tokens
 
     def end(self, outcome: str, usage: Usage | None = None) -> None:
-        """The answer ended: `finished`, or the code of the error it ended with. Twice is nothing."""
+        """End with `finished`, or the code of the error; a second call does nothing."""
         if self._ended:
             return
         self._ended = True
         self._meter.outcomes[self._route, outcome] += 1
-        self._span.set({"dalsegno.outcome": outcome, "dalsegno.tokens": self._tokens})
+        self._span.set_attributes({"dalsegno.outcome": outcome, "dalsegno.tokens": self._tokens})
         if self._meter.timeline is not None:
             self._meter.timeline.stretch(
                 f"answer {self._route}",
@@ -82,7 +82,7 @@ class Observation:
         if usage is not None:
             self._meter.prompt_tokens += usage.prompt_tokens
         if outcome != FINISHED:
-            self._span.fail(outcome)
+            tracing.fail(self._span, outcome)
             return
         took_s = self._meter.clock() - self._begun_s
         self._latency.request_s.observe(took_s)
@@ -90,19 +90,19 @@ class Observation:
 
 
 class Meter:
-    """The gateway's counters. `clock` gives seconds.
+    """The gateway's counters. `clock` returns seconds.
 
     Attributes:
         outcomes: ended answers by route and outcome.
         latency: by route.
-        prompt_tokens: of answers that ended and said so; `generated_tokens` of chunks, as they were sent.
-        recent: the answers finished last: how long each took, and how many tokens it had.
-        resumed: answers that were taken up again, by route.
-        requests_resumed: requests that were given a place again, whoever asked for them, as the log tells.
-        workers_lost: lives that were declared over, by rank, as the log tells.
+        prompt_tokens: of answers that ended with a usage; `generated_tokens` of chunks as they were sent.
+        recent: duration and tokens of each of the last finished answers.
+        resumed: answers that a client resumed, by route.
+        requests_resumed: requests, of all gateways, that a conductor placed again.
+        workers_lost: incarnations of workers that a conductor declared lost, by rank.
         http: HTTP responses by method, route and status.
-        hops: how long the log's part of a request took.
-        timeline: where each answer is noted, if that is asked for.
+        hops: the durations of the requests' hops over the log.
+        timeline: the profile to which answers are written, if one is recorded.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -116,10 +116,10 @@ class Meter:
         self.resumed: Counter[str] = Counter()
         self.requests_resumed = 0
         self.workers_lost: Counter[int] = Counter()
-        self.hops = Hops()
+        self.hops = HopMeters()
         self.timeline = timeline.recording()
 
     def begin(self, route: str, *, is_resumed: bool = False) -> Observation:
-        """An answer begins on `route`, the path's template, or goes on where its client lost it."""
+        """Begin to observe an answer on `route`, the path's template."""
         self.resumed[route] += is_resumed
         return Observation(self, route)

@@ -31,28 +31,27 @@ class ServerSpan(Middleware):
 
 def _open_span(exchange: Exchange, scope: Scope) -> None:
     parent = Headers(scope=scope).get(TRACEPARENT)
-    span = tracing.serve("POST", parent, {"http.request.method": scope["method"]})
-    assert span.traceparent is not None
+    span = tracing.start_server_span("POST", parent, {"http.request.method": scope["method"]})
     scope["headers"] = list(scope["headers"])
-    MutableHeaders(scope=scope)[TRACEPARENT] = span.traceparent
+    MutableHeaders(scope=scope)[TRACEPARENT] = tracing.traceparent_of(span) or ""
 
     def describe(message: Message) -> None:
-        span.set({"http.response.status_code": message["status"]})
+        span.set_attributes({"http.response.status_code": message["status"]})
         request_id = Headers(raw=message["headers"]).get("x-request-id")
         if request_id is not None:
-            span.set({"dalsegno.request_id": request_id})
+            span.set_attributes({"dalsegno.request_id": request_id})
         if message["status"] >= 500:
-            span.fail(str(message["status"]))
+            tracing.fail(span, str(message["status"]))
 
     def name(
         kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
             route = route_of(scope)
-            span.name(f"POST {route}")
-            span.set({"http.route": route})
+            span.update_name(f"POST {route}")
+            span.set_attributes({"http.route": route})
 
     exchange.on_head(describe)
-    exchange.at_end.callback(tracing.restore, tracing.make_current(span))
-    exchange.at_end.enter_context(span)
+    exchange.at_end.enter_context(tracing.current(span))
+    exchange.at_end.enter_context(tracing.ending(span))
     exchange.at_end.push(name)

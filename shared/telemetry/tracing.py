@@ -1,167 +1,176 @@
-"""Traces: what a process did for a request, told to an OpenTelemetry collector; nothing unless configured.
+"""Spans of a request's trace, made through the OpenTelemetry API; exported only if an endpoint is configured.
 
-A trace is a tree of spans over all processes. Its thread is the W3C `traceparent` that every event of a
-request carries: a request that came over NATS without one has no spans, and a replay has none.
+A trace is a tree of spans over all processes. Each event of a request carries the W3C `traceparent` that
+links them. A request that came over NATS without one has no spans, and neither has a replay.
 
     gateway: the answer ─traceparent─┬─> conductor: each decision, from the record it rests on to its ack
                                      └─> worker: each order, and in it each walk
 
-As with `logging` there is one tracer per process; a role's entry calls `set_up`. Off, a span costs a call
-that does nothing, and OpenTelemetry is not imported. No text that a client wrote ever is an attribute.
+Each process has one tracer, which its entry point sets up (`set_up`). Without one every function returns
+`INVALID_SPAN`, which ignores all calls, and no SDK is imported. No attribute contains a client's text.
 """
 
 import asyncio
 import re
-from collections.abc import Mapping
-from contextvars import ContextVar, Token
-from types import TracebackType
-from typing import Final, Protocol, Self, TypeAlias
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    format_span_id,
+    format_trace_id,
+    get_current_span,
+    set_span_in_context,
+)
 
 from shared.errors import ClientError
 from shared.telemetry.settings import TraceSettings
+
+if TYPE_CHECKING:
+    from shared.telemetry.otlp import OtlpExport
+
+__all__ = ["INVALID_SPAN", "Span", "get_current_span"]  # re-exported; the rest is public by name
 
 Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 FLUSH_S: Final = 2.0
-"""How long a process that ends waits for its last spans to be taken."""
+"""The time limit for the export of the last spans when the process ends."""
+
+_export: "OtlpExport | None" = None
 
 
 class TracesError(ClientError):
-    """Traces are configured and cannot be exported."""
+    """Traces are configured but cannot be exported."""
 
     code = "invalid_config"
 
 
-class Span:
-    """A piece of work while it is done. This one records nothing: tracing is off, or nobody wants its trace.
-
-    As a context manager it ends with its block, and fails with the exception that leaves it.
-
-    Attributes:
-        traceparent: what its children are given; None where there is nothing to belong to.
-    """
-
-    traceparent: str | None = None
-
-    def set(self, attributes: Attributes) -> None:
-        """Say more about it."""
-
-    def name(self, name: str) -> None:
-        """Call it otherwise, now that more is known."""
-
-    def child(self, name: str) -> "Span":
-        """A part of it that begins now."""
-        return self
-
-    def fail(self, code: str) -> None:
-        """It did not come to what was wanted; `code` is an error's."""
-
-    def end(self) -> None:
-        """It is over. Only the first time counts."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if isinstance(error, asyncio.CancelledError):
-            self.set({"dalsegno.outcome": "cancelled"})  # somebody wanted it so
-        elif error is not None:
-            self.fail(str(getattr(error, "code", type(error).__name__)))
-        self.end()
-
-
-NOTHING: Final = Span()
-
-
-class Tracer(Protocol):
-    """What makes spans (`shared.telemetry.otlp.OtlpTracer`)."""
-
-    def span(
-        self,
-        name: str,
-        traceparent: str | None,
-        *,
-        is_server: bool,
-        since_ns: int | None,
-        attributes: Attributes,
-    ) -> Span: ...
-    def shut_down(self, within_s: float) -> None: ...
-
-
-_tracer: Tracer | None = None
-_current: Final[ContextVar[Span]] = ContextVar("span", default=NOTHING)
-
-
 def set_up(settings: TraceSettings, role: str) -> None:
-    """Trace this process, if an endpoint is configured. `role` is its name: `gateway`, `worker-0`.
+    """Trace this process if an endpoint is configured. `role` is the process's name: `gateway`, `worker-0`.
 
     Raises:
-        TracesError: OpenTelemetry is not installed.
+        TracesError: the OpenTelemetry SDK or its exporter is not installed.
     """
-    global _tracer
+    global _export
     shut_down()
     if settings.endpoint is None:
         return
     try:
-        from shared.telemetry.otlp import OtlpTracer  # noqa: PLC0415 - only who traces needs the library
+        from shared.telemetry.otlp import OtlpExport  # noqa: PLC0415 - needs the extra `traces`
     except ModuleNotFoundError as error:
         raise TracesError(
             f"traces.endpoint is {settings.endpoint}, but {error.name} is not installed: "
-            "pip install 'dalsegno[traces]', or leave the endpoint out"
+            "pip install 'dalsegno[traces]', or remove the endpoint"
         ) from error
-    _tracer = OtlpTracer(settings, role)
+    _export = OtlpExport(settings, role)
 
 
 def shut_down() -> None:
-    """Export what is left, within `FLUSH_S`; from here on nothing is traced."""
-    global _tracer
-    tracer, _tracer = _tracer, None
-    if tracer is not None:
-        tracer.shut_down(FLUSH_S)
+    """Export the remaining spans, within `FLUSH_S`, and stop tracing."""
+    global _export
+    export, _export = _export, None
+    if export is not None:
+        export.shut_down(FLUSH_S)
 
 
 def is_on() -> bool:
-    """Whether this process traces."""
-    return _tracer is not None
+    """Return whether this process traces."""
+    return _export is not None
 
 
-def traceparent_in(header: str | None) -> str | None:
-    """A W3C `traceparent` if it is one; others are not worth an error."""
+def valid_traceparent(header: str | None) -> str | None:
+    """Return `header` if it is a W3C `traceparent`, else None."""
     return header if header is not None and _TRACEPARENT.fullmatch(header) else None
 
 
-def serve(name: str, traceparent: str | None, attributes: Attributes) -> Span:
-    """The span of a request from outside: of the client's trace, or the first of a new one."""
-    if _tracer is None:
-        return NOTHING
-    parent = traceparent_in(traceparent)
-    return _tracer.span(name, parent, is_server=True, since_ns=None, attributes=attributes)
+def traceparent_of(span: Span) -> str | None:
+    """Return the `traceparent` for children of `span`; None for `INVALID_SPAN`."""
+    context = span.get_span_context()
+    if not context.is_valid:
+        return None
+    trace_id, span_id = format_trace_id(context.trace_id), format_span_id(context.span_id)
+    return f"00-{trace_id}-{span_id}-{context.trace_flags:02x}"
 
 
-def start(name: str, traceparent: str | None, attributes: Attributes, *, since_ns: int | None = None) -> Span:
-    """A span of the trace an event belongs to; nothing when it belongs to none, or to one not sampled.
+def start_server_span(name: str, traceparent: str | None, attributes: Attributes) -> Span:
+    """Start the span of an HTTP request: part of the client's trace, or else the root of a new one."""
+    if _export is None:
+        return INVALID_SPAN
+    parent = _context(valid_traceparent(traceparent))
+    return _export.tracer.start_span(name, parent, SpanKind.SERVER, attributes=attributes)
 
-    `since_ns` is when it began (nanoseconds since 1970), if that was before now.
+
+def start_span(
+    name: str, traceparent: str | None, attributes: Attributes, *, start_ns: int | None = None
+) -> Span:
+    """Start a span in the trace of an event. An event without a trace, or of an unsampled one, has no spans.
+
+    `start_ns` is the span's start in nanoseconds since 1970, if it is earlier than now.
     """
-    parent = traceparent_in(traceparent)
-    if _tracer is None or parent is None or not int(parent[-2:], 16) & 1:
-        return NOTHING
-    return _tracer.span(name, parent, is_server=False, since_ns=since_ns, attributes=attributes)
+    parent = valid_traceparent(traceparent)
+    if _export is None or parent is None or not int(parent[-2:], 16) & 1:
+        return INVALID_SPAN
+    return _export.tracer.start_span(name, _context(parent), attributes=attributes, start_time=start_ns)
 
 
-def current() -> Span:
-    """The span of the request that is served here and now."""
-    return _current.get()
+def start_child(parent: Span, name: str) -> Span:
+    """Start a span within `parent`."""
+    if _export is None or not parent.is_recording():
+        return INVALID_SPAN
+    return _export.tracer.start_span(name, set_span_in_context(parent, Context()))
 
 
-def make_current(span: Span) -> Token[Span]:
-    """Have `current` give this span in this task, and in those it starts."""
-    return _current.set(span)
+@contextmanager
+def ending(span: Span) -> Iterator[Span]:
+    """End the span with the block, as failed if an exception leaves the block.
+
+    OpenTelemetry's own context manager would also record the exception's message, which may quote a client.
+    """
+    try:
+        yield span
+    except asyncio.CancelledError:
+        span.set_attribute("dalsegno.outcome", "cancelled")  # cancellation is not a failure
+        raise
+    except BaseException as error:
+        fail(span, str(getattr(error, "code", type(error).__name__)))
+        raise
+    finally:
+        if span.is_recording():
+            span.end()
 
 
-def restore(token: Token[Span]) -> None:
-    """Undo `make_current`."""
-    _current.reset(token)
+@contextmanager
+def current(span: Span) -> Iterator[None]:
+    """Make `get_current_span` return this span, in this task and in the tasks that it starts."""
+    token = attach(set_span_in_context(span))
+    try:
+        yield
+    finally:
+        detach(token)
+
+
+def fail(span: Span, code: str) -> None:
+    """Mark the span as failed; `code` is an error's code."""
+    span.set_attribute("error.type", code)
+    span.set_status(Status(StatusCode.ERROR, code))
+
+
+def _context(traceparent: str | None) -> Context:
+    """Return a context with only the parent span, independent of the task's own context."""
+    if traceparent is None:
+        return Context()
+    _, trace, span, flags = traceparent.split("-")
+    parent = SpanContext(
+        int(trace, 16), int(span, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16))
+    )
+    return set_span_in_context(NonRecordingSpan(parent), Context())
