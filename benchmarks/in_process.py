@@ -21,7 +21,7 @@ from workers import settings
 from workers.generation.generated_text import GeneratedText
 from workers.kv_engine.outputs import TokenOutput
 from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
-from workers.loading.hosting import make_kv_engine
+from workers.loading.engines import make_kv_engine
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class InProcess:
     """A loaded model."""
 
     def __init__(self, config: DeploymentConfig) -> None:
-        face = registry.face(config.model, "processing")
+        face = registry.module(config.model, "processing")
         self._processing: Processing = face.load(Path(config.checkpoint), max_seq_len=config.max_seq_len)
         self._engine = make_kv_engine(config, settings.parse(config.model_kwargs), 0, lambda *_: None)
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
+from models.checkpoints.claims import CheckpointInfo, Claim
 from shared.events import Guide, digest_of
 from shared.plans import Plan, PlanRequest
 from shared.tensors import Handle
@@ -59,6 +60,9 @@ class ModelGraph:
         paths: those of `kwargs` that are paths; in a file they are relative to it, and arrive absolute.
         embeds: a KV node makes an embedding of its prompt, or puts out its hidden states, where its walk is
             told how (`pooling`).
+        claims: the claim to a checkpoint folder, for `dalsegno serve FOLDER`; None: the family is served by
+            name only.
+        serves: the checkpoints it claims, in words, for error messages.
         streams: what is between its walks, by the stream's name and the node that takes it; found in them.
 
     Raises:
@@ -77,6 +81,8 @@ class ModelGraph:
     kwargs: frozenset[str] = frozenset()
     paths: frozenset[str] = frozenset()
     embeds: bool = False
+    claims: Callable[[CheckpointInfo], Claim | None] | None = None
+    serves: str = ""
     streams: Mapping[InputPort, StreamInfo] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -1,10 +1,11 @@
-"""Which family serves a model, and where its faces are.
+"""Registry of model families: their modules by family name, and the family that serves a checkpoint.
 
-Imports a face only when asked for it: the conductor asks for `graph` alone, so it never sees torch or a
-tokenizer. Other packages add families by the entry point group `dalsegno.models`: the entry point's
-name is the family, its value the package that holds `graph`, `processing` and `nodes`.
+A family is a package with the modules `graph`, `processing` and `nodes`, each imported only on demand: the
+conductor asks for `graph` alone and never imports torch or a tokenizer. Other packages add families by the
+entry point group `dalsegno.models`: the entry point's name is the family, its value the package.
 """
 
+import logging
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -12,41 +13,56 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from models import legacy_imports
 from models.base import ModelGraph
-from models.checkpoints.files import CheckpointError, read_json
+from models.checkpoints.claims import CheckpointInfo, Claim
+from models.checkpoints.files import CheckpointError
 from shared.closest_match import closest_match
 from shared.errors import ClientError
 from shared.source_digest import Root, digest
 
+_LOGGER: Final = logging.getLogger(__name__)
 _BUILT_IN: Final = {"decoder_lm": "models.decoder_lm", "orpheus": "models.orpheus"}
 ENTRY_POINT_GROUP: Final = "dalsegno.models"
 
 
 class UnknownFamilyError(ClientError):
-    """No family of that name, or none that serves such a checkpoint."""
+    """There is no family of that name, or none that serves the checkpoint."""
 
     code = "unknown_family"
 
 
+class AmbiguousFamilyError(UnknownFamilyError):
+    """Several families claim the checkpoint with equal specificity."""
+
+    code = "ambiguous_family"
+
+
 def families() -> dict[str, str]:
-    """Every family's name and package."""
+    """The package of each family, by the family's name."""
     return _BUILT_IN | {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
-def face(family: str, name: str) -> ModuleType:
-    """The module `name` (`graph`, `processing` or `nodes`) of a family."""
+def module(family: str, name: str) -> ModuleType:
+    """The module `name` (`graph`, `processing` or `nodes`) of a family.
+
+    Raises:
+        UnknownFamilyError: there is no family of that name.
+    """
     known = families()
     if family not in known:
         near = closest_match(family, known)
         hint = f"; did you mean {near!r}?" if near else ""
         raise UnknownFamilyError(f"model {family!r} is unknown: expected one of {sorted(known)}{hint}")
+    if known[family] != _BUILT_IN.get(family):
+        legacy_imports.install()
     return import_module(f"{known[family]}.{name}")
 
 
 @cache
 def graph(family: str) -> ModelGraph:
     """A family's graph: its module's `GRAPH`."""
-    found = face(family, "graph").GRAPH
+    found = module(family, "graph").GRAPH
     assert isinstance(found, ModelGraph)
     return found
 
@@ -59,38 +75,60 @@ def plan_digest(family: str) -> str:
 
 def plan_roots(family: str) -> tuple[Root, ...]:
     """The roots of a plan's sources: the whole `graph` module, and `GRAPH` if that module only imports it."""
-    module = face(family, "graph").__name__
-    return (Root(module), Root(module, ("GRAPH",)))
+    name = module(family, "graph").__name__
+    return (Root(name), Root(name, ("GRAPH",)))
 
 
 def family_of(checkpoint: Path) -> str:
-    """The family that serves a checkpoint folder in Hugging Face format, told by its `config.json`.
+    """The family with the most specific claim to a checkpoint folder in Hugging Face format.
+
+    A family whose `graph` cannot be imported, or whose claim fails, is skipped with a warning.
 
     Raises:
-        UnknownFamilyError: the folder has no readable `config.json`, or no family serves it.
+        UnknownFamilyError: the folder has no readable `config.json`, or no family claims it.
+        AmbiguousFamilyError: several families claim it with equal specificity.
     """
     path = checkpoint / "config.json"
     try:
-        config = read_json(path)
-        architectures = config.get("architectures")
-        name = architectures[0] if isinstance(architectures, list) and architectures else None
-        if name == "LlamaForCausalLM" and _is_orpheus(checkpoint):
-            return "orpheus"
+        info = CheckpointInfo.read(checkpoint)
+        claims = {family: claim for family in sorted(families()) if (claim := _claim(family, info))}
     except CheckpointError as error:
         raise UnknownFamilyError(f"{checkpoint} is no checkpoint: {error}") from error
-    if isinstance(name, str) and name.endswith("ForCausalLM"):
-        return "decoder_lm"
-    raise UnknownFamilyError(
-        f"{path}: decoder-only language models (an architecture ...ForCausalLM) are served, others not yet; "
-        f"found {name!r}"
-    )
+    best = [family for family, claim in claims.items() if claim == max(claims.values())]
+    if len(best) > 1:
+        raise AmbiguousFamilyError(
+            f"{checkpoint}: expected one family to claim this checkpoint, found {' and '.join(best)}; "
+            f"choose one with `model: {best[0]}` in a YAML file"
+        )
+    if not best:
+        raise UnknownFamilyError(
+            f"{path}: expected an architecture that a family of models claims, "
+            f"found {info.architecture or None!r}; {_asked()}"
+        )
+    return best[0]
 
 
-def _is_orpheus(checkpoint: Path) -> bool:
-    """Whether a Llama says audio tokens: SNAC is beside it, or its tokenizer has Orpheus' marks."""
-    if (checkpoint / "snac" / "config.json").is_file():
-        return True
-    path = checkpoint / "tokenizer_config.json"
-    added = read_json(path).get("added_tokens_decoder") if path.is_file() else None
-    mark = added.get("128258") if isinstance(added, dict) else None  # what ends a speech
-    return isinstance(mark, dict) and mark.get("content") == "<custom_token_2>"
+def _claim(family: str, checkpoint: CheckpointInfo) -> Claim | None:
+    """A family's claim to a checkpoint; None if it makes none, or fails."""
+    try:
+        claims = graph(family).claims
+        return claims(checkpoint) if claims is not None else None
+    except CheckpointError:
+        raise
+    except Exception as error:  # noqa: BLE001 - another package's error must not keep the others from serving
+        _LOGGER.warning(
+            "model family %r (%s) is ignored: %s: %s", family, families()[family], type(error).__name__, error
+        )
+        return None
+
+
+def _asked() -> str:
+    """The families that were asked for a claim, and what they serve."""
+    found = []
+    for family in sorted(families()):
+        try:
+            serves = graph(family).serves
+        except Exception:  # noqa: BLE001, S112 - a warning names it already
+            continue
+        found.append(f"{family} ({serves})" if serves else family)
+    return f"families asked: {', '.join(found)}"

@@ -16,7 +16,7 @@ assignment changes by calling a function.
 
 import ast
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib.util import decode_source, find_spec, resolve_name
@@ -29,6 +29,8 @@ PROJECT: Final = frozenset({"conductor", "configs", "dalsegno", "gateway", "mode
 """The project's top-level packages."""
 _DYNAMIC: Final = frozenset({"__subclasses__", "eval", "exec", "globals", "modules", "vars"})
 """Names through which a statement may use anything in its module."""
+_ALIASES: Final[dict[str, str]] = {}
+"""Current paths of modules by their old ones, see `add_aliases`."""
 
 
 class MissingSourceError(DalSegnoError):
@@ -170,6 +172,11 @@ class Sources:
                 places = spec.submodule_search_locations if spec is not None else None
                 self._folders[package] = tuple(Path(place) for place in places or () if Path(place).is_dir())
         return self._folders[package]
+
+
+def add_aliases(aliases: Mapping[str, str]) -> None:
+    """Add old paths of modules with the current ones, for an import hook that accepts old paths."""
+    _ALIASES.update(aliases)
 
 
 @cache
@@ -417,6 +424,15 @@ def _imports_in(node: ast.stmt, package: str) -> dict[str, list[_Import]]:
         elif isinstance(one, ast.Call) and "import_module" in ast.unparse(one.func):
             literals = [arg.value for arg in one.args[:1] if isinstance(arg, ast.Constant)]
             bound += [("import_module", str(name), None) for name in literals]
-        for local, module, name in bound:
+        for local, found, attribute in bound:
+            module, name = _current(found, attribute)
             imports.setdefault(local, []).append(_Import(module, name, id(one) in optional))
     return imports
+
+
+def _current(module: str, name: str | None) -> tuple[str, str | None]:
+    """An import as it reads with the current paths of modules."""
+    if moved := _ALIASES.get(f"{module}.{name}"):
+        package, _, name = moved.rpartition(".")
+        return package, name
+    return _ALIASES.get(module, module), name

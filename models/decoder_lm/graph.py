@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from models.base import OF_PROMPTS, EngineKind, ModelGraph
+from models.checkpoints.claims import CheckpointInfo, Claim
 from models.sequence_request import PreparedPrompt, PrepareRequest, SequenceFacts, SequenceRequest
 from shared.errors import ClientError
 from shared.events import Guide, Limits, Usage
@@ -110,6 +111,11 @@ def _first_walk_args(
     )
 
 
+def claims(checkpoint: CheckpointInfo) -> Claim | None:
+    """Claim every causal language model."""
+    return Claim.GENERIC if checkpoint.architecture.endswith("ForCausalLM") else None
+
+
 GRAPH: Final = ModelGraph(
     family="decoder_lm",
     nodes={"prepare": EngineKind.CPU, "llm": EngineKind.KV},
@@ -121,4 +127,6 @@ GRAPH: Final = ModelGraph(
     },
     plan=plan,
     embeds=True,
+    claims=claims,
+    serves="decoder-only language models: an architecture ...ForCausalLM",
 )

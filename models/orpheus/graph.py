@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from models.base import EngineKind, ModelGraph
+from models.checkpoints.claims import CheckpointInfo, Claim
 from models.decoder_lm.graph import new_token_budget
 from models.orpheus.frames import END_AUDIO, FIRST_AUDIO, SAMPLE_RATE, STRIDE_TOKENS, WINDOW_TOKENS
 from models.sequence_request import PreparedPrompt, PrepareRequest, SequenceFacts, SequenceRequest
@@ -90,6 +91,18 @@ def _decode_args(request: PlanRequest, prepared: PreparedPrompt) -> SequenceRequ
     )
 
 
+def claims(checkpoint: CheckpointInfo) -> Claim | None:
+    """Claim a Llama with a SNAC checkpoint in its folder, or with Orpheus' special tokens."""
+    if checkpoint.architecture != "LlamaForCausalLM":
+        return None
+    if checkpoint.has("snac/config.json"):
+        return Claim.CHECKPOINT
+    added = checkpoint.read_json("tokenizer_config.json").get("added_tokens_decoder")
+    end_of_speech = added.get("128258") if isinstance(added, dict) else None
+    is_marked = isinstance(end_of_speech, dict) and end_of_speech.get("content") == "<custom_token_2>"
+    return Claim.CHECKPOINT if is_marked else None
+
+
 GRAPH: Final = ModelGraph(
     family="orpheus",
     nodes={"prepare": EngineKind.CPU, "LLM": EngineKind.KV, "snac_decoder": EngineKind.STATELESS},
@@ -104,6 +117,8 @@ GRAPH: Final = ModelGraph(
     repository="canopylabs/orpheus-3b-0.1-ft",
     former_walks=frozenset({"decode_llm", "audio_gen"}),
     voices=VOICES,
+    claims=claims,
+    serves="Orpheus' speech models",
     kwargs=frozenset({"snac"}),
     paths=frozenset({"snac"}),
 )

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from configs import deployment
+from configs import checks
 from configs.deployment import ConfigError
 from models.registry import UnknownFamilyError
 from tests.tiny import tiny_checkpoint
@@ -52,17 +52,17 @@ def test_what_cannot_be_served_is_named(tmp_path: Path, changed: dict[str, Any],
         "max_seq_len": 64,
         "node_groups": [GROUP],
     }
-    assert deployment.check(right, source="x.yaml", folder=tmp_path, name="x").nodes_of(0) == [
+    assert checks.check(right, source="x.yaml", folder=tmp_path, name="x").nodes_of(0) == [
         "prepare",
         "llm",
     ]
 
     with pytest.raises(ConfigError, match=message):
-        deployment.check(right | changed, source="x.yaml", folder=tmp_path, name="x")
+        checks.check(right | changed, source="x.yaml", folder=tmp_path, name="x")
 
 
 def test_a_checkpoint_folder_is_a_configuration() -> None:
-    found = deployment.resolve(str(tiny_checkpoint()))
+    found = checks.resolve(str(tiny_checkpoint()))
 
     assert (found.model, found.ranks, found.placement) == ("decoder_lm", [0], {"prepare": 0, "llm": 0})
 
@@ -70,26 +70,26 @@ def test_a_checkpoint_folder_is_a_configuration() -> None:
 def test_a_folder_of_another_kind_of_model_says_which_kind_is_served(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
 
-    with pytest.raises(UnknownFamilyError, match=r"decoder-only .*served, others not yet; found 'GPT2LMHead"):
-        deployment.resolve(str(tmp_path))
+    with pytest.raises(UnknownFamilyError, match=r"found 'GPT2LMHead.*asked: decoder_lm \(decoder-only "):
+        checks.resolve(str(tmp_path))
 
 
 def test_an_unknown_name_says_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"'dmeo' is no model to serve: .*did you mean 'demo'\?"):
-        deployment.resolve("dmeo")
+        checks.resolve("dmeo")
 
 
 def test_a_name_of_a_hub_says_how_to_get_a_folder() -> None:
     with pytest.raises(
         ConfigError, match=r"`hf download Org/M-1\.5 --local-dir M-1\.5`, then serve \./M-1\.5$"
     ):
-        deployment.resolve("Org/M-1.5")
+        checks.resolve("Org/M-1.5")
 
 
 @pytest.mark.parametrize("path", ["./M-1.5", "../M-1.5", "/M-1.5", "models/a/M-1.5", "~/M-1.5"])
 def test_a_folder_that_is_missing_is_no_name_of_a_hub(path: str) -> None:
     with pytest.raises(ConfigError, match=r"folder with a Hugging Face checkpoint$"):
-        deployment.resolve(path)
+        checks.resolve(path)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_file_that_is_no_configuration_is_told_in_one_line_without_repeating_i
     file.write_text(text)
 
     with pytest.raises(ConfigError, match=message) as raised:
-        deployment.resolve(str(file))
+        checks.resolve(str(file))
 
     assert "sesame" not in raised.value.message
     assert "\n" not in raised.value.message
@@ -120,12 +120,12 @@ def test_a_file_that_is_no_configuration_is_told_in_one_line_without_repeating_i
 def test_a_file_that_cannot_be_read_is_told_with_the_reason_and_named_once(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     with pytest.raises(ConfigError) as raised:
-        deployment.resolve(str(file))
+        checks.resolve(str(file))
     assert raised.value.message == f"cannot read the configuration {file}: No such file or directory"
 
     file.write_bytes(b"model: \xff")
     with pytest.raises(ConfigError) as raised:
-        deployment.resolve(str(file))
+        checks.resolve(str(file))
     assert raised.value.message == f"cannot read the configuration {file}: it is no text in UTF-8"
 
 
@@ -153,7 +153,7 @@ def test_where_none_is_named_the_familys_own_is_taken_as_it_was_downloaded_last(
     downloaded(tmp_path, "0ld")
     newest = downloaded(tmp_path)
 
-    found = deployment.check(SPEAKING, source="x.yaml", folder=tmp_path, name="x", hub_cache=tmp_path)
+    found = checks.check(SPEAKING, source="x.yaml", folder=tmp_path, name="x", hub_cache=tmp_path)
 
     assert found.checkpoint == str(newest)
 
@@ -165,7 +165,7 @@ def test_where_it_was_not_downloaded_it_is_said_how_to_get_it(tmp_path: Path) ->
         rf"not found in {tmp_path}; get it with `hf download canopylabs/orpheus-3b-0\.1-ft`, "
         r"or name a folder in the key checkpoint, or with --checkpoint",
     ):
-        deployment.check(SPEAKING, source="x.yaml", folder=tmp_path, name="x", hub_cache=tmp_path)
+        checks.check(SPEAKING, source="x.yaml", folder=tmp_path, name="x", hub_cache=tmp_path)
 
 
 def test_a_family_without_a_usual_one_needs_one_that_is_named(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_family_without_a_usual_one_needs_one_that_is_named(tmp_path: Path) ->
     with pytest.raises(
         ConfigError, match=r"checkpoint: expected a folder, found nothing; name a folder in the key"
     ):
-        deployment.check(raw, source="x.yaml", folder=tmp_path, name="x", hub_cache=tmp_path)
+        checks.check(raw, source="x.yaml", folder=tmp_path, name="x", hub_cache=tmp_path)
 
 
 def test_a_file_for_a_family_nobody_serves_says_which_are_served(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_file_for_a_family_nobody_serves_says_which_are_served(tmp_path: Path)
         UnknownFamilyError,
         match=r"x\.yaml: model 'bagel' is unknown: expected one of \['decoder_lm', 'orpheus'",
     ):
-        deployment.check(raw, source="x.yaml", folder=tmp_path, name="x")
+        checks.check(raw, source="x.yaml", folder=tmp_path, name="x")
 
 
 # ---- devices -------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_a_ranks_device_is_its_own_else_the_models_else_found(tmp_path: Path) ->
             {"node_names": ["LLM"], "ranks": [0]},
             {"node_names": ["snac_decoder"], "ranks": [1]},
         ]
-        found = deployment.check(raw, source="x.yaml", folder=tmp_path, name="x")
+        found = checks.check(raw, source="x.yaml", folder=tmp_path, name="x")
         return [found.device_of(rank) for rank in found.ranks]
 
     assert devices() == ["auto", "auto"]
@@ -208,7 +208,7 @@ def test_what_processes_do_among_themselves_is_in_no_digest(tmp_path: Path) -> N
     raw = SPEAKING | {"checkpoint": str(tiny_checkpoint())}
 
     def digest(**changed: Any) -> str:
-        return deployment.check(raw | changed, source="x.yaml", folder=tmp_path, name="x").digest
+        return checks.check(raw | changed, source="x.yaml", folder=tmp_path, name="x").digest
 
     assert digest() == digest(devices={0: "cpu"}, data_plane={"transports": ["tcp"], "address": "::1"})
     assert digest() != digest(max_seq_len=65)

@@ -161,7 +161,7 @@ class LocalModel:
         return [thread for thread in (self._thread, self._stateless) if thread is not None]
 
     def _load_processing(self) -> Processing:
-        face = registry.face(self.config.model, "processing")
+        face = registry.module(self.config.model, "processing")
         loaded: Processing = face.load(Path(self.config.checkpoint), max_seq_len=self.config.max_seq_len)
         return loaded
 

@@ -46,7 +46,7 @@ def load_node(
         CheckpointError: the checkpoint cannot be served.
         ConfigError: the family's nodes cannot be shared.
     """
-    load = registry.face(config.model, "nodes").load
+    load = registry.module(config.model, "nodes").load
     if peers is not None:
         _check_shares(config, load, node, peers.size)
     return load(
@@ -142,7 +142,7 @@ def check_kv_nodes(config: DeploymentConfig) -> bool:
     if not shared:
         return False
     import_transformers()
-    nodes = registry.face(config.model, "nodes")
+    nodes = registry.module(config.model, "nodes")
     examine = getattr(nodes, "examine", None)
     for node, members in sorted(shared):
         if members > 1:

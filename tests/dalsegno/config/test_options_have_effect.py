@@ -348,7 +348,7 @@ async def gateway(config: DeploymentConfig, script: Any = echo) -> AsyncIterator
         script,
         settings=config.gateway,
         keys=api_keys(config.gateway),
-        says_requests=config.logs.requests,
+        logs_requests=config.logs.requests,
     ) as world:
         yield world
 

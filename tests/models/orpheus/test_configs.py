@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from configs import placement
-from configs.deployment import configs_folder
+from configs.files import configs_folder
 from models.orpheus.graph import GRAPH
 
 LAYOUTS = {

@@ -1,6 +1,7 @@
-"""The pure face: nodes, walks, plan. The conductor reads it, so it imports no tokenizer and no torch."""
+"""Nodes, walks, plan and claim. The conductor imports it, so it imports no tokenizer and no torch."""
 
 from models.base import EngineKind, ModelGraph
+from models.checkpoints.claims import CheckpointInfo, Claim
 from shared.errors import ClientError
 from shared.events import Usage
 from shared.plans import Finish, Plan, PlanRequest, Walk
@@ -21,7 +22,7 @@ SPEAK = compile_walk(
 
 
 def plan(request: PlanRequest) -> Plan:
-    """Hear how many words there are, then shout so many."""
+    """Count the words, then shout as many as the request may have."""
     heard = yield Walk("listen", args={"inputs": request.inputs})
     count: int = heard.fact("count")
     if not count:
@@ -34,9 +35,16 @@ def plan(request: PlanRequest) -> Plan:
     )
 
 
+def claims(checkpoint: CheckpointInfo) -> Claim | None:
+    """Claim the checkpoints that `dalsegno serve FOLDER` detects as this family's."""
+    return Claim.ARCHITECTURE if checkpoint.architecture == "Shout" else None
+
+
 GRAPH = ModelGraph(
     family="shout",
     nodes=dict.fromkeys(("listener", "taker", "shouter"), EngineKind.CPU),
     walks={"listen": LISTEN, "speak": SPEAK},
     plan=plan,
+    claims=claims,
+    serves="checkpoints of the architecture Shout",
 )

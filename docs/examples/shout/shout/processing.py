@@ -1,16 +1,16 @@
-"""The CPU face: what the nodes do. A worker loads it once, and calls it from threads."""
+"""The CPU nodes. A worker loads this module once and calls `run` from threads."""
 
 from models.base import CpuResult
 from shared.tensors import Handle
 
 
 def load(checkpoint, *, max_seq_len):
-    """Read what the model needs from its checkpoint folder: here, nothing."""
+    """Load what the nodes need from the checkpoint folder: here, nothing."""
     return Shouting()
 
 
 class Shouting:
-    """Three nodes without a state of their own."""
+    """Three nodes without state."""
 
     eos_ids = ()
     tool_calls = ""
@@ -37,7 +37,7 @@ class Shouting:
 
 
 def _text_of(asked):
-    """What the client said last: a chat's last message, or the text."""
+    """The last message of a chat, or the text."""
     if asked.get("messages"):
         return asked["messages"][-1]["content"]
     return asked.get("text") or ""
