@@ -1,7 +1,7 @@
-"""The gateway's composition: routes, middleware, and the process.
+"""The gateway process: it composes routes and middleware, serves them, and follows the log.
 
-The socket is bound first, so `/health/live` answers at once; the log may come later, go, and come back.
-Stopped, it finishes its streams (up to `drain_s`), answers new requests with 503, and closes.
+The socket is bound first, so that `/health/live` answers at once; the log may connect later, and reconnect. A
+gateway that is stopped finishes its answers (for up to `drain_s`), refuses new requests with 503, and closes.
 """
 
 import asyncio
@@ -19,7 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from configs.deployment import ApiKey, DeploymentConfig, api_keys
+from configs.deployment import DeploymentConfig
+from configs.secrets import ApiKey, api_keys
 from gateway import errors, openapi
 from gateway.errors import HttpError
 from gateway.generate.routes import generate_routes
@@ -31,13 +32,13 @@ from gateway.operations.about_routes import about_routes
 from gateway.operations.health_routes import health_routes
 from gateway.operations.metrics_routes import metrics_routes
 from gateway.operations.request_routes import request_routes
-from gateway.operations.warm_routes import warm_routes
-from gateway.requests.service import Gateway, Served
+from gateway.requests.service import Gateway
+from gateway.served_model import ServedModel
 from gateway.speech.routes import speech_routes
 from shared.closest_match import closest_match
 from shared.errors import DalSegnoError
 from shared.log.nats import jetstream
-from shared.log.nats.credentials import NOBODY, Credentials
+from shared.log.nats.credentials import ANONYMOUS, Credentials
 from shared.log.port import DurabilityError, LogRegressedError, LogUnavailableError
 from shared.subjects import Subjects
 
@@ -50,16 +51,16 @@ _METHODS: Final = ("DELETE", "GET", "HEAD", "POST")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayOptions:
-    """Where the log is, and what is served; `config.gateway` says how."""
+    """The deployment's configuration, and the address of its log."""
 
     config: DeploymentConfig
     nats_url: str
-    credentials: Credentials = NOBODY
+    credentials: Credentials = ANONYMOUS
     prefix: str = "ds"
 
 
 async def run(options: GatewayOptions, listening: Callable[[str], None] | None = None) -> None:
-    """Serve until cancelled; then end in order. `listening` learns the URL.
+    """Serve until cancelled, then shut down in order. `listening` is called with the URL.
 
     Raises:
         ClientError: the address cannot be listened on, or the keys cannot be read.
@@ -67,7 +68,7 @@ async def run(options: GatewayOptions, listening: Callable[[str], None] | None =
     settings = options.config.gateway
     keys = api_keys(settings)
     listener = server.bind(settings.host, settings.port)
-    gateway = Gateway(Served.of(options.config), Subjects(options.prefix), new_origin(), settings)
+    gateway = Gateway(ServedModel.of(options.config), Subjects(options.prefix), new_origin(), settings)
     app = create_app(gateway, keys, logs_requests=options.config.logs.requests)
     _LOGGER.info("listening on %s", server.url_of(listener))
     if listening is not None:
@@ -79,14 +80,14 @@ async def run(options: GatewayOptions, listening: Callable[[str], None] | None =
                 await asyncio.Event().wait()  # until cancelled
             finally:
                 await _drain(gateway, settings.drain_s)
-                following.cancel()  # what still runs ends with a typed error, and then the server
+                following.cancel()  # answers still in progress end with a typed error, then the server ends
                 await asyncio.wait({following})
 
 
 def create_app(
     gateway: Gateway, keys: Sequence[ApiKey] = (), *, logs_requests: bool = True
 ) -> fastapi.FastAPI:
-    """The ASGI application over one gateway's state; `gateway.settings` and `keys` say who may pass."""
+    """The ASGI application of one gateway; `keys` are the API keys, if requests need one."""
     app = GatewayApp(
         title="Dal Segno", version=version("dalsegno"), docs_url=None, redoc_url=None, redirect_slashes=False
     )
@@ -98,7 +99,6 @@ def create_app(
         generate_routes,
         speech_routes,
         embedding_routes,
-        warm_routes,
         openai_routes,
         request_routes,
     ):
@@ -110,13 +110,13 @@ def create_app(
 
 
 def new_origin() -> str:
-    """A gateway's name on the log, for one life."""
+    """A new name for a gateway process on the log."""
     return f"g-{secrets.token_hex(4)}"
 
 
 async def _follow(gateway: Gateway, options: GatewayOptions) -> None:
-    """Connect to the log and follow it; again, whenever it was made anew. Never gives up."""
-    said = ""
+    """Connect to the log and follow it, again and again: never gives up."""
+    warned = ""
     while True:
         try:
             log = await jetstream.connect(
@@ -127,27 +127,27 @@ async def _follow(gateway: Gateway, options: GatewayOptions) -> None:
                 durability=options.config.nats.durability,
             )
         except (LogUnavailableError, DurabilityError) as error:
-            if error.message != said:  # once per reason, not five times a second
-                said = error.message
-                _LOGGER.warning("waiting for the log: %s", said)
+            if error.message != warned:  # once per reason, not five times a second
+                warned = error.message
+                _LOGGER.warning("waiting for the log: %s", warned)
             await asyncio.sleep(_RETRY_S)
             continue
-        said = ""
+        warned = ""
         try:
-            await gateway.follow(log)
+            await gateway.follower.follow(log)
         except* (LogRegressedError, LogUnavailableError) as group:
-            _LOGGER.warning("following the log anew: %s", group.exceptions)
+            _LOGGER.warning("reconnecting to the log: %s", group.exceptions)
         finally:
             await log.close()
         await asyncio.sleep(_RETRY_S)
 
 
 async def _drain(gateway: Gateway, deadline_s: float) -> None:
-    running = gateway.running
+    running = gateway.in_flight.count
     if running:
-        _LOGGER.info("answers still to finish: %d, for at most %g s", running, deadline_s)
+        _LOGGER.info("waiting for %d answers to finish, for at most %g s", running, deadline_s)
     if not await gateway.drain(deadline_s):
-        _LOGGER.warning("answers cut, as they did not end in time: %d", gateway.running)
+        _LOGGER.warning("%d answers were cut off: they did not end in time", gateway.in_flight.count)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
@@ -155,12 +155,12 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """What the framework refused: an unknown route, a wrong method, a form it could not read."""
+    """Errors of the framework: an unknown route, a wrong method, a malformed form."""
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
     match error.status_code:
         case 404:
-            message = f"there is no route {where}; {_meant(request)}"
+            message = f"there is no route {where}; {_suggestion(request)}"
             found = HttpError(status=404, code="not_found", message=message)
         case 405:
             allowed = _methods_of(request)
@@ -172,23 +172,23 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return _response(found, dict(error.headers or {}))
 
 
-def _meant(request: Request) -> str:
-    """What a path that is none may mean: most often the base URL has a `/v1` too many, or too few."""
-    asked = request.url.path[:_LONGEST_PATH].rstrip("/")
+def _suggestion(request: Request) -> str:
+    """A known path like the unknown one: usually the base URL has one `/v1` too many or too few."""
+    unknown = request.url.path[:_LONGEST_PATH].rstrip("/")
     paths = [path for path in request.app.openapi()["paths"] if path != "/"]
-    near = [path for path in paths if asked and (path.endswith(asked) or asked.endswith(path))]
-    meant = near[0] if near else closest_match(asked, paths, cutoff=_NEAR)
-    return f"did you mean {meant}?" if meant else "GET /openapi.json has those there are"
+    near = [path for path in paths if unknown and (path.endswith(unknown) or unknown.endswith(path))]
+    meant = near[0] if near else closest_match(unknown, paths, cutoff=_NEAR)
+    return f"did you mean {meant}?" if meant else "GET /openapi.json lists all routes"
 
 
 def _methods_of(request: Request) -> str:
-    """What the path takes: it may be several routes', and the framework names the first one's alone."""
+    """The methods of a path. It may have several routes, and the framework names those of the first alone."""
 
-    def taken(method: str) -> bool:
+    def is_allowed(method: str) -> bool:
         scope = {**request.scope, "method": method}
         return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
-    return ", ".join(filter(taken, _METHODS))
+    return ", ".join(filter(is_allowed, _METHODS))
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
@@ -201,7 +201,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:
-    """The client left before its request was read whole: nobody reads this."""
+    """The client disconnected before its request was read: the response is discarded."""
     return Response(status_code=400)
 
 

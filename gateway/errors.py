@@ -1,9 +1,9 @@
-"""The one table from errors to HTTP; every body has OpenAI's error schema.
+"""The mapping from errors to HTTP responses; every body has OpenAI's error schema.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 
-`code` is our own stable code, `type` follows from the status. An error that is none of ours is a bug:
-it is logged with its traceback, and the client learns only that it happened.
+`code` is our own stable code, `type` follows from the status. An exception that is no `DalSegnoError` is a
+bug: its traceback is logged, and the client gets a general message.
 """
 
 import logging
@@ -41,17 +41,17 @@ TYPES: Final[Mapping[int, str]] = {
     504: "timeout_error",
 }
 _STATUSES: Final[Mapping[str, int]] = {
-    LogRegressedError.code: 503,  # the log was made anew: asked again, the request goes on the new one
+    LogRegressedError.code: 503,  # the log was replaced: a retry goes to the new one
 }
-"""Where HTTP sees it otherwise than the error itself."""
+"""Statuses that differ from the error's own."""
 RETRY_AFTER_S: Final[Mapping[int, int]] = {429: 1, 503: 2}
-"""For what is not wrong but not now: when to try again."""
-_NOT_AGAIN: Final = frozenset({409, 504})
-"""What OpenAI's clients would try again, though the same comes of it."""
+"""The header `retry-after` of temporary errors, in seconds."""
+_NO_RETRY: Final = frozenset({409, 504})
+"""Statuses that OpenAI's clients would retry without success."""
 
 
 class InvalidParamError(ClientError):
-    """One named parameter of the request is wrong."""
+    """A parameter of the request is wrong; `param` is its name."""
 
     def __init__(self, param: str, message: str, *, code: str = "invalid_value", status: int = 400) -> None:
         super().__init__(message, code=code, status=status)
@@ -59,7 +59,7 @@ class InvalidParamError(ClientError):
 
 
 class NotSupportedError(InvalidParamError):
-    """A parameter that is known, would change the answer, and is not supported yet."""
+    """A known parameter that would change the answer and is not supported yet."""
 
     def __init__(self, param: str, found: object, neutral: str) -> None:
         super().__init__(
@@ -95,14 +95,14 @@ class HttpError:
 
     @property
     def headers(self) -> dict[str, str]:
-        if self.status in _NOT_AGAIN:
+        if self.status in _NO_RETRY:
             return {"x-should-retry": "false"}
         seconds = RETRY_AFTER_S.get(self.status)
         return {} if seconds is None else {"retry-after": str(seconds)}
 
 
 def of_exception(error: Exception) -> HttpError:
-    """The error a client sees for `error`."""
+    """The response for an exception."""
     if isinstance(error, DalSegnoError):
         return HttpError(
             status=_STATUSES.get(error.failure_code, _http_status(error.failure_status)),
@@ -114,36 +114,36 @@ def of_exception(error: Exception) -> HttpError:
     return HttpError(
         status=500,
         code="internal_error",
-        message="the gateway met an error of its own; its log has the details",
+        message="internal error of the gateway; its log has the details",
     )
 
 
 async def send(send: Send, error: HttpError, headers: Mapping[str, str] | None = None) -> None:
-    """Answer with `error`, where no framework does."""
+    """Send `error` as the response, from middleware."""
     body = error.json
     fields = {
         "content-type": "application/json",
         "content-length": str(len(body)),
         "cache-control": "no-store",
     }
-    told = {**fields, **error.headers, **(headers or {})}
-    await send({"type": "http.response.start", "status": error.status, "headers": raw(told)})
+    fields |= {**error.headers, **(headers or {})}
+    await send({"type": "http.response.start", "status": error.status, "headers": raw(fields)})
     await send({"type": "http.response.body", "body": body})
 
 
 def raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Headers as ASGI has them."""
+    """Headers in ASGI's form."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
 def of_failure(failure: Failure) -> HttpError:
-    """The error a client sees for a failure on the log."""
+    """The response for a failure on the log."""
     status = _STATUSES.get(failure.code, _http_status(failure.status))
     return HttpError(status=status, code=failure.code, message=failure.message)
 
 
 def of_misfit(misfit: Misfit, where: str = "") -> InvalidParamError:
-    """The error for a value that is of the wrong type or out of its range; `where` stands before its name."""
+    """The error for a value of the wrong type or out of its range; `where` is prefixed to its name."""
     code = "missing_required_parameter" if misfit.is_missing else "invalid_value"
     return InvalidParamError(f"{where}{misfit.place}", f"{where}{misfit.message}", code=code)
 
@@ -154,5 +154,5 @@ def _type_of(status: int) -> str:
 
 
 def _http_status(status: int) -> int:
-    """A failure's status comes from the log: what is no error status is our own error."""
+    """A failure's status from the log; one that is no error status becomes 500."""
     return status if 400 <= status <= 599 else 500

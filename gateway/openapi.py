@@ -1,7 +1,7 @@
-"""`/openapi.json`, with what a framework cannot know: our errors, and who needs a key.
+"""`/openapi.json`: the framework's document, completed with our errors, stream types and API keys.
 
-Every error of every route has one schema, OpenAI's. What the framework makes up itself (a 422 for each path
-with a parameter) never happens here, and is taken out.
+Every error of every route has one schema, OpenAI's. The framework adds a 422 to each path with a parameter,
+which never occurs here; it is removed.
 """
 
 from http import HTTPStatus
@@ -36,13 +36,13 @@ _STREAMS: Final = {
     "/v1/chat/completions": "text/event-stream",
     "/v1/completions": "text/event-stream",
 }
-_ASKING: Final = (400, 404, 408, 409, 410, 413, 422, 429, 431, 500, 503, 504)
-_LOOKING: Final = (400, 404, 408, 409, 410, 413, 429, 431, 500, 503)
-_KEYS: Final = (401, 403)
+_POST_ERRORS: Final = (400, 404, 408, 409, 410, 413, 422, 429, 431, 500, 503, 504)
+_OTHER_ERRORS: Final = (400, 404, 408, 409, 410, 413, 429, 431, 500, 503)
+_KEY_ERRORS: Final = (401, 403)
 
 
 def complete(app: fastapi.FastAPI, *, needs_key: bool) -> None:
-    """Have `app` tell all of it at `/openapi.json`."""
+    """Make `app` serve the completed document."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -71,7 +71,7 @@ def _complete_operation(path: str, method: str, operation: dict[str, Any], *, ne
         del responses["422"]
     if path in _STREAMS and method == "post":
         responses["200"]["content"][_STREAMS[path]] = {}
-    errors = (_ASKING if method == "post" else _LOOKING) + (_KEYS if needs_key else ())
+    errors = (_POST_ERRORS if method == "post" else _OTHER_ERRORS) + (_KEY_ERRORS if needs_key else ())
     for status in errors:
         responses.setdefault(
             str(status),

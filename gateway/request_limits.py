@@ -1,4 +1,4 @@
-"""Caps: what this deployment's gateway lets a single request ask for (`gateway` in the configuration)."""
+"""The limits of a single request: those of this gateway's configuration, and those of time limits."""
 
 from typing import Final
 
@@ -7,16 +7,16 @@ from gateway.errors import InvalidParamError
 from shared.events import Params
 
 MAX_TIMEOUT_S: Final = 86400.0
-"""A day: the longest a request may ask to be waited for."""
-MAX_LINGER_S: Final = 600.0
-"""Ten minutes: the longest a request may go on for a client that left."""
+"""A day: the longest time limit of a request."""
+MAX_DISCONNECT_GRACE_S: Final = 600.0
+"""Ten minutes: the longest time for which a request continues without a client."""
 
 
 def check_params(params: Params, settings: GatewaySettings, name: str = "max_tokens") -> None:
-    """Refuse an answer that is longer than allowed; `name` is what the client calls its limit.
+    """Check the limit of the answer's tokens; `name` is the field in which the client sent it.
 
     Raises:
-        InvalidParamError: it is.
+        InvalidParamError: it is above the gateway's `max_tokens`.
     """
     if params.max_tokens is not None and params.max_tokens > settings.max_tokens:
         raise InvalidParamError(
@@ -25,10 +25,10 @@ def check_params(params: Params, settings: GatewaySettings, name: str = "max_tok
 
 
 def check_choices(prompts: int, n: int, settings: GatewaySettings) -> None:
-    """Refuse more answers than allowed.
+    """Check the number of answers.
 
     Raises:
-        InvalidParamError: they are more.
+        InvalidParamError: it is above the gateway's `max_choices`.
     """
     if prompts * n <= settings.max_choices:
         return
@@ -39,10 +39,10 @@ def check_choices(prompts: int, n: int, settings: GatewaySettings) -> None:
 
 
 def check_messages(count: int, settings: GatewaySettings) -> None:
-    """Refuse a chat that is longer than allowed.
+    """Check the number of a chat's messages.
 
     Raises:
-        InvalidParamError: it is.
+        InvalidParamError: it is above the gateway's `max_messages`.
     """
     if count > settings.max_messages:
         raise InvalidParamError(
@@ -50,26 +50,27 @@ def check_messages(count: int, settings: GatewaySettings) -> None:
         )
 
 
-def limit_s(asked_s: float | None, settings: GatewaySettings) -> float | None:
-    """How long a request may take: what it asks for, at most what is allowed; None is for ever."""
-    allowed = [seconds for seconds in (asked_s, settings.request_timeout_s) if seconds]
-    return min(allowed, default=None)
+def time_limit_s(timeout_s: float | None, settings: GatewaySettings) -> float | None:
+    """The time limit of a request: its own or the gateway's, whichever is less; None is unlimited."""
+    limits = [seconds for seconds in (timeout_s, settings.request_timeout_s) if seconds]
+    return min(limits, default=None)
 
 
-def check_linger(found: float | None) -> None:
-    """Refuse a time to wait for a client that left, which is none.
+def check_disconnect_grace(found: float | None) -> None:
+    """Check the field `linger_s`.
 
     Raises:
         InvalidParamError: it is not from 0 to ten minutes.
     """
-    if found is not None and not 0 <= found <= MAX_LINGER_S:
+    if found is not None and not 0 <= found <= MAX_DISCONNECT_GRACE_S:
         raise InvalidParamError(
-            "linger_s", f"linger_s: expected seconds from 0 to {MAX_LINGER_S:g}, found {found!r:.80}"
+            "linger_s",
+            f"linger_s: expected seconds from 0 to {MAX_DISCONNECT_GRACE_S:g}, found {found!r:.80}",
         )
 
 
 def check_timeout(found: float | None) -> None:
-    """Refuse a time limit that is none.
+    """Check the field `timeout_s`.
 
     Raises:
         InvalidParamError: it is not above 0 and at most a day.

@@ -32,7 +32,7 @@ from shared.events import (
 )
 from shared.ids import parse_request_id
 from shared.log.nats import jetstream
-from shared.log.nats.credentials import NOBODY, Credentials
+from shared.log.nats.credentials import ANONYMOUS, Credentials
 from shared.log.port import Log, LogUnavailableError, WrongLastSequenceError
 from shared.subjects import Subjects
 
@@ -48,7 +48,7 @@ class NatsTransport:
     """The log of one deployment; connected to when it is needed first."""
 
     def __init__(
-        self, url: str, *, credentials: Credentials = NOBODY, prefix: str = "ds", log: Log | None = None
+        self, url: str, *, credentials: Credentials = ANONYMOUS, prefix: str = "ds", log: Log | None = None
     ) -> None:
         self._url = url
         self._credentials = credentials
@@ -81,7 +81,7 @@ class NatsTransport:
         lives = await self._lives(log)
         liveness = Liveness(sorted(lives) or [0])
         try:
-            async with asyncio.timeout(_LISTEN_S), aclosing(log.listen(self._subjects.beats())) as beats:
+            async with asyncio.timeout(_LISTEN_S), aclosing(log.listen(self._subjects.heartbeats())) as beats:
                 async for subject, payload in beats:
                     liveness.receive(subject, payload, time.monotonic())
                     if not liveness.missing(time.monotonic(), log_answers=True):

@@ -1,1 +1,1 @@
-"""`/generate`: M*'s form and JSON, NDJSON and one document."""
+"""The native routes `/generate` and `/warm`: M*'s form and JSON, NDJSON and one document."""

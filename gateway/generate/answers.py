@@ -1,11 +1,11 @@
-"""`/generate`'s answers: one JSON object per line, or one document.
+"""The answers of `/generate`: one JSON object per line (NDJSON), or one document.
 
     {"modality": "text", "data": <base64>, "metadata": {"index": 0, "token_ids": [...]}}
 
-The last line of a complete answer has no data; its metadata has `finish_reason`, `usage`, and what the events
-of the answer survive (`durability`). An answer that fails in the middle ends with the modality `error`, its
-metadata has `status`, `code` and `message`.
-A stream that is resumed begins behind the `index` its client has. There is one choice.
+The last line of a complete answer has no data; its metadata has `finish_reason`, `usage` and `durability`
+(the failures that the answer's events survive). An answer that fails midway ends with the modality `error`,
+whose metadata has `status`, `code` and `message`. A resumed stream begins after the `index` that its client
+has. There is one choice.
 """
 
 from base64 import b64encode
@@ -15,18 +15,18 @@ from typing import Any
 import msgspec
 
 from gateway.errors import HttpError
-from gateway.openai.answers import usage_of
-from gateway.requests.resume import Position
+from gateway.requests.resume import StreamPosition
+from gateway.requests.usage import usage_object
 from shared.events import OutputChunk, Usage
 from shared.log.port import Durability
 
 
 @dataclass(slots=True)
 class ChunkLines:
-    """An answer as NDJSON, line by line."""
+    """An answer as NDJSON."""
 
     durability: Durability
-    position: Position = field(default_factory=lambda: Position.start(1))
+    position: StreamPosition = field(default_factory=lambda: StreamPosition.start(1))
     media_type: str = "application/x-ndjson"
     _finish_reason: str = ""
 
@@ -49,10 +49,10 @@ class ChunkLines:
 
 
 @dataclass(slots=True)
-class Document:
-    """An answer as one JSON document: all text in one entry, everything else chunk by chunk.
+class JsonDocument:
+    """An answer as one JSON document: all text in one entry, other modalities with one entry per chunk.
 
-    How it ended stands with the text, or, where none was put out, with the last entry of all.
+    The metadata of the end is in the text's entry, or without text in the last entry of all.
     """
 
     request_id: str
@@ -60,13 +60,13 @@ class Document:
     media_type: str = "application/json"
     _finish_reason: str = ""
     _texts: list[str] = field(default_factory=list)
-    _told: dict[str, list[Any]] = field(default_factory=lambda: {"token_ids": []})
+    _tokens: dict[str, list[Any]] = field(default_factory=lambda: {"token_ids": []})
     _others: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
         if chunk.modality == "text":
             self._texts.append(chunk.text)
-            self._tell(chunk)
+            self._add_tokens(chunk)
         else:
             self._others.setdefault(chunk.modality, []).append(_entry(_data_of(chunk), chunk.metadata))
         return b""
@@ -79,7 +79,7 @@ class Document:
         end = _end_of(self._finish_reason, usage, self.durability)
         outputs = self._others
         if self._texts or not outputs:
-            text = _entry("".join(self._texts).encode(), {**self._told, **end})
+            text = _entry("".join(self._texts).encode(), {**self._tokens, **end})
             outputs = {"text": [text], **outputs}
         else:
             *_, last = outputs.values()
@@ -89,12 +89,14 @@ class Document:
     def failed(self, error: HttpError) -> bytes:
         raise AssertionError("a document has not begun before it is complete")
 
-    def _tell(self, chunk: OutputChunk) -> None:
-        """Gather what a chunk tells of its tokens; those of an echo are the prompt's."""
-        told = {"token_ids": chunk.token_ids, **_logprobs(chunk), **chunk.metadata}
+    def _add_tokens(self, chunk: OutputChunk) -> None:
+        """Add the metadata of a chunk's tokens; those of an echo are the prompt's."""
+        metadata = {"token_ids": chunk.token_ids, **_logprobs(chunk), **chunk.metadata}
         for name in ("token_ids", "logprobs"):
-            if name in told:
-                self._told.setdefault(f"prompt_{name}" if chunk.is_echo else name, []).extend(told[name])
+            if name in metadata:
+                self._tokens.setdefault(f"prompt_{name}" if chunk.is_echo else name, []).extend(
+                    metadata[name]
+                )
 
 
 def _logprobs(chunk: OutputChunk) -> dict[str, Any]:
@@ -106,10 +108,10 @@ def _data_of(chunk: OutputChunk) -> bytes:
 
 
 def _end_of(finish_reason: str, usage: Usage, durability: Durability) -> dict[str, Any]:
-    told = usage_of(usage)
+    used = usage_object(usage)
     if usage.cached_tokens:
-        told["cached_tokens"] = usage.cached_tokens
-    return {"finish_reason": finish_reason, "usage": told, "durability": durability}
+        used["cached_tokens"] = usage.cached_tokens
+    return {"finish_reason": finish_reason, "usage": used, "durability": durability}
 
 
 def _entry(data: bytes, metadata: dict[str, Any]) -> dict[str, Any]:

@@ -1,34 +1,33 @@
-"""`/generate`'s requests: M*'s form, and the same fields as a JSON object.
+"""Parsing of `/generate` requests: M*'s form, or the same fields as a JSON object.
 
-`text` is one user message, rendered through the checkpoint's chat template: the same request as a chat of
-one message. With `chat` false, which is a field of ours, it is a raw prompt; `messages` (a chat as OpenAI
-writes it) and `token_ids`, ours too, stand in its place. A name that is unknown is an error that says the
-nearest one that is known.
+`text` is one user message, rendered with the checkpoint's chat template: the same request as a chat of one
+message. These fields are ours: `chat`, which makes `text` a raw prompt if it is false; `messages`, a chat as
+OpenAI writes it; and `token_ids`. An unknown name is an error that suggests the closest known one.
 """
 
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
-from gateway import errors, request_limits
+from gateway import request_limits
 from gateway.errors import InvalidParamError
-from gateway.http.bodies import check_known, params_of, parse_json, parse_object
+from gateway.http.bodies import check_known, converted, params_of, parse_json, parse_object
 from gateway.openai import requests as openai_requests
 from gateway.openai.requests import ChatRequest
-from gateway.requests.service import Served
+from gateway.requests.parsed_request import DeliveryFields
+from gateway.served_model import ServedModel
 from models.base import OF_PROMPTS
 from shared.errors import ClientError
 from shared.events import Inputs, Params, Priority
 from shared.validation_errors import described, misfit
 
 QUESTIONS: Final = ("text", "messages", "token_ids")
-"""One of them is what is asked."""
+"""The prompt: exactly one of these is required."""
 _LIMITS: Final = ("max_tokens", "max_output_tokens", "max_new_tokens")
 MODEL_KWARGS: Final = (
     *_LIMITS, "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
@@ -51,7 +50,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "linger_s": {"type": "number"},
     "priority": {"type": "integer", "minimum": -100, "maximum": 100},
 }
-"""Every field, and its schema."""
+"""All fields, with their schemas."""
 _BOOLEANS: Final[Mapping[str, bool]] = {
     "true": True, "1": True, "yes": True, "on": True,
     "false": False, "0": False, "no": False, "off": False,
@@ -59,39 +58,34 @@ _BOOLEANS: Final[Mapping[str, bool]] = {
 _FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateRequest:
-    """`POST /generate`, parsed."""
+class GenerateRequest(DeliveryFields, frozen=True, kw_only=True):
+    """A parsed request."""
 
     inputs: Inputs
     params: Params
     streaming: bool
     model: str | None
-    request_id: str | None
-    timeout_s: float | None = None
-    linger_s: float | None = None
-    priority: int = 0
 
 
-async def read(request: Request, served: Served) -> GenerateRequest:
-    """The request in an HTTP request: a form, or JSON.
+async def read(request: Request, served: ServedModel) -> GenerateRequest:
+    """Parse the body of an HTTP request: a form, or JSON.
 
     Raises:
-        ClientError: it is neither, or something in it is wrong.
+        ClientError: the body is neither, or a field is wrong.
     """
     body_start = (await request.body())[:64].lstrip() if not _is_multipart(request) else b""
     if _is_form(request) and not body_start.startswith(b"{"):
-        # How large a part may be, `BodyLimit` says: no more than the whole.
+        # `BodyLimit` limits the whole body, so a part needs no limit of its own.
         async with request.form(max_files=64, max_fields=64, max_part_size=sys.maxsize) as form:
             return parse(_fields_of(form), served)
     return parse(parse_object(await request.body()), served)
 
 
-def parse(fields: Mapping[str, Any], served: Served) -> GenerateRequest:
-    """The request in M*'s fields, as a form or JSON has them.
+def parse(fields: Mapping[str, Any], served: ServedModel) -> GenerateRequest:
+    """Parse the fields of a form or a JSON object.
 
     Raises:
-        InvalidParamError: a name is unknown, or a value wrong.
+        InvalidParamError: a name is unknown, or a value is wrong.
     """
     for name in fields:
         check_known(name, FIELDS, "", hint=f"model_kwargs.{name}" if name in MODEL_KWARGS else None)
@@ -100,25 +94,25 @@ def parse(fields: Mapping[str, Any], served: Served) -> GenerateRequest:
     outputs = _modalities(fields, "output_modalities", served, served.outputs[:1], served.outputs)
     return GenerateRequest(
         inputs=msgspec.structs.replace(
-            _question(fields, served, is_chat=OF_PROMPTS.isdisjoint(outputs)),
+            _prompt(fields, served, is_chat=OF_PROMPTS.isdisjoint(outputs)),
             input_modalities=_modalities(fields, "input_modalities", served, ("text",), served.modalities),
             output_modalities=outputs,
         ),
-        params=_spoken(model_kwargs(fields.get("model_kwargs")), served),
+        params=_with_known_voice(model_kwargs(fields.get("model_kwargs")), served),
         streaming=_boolean(fields, "streaming", default=True),
         model=_text(fields, "model"),
         request_id=_text(fields, "request_id") or None,
         timeout_s=_seconds(fields, "timeout_s", request_limits.check_timeout),
-        linger_s=_seconds(fields, "linger_s", request_limits.check_linger),
+        linger_s=_seconds(fields, "linger_s", request_limits.check_disconnect_grace),
         priority=_priority(fields),
     )
 
 
 def model_kwargs(found: object) -> Params:
-    """The parameters in `model_kwargs`: an object, or its JSON.
+    """Parse `model_kwargs`: an object, or its JSON.
 
     Raises:
-        ClientError: it is something else, or something in it is wrong.
+        ClientError: it is something else, or a parameter is wrong.
     """
     if found is None or found == "":
         return Params()
@@ -143,22 +137,19 @@ def model_kwargs(found: object) -> Params:
     return params_of(given, "model_kwargs.")
 
 
-def _spoken(params: Params, served: Served) -> Params:
-    """The parameters, with a voice that there is."""
+def _with_known_voice(params: Params, served: ServedModel) -> Params:
+    """The parameters, if the model has their voice."""
     if params.voice is not None and params.voice not in served.voices:
-        there_are = _listed(served.voices) or "none: this model does not speak"
+        known = _listed(served.voices) or "none: this model does not speak"
         raise InvalidParamError(
             "model_kwargs.voice",
-            f"model_kwargs.voice: expected one of {there_are}, found {described(params.voice)}",
+            f"model_kwargs.voice: expected one of {known}, found {described(params.voice)}",
         )
     return params
 
 
-def _question(fields: Mapping[str, Any], served: Served, *, is_chat: bool) -> Inputs:
-    """What is asked: a text, a chat, or a prompt that is tokens already.
-
-    `is_chat` is whether a text is one unless that is said.
-    """
+def _prompt(fields: Mapping[str, Any], served: ServedModel, *, is_chat: bool) -> Inputs:
+    """The prompt: a text, a chat, or token ids. `is_chat` is the default of `chat` for a text."""
     given = {name: fields[name] for name in QUESTIONS if fields.get(name) is not None}
     if not given:
         message = "text: expected a string, found nothing"
@@ -169,17 +160,14 @@ def _question(fields: Mapping[str, Any], served: Served, *, is_chat: bool) -> In
     [(name, value)] = given.items()
     if name == "text":
         return Inputs(text=_text(fields, name), chat=_boolean(fields, "chat", default=is_chat))
-    asked = {name: _list(name, value)}
+    prompt = {name: _list(name, value)}
     if name == "messages":
-        return openai_requests.parse(ChatRequest, {"model": served.name, **asked}).inputs()
-    try:
-        return msgspec.convert({**asked, "chat": False}, Inputs)
-    except msgspec.ValidationError as error:
-        raise errors.of_misfit(misfit(error, asked, Inputs)) from error
+        return openai_requests.parse(ChatRequest, {"model": served.name, **prompt}).inputs()
+    return converted({**prompt, "chat": False}, Inputs)
 
 
 def _list(name: str, found: object) -> list[Any]:
-    """An array; in a form its JSON."""
+    """An array, or its JSON from a form."""
     if isinstance(found, str):
         try:
             found = parse_json(found, name)
@@ -191,7 +179,7 @@ def _list(name: str, found: object) -> list[Any]:
 
 
 def _fields_of(form: FormData) -> dict[str, Any]:
-    """The form's fields; only `files` may come more than once, and an empty one is none."""
+    """The form's fields. Only `files` may be repeated; an empty field counts as absent."""
     fields: dict[str, Any] = {}
     for name, value in form.multi_items():
         if name in {"files", "files[]"}:
@@ -205,7 +193,7 @@ def _fields_of(form: FormData) -> dict[str, Any]:
     return fields
 
 
-def _refuse_files(found: object, served: Served) -> None:
+def _refuse_files(found: object, served: ServedModel) -> None:
     files = found if isinstance(found, list) else [] if found is None else [found]
     given = [file for file in files if not _is_empty(file)]
     if given:
@@ -223,12 +211,12 @@ def _is_empty(file: object) -> bool:
 
 
 def _modalities(
-    fields: Mapping[str, Any], name: str, served: Served, usual: Sequence[str], known: Sequence[str]
+    fields: Mapping[str, Any], name: str, served: ServedModel, default: Sequence[str], known: Sequence[str]
 ) -> list[str]:
-    """The modalities in a field, or the `usual` ones; each is to be one of those `known`."""
+    """The modalities in a field, or the `default` ones; each must be one of `known`."""
     found = fields.get(name)
     if found is None or found == "":
-        return list(usual)
+        return list(default)
     names = found.split(",") if isinstance(found, str) else found
     if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
         raise InvalidParamError(
@@ -242,7 +230,7 @@ def _modalities(
                 f"{name}: the model {served.name!r} knows {_listed(known)}, found {described(one)}",
                 code="unsupported_modality",
             )
-    return asked or list(usual)
+    return asked or list(default)
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str | None:

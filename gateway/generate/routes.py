@@ -1,60 +1,117 @@
-"""`POST /generate`: the native route."""
+"""`POST /generate`: the native route, and `POST /warm`, which computes a prefix in advance."""
 
-import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from gateway import request_limits
-from gateway.client_key import key_name
-from gateway.generate.answers import ChunkLines, Document
-from gateway.generate.request import FIELDS, QUESTIONS, read
+from gateway.errors import HttpError
+from gateway.generate.answers import ChunkLines, JsonDocument
+from gateway.generate.request import FIELDS, QUESTIONS, GenerateRequest, parse, read
+from gateway.http.bodies import check_known, read_object
 from gateway.requests import resume
-from gateway.requests.response import Answer, Format, Question
+from gateway.requests.parsed_request import ParsedRequest, parsed_request
+from gateway.requests.response import AnswerFormat, AnswerResponse, RequestGroup
 from gateway.requests.service import Gateway
-from gateway.requests.submission import Asked, Recorded, request_id_of
+from gateway.requests.submission import SubmissionRecord
+from shared.events import OutputChunk, Params, Usage
+from shared.log.port import Durability
 
-_QUESTIONS: Final = [{"required": [name]} for name in QUESTIONS]
-_SCHEMA: Final = {"type": "object", "oneOf": _QUESTIONS, "properties": FIELDS}
-_BODY: Final[dict[str, Any]] = {
-    "requestBody": {
-        "required": True,
-        "content": {kind: {"schema": _SCHEMA} for kind in ("multipart/form-data", "application/json")},
-    }
+GENERATE: Final = "/generate"
+WARM: Final = "/warm"
+WARM_FIELDS: Final = {
+    name: FIELDS[name] for name in (*QUESTIONS, "chat", "request_id", "model", "timeout_s", "priority")
 }
+
+
+def _body(fields: object, *media_types: str) -> dict[str, Any]:
+    """The OpenAPI description of a body with these fields, exactly one of `QUESTIONS` among them."""
+    one_of = [{"required": [name]} for name in QUESTIONS]
+    schema = {"type": "object", "oneOf": one_of, "properties": fields}
+    return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in media_types}}}
+
+
+@dataclass(slots=True)
+class WarmDocument:
+    """The answer of `/warm`: the number of the prefix's tokens that are cached now."""
+
+    request_id: str
+    durability: Durability
+    media_type: str = "application/json"
+
+    def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
+        return b""
+
+    def ended(self, choice: int, finish_reason: str) -> bytes:
+        return b""
+
+    def complete(self, usage: Usage) -> bytes:
+        return msgspec.json.encode(
+            {
+                "request_id": self.request_id,
+                "prompt_tokens": usage.prompt_tokens,
+                "cached_tokens": usage.cached_tokens,
+                "durability": self.durability,
+            }
+        )
+
+    def failed(self, error: HttpError) -> bytes:
+        raise AssertionError("a document has not begun before it is complete")
 
 
 def generate_routes(gateway: Gateway) -> APIRouter:
     """The routes of one gateway."""
     router = APIRouter(tags=["generate"])
 
-    @router.post("/generate", summary="Answer one message", openapi_extra=_BODY)
-    async def generate(request: Request) -> Response:
-        parsed = await read(request, gateway.served)
-        request_limits.check_params(parsed.params, gateway.settings, "model_kwargs.max_tokens")
-        request_limits.check_messages(len(parsed.inputs.messages or []), gateway.settings)
-        asked = Asked(
-            request_id=request_id_of(parsed.request_id, "gen"),
-            id_is_chosen=parsed.request_id is not None,
-            model=parsed.model or gateway.served.name,
-            inputs=parsed.inputs,
-            params=parsed.params,
-            created_s=int(time.time()),
-            trace=request.headers.get("traceparent"),
-            timeout_s=request_limits.limit_s(parsed.timeout_s, gateway.settings),
-            linger_s=parsed.linger_s or 0.0,
-            priority=parsed.priority,
-            tenant=key_name(request.scope),
+    def submitted(http: Request, body: GenerateRequest, params: Params, id_prefix: str) -> ParsedRequest:
+        request_limits.check_messages(len(body.inputs.messages or []), gateway.settings)
+        return parsed_request(
+            http,
+            body,
+            gateway.settings,
+            id_prefix=id_prefix,
+            model=body.model or gateway.served.name,
+            inputs=body.inputs,
+            params=params,
         )
-        position = resume.asked_for(request, 1, is_stream=parsed.streaming, id_is_chosen=asked.id_is_chosen)
 
-        def form(recorded: Recorded) -> Format:
-            if parsed.streaming:
+    @router.post(
+        GENERATE,
+        summary="Answer one message",
+        openapi_extra=_body(FIELDS, "multipart/form-data", "application/json"),
+    )
+    async def generate(request: Request) -> Response:
+        body = await read(request, gateway.served)
+        request_limits.check_params(body.params, gateway.settings, "model_kwargs.max_tokens")
+        asked = submitted(request, body, body.params, "gen")
+        position = resume.requested_position(
+            request, 1, is_stream=body.streaming, id_is_chosen=asked.id_is_chosen
+        )
+
+        def make_format(recorded: SubmissionRecord) -> AnswerFormat:
+            if body.streaming:
                 return ChunkLines(recorded.durability, position)
-            return Document(asked.request_id, recorded.durability)
+            return JsonDocument(asked.request_id, recorded.durability)
 
-        part = replace(asked, is_resumed=position.has_any(0))
-        return Answer(gateway, Question(route="/generate", parts=[part]), form)
+        group = RequestGroup(route=GENERATE, requests=[replace(asked, is_resumed=position.has_any(0))])
+        return AnswerResponse(gateway, group, make_format)
+
+    @router.post(
+        WARM,
+        summary="Compute a prefix that requests will have in common",
+        openapi_extra=_body(WARM_FIELDS, "application/json"),
+    )
+    async def warm(request: Request) -> Response:
+        fields = await read_object(request)
+        for name in fields:
+            check_known(name, WARM_FIELDS)
+        asked = submitted(request, parse(fields, gateway.served), Params(warm=True), "warm")
+
+        def make_format(recorded: SubmissionRecord) -> AnswerFormat:
+            return WarmDocument(asked.request_id, recorded.durability)
+
+        return AnswerResponse(gateway, RequestGroup(route=WARM, requests=[asked]), make_format)
 
     return router

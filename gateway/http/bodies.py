@@ -13,7 +13,6 @@ from shared.errors import ClientError
 from shared.events import Params
 from shared.validation_errors import described, misfit
 
-
 _T = TypeVar("_T")
 
 

@@ -1,7 +1,1 @@
-"""What a gateway counts, and `/metrics`.
-
-meter        answers, from their beginning to their end
-hops         how long the log's part of a request takes
-exposition   the numbers as Prometheus reads them, those of the other roles by their beats
-routes       `/metrics`, `/metrics.json`
-"""
+"""The gateway's own counters: of its answers, and of the hops of its requests over the log."""

@@ -1,10 +1,10 @@
-"""How long the log's part of a request takes, as the gateway sees its records come by.
+"""Durations of a request's hops over the log, measured where the gateway reads its records.
 
     submitted ─"admitted"─> request.admitted ─"first_chunk"─> output.chunk ... ─"finished"─> request.finished
 
-Each hop is what lies between two of these at the gateway: deciding, computing and every way over the log in
-between. `delivery_s` is the way alone: from a record's storing to its being read here. The log's clock and
-ours are two where they run on two machines; what seems to come before it was stored counts as 0.
+A hop is the time between two of these at the gateway: it includes decisions, computation and all transport
+over the log. `delivery_s` is the transport alone: from the storing of a record to its reading here. The log
+and the gateway have different clocks on different machines; a negative time counts as 0.
 """
 
 import time
@@ -20,19 +20,19 @@ FIRST_CHUNK: Final = "first_chunk"
 FINISHED: Final = "finished"
 
 
-class Journey:
-    """One request as far as it has come, from now on: it is about to be submitted."""
+class RequestHops:
+    """The hops of one request so far: the time of the last one, and which were measured."""
 
-    __slots__ = ("heard_s", "is_admitted", "is_begun")
+    __slots__ = ("has_chunk", "is_admitted", "last_s")
 
     def __init__(self, now_s: float) -> None:
-        self.heard_s = now_s
+        self.last_s = now_s
         self.is_admitted = False
-        self.is_begun = False
+        self.has_chunk = False
 
 
-class Hops:
-    """All requests of one gateway. `clock` gives seconds, `wall_ns` nanoseconds since 1970."""
+class HopMeters:
+    """The hops of all requests. `clock` returns seconds, `wall_ns` nanoseconds since 1970."""
 
     def __init__(
         self, clock: Callable[[], float] = time.perf_counter, wall_ns: Callable[[], int] = time.time_ns
@@ -42,27 +42,27 @@ class Hops:
         self._clock = clock
         self._wall_ns = wall_ns
 
-    def submit(self) -> Journey:
-        """A request is about to be submitted."""
-        return Journey(self._clock())
+    def submit(self) -> RequestHops:
+        """Start to measure a request that is about to be submitted."""
+        return RequestHops(self._clock())
 
     def delivered(self, record: StoredRecord) -> None:
-        """A record of one of our requests was read."""
+        """Count the delivery of a record that belongs to a request of this gateway."""
         self.delivery_s.observe(max(0, self._wall_ns() - record.time_ns) / 1e9)
 
-    def take(self, journey: Journey, event: AnyEvent) -> None:
-        """A request has come so far; only the first admission and the first chunk count."""
+    def observe(self, hops: RequestHops, event: AnyEvent) -> None:
+        """Measure the hop that an event ends; only the first admission and the first chunk count."""
         now_s = self._clock()
         match event:
             case OutputChunk():
-                if not journey.is_begun:
-                    journey.is_begun = True
-                    self.took_s[FIRST_CHUNK].observe(now_s - journey.heard_s)
-            case RequestAdmitted() if not journey.is_admitted and not journey.is_begun:
-                journey.is_admitted = True
-                self.took_s[ADMITTED].observe(now_s - journey.heard_s)
-            case RequestFinished() if journey.is_begun:
-                self.took_s[FINISHED].observe(now_s - journey.heard_s)
+                if not hops.has_chunk:
+                    hops.has_chunk = True
+                    self.took_s[FIRST_CHUNK].observe(now_s - hops.last_s)
+            case RequestAdmitted() if not hops.is_admitted and not hops.has_chunk:
+                hops.is_admitted = True
+                self.took_s[ADMITTED].observe(now_s - hops.last_s)
+            case RequestFinished() if hops.has_chunk:
+                self.took_s[FINISHED].observe(now_s - hops.last_s)
             case _:
                 return
-        journey.heard_s = now_s
+        hops.last_s = now_s

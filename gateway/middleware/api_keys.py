@@ -16,7 +16,7 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from configs.deployment import ApiKey
+from configs.secrets import ApiKey
 from gateway import errors
 from gateway.client_key import KEY_NAME
 from gateway.middleware.exchange import Exchange, Middleware

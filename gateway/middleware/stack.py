@@ -24,7 +24,7 @@ import fastapi
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from configs.deployment import ApiKey
+from configs.secrets import ApiKey
 from gateway.middleware import rate_limit, request_id
 from gateway.middleware.access_log import AccessLog
 from gateway.middleware.admission import Admission

@@ -1,12 +1,12 @@
 r"""Log probabilities as OpenAI writes them, for chats and for completions.
 
-A token is listed once some of its text is told, so that the tokens of an answer, put together, are its
-text: what a stop string cut off is not listed, nor is the token that ended the answer. (A special token in
-the middle, which only comes with `ignore_eos`, is.) In a prompt that is echoed every token is listed.
+A token is listed once some of its text was sent, so that the listed tokens of an answer concatenate to its
+text. Tokens that a stop string cut off are not listed, nor is the token that ended the answer. (A special
+token in the middle, which only occurs with `ignore_eos`, is.) In an echoed prompt every token is listed.
 
-Tokens are bytes, and a character may be several tokens. A chat gives each token's `bytes`, and as `token`
-what of them is text; completions have one string for both, so bytes that are no text by themselves are
-written as OpenAI writes them: `bytes:\xe2\x80`.
+Tokens are bytes, and a character may be several tokens. A chat lists each token's `bytes`, and their text as
+`token`; completions have one string for both, so bytes that are not valid text alone are written as OpenAI
+does: `bytes:\xe2\x80`.
 """
 
 import codecs
@@ -18,13 +18,13 @@ from typing import Any, Final
 from shared.events import LikelyToken, OutputChunk, TokenLogprobs
 
 LEAST: Final = -9999.0
-"""What stands for a probability of (nearly) nothing: JSON has no infinity, and OpenAI's own is this."""
+"""OpenAI's value for a probability of (nearly) 0: JSON has no infinity."""
 _STOP: Final = "stop"
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """A token of the text that is told. `offset` counts the characters of the text before it."""
+class ListedToken:
+    """A token of the text that was sent. `offset` is the number of characters before it."""
 
     offset: int
     token: TokenLogprobs
@@ -32,62 +32,62 @@ class Listed:
 
 @dataclass(slots=True)
 class TokenList:
-    """The tokens of one choice, each beside its text.
+    """Aligns the tokens of one choice with its text.
 
-    Text and tokens do not come together: text is held back while it may be the beginning of a stop string or
-    the first bytes of a character, and special tokens are no part of it. So each token takes from the text
-    what it spells, and waits while there is none.
+    Text and tokens do not arrive together: text is held back while it may be the prefix of a stop string or
+    the first bytes of a character, and special tokens are no part of it. So each token consumes the text that
+    it spells, and waits while there is none.
 
     Attributes:
-        told: characters of the text so far, the echoed prompt's included.
+        chars: the number of characters of the text so far, the echoed prompt included.
     """
 
-    told: int = 0
-    _text: str = ""  # told, and not taken by a token yet
-    _ahead: str = ""  # taken by a token, and not told yet
+    chars: int = 0
+    _text: str = ""  # received, and not consumed by a token yet
+    _ahead: str = ""  # consumed by a token, and not received yet
     _waiting: deque[tuple[TokenLogprobs, str]] = field(default_factory=deque)
     _is_in_echo: bool = False
     _utf8: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
     )
 
-    def take(self, chunk: OutputChunk) -> list[Listed]:
-        """Take a chunk; the tokens that are to be listed with it."""
+    def add(self, chunk: OutputChunk) -> list[ListedToken]:
+        """Add a chunk; return the tokens to list with it."""
         self._enter(chunk.is_echo)
-        self._tell(chunk.text)
+        self._add_text(chunk.text)
         for token in chunk.logprobs or []:
             self._waiting.append((token, self._utf8.decode(token.token)))
         listed = []
-        while self._waiting and (self._text or self._is_in_echo):  # of a prompt all tokens are listed
+        while self._waiting and (self._text or self._is_in_echo):  # all tokens of a prompt are listed
             listed.append(self._list())
         return listed
 
-    def end(self, finish_reason: str) -> list[Listed]:
-        """The tokens to be listed though their text did not come: not those that ended the answer."""
+    def end(self, finish_reason: str) -> list[ListedToken]:
+        """The remaining tokens, without their text; none if they ended the answer."""
         if finish_reason == _STOP:
             self._waiting.clear()
         return [self._list() for _ in range(len(self._waiting))]
 
     def _enter(self, is_in_echo: bool) -> None:
-        """Answer and prompt are decoded apart."""
+        """Decode the answer and the prompt separately."""
         if is_in_echo != self._is_in_echo:
             self._is_in_echo = is_in_echo
             self._text = self._ahead = ""
             self._utf8.reset()
 
-    def _tell(self, text: str) -> None:
-        self.told += len(text)
+    def _add_text(self, text: str) -> None:
+        self.chars += len(text)
         if text.startswith(self._ahead):
             self._text += text[len(self._ahead) :]
             self._ahead = ""
         elif self._ahead.startswith(text):
             self._ahead = self._ahead[len(text) :]
-        else:  # the token was not what it seemed
+        else:  # the token does not spell this text
             self._text, self._ahead = text, ""
 
-    def _list(self) -> Listed:
+    def _list(self) -> ListedToken:
         token, spelt = self._waiting.popleft()
-        listed = Listed(self.told - len(self._text) + len(self._ahead), token)
+        listed = ListedToken(self.chars - len(self._text) + len(self._ahead), token)
         for text in (spelt, spelt.removeprefix(" ")):  # some tokenizers drop the first space of a text
             if self._text.startswith(text):
                 self._text = self._text[len(text) :]
@@ -96,11 +96,11 @@ class TokenList:
                 self._ahead += text[len(self._text) :]
                 self._text = ""
                 break
-        return listed  # a special token spells what is not in the text, and takes nothing
+        return listed  # a special token is not in the text, and consumes nothing
 
 
-def chat_logprobs(listed: Iterable[Listed]) -> dict[str, Any]:
-    """`logprobs` of a chat's choice."""
+def chat_logprobs(listed: Iterable[ListedToken]) -> dict[str, Any]:
+    """The `logprobs` of a chat's choice."""
     content = [
         _chat_token(one.token.token, one.token.logprob)
         | {"top_logprobs": [_chat_token(top.token, top.logprob) for top in one.token.top]}
@@ -109,10 +109,10 @@ def chat_logprobs(listed: Iterable[Listed]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(listed: Iterable[Listed]) -> dict[str, Any]:
-    """`logprobs` of a completion's choice: four lists of the same length.
+def completion_logprobs(listed: Iterable[ListedToken]) -> dict[str, Any]:
+    """The `logprobs` of a completion's choice: four lists of the same length.
 
-    The first token of a prompt has no probability, and nothing else was likely there: both are null.
+    The first token of a prompt has no log probability and no alternatives: both are null.
     """
     tokens = list(listed)
     return {
@@ -132,12 +132,12 @@ def _chat_token(token: bytes, logprob: float | None) -> dict[str, Any]:
 
 
 def _likely(token: TokenLogprobs) -> dict[str, float] | None:
-    """The likeliest tokens, and the one that was taken, whether it is among them or not."""
+    """The likeliest tokens, and the chosen one in any case."""
     if token.logprob is None:
         return None
-    taken = LikelyToken(id=token.id, token=token.token, logprob=token.logprob)
+    chosen = LikelyToken(id=token.id, token=token.token, logprob=token.logprob)
     found: dict[str, float] = {}
-    for one in (*token.top, taken):  # two tokens may look alike: the likelier one is meant
+    for one in (*token.top, chosen):  # of two tokens with the same text, the likelier one is listed
         found.setdefault(_in_one_string(one.token), _finite(one.logprob))
     return found
 
@@ -154,4 +154,4 @@ def _or_none(logprob: float | None) -> float | None:
 
 
 def _finite(logprob: float) -> float:
-    return max(logprob, LEAST)  # which also is what -inf becomes
+    return max(logprob, LEAST)  # also for -inf

@@ -1,9 +1,9 @@
-"""OpenAI's requests, and what of them goes on the log.
+"""Parsing of OpenAI's chat and completion requests into inputs and parameters.
 
-Names that are unknown are accepted and left alone, as OpenAI's clients expect. Names that are known, would
-change the answer and are not supported are refused by name: an answer that ignores them would be wrong in
-silence. Ranges of parameters are not judged here but by `shared.events.Params`, for HTTP and NATS alike;
-what this deployment allows of them by `gateway.request_limits`.
+Unknown fields are ignored, as OpenAI's clients expect. Known fields that would change the answer and are not
+supported are refused by name: an answer that ignores them would be silently wrong. `shared.events.Params`
+checks the ranges of parameters, for HTTP and NATS alike, and `gateway.request_limits` the limits of this
+gateway.
 """
 
 from collections.abc import Mapping
@@ -13,32 +13,33 @@ import msgspec
 from msgspec import Meta
 
 from configs.deployment import GatewaySettings
-from gateway import errors, request_limits
+from gateway import request_limits
 from gateway.errors import InvalidParamError, NotSupportedError
-from gateway.http.bodies import params_of
-from shared.events import MAX_LOGPROBS, MAX_TOOLS, Inputs, NamedTool, Params, Priority, Tool
-from shared.validation_errors import described, misfit
+from gateway.http.bodies import converted, params_of
+from gateway.openai.prompts import prompt_inputs, prompt_list
+from gateway.requests.parsed_request import ModelRequest
+from shared.events import MAX_LOGPROBS, MAX_TOOLS, Inputs, NamedTool, Params, Tool
+from shared.validation_errors import described
 
 SCHEMA_FIELD: Final = "response_format.json_schema.schema"
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stream says beside the answer."""
+    """Further contents of a stream."""
 
     include_usage: bool | None = None
 
 
-class _Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What both routes have in common.
+class _Request(ModelRequest, frozen=True, kw_only=True):
+    """The fields that both routes have in common.
 
-    `request_id`, `timeout_s`, `linger_s`, `priority`, `guide`, `top_k`, `min_p`, `repetition_penalty`,
-    `bad_words`, `min_tokens`, `stop_token_ids` and `ignore_eos` are ours.
+    `guide`, `top_k`, `min_p`, `repetition_penalty`, `bad_words`, `min_tokens`, `stop_token_ids` and
+    `ignore_eos` are ours. `neutral` maps each unsupported field to the values that it may have.
     """
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
 
-    model: Annotated[str, Meta(max_length=256)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1)] | None = None
@@ -57,20 +58,16 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[Any] | None = None
     ignore_eos: bool | None = None
-    request_id: str | None = None
-    timeout_s: float | None = None
-    linger_s: float | None = None
-    priority: Priority | None = None
     guide: dict[str, Any] | None = None
 
     @property
     def limit_tokens(self) -> tuple[str, int | None]:
-        """The limit of the answer, and what the client calls it."""
+        """The name of the field with the limit of the answer, and its value."""
         return "max_tokens", self.max_tokens
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """How many of the likeliest tokens to name in each place; None is no log probabilities at all."""
+        """The number of the likeliest tokens to list in each place; None for no log probabilities."""
         raise NotImplementedError
 
     @property
@@ -79,12 +76,12 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wanted_guide(self) -> dict[str, Any] | None:
-        """What the answer has to be, in the words of `Params`."""
+        """The guide of the answer, as in `Params`."""
         return self.guide
 
     @property
     def answers(self) -> int:
-        """How many answers to each prompt."""
+        """The number of answers to each prompt."""
         return 1 if self.n is None else self.n
 
     @property
@@ -92,21 +89,20 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def prompts(self, settings: GatewaySettings) -> list[Inputs]:
-        """What is asked, as the client wrote it.
+        """The prompts.
 
         Raises:
-            ClientError: it is not what it has to be, or too much.
+            ClientError: a prompt is wrong, or there are too many.
         """
         raise NotImplementedError
 
     def params(self, settings: GatewaySettings) -> Params:
-        """The parameters as the log has them.
+        """The parameters of the request's event.
 
         Raises:
             InvalidParamError: a value is out of its range, or more than allowed.
         """
-        request_limits.check_timeout(self.timeout_s)
-        request_limits.check_linger(self.linger_s)
+        self.check_delivery()
         limit_name, limit = self.limit_tokens
         given = {
             "max_tokens": limit,
@@ -128,22 +124,23 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
             "echo": self.wants_echo or None,
             "guide": self.wanted_guide,
         }
-        said = {"max_tokens": limit_name}
+        client_names = {"max_tokens": limit_name}
         if self.guide is None:
-            said["guide.json_schema"] = SCHEMA_FIELD
+            client_names["guide.json_schema"] = SCHEMA_FIELD
         try:
             params = params_of(given)
         except InvalidParamError as error:
             name = error.param or ""
-            if name not in said:
+            if name not in client_names:
                 raise
-            raise InvalidParamError(said[name], error.message.replace(name, said[name], 1)) from error
+            client_name = client_names[name]
+            raise InvalidParamError(client_name, error.message.replace(name, client_name, 1)) from error
         request_limits.check_params(params, settings, limit_name)
         return params
 
 
 class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """Whatever the model says."""
+    """Any text."""
 
     guide: ClassVar[dict[str, Any] | None] = None
 
@@ -151,13 +148,13 @@ class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text", forb
 class JsonObjectFormat(
     msgspec.Struct, frozen=True, tag_field="type", tag="json_object", forbid_unknown_fields=True
 ):
-    """A JSON object of any kind."""
+    """Any JSON object."""
 
     guide: ClassVar[dict[str, Any] | None] = {"json_object": True}
 
 
 class NamedSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A JSON schema. Answers are valid by it, `strict` or not; without one they are any JSON object."""
+    """A JSON schema. Answers always match it, `strict` or not; without `schema` they are any JSON object."""
 
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
@@ -168,7 +165,7 @@ class NamedSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class JsonSchemaFormat(
     msgspec.Struct, frozen=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True
 ):
-    """JSON that is valid by a schema."""
+    """JSON that matches a schema."""
 
     json_schema: NamedSchema
 
@@ -178,17 +175,17 @@ class JsonSchemaFormat(
         return {"json_object": True} if schema is None else {"json_schema": schema}
 
 
-class _MadeFunction(msgspec.Struct, frozen=True, kw_only=True):
+class _CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     arguments: str
 
 
-class _MadeCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call, as an assistant's message has it."""
+class _ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool call in an assistant's message."""
 
     id: str
     type: Literal["function"]
-    function: _MadeFunction
+    function: _CalledFunction
 
 
 class ChatRequest(_Request, frozen=True, kw_only=True):
@@ -229,10 +226,10 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
 
     @property
     def wanted_guide(self) -> dict[str, Any] | None:
-        asked = None if self.response_format is None else self.response_format.guide
-        if asked is not None and self.guide is not None:
-            raise InvalidParamError("guide", "guide: expected none beside response_format, found one")
-        return self.guide if asked is None else asked
+        format_guide = None if self.response_format is None else self.response_format.guide
+        if format_guide is not None and self.guide is not None:
+            raise InvalidParamError("guide", "guide: expected none together with response_format, found one")
+        return self.guide if format_guide is None else format_guide
 
     def prompts(self, settings: GatewaySettings) -> list[Inputs]:
         request_limits.check_messages(len(self.messages), settings)
@@ -243,7 +240,7 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
         """The chat.
 
         Raises:
-            ClientError: a message is none, or not text; or its tools do not fit together.
+            ClientError: a message is malformed or not text, or its tools are inconsistent.
         """
         calls: set[str] = set()
         for number, message in enumerate(self.messages):
@@ -255,7 +252,7 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
                 tool_choice=self.tool_choice or "auto",
                 parallel_tool_calls=self.parallel_tool_calls is not False,
             )
-        except ValueError as error:  # of one field, whose name stands before it
+        except ValueError as error:  # its message begins with the field's name
             name, _, _ = str(error).partition(":")
             raise InvalidParamError(name, str(error)) from error
 
@@ -284,42 +281,30 @@ class CompletionRequest(_Request, frozen=True, kw_only=True):
     def prompts(self, settings: GatewaySettings) -> list[Inputs]:
         if self.best_of is not None and self.best_of != self.answers:
             raise NotSupportedError("best_of", self.best_of, f"{self.answers}, which is n")
-        match self.prompt:
-            case str(text):
-                given: list[Any] = [text]
-            case [int(), *_]:
-                given = [self.prompt]
-            case [str(), *_] | [[*_], *_]:
-                given = self.prompt
-            case _:
+        prompts = prompt_list("prompt", self.prompt)
+        request_limits.check_choices(len(prompts), self.answers, settings)
+        for where, prompt in prompts:
+            if prompt == [] or not isinstance(prompt, str | list):
+                found = described(prompt)
                 raise InvalidParamError(
-                    "prompt",
-                    "prompt: expected a string, an array of token ids, or an array of either, "
-                    f"found {described(self.prompt)}",
+                    "prompt", f"{where}: expected a string or an array of token ids, found {found}"
                 )
-        request_limits.check_choices(len(given), self.answers, settings)
-        is_list = given is self.prompt
-        return [
-            _prompt(f"prompt[{number}]" if is_list else "prompt", one) for number, one in enumerate(given)
-        ]
+        return [prompt_inputs("prompt", where, prompt) for where, prompt in prompts]
 
 
 _R = TypeVar("_R", ChatRequest, CompletionRequest)
 
 
 def parse(kind: type[_R], body: dict[str, Any]) -> _R:
-    """The request in a JSON object.
+    """Parse a JSON object.
 
     Raises:
-        InvalidParamError: something in it is of the wrong type, missing, or not supported.
+        InvalidParamError: a field is of the wrong type, missing, or not supported.
     """
-    _refuse_what_belongs_elsewhere(kind, body)
+    _refuse_fields_of_other_apis(kind, body)
     if kind is ChatRequest:
         _refuse_other_tools(body)
-    try:
-        request = msgspec.convert(body, kind)
-    except msgspec.ValidationError as error:
-        raise errors.of_misfit(misfit(error, body, kind)) from error
+    request = converted(body, kind)
     for name, neutral in kind.neutral.items():
         found = body.get(name)
         if found is not None and found not in neutral:
@@ -330,10 +315,10 @@ def parse(kind: type[_R], body: dict[str, Any]) -> _R:
     return request
 
 
-def _refuse_what_belongs_elsewhere(kind: type[_Request], body: dict[str, Any]) -> None:
-    """A question in the words of another route, or another API: left alone, it would not be asked."""
+def _refuse_fields_of_other_apis(kind: type[_Request], body: dict[str, Any]) -> None:
+    """Refuse the prompt fields of other routes and APIs: ignoring them would lose the question."""
     if kind is ChatRequest and body.get("system") is not None:
-        advice = "say it as the first of the messages, with the role 'system'"
+        advice = "send it as the first of the messages, with the role 'system'"
         raise InvalidParamError("system", f"system: no field of this route; {advice}", code="not_supported")
     for wanted, given, route in (
         ("messages", "prompt", "/v1/completions"),
@@ -348,7 +333,7 @@ def _refuse_what_belongs_elsewhere(kind: type[_Request], body: dict[str, Any]) -
 
 
 def _refuse_other_tools(body: dict[str, Any]) -> None:
-    """Tools and choices that OpenAI knows beside functions."""
+    """Refuse OpenAI's tools and tool choices that are not functions."""
     tools, choice = body.get("tools"), body.get("tool_choice")
     kinds = [(f"tools[{n}]", tool) for n, tool in enumerate(tools)] if isinstance(tools, list) else []
     for where, found in (*kinds, ("tool_choice", choice)):
@@ -361,7 +346,7 @@ _TEXT_PARTS: Final = ("text",)
 
 
 def _check_message(where: str, message: dict[str, Any], calls: set[str]) -> None:
-    """Refuse what is no message of text; `calls` are the ids of the tool calls that were made before it."""
+    """Refuse a message that is not text; `calls` are the ids of earlier tool calls, and are extended."""
     role = message.get("role")
     if role not in ROLES:
         found = described(role) if "role" in message else "nothing"
@@ -394,13 +379,10 @@ def _check_message(where: str, message: dict[str, Any], calls: set[str]) -> None
 
 
 def _ids_of_calls(where: str, role: str, found: object) -> set[str]:
-    """The ids of the calls that an assistant made."""
+    """The ids of the tool calls in an assistant's message."""
     if role != "assistant":
         raise InvalidParamError(where, f"{where}: expected none in a message of the role {role!r}")
-    try:
-        calls = msgspec.convert(found, list[_MadeCall])
-    except msgspec.ValidationError as error:
-        raise errors.of_misfit(misfit(error, found, list[_MadeCall]), where) from error
+    calls = converted(found, list[_ToolCall], where)
     for number, call in enumerate(calls):
         try:
             msgspec.json.decode(call.function.arguments or "{}", type=dict)
@@ -424,19 +406,3 @@ def _check_part(where: str, part: object) -> None:
         raise InvalidParamError(
             f"{where}.text", f"{where}.text: expected a string, found {described(part.get('text'))}"
         )
-
-
-def _prompt(where: str, prompt: object) -> Inputs:
-    if isinstance(prompt, str):
-        return Inputs(text=prompt, chat=False)
-    given = {"token_ids": prompt, "chat": False}
-    if not prompt or not isinstance(prompt, list):
-        raise InvalidParamError(
-            "prompt", f"{where}: expected a string or an array of token ids, found {described(prompt)}"
-        )
-    try:
-        return msgspec.convert(given, Inputs)
-    except msgspec.ValidationError as error:
-        wrong = misfit(error, given, Inputs)
-        place = wrong.place.replace("token_ids", where, 1)
-        raise InvalidParamError("prompt", f"{place}: {wrong.problem}") from error

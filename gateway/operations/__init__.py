@@ -1,1 +1,1 @@
-"""Routes for operators: health, metrics, version, request status, prefix warm-up."""
+"""Routes for operators: health, metrics, version, and the status and cancel of a request."""

@@ -1,4 +1,4 @@
-"""`/` and `/version`: what this is, for whoever comes by."""
+"""`/` and `/version`: the name, version and entry points of this gateway."""
 
 from importlib.metadata import version
 from typing import Any
@@ -12,7 +12,7 @@ def about_routes(gateway: Gateway) -> APIRouter:
     """The routes of one gateway."""
     router = APIRouter(tags=["about"])
 
-    @router.get("/", summary="What this is, and where to go on")
+    @router.get("/", summary="Name, version and links")
     async def about() -> dict[str, Any]:
         return {
             "name": "dalsegno",

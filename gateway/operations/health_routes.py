@@ -1,4 +1,4 @@
-"""`/health`: what there is; `/health/live`: this process runs; `/health/ready`: a request would be served."""
+"""`/health`: the whole state; `/health/live`: the process runs; `/health/ready`: requests can be answered."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def health_routes(gateway: Gateway) -> APIRouter:
     async def live() -> dict[str, str]:
         return {"status": "live"}
 
-    @router.get("/health/ready", summary="200 when a request would be served, else 503")
+    @router.get("/health/ready", summary="200 if a request can be answered now, else 503")
     async def ready() -> Response:
         state = await gateway.health()
         is_ready = not state["missing"]

@@ -1,10 +1,10 @@
-"""The gateway's numbers as Prometheus and others read them: its own, and what the beats of the others tell.
+"""The metrics of `/metrics` and `/metrics.json`: of the gateway, the log, and the other roles' heartbeats.
 
-One scrape shows the whole deployment as this gateway sees it. What a role said last is shown while it is
-fresh; of one that has fallen silent only that it is not up: its last words are no measurements. Totals begin
-anew with the process they are of, as Prometheus expects of them.
+One scrape shows the whole deployment as this gateway sees it. The numbers of another process are those of its
+last heartbeat, while that is fresh; a silent process is exposed as not up, and nothing else of it. Totals
+count from the start of the process they belong to, as Prometheus expects.
 
-What each series means, for those who run a deployment, is in docs/operations.md.
+docs/operations.md explains every series to operators.
 """
 
 import asyncio
@@ -12,44 +12,83 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from itertools import accumulate
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from gateway.requests.liveness import Beat
+from gateway.operations.metric_families import LabelValues, counter, gauge, histogram, with_deprecated
+from gateway.requests.liveness import Heartbeat
 from gateway.requests.service import Gateway
 from shared.log.port import LogState, LogStats
 from shared.meters import ConductorMeters, EdgeMeters, PrefixMeters, TensorMeters, WorkerMeters
-from shared.telemetry.histogram import Histogram
 
 SCHEDULER: Final = "priority"
-"""How engines choose who is next: by priority, deadline, tenant, arrival (`workers.kv_engine.scheduler`)."""
+"""The order of an engine's queue: priority, deadline, tenant, arrival (`workers.kv_engine.scheduler`)."""
 
 MEDIA_TYPES: Final = ("text/plain", "application/openmetrics-text")
 
 _Meters = TypeVar("_Meters", bound=msgspec.Struct)
-_Labels = Mapping[tuple[str, ...], float]
+_PartMeters: TypeAlias = TensorMeters | EdgeMeters | PrefixMeters
+_Names: TypeAlias = Sequence[tuple[str, str, str]]
+"""Metrics of one kind: the field of the number, the metric's name, and its help."""
+
+_LOG_GAUGES: Final[_Names] = (
+    ("last_seq", "last_sequence", "Position of the newest event."),
+    ("messages", "events", "Events in the log."),
+    ("bytes", "bytes", "Bytes in the log."),
+    ("max_bytes", "max_bytes", "Bytes that the log may hold."),
+)
+_CONDUCTOR_FACTS: Final[_Names] = (
+    ("epoch", "epoch", "The epoch in force, as it knows."),
+    ("open", "open_requests", "Requests that have not ended."),
+    ("waiting", "waiting_requests", "Requests that are not admitted yet."),
+)
+_WORKER_FACTS: Final[_Names] = (
+    ("incarnation", "incarnation", "The log position at which the incarnation began."),
+    ("progress", "load_progress", "Loaded share of the model, from 0 to 1."),
+    ("running", "running_sequences", "Sequences in the engine's batch."),
+    ("waiting", "waiting_sequences", "Sequences that wait for room in the batch."),
+    ("kv_used", "kv_used_tokens", "Tokens of KV cache in use or reserved."),
+    ("kv_total", "kv_total_tokens", "Tokens of KV cache."),
+)
+_TENSOR_GAUGES: Final[_Names] = (
+    ("total_bytes", "tensor_arena_bytes", "Memory for tensors that other ranks may read."),
+    ("free_bytes", "tensor_free_bytes", "Free part of it."),
+    ("slots", "tensor_slots", "Tensors in it."),
+)
+_EDGE_GAUGES: Final[_Names] = (
+    ("early", "out_of_order_edges", "Edge events that arrived before their order, and wait for it."),
+    ("early_bytes", "out_of_order_edge_bytes", "Size of those events."),
+)
+_EDGE_COUNTERS: Final[_Names] = (
+    ("items", "stream_items", "Stream items that it produced."),
+    ("chunks", "stream_chunks", "Stream chunks that it consumed."),
+)
+_TENSOR_KINDS: Final = {"puts": "put", "gets": "got", "gone": "gone", "refused": "refused"}
+_EDGE_DIRECTIONS: Final = {"told": "sent", "heard": "received"}
+_PREFIX_KINDS: Final = {"asked": "queries", "hit": "hits"}
+_SPECULATION_KINDS: Final = {"guessed": "drafted", "stood": "accepted"}
 
 
 async def text(snapshot: "Snapshot", accept: str) -> tuple[bytes, str]:
     """All series in the format that `accept` asks for, and its content type.
 
-    Numbers are taken at once, and written in a thread: that takes milliseconds, which no stream is to wait.
+    The numbers are taken at once, and encoded in a thread: encoding takes milliseconds, which would delay
+    streams.
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Taken(list(snapshot.collect())))
+    registry.register(_Collected(list(snapshot.collect())))
     ProcessCollector(registry=registry)
     encode, content_type = choose_encoder(accept)
     return await asyncio.to_thread(encode, registry), content_type
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Taken(Collector):
+class _Collected(Collector):
     families: list[Metric]
 
     def collect(self) -> list[Metric]:
@@ -57,8 +96,8 @@ class _Taken(Collector):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """A role by its last beat. `meters` is None where they are not to be read: another version's."""
+class ProcessState:
+    """A conductor or worker by its last heartbeat. `meters` is None if another version wrote them."""
 
     name: str
     is_fresh: bool
@@ -67,54 +106,56 @@ class Heard:
     meters: Any
 
     def number(self, fact: str) -> float:
-        """A number among the facts; 0 where there is none."""
+        """A number among the facts; 0 if it is missing."""
         value = self.facts.get(fact)
         return float(value) if isinstance(value, int | float) else 0.0
 
 
 class Snapshot:
-    """One moment: `gateway` as it is, and the log as it answered (None: it did not)."""
+    """The metrics at one moment: of `gateway`, and of the log's state (None if the log did not answer)."""
 
     def __init__(self, gateway: Gateway, log: LogState | None, now_s: float) -> None:
         self._gateway = gateway
         self._meter = gateway.meter
         self._log = log
-        presence = gateway.presence
+        liveness = gateway.liveness
         self.conductors = [
-            _heard(name, beat, ConductorMeters, is_fresh=presence.is_fresh(beat, now_s))
-            for name, beat in sorted(presence.conductors.items())
+            _process(name, heartbeat, ConductorMeters, is_fresh=liveness.is_fresh(heartbeat, now_s))
+            for name, heartbeat in sorted(liveness.conductors.items())
         ]
         self.workers = [
-            _heard(str(rank), beat, WorkerMeters, is_fresh=presence.is_fresh(beat, now_s))
-            for rank, beat in sorted(presence.workers.items())
+            _process(str(rank), heartbeat, WorkerMeters, is_fresh=liveness.is_fresh(heartbeat, now_s))
+            for rank, heartbeat in sorted(liveness.workers.items())
         ]
 
     def collect(self) -> Iterator[Metric]:
+        """All families, the deprecated ones included."""
+        return with_deprecated(self._families())
+
+    def _families(self) -> Iterator[Metric]:
         yield from self._answers()
         yield from self._recoveries()
         yield from self._latencies()
-        yield from self._log_itself()
-        yield from self._log_of_each_role()
-        yield from self._of_conductors()
-        yield from self._of_workers()
+        yield from self._log_state()
+        yield from self._log_clients()
+        yield from self._conductors()
+        yield from self._workers()
 
-    # ---- the gateway's own -------------------------------------------------------------------------
+    # ---- the gateway ---------------------------------------------------------------------------------
     def _answers(self) -> Iterator[Metric]:
         gateway, meter = self._gateway, self._meter
         served = (_version(), gateway.served.name, gateway.served.family)
-        yield _gauge(
-            "build_info", "What is served, and by which version.", ("version", "model", "family"), {served: 1}
-        )
-        yield _counter(
+        yield gauge("build_info", "Version and served model.", ("version", "model", "family"), {served: 1})
+        yield counter(
             "requests",
             "Answers that ended.",
             ("route", "outcome"),
             {(route, outcome): count for (route, outcome), count in meter.outcomes.items()},
         )
-        yield _gauge("requests_in_flight", "Answers being given now.", (), {(): gateway.running})
-        yield _counter("prompt_tokens", "Prompt tokens of answers that ended.", (), {(): meter.prompt_tokens})
-        yield _counter("generated_tokens", "Tokens sent to clients.", (), {(): meter.generated_tokens})
-        yield _counter(
+        yield gauge("requests_in_flight", "Answers in progress.", (), {(): gateway.in_flight.count})
+        yield counter("prompt_tokens", "Prompt tokens of answers that ended.", (), {(): meter.prompt_tokens})
+        yield counter("generated_tokens", "Tokens sent to clients.", (), {(): meter.generated_tokens})
+        yield counter(
             "http_requests",
             "HTTP responses.",
             ("method", "route", "status"),
@@ -123,355 +164,288 @@ class Snapshot:
 
     def _recoveries(self) -> Iterator[Metric]:
         meter = self._meter
-        yield _counter(
+        yield counter(
             "answers_resumed",
-            "Answers that went on for a client that had a part of them.",
+            "Answers resumed by a client that had a part of them.",
             ("route",),
             {(route,): count for route, count in meter.resumed.items()},
         )
-        yield _counter(
+        yield counter(
             "requests_resumed",
-            "Requests, of all gateways, that went on after a worker's end.",
+            "Requests, of all gateways, that continued after the loss of a worker.",
             (),
             {(): meter.requests_resumed},
         )
-        yield _counter(
+        yield counter(
             "workers_lost",
-            "Lives of workers that were declared over.",
+            "Incarnations of workers that were declared lost.",
             ("rank",),
             {(str(rank),): meter.workers_lost[rank] for rank in self._gateway.served.ranks},
         )
 
     def _latencies(self) -> Iterator[Metric]:
         routes = self._meter.latency.items()
-        yield _histogram(
+        yield histogram(
             "time_to_first_token_seconds",
-            "From a request's body to the first token sent.",
+            "From the request's body to the first token sent.",
             ("route",),
             {(route,): latency.first_token_s for route, latency in routes},
         )
-        yield _histogram(
+        yield histogram(
             "inter_token_seconds",
             "From one token to the next of the same choice.",
             ("route",),
             {(route,): latency.inter_token_s for route, latency in routes},
         )
-        yield _histogram(
+        yield histogram(
             "request_seconds",
-            "From a request's body to the end of an answer that finished.",
+            "From the request's body to the end of an answer that finished.",
             ("route",),
             {(route,): latency.request_s for route, latency in routes},
         )
         hops = self._meter.hops
-        yield _histogram(
+        yield histogram(
             "hop_seconds",
-            "Parts of a request's way over the log, as seen here.",
+            "Hops of a request over the log, measured at this gateway.",
             ("hop",),
             {(hop,): took_s for hop, took_s in hops.took_s.items()},
         )
-        yield _histogram(
+        yield histogram(
             "log_delivery_seconds",
-            "From a record's storing to its being read here.",
+            "From the storing of an event to its reading at this gateway.",
             (),
             {(): hops.delivery_s},
         )
 
-    # ---- the log ------------------------------------------------------------------------------------
-    def _log_itself(self) -> Iterator[Metric]:
+    # ---- the log -------------------------------------------------------------------------------------
+    def _log_state(self) -> Iterator[Metric]:
         log = self._log
-        there: _Labels = {(): 1.0}
-        yield _gauge("log_up", "Whether the log answers.", (), {(): float(log is not None)})
-        yield _gauge(
-            "log_last_sequence",
-            "Position of the newest event.",
-            (),
-            dict.fromkeys(there, log.last_seq) if log else {},
-        )
-        yield _gauge(
-            "log_events", "Events the log holds.", (), dict.fromkeys(there, log.messages) if log else {}
-        )
-        yield _gauge("log_bytes", "Bytes the log holds.", (), dict.fromkeys(there, log.bytes) if log else {})
-        bound = log.max_bytes if log else None
-        yield _gauge(
-            "log_max_bytes",
-            "Bytes the log may hold.",
-            (),
-            dict.fromkeys(there, bound) if bound is not None else {},
-        )
+        yield gauge("log_up", "1 if the log answers.", (), {(): float(log is not None)})
+        for field, name, help_ in _LOG_GAUGES:
+            number = getattr(log, field, None)
+            yield gauge(f"log_{name}", help_, (), {} if number is None else {(): number})
 
-    def _log_of_each_role(self) -> Iterator[Metric]:
-        stats: dict[tuple[str, ...], LogStats] = {}
+    def _log_clients(self) -> Iterator[Metric]:
+        stats: dict[LabelValues, LogStats] = {}
         if (own := self._gateway.log_stats()) is not None:
             stats["gateway", self._gateway.origin] = own
-        for role, heard in (("conductor", self.conductors), ("worker", self.workers)):
-            stats |= {(role, one.name): one.meters.log for one in heard if one.is_fresh and one.meters}
+        for role, processes in (("conductor", self.conductors), ("worker", self.workers)):
+            stats |= {(role, one.name): one.meters.log for one in processes if one.is_fresh and one.meters}
         labels = ("role", "name")
-        yield _histogram(
+        yield histogram(
             "publish_ack_seconds",
-            "From handing an event over to its ack.",
+            "From publishing an event to its ack.",
             labels,
             {who: each.publish_ack_s for who, each in stats.items()},
         )
-        yield _gauge(
+        yield gauge(
             "unacked_events",
-            "Events handed over and not acked.",
+            "Events published and not acked.",
             labels,
             {who: each.unacked for who, each in stats.items()},
         )
-        yield _gauge(
+        yield gauge(
             "log_lag_events",
-            "Events not read yet.",
+            "Events of its subjects that it has not read yet.",
             labels,
             {who: each.behind for who, each in stats.items()},
         )
 
-    # ---- the other roles ----------------------------------------------------------------------------
-    def _of_conductors(self) -> Iterator[Metric]:
+    # ---- the other roles -----------------------------------------------------------------------------
+    def _conductors(self) -> Iterator[Metric]:
         label, fresh = ("conductor",), [one for one in self.conductors if one.is_fresh]
-        yield _gauge(
+        yield gauge(
             "conductor_up",
-            "Whether it is heard.",
+            "1 while its heartbeats arrive.",
             label,
             {(one.name,): one.is_fresh for one in self.conductors},
         )
-        yield _gauge(
+        yield gauge(
             "conductor_leading",
-            "Whether it decides.",
+            "1 for the conductor that decides.",
             label,
             {(one.name,): one.state == "leading" for one in fresh},
         )
         for fact, name, help_ in _CONDUCTOR_FACTS:
-            yield _gauge(f"conductor_{name}", help_, label, {(one.name,): one.number(fact) for one in fresh})
+            yield gauge(f"conductor_{name}", help_, label, {(one.name,): one.number(fact) for one in fresh})
         counted = {(one.name,): one.meters for one in fresh if one.meters}
-        yield _counter(
+        yield counter(
             "conductor_folded_events",
-            "Events it has folded.",
+            "Events it has read from the log and applied.",
             label,
             {who: each.folded for who, each in counted.items()},
         )
-        yield _counter(
+        yield counter(
             "conductor_decisions",
             "Decisions it has published.",
             label,
             {who: each.decisions for who, each in counted.items()},
         )
 
-    def _of_workers(self) -> Iterator[Metric]:
+    def _workers(self) -> Iterator[Metric]:
         label, fresh = ("rank",), [one for one in self.workers if one.is_fresh]
-        up: dict[tuple[str, ...], float] = {(str(rank),): 0 for rank in self._gateway.served.ranks}
-        yield _gauge(
+        up: dict[LabelValues, float] = {(str(rank),): 0 for rank in self._gateway.served.ranks}
+        yield gauge(
             "worker_up",
-            "Whether it is heard.",
+            "1 while its heartbeats arrive.",
             label,
             up | {(one.name,): one.is_fresh for one in self.workers},
         )
-        yield _gauge(
+        yield gauge(
             "worker_ready",
-            "Whether it takes orders.",
+            "1 while it takes orders.",
             label,
             {(one.name,): one.state == "ready" for one in fresh},
         )
         for fact, name, help_ in _WORKER_FACTS:
-            yield _gauge(f"worker_{name}", help_, label, {(one.name,): one.number(fact) for one in fresh})
-        kernels: _Labels = {
+            yield gauge(f"worker_{name}", help_, label, {(one.name,): one.number(fact) for one in fresh})
+        kernels: dict[LabelValues, float] = {
             (one.name, str(one.facts["kernels"])): 1 for one in fresh if one.facts.get("kernels")
         }
-        yield _gauge("worker_info", "Who computes its model's layers.", ("rank", "kernels"), kernels)
-        yield _counter(
+        yield gauge(
+            "worker_info", "The kernels that compute its model's layers.", ("rank", "kernels"), kernels
+        )
+        yield counter(
             "worker_steps", "Engine steps.", label, {(one.name,): one.number("steps") for one in fresh}
         )
-        counted: dict[tuple[str, ...], WorkerMeters] = {
-            (one.name,): one.meters for one in fresh if one.meters
-        }
-        yield _counter(
+        counted: dict[LabelValues, WorkerMeters] = {(one.name,): one.meters for one in fresh if one.meters}
+        yield counter(
             "worker_sequences",
-            "Sequences the engine has taken.",
+            "Sequences that the engine has admitted.",
             label,
             {who: each.sequences for who, each in counted.items()},
         )
         computed = {(*who, "computed"): each.computed_tokens for who, each in counted.items()}
         sampled = {(*who, "sampled"): each.sampled_tokens for who, each in counted.items()}
-        yield _counter(
+        yield counter(
             "worker_tokens",
-            "Tokens run through the model, and tokens that came out.",
+            "Tokens run through the model, and tokens sampled from it.",
             ("rank", "kind"),
             computed | sampled,
         )
-        yield _histogram(
+        yield histogram(
             "worker_step_seconds",
-            "What a step took.",
+            "Duration of an engine step.",
             label,
             {who: each.step_s for who, each in counted.items()},
         )
-        yield _histogram(
-            "worker_batch_rows",
-            "Sequences in a step.",
+        yield histogram(
+            "worker_batch_sequences",
+            "Sequences in an engine step.",
             label,
             {who: each.batch_rows for who, each in counted.items()},
         )
-        yield from _of_tensors({who: each.tensors for who, each in counted.items()})
-        yield from _of_edges({who: each.edges for who, each in counted.items()})
-        yield from _of_prefixes({who: each.prefix for who, each in counted.items()})
+        yield from _tensors({who: each.tensors for who, each in counted.items()})
+        yield from _edges({who: each.edges for who, each in counted.items()})
+        yield from _prefixes({who: each.prefix for who, each in counted.items()})
 
 
-_CONDUCTOR_FACTS: Final = (
-    ("epoch", "epoch", "The epoch in force, as it knows."),
-    ("open", "open_requests", "Requests that have not ended."),
-    ("waiting", "waiting_requests", "Requests that are not admitted yet."),
-)
-_WORKER_FACTS: Final = (
-    ("incarnation", "incarnation", "The log's position at which its life began."),
-    ("progress", "load_progress", "How much of the model is loaded, from 0 to 1."),
-    ("running", "running_sequences", "Sequences in the engine's batch."),
-    ("waiting", "waiting_sequences", "Sequences that wait for room in it."),
-    ("kv_used", "kv_used_tokens", "KV cache in use, reserved included."),
-    ("kv_total", "kv_total_tokens", "KV cache there is."),
-)
-
-
-_TENSOR_GAUGES: Final = (
-    ("total_bytes", "arena_bytes", "Memory for tensors that others may read."),
-    ("free_bytes", "free_bytes", "What of it is free."),
-    ("slots", "slots", "Tensors in it."),
-)
-_TENSOR_KINDS: Final = (("puts", "put"), ("gets", "got"), ("gone", "gone"), ("refused", "refused"))
-_EDGE_GAUGES: Final = (
-    ("early", "early_edges", "Events from other ranks that wait for their order."),
-    ("early_bytes", "early_edge_bytes", "How large those are."),
-)
-_EDGE_COUNTERS: Final = (
-    ("items", "stream_items", "Items of streams it made."),
-    ("chunks", "stream_chunks", "Chunks of streams it took."),
-)
-
-
-_PREFIX_KINDS: Final = (("asked", "asked"), ("hit", "hit"))
-_GUESS_KINDS: Final = (("guessed", "guessed"), ("stood", "stood"))
-
-
-def _of_prefixes(counted: Mapping[tuple[str, ...], PrefixMeters]) -> Iterator[Metric]:
-    yield _counter(
-        "worker_prefix_tokens",
-        "Tokens of sequences that were let in, and those of them that were cached.",
+def _prefixes(counted: Mapping[LabelValues, PrefixMeters]) -> Iterator[Metric]:
+    yield counter(
+        "worker_prefix_cache_tokens",
+        "Tokens of admitted sequences (queries), and those found in the prefix cache (hits).",
         ("rank", "kind"),
         _by_kind(counted, _PREFIX_KINDS),
     )
-    yield _gauge(
+    yield gauge(
         "worker_kv_kept_tokens",
-        "KV cache that is kept for others and in no use.",
+        "Tokens of KV cache that are cached for other requests, and not in use.",
         ("rank",),
-        _each(counted, "kept"),
+        _field(counted, "kept"),
     )
-    yield _counter(
+    yield counter(
         "worker_preemptions",
-        "Sequences that gave their KV cache back, to go on later.",
+        "Sequences that released their KV cache, and are computed again later.",
         ("rank",),
-        _each(counted, "preempted"),
+        _field(counted, "preempted"),
     )
-    yield _counter(
-        "worker_guesses",
-        "Tokens that were guessed ahead, and those of them that were the model's own.",
+    yield counter(
+        "worker_speculative_tokens",
+        "Tokens drafted by speculative decoding, and those that were accepted.",
         ("rank", "kind"),
-        _by_kind(counted, _GUESS_KINDS),
+        _by_kind(counted, _SPECULATION_KINDS),
     )
 
 
-def _of_tensors(counted: Mapping[tuple[str, ...], TensorMeters]) -> Iterator[Metric]:
+def _tensors(counted: Mapping[LabelValues, TensorMeters]) -> Iterator[Metric]:
     for field, name, help_ in _TENSOR_GAUGES:
-        yield _gauge(f"worker_tensor_{name}", help_, ("rank",), _each(counted, field))
-    yield _counter(
+        yield gauge(f"worker_{name}", help_, ("rank",), _field(counted, field))
+    yield counter(
         "worker_tensors",
-        "Tensors put, looked at, not there any more, and refused.",
+        "Tensors put, read, gone before they were read, and refused.",
         ("rank", "kind"),
         _by_kind(counted, _TENSOR_KINDS),
     )
-    yield _counter(
-        "worker_tensor_fetched_bytes", "Read from other workers.", ("rank",), _each(counted, "fetched_bytes")
+    yield counter(
+        "worker_tensor_fetched_bytes",
+        "Bytes read from other workers.",
+        ("rank",),
+        _field(counted, "fetched_bytes"),
     )
 
 
-def _of_edges(counted: Mapping[tuple[str, ...], EdgeMeters]) -> Iterator[Metric]:
-    yield _counter(
-        "worker_edges",
-        "Events for other ranks, and from them.",
+def _edges(counted: Mapping[LabelValues, EdgeMeters]) -> Iterator[Metric]:
+    yield counter(
+        "worker_edge_events",
+        "Edge events sent to other ranks, and received from them.",
         ("rank", "direction"),
-        _by_kind(counted, (("told", "told"), ("heard", "heard"))),
+        _by_kind(counted, _EDGE_DIRECTIONS),
     )
     for field, name, help_ in _EDGE_GAUGES:
-        yield _gauge(f"worker_{name}", help_, ("rank",), _each(counted, field))
+        yield gauge(f"worker_{name}", help_, ("rank",), _field(counted, field))
     for field, name, help_ in _EDGE_COUNTERS:
-        yield _counter(f"worker_{name}", help_, ("rank",), _each(counted, field))
+        yield counter(f"worker_{name}", help_, ("rank",), _field(counted, field))
 
 
-def _each(counted: Mapping[tuple[str, ...], TensorMeters | EdgeMeters | PrefixMeters], field: str) -> _Labels:
-    """One of their numbers, for each rank."""
+def _field(counted: Mapping[LabelValues, _PartMeters], field: str) -> dict[LabelValues, float]:
+    """One number of each rank."""
     return {who: getattr(meters, field) for who, meters in counted.items()}
 
 
 def _by_kind(
-    counted: Mapping[tuple[str, ...], TensorMeters | EdgeMeters | PrefixMeters],
-    kinds: Sequence[tuple[str, str]],
-) -> _Labels:
-    """Several of their numbers, for each rank, told apart by a label."""
-    return {(*who, kind): getattr(meters, field) for who, meters in counted.items() for field, kind in kinds}
+    counted: Mapping[LabelValues, _PartMeters], kinds: Mapping[str, str]
+) -> dict[LabelValues, float]:
+    """Several numbers of each rank; `kinds` maps their fields to the values of a label."""
+    return {
+        (*who, kind): getattr(meters, field)
+        for who, meters in counted.items()
+        for field, kind in kinds.items()
+    }
 
 
 def as_json(gateway: Gateway, snapshot: Snapshot) -> dict[str, Any]:
-    """The few numbers of `/metrics.json`."""
+    """The document of `/metrics.json`."""
     fresh = [one for one in snapshot.workers if one.is_fresh]
-    inflight = [int(one.number("running") + one.number("waiting")) for one in fresh]
+    in_flight = [int(one.number("running") + one.number("waiting")) for one in fresh]
     prefixes = [one.meters.prefix for one in fresh if one.meters]
-    hit = sum(one.hit for one in prefixes)
-    missed = sum(one.asked for one in prefixes) - hit
+    hits = sum(one.hit for one in prefixes)
+    misses = sum(one.asked for one in prefixes) - hits
     recent = gateway.meter.recent
     rates = [tokens / took_s for took_s, tokens in recent if took_s > 0]
     return {
         "scheduler": SCHEDULER,
         "pool_size": len(fresh),
-        "inflight_total": sum(inflight),
-        "inflight_per_engine": inflight,
-        # In tokens. A prompt is never found whole: behind its last token the next one is sampled.
-        "cache": {"prefill_hits": 0, "prefill_misses": missed, "prefix_hits": hit, "prefix_misses": missed},
+        "inflight_total": sum(in_flight),
+        "inflight_per_engine": in_flight,
+        # In tokens. A whole prompt is never a hit: its last token is computed to sample the next one.
+        "cache": {
+            "prefill_hits": 0, "prefill_misses": misses, "prefix_hits": hits, "prefix_misses": misses,
+        },
         "avg_latency_s": sum(took_s for took_s, _ in recent) / len(recent) if recent else 0.0,
         "avg_throughput_tok_s": sum(rates) / len(rates) if rates else 0.0,
-    }
+    }  # fmt: skip
 
 
-def _heard(name: str, beat: Beat, kind: type[_Meters], *, is_fresh: bool) -> Heard:
+def _process(name: str, heartbeat: Heartbeat, kind: type[_Meters], *, is_fresh: bool) -> ProcessState:
     try:
-        meters = msgspec.convert(beat.facts.get("meters"), kind)
+        meters = msgspec.convert(heartbeat.facts.get("meters"), kind)
     except msgspec.ValidationError:
         meters = None
-    return Heard(name=name, is_fresh=is_fresh, state=beat.state, facts=beat.facts, meters=meters)
+    return ProcessState(
+        name=name, is_fresh=is_fresh, state=heartbeat.state, facts=heartbeat.facts, meters=meters
+    )
 
 
 @cache
 def _version() -> str:
     return version("dalsegno")
-
-
-def _gauge(name: str, help_: str, labels: Sequence[str], values: _Labels) -> Metric:
-    return _filled(GaugeMetricFamily(f"dalsegno_{name}", help_, labels=labels), values)
-
-
-def _counter(name: str, help_: str, labels: Sequence[str], values: _Labels) -> Metric:
-    return _filled(CounterMetricFamily(f"dalsegno_{name}", help_, labels=labels), values)
-
-
-def _filled(
-    family: GaugeMetricFamily | CounterMetricFamily, values: _Labels
-) -> GaugeMetricFamily | CounterMetricFamily:
-    for label_values, value in values.items():
-        family.add_metric(label_values, value)
-    return family
-
-
-def _histogram(
-    name: str, help_: str, labels: Sequence[str], values: Mapping[tuple[str, ...], Histogram]
-) -> Metric:
-    family = HistogramMetricFamily(f"dalsegno_{name}", help_, labels=labels)
-    for label_values, histogram in values.items():
-        bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
-        buckets = list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))
-        family.add_metric(label_values, buckets, histogram.sum)
-    return family

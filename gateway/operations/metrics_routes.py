@@ -1,4 +1,4 @@
-"""`/metrics` for Prometheus, `/metrics.json` for those who want a few numbers."""
+"""`/metrics` for Prometheus, and `/metrics.json` with a few numbers."""
 
 import time
 from typing import Any
@@ -16,7 +16,7 @@ def metrics_routes(gateway: Gateway) -> APIRouter:
 
     @router.get(
         "/metrics",
-        summary="Prometheus: this gateway, the log, and every role by its beats",
+        summary="Prometheus: this gateway, the log, and all processes by their heartbeats",
         responses={200: {"content": {kind: {} for kind in exposition.MEDIA_TYPES}}},
         response_class=Response,
     )
@@ -25,7 +25,7 @@ def metrics_routes(gateway: Gateway) -> APIRouter:
         content, media_type = await exposition.text(snapshot, request.headers.get("accept", ""))
         return Response(content, media_type=None, headers={"content-type": media_type})
 
-    @router.get("/metrics.json", summary="Engines, what is in flight, and averages over the last answers")
+    @router.get("/metrics.json", summary="Engines, sequences in flight, and averages over the last answers")
     async def metrics_json() -> dict[str, Any]:
         return exposition.as_json(gateway, Snapshot(gateway, None, time.monotonic()))
 

@@ -1,4 +1,4 @@
-"""`/v1/requests/{id}`: how a request stands, and an end to it, at any gateway and by anybody who may ask."""
+"""`/v1/requests/{id}`: the status of a request, and its cancel, for every client of the deployment."""
 
 from typing import Any, Final
 
@@ -42,7 +42,7 @@ _REQUEST: Final[dict[str, Any]] = {
         "parts": {"type": "array", "items": {"type": "object", "properties": _PART}},
     },
 }
-_TOLD: Final[dict[str, Any]] = {"content": {"application/json": {"schema": _REQUEST}}}
+_RESPONSE: Final[dict[str, Any]] = {"content": {"application/json": {"schema": _REQUEST}}}
 
 
 def request_routes(gateway: Gateway) -> APIRouter:
@@ -51,19 +51,19 @@ def request_routes(gateway: Gateway) -> APIRouter:
 
     @router.get(
         "/{request_id}",
-        summary="How a request stands",
-        responses={200: {"description": "As the log tells it", **_TOLD}},
+        summary="The status of a request",
+        responses={200: {"description": "The status by the log", **_RESPONSE}},
         response_class=Response,
     )
-    async def look(request_id: str) -> Response:
+    async def status(request_id: str) -> Response:
         return _response(await _read(gateway, request_id), 200)
 
     @router.delete(
         "/{request_id}",
         summary="Cancel a request",
         responses={
-            200: {"description": "It is cancelled", **_TOLD},
-            202: {"description": "It will be, or has ended meanwhile: look later", **_TOLD},
+            200: {"description": "The request is cancelled", **_RESPONSE},
+            202: {"description": "The cancel is stored, and not decided yet; ask again later", **_RESPONSE},
         },
         response_class=Response,
     )
@@ -82,10 +82,12 @@ def request_routes(gateway: Gateway) -> APIRouter:
 
 
 async def _read(gateway: Gateway, request_id: str) -> RecordedRequest:
-    recorded = RecordedRequest(gateway.log, gateway.subjects, parse_request_id(request_id), gateway.passed)
+    recorded = RecordedRequest(
+        gateway.log, gateway.subjects, parse_request_id(request_id), gateway.follower.recent_ids
+    )
     await recorded.read()
     return recorded
 
 
 def _response(recorded: RecordedRequest, status: int) -> Response:
-    return Response(msgspec.json.encode(recorded.told()), status, media_type="application/json")
+    return Response(msgspec.json.encode(recorded.document()), status, media_type="application/json")

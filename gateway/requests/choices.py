@@ -1,157 +1,131 @@
-"""Choices: one HTTP request that asks for several answers is as many requests on the log.
+"""Choices: an HTTP request for several answers becomes one request on the log for each answer.
 
-`n` answers to each of a list of prompts are parts of one question. Each part is a request of its own, with
-an id, a submission, chunks and an end of its own, so workers batch them, and a replay takes them one by
-one. The first part has the question's id, part k the id `<id>-<k>`; each names the question as its `parent`.
-The choice's index is OpenAI's: prompt x n + choice.
+`n` answers to each of a list of prompts form a group. Each choice is a request of its own, with its own id,
+submission, chunks and end. So workers batch the choices, and a replay treats them separately. The first
+choice has the group's id, choice k the id `<id>-<k>`; each names the group's id as its `parent`. The index of
+a choice is OpenAI's: prompt x n + choice.
 
-Their chunks are merged as they arrive. Memory stays bounded: every part has its relay's own buffer (see
-`gateway.requests.relay`), and waits before it hands on a chunk until the last one is taken. A question is
-answered when all its parts are; when one fails, the whole fails, and the others are cancelled.
+The chunks of all choices are merged as they arrive. Memory is bounded: each choice has the buffer of its
+relay (`gateway.requests.relay`), and hands on a chunk only after the previous one was taken. The answer is
+complete when all choices are. When one fails, the whole answer fails, and the other choices are cancelled.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 import msgspec
 
-from gateway.requests.relay import Answered, Item
+from gateway.requests.parsed_request import ParsedRequest
+from gateway.requests.relay import AnswerItem
 from gateway.requests.service import Gateway
-from gateway.requests.submission import Asked, Claim, Recorded
+from gateway.requests.submission import SubmissionRecord, Subscription
 from shared.errors import ClientError
-from shared.events import Inputs, OutputChunk, Usage
+from shared.events import Inputs, OutputChunk
 from shared.ids import RequestId, is_token
 
-Tagged: TypeAlias = tuple[int, Item]
-"""A choice's index, and a piece of its answer or its end."""
+ChoiceItem: TypeAlias = tuple[int, AnswerItem]
+"""A choice's index, and a chunk or the end of its answer."""
 
 
-def split(asked: Asked, prompts: Sequence[Inputs], n: int) -> list[Asked]:
-    """The parts of a question, by choice: `n` answers to each prompt. A single one is the question itself.
+def split(request: ParsedRequest, prompts: Sequence[Inputs], n: int) -> list[ParsedRequest]:
+    """The requests of a group, in the order of the choices: `n` for each prompt. A single one stays as it is.
 
     Raises:
-        ClientError: the question's id leaves no room for the parts' ids.
+        ClientError: the group's id is too long for the ids of the choices.
     """
     count = len(prompts) * n
     if count == 1:
-        return [asked]
+        return [request]
     return [
         replace(
-            asked,
-            request_id=_part_id(asked.request_id, number, count),
+            request,
+            request_id=_choice_id(request.request_id, number, count),
             inputs=prompts[number // n],
-            params=msgspec.structs.replace(asked.params, choice=number % n),
-            parent=asked.request_id,
+            params=msgspec.structs.replace(request.params, choice=number % n),
+            parent=request.request_id,
             parts=count,
         )
         for number in range(count)
     ]
 
 
-def _part_id(question: RequestId, number: int, count: int) -> RequestId:
-    part = f"{question}-{number}" if number else question
-    if not is_token(f"{question}-{count - 1}"):
+def _choice_id(group: RequestId, number: int, count: int) -> RequestId:
+    if not is_token(f"{group}-{count - 1}"):
         most = 64 - len(f"-{count - 1}")
         raise ClientError(
-            f"request_id has {len(question)} characters: expected at most {most} where {count} answers are "
-            "asked for, which have ids of their own behind it",
+            f"request_id has {len(group)} characters: expected at most {most} for {count} answers, because "
+            f"each has an id of its own, up to ID-{count - 1}",
             code="invalid_request_id",
         )
-    return RequestId(part)
+    return RequestId(f"{group}-{number}" if number else group)
 
 
-@dataclass(slots=True)
-class Tally:
-    """The usage of a question: each prompt counted once, the answers all."""
-
-    n: int
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-
-    def add(self, choice: int, end: Answered) -> None:
-        """Take one choice's end."""
-        if choice % self.n == 0:
-            self.prompt_tokens += end.usage.prompt_tokens
-        self.completion_tokens += end.usage.completion_tokens
-        self.cached_tokens += end.usage.cached_tokens
-
-    @property
-    def usage(self) -> Usage:
-        return Usage(
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.completion_tokens,
-            cached_tokens=self.cached_tokens,
-        )
-
-
-class Choices:
-    """One client's hold on all parts of its question.
+class MergedChoices:
+    """One client's subscriptions to all choices of a group, merged.
 
     Attributes:
-        on_attached: called when a part turns out to have been submitted before.
+        on_attached: called when a choice turns out to have been submitted before.
     """
 
-    def __init__(self, gateway: Gateway, parts: Sequence[Asked]) -> None:
+    def __init__(self, gateway: Gateway, requests: Sequence[ParsedRequest]) -> None:
         self.on_attached: Callable[[], None] = lambda: None
         self._gateway = gateway
-        self._parts: Final = parts
-        self._claims: list[Claim] = []
+        self._requests: Final = requests
+        self._subscriptions: list[Subscription] = []
 
     @property
-    def recorded(self) -> Recorded | None:
-        """What the log says of the question, once it says anything of a part of it."""
-        return next((claim.recorded for claim in self._claims if claim.recorded is not None), None)
+    def recorded(self) -> SubmissionRecord | None:
+        """The facts about the first choice that is stored; None before that."""
+        return next((one.recorded for one in self._subscriptions if one.recorded is not None), None)
 
-    async def items(self, tasks: asyncio.TaskGroup) -> AsyncGenerator[Tagged, None]:
-        """All choices' chunks and ends as they come; `tasks` runs what waits for them.
+    async def items(self, tasks: asyncio.TaskGroup) -> AsyncGenerator[ChoiceItem, None]:
+        """The chunks and ends of all choices as they arrive; `tasks` runs the tasks that wait for them.
 
         Raises:
-            DalSegnoError: a part cannot be submitted, or its log was lost.
+            DalSegnoError: a choice cannot be submitted, or its log was lost.
         """
-        if len(self._parts) == 1:  # without a queue between: this is what most ask for
-            async with aclosing(await self._claim(self._parts[0])) as items:
+        if len(self._requests) == 1:  # the common case needs no queue
+            async with aclosing(await self._submit(self._requests[0])) as items:
                 async for item in items:
                     yield 0, item
             return
-        arrivals: asyncio.Queue[Tagged | Exception] = asyncio.Queue(maxsize=1)
+        arrivals: asyncio.Queue[ChoiceItem | Exception] = asyncio.Queue(maxsize=1)
         pumps = [
-            tasks.create_task(self._pump(choice, part, arrivals), name=f"choice {part.request_id}")
-            for choice, part in enumerate(self._parts)
+            tasks.create_task(self._pump(choice, request, arrivals), name=f"choice {request.request_id}")
+            for choice, request in enumerate(self._requests)
         ]
         try:
-            unended = len(pumps)
-            while unended:
+            open_choices = len(pumps)
+            while open_choices:
                 arrived = await arrivals.get()
                 if isinstance(arrived, Exception):
                     raise arrived
                 yield arrived
-                unended -= not isinstance(arrived[1], OutputChunk)
+                open_choices -= not isinstance(arrived[1], OutputChunk)
         finally:
             for pump in pumps:
                 pump.cancel()
 
-    def leave(self, cancel: str = "", *, linger_s: float = 0.0) -> None:
-        """Let go of all parts; with a reason to `cancel`, they end if nobody else here wants them.
+    def release(self, cancel: str = "", *, grace_s: float = 0.0) -> None:
+        """End all subscriptions; `cancel` and `grace_s` are those of `Subscription.release`."""
+        for subscription in self._subscriptions:
+            subscription.release(cancel, grace_s=grace_s)
 
-        They go on for `linger_s` seconds before that, for a client that comes back.
-        """
-        for claim in self._claims:
-            claim.leave(cancel, linger_s=linger_s)
-
-    async def _claim(self, part: Asked) -> AsyncGenerator[Item, None]:
-        claim = await self._gateway.submit(part, self._claims.append)
-        if claim.is_attached:
+    async def _submit(self, request: ParsedRequest) -> AsyncGenerator[AnswerItem, None]:
+        subscription = await self._gateway.submit(request, self._subscriptions.append)
+        if subscription.is_attached:
             self.on_attached()
-        return claim.items()
+        return subscription.items()
 
-    async def _pump(self, choice: int, part: Asked, arrivals: "asyncio.Queue[Tagged | Exception]") -> None:
+    async def _pump(
+        self, choice: int, request: ParsedRequest, arrivals: "asyncio.Queue[ChoiceItem | Exception]"
+    ) -> None:
         try:
-            async with aclosing(await self._claim(part)) as items:
+            async with aclosing(await self._submit(request)) as items:
                 async for item in items:
                     await arrivals.put((choice, item))
-        except Exception as error:  # noqa: BLE001 - it is the answer's, which tells its client
+        except Exception as error:  # noqa: BLE001 - the consumer raises it
             await arrivals.put(error)

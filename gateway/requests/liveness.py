@@ -1,7 +1,8 @@
-"""Who is there, by the beats: pure; time is handed in.
+"""The liveness of conductors and workers, by their heartbeats: pure; the caller supplies the time.
 
-Beats are said twice a second and not stored. A role counts as there while its last beat is younger than
-`FRESH_S`. Ready is: the log answers, a conductor leads, and the worker of every rank is ready.
+Heartbeats are sent twice a second and not stored. A process counts as alive while its last heartbeat is
+younger than `FRESH_S`. The deployment is ready when the log answers, a conductor leads, and the worker of
+every rank is ready.
 """
 
 from collections.abc import Sequence
@@ -14,31 +15,31 @@ FRESH_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """The last word of one process."""
+class Heartbeat:
+    """The last heartbeat of one process. `facts` are its other fields."""
 
     state: str
     facts: dict[str, Any]
-    heard_s: float
+    received_s: float
 
 
 @dataclass(slots=True)
-class Presence:
-    """The beats heard so far.
+class Liveness:
+    """The heartbeats received so far.
 
     Attributes:
-        ranks: whose workers are needed.
-        has_been_ready: ranks whose worker was ready at least once, as far as the log or the beats tell.
+        ranks: the ranks whose workers the deployment needs.
+        has_been_ready: the ranks whose worker was ready at least once, by the log or by a heartbeat.
     """
 
     ranks: Sequence[int]
-    conductors: dict[str, Beat] = field(default_factory=dict)
-    workers: dict[int, Beat] = field(default_factory=dict)
+    conductors: dict[str, Heartbeat] = field(default_factory=dict)
+    workers: dict[int, Heartbeat] = field(default_factory=dict)
     has_been_ready: set[int] = field(default_factory=set)
     _all_were_ready: bool = False
 
-    def hear(self, subject: str, payload: bytes, now_s: float) -> None:
-        """Take one beat; what is none is passed over."""
+    def receive(self, subject: str, payload: bytes, now_s: float) -> None:
+        """Take one heartbeat; malformed ones are ignored."""
         match subject.split("."):
             case [_, "beat", "worker" | "conductor" as role, name]:
                 pass
@@ -48,18 +49,18 @@ class Presence:
             facts = msgspec.msgpack.decode(payload, type=dict[str, Any])
         except msgspec.MsgspecError:
             return
-        beat = Beat(state=str(facts.get("state", "")), facts=facts, heard_s=now_s)
+        heartbeat = Heartbeat(state=str(facts.get("state", "")), facts=facts, received_s=now_s)
         if role == "conductor":
-            self._hear_conductor(name, beat)
+            self._receive_conductor(name, heartbeat)
             self._forget_old_conductors(now_s)
         elif name.isdecimal() and int(name) in self.ranks:
-            self.workers[int(name)] = beat
-            if beat.state == "ready":
+            self.workers[int(name)] = heartbeat
+            if heartbeat.state == "ready":
                 self.has_been_ready.add(int(name))
         self._all_were_ready = self._all_were_ready or not self.missing(now_s, log_answers=True)
 
-    def saw_worker(self, rank: int) -> None:
-        """The log holds a life of this rank: its worker has been ready."""
+    def note_worker(self, rank: int) -> None:
+        """Note that the log holds an incarnation of this rank: its worker has been ready."""
         if rank in self.ranks:
             self.has_been_ready.add(rank)
 
@@ -68,32 +69,39 @@ class Presence:
         return self.has_been_ready.issuperset(self.ranks)
 
     def missing(self, now_s: float, *, log_answers: bool) -> list[str]:
-        """What is needed and not there, in words; nothing when all is ready."""
+        """The needed parts that are missing, one sentence each; empty when all are ready."""
         missing = [] if log_answers else ["the log does not answer"]
         if not any(
-            beat.state == "leading" and self.is_fresh(beat, now_s) for beat in self.conductors.values()
+            heartbeat.state == "leading" and self.is_fresh(heartbeat, now_s)
+            for heartbeat in self.conductors.values()
         ):
             missing.append("no conductor leads")
         for rank in self.ranks:
-            beat = self.workers.get(rank)
-            if beat is None or not self.is_fresh(beat, now_s):
+            heartbeat = self.workers.get(rank)
+            if heartbeat is None or not self.is_fresh(heartbeat, now_s):
                 missing.append(f"the worker of rank {rank} is not heard")
-            elif beat.state != "ready":
-                missing.append(f"the worker of rank {rank} is {beat.state}{_progress(beat)}")
+            elif heartbeat.state != "ready":
+                missing.append(f"the worker of rank {rank} is {heartbeat.state}{_progress(heartbeat)}")
         return missing
 
     def overview(
-        self, now_s: float, *, log_answers: bool, is_draining: bool, running: int = 0, log_room: str = ""
+        self, now_s: float, *, log_answers: bool, is_draining: bool, running: int = 0, log_problem: str = ""
     ) -> dict[str, Any]:
-        """The state as `/health` shows it; `running` are the answers that this gateway gives.
+        """The document of `/health`, as far as it is not about the gateway.
 
-        `log_room` says what is wrong with the log's room, if anything.
+        Args:
+            now_s: the time now.
+            log_answers: the log answers.
+            is_draining: the gateway shuts down.
+            running: the number of answers that the gateway gives.
+            log_problem: the reason for which the log takes nothing new, if any.
 
-        `status` is the verdict, in the word M*'s clients look for; `state` says more.
+        Returns:
+            The document. `status` has the words that M*'s clients expect; `state` is more detailed.
         """
         missing = self.missing(now_s, log_answers=log_answers)
-        if log_room:
-            missing.append(log_room)
+        if log_problem:
+            missing.append(log_problem)
         if is_draining:
             missing.append("this gateway is shutting down")
         return {
@@ -101,12 +109,12 @@ class Presence:
             "state": self._state(is_missing=bool(missing), is_draining=is_draining, running=running),
             "missing": missing,
             "log": {"connected": log_answers},
-            "conductors": {name: _shown(beat, now_s) for name, beat in sorted(self.conductors.items())},
-            "workers": {str(rank): _shown(beat, now_s) for rank, beat in sorted(self.workers.items())},
+            "conductors": {name: _shown(one, now_s) for name, one in sorted(self.conductors.items())},
+            "workers": {str(rank): _shown(one, now_s) for rank, one in sorted(self.workers.items())},
         }
 
     def _state(self, *, is_missing: bool, is_draining: bool, running: int) -> str:
-        """Where the deployment is in its life, as far as this gateway can tell."""
+        """The deployment's state as this gateway knows it."""
         if is_draining:
             return "draining"
         if is_missing:
@@ -115,45 +123,50 @@ class Presence:
             return "loading" if self.workers or self.has_been_ready else "uninitialized"
         return "busy" if running or any(map(_is_busy, self.workers.values())) else "ready"
 
-    def _hear_conductor(self, name: str, beat: Beat) -> None:
-        """One leads: of several that say so the one in the highest epoch. Who left in order is gone."""
-        if beat.state == "leaving":
+    def _receive_conductor(self, name: str, heartbeat: Heartbeat) -> None:
+        """Take a conductor's heartbeat. Of several that lead, the one in the highest epoch does.
+
+        A conductor that left in order is removed.
+        """
+        if heartbeat.state == "leaving":
             self.conductors.pop(name, None)
             return
-        self.conductors[name] = beat
-        leading = {name: beat for name, beat in self.conductors.items() if beat.state == "leading"}
+        self.conductors[name] = heartbeat
+        leading = {name: one for name, one in self.conductors.items() if one.state == "leading"}
         in_force = max(map(_epoch, leading.values()), default=0)
-        for other, said in leading.items():
-            if _epoch(said) < in_force:
-                self.conductors[other] = replace(said, state="deposed")
+        for other, claimed in leading.items():
+            if _epoch(claimed) < in_force:
+                self.conductors[other] = replace(claimed, state="deposed")
 
     @staticmethod
-    def is_fresh(beat: Beat, now_s: float) -> bool:
-        """Whether who said it counts as there."""
-        return now_s - beat.heard_s < FRESH_S
+    def is_fresh(heartbeat: Heartbeat, now_s: float) -> bool:
+        """True if its sender counts as alive."""
+        return now_s - heartbeat.received_s < FRESH_S
 
     def _forget_old_conductors(self, now_s: float) -> None:
-        """Each life of a conductor has a name of its own: a day's restarts must not pile up."""
-        for name in [name for name, beat in self.conductors.items() if now_s - beat.heard_s > 10 * FRESH_S]:
+        """Remove silent conductors: each process has a name of its own, so restarts would accumulate."""
+        for name in [name for name, one in self.conductors.items() if now_s - one.received_s > 10 * FRESH_S]:
             del self.conductors[name]
 
 
-def _shown(beat: Beat, now_s: float) -> dict[str, Any]:
-    facts = {name: fact for name, fact in beat.facts.items() if name != "meters"}  # those are for /metrics
-    state = "busy" if _is_busy(beat) else beat.state
-    return {**facts, "state": state, "silent_s": round(now_s - beat.heard_s, 1)}
+def _shown(heartbeat: Heartbeat, now_s: float) -> dict[str, Any]:
+    facts = {
+        name: fact for name, fact in heartbeat.facts.items() if name != "meters"
+    }  # those are for /metrics
+    state = "busy" if _is_busy(heartbeat) else heartbeat.state
+    return {**facts, "state": state, "silent_s": round(now_s - heartbeat.received_s, 1)}
 
 
-def _epoch(beat: Beat) -> int:
-    epoch = beat.facts.get("epoch")
+def _epoch(heartbeat: Heartbeat) -> int:
+    epoch = heartbeat.facts.get("epoch")
     return epoch if isinstance(epoch, int) else 0
 
 
-def _is_busy(beat: Beat) -> bool:
-    """Whether it is ready, and has something to do."""
-    return beat.state == "ready" and any(beat.facts.get(work) for work in ("running", "waiting"))
+def _is_busy(heartbeat: Heartbeat) -> bool:
+    """True if it is ready and has work."""
+    return heartbeat.state == "ready" and any(heartbeat.facts.get(work) for work in ("running", "waiting"))
 
 
-def _progress(beat: Beat) -> str:
-    progress = beat.facts.get("progress")
-    return f" ({progress:.0%})" if isinstance(progress, int | float) and beat.state == "loading" else ""
+def _progress(heartbeat: Heartbeat) -> str:
+    progress = heartbeat.facts.get("progress")
+    return f" ({progress:.0%})" if isinstance(progress, int | float) and heartbeat.state == "loading" else ""

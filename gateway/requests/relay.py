@@ -1,15 +1,15 @@
-"""The relay: the log's records become each request's answer, every chunk once, in log order.
+"""The relay: turns the log's records into each request's answer, every chunk once, in log order.
 
-One cursor serves the whole gateway; the `Hub` hands each record to the request it belongs to. What a
-record means is decided by `OutputFold`, which is pure. Deposed conductors are fenced off, duplicate and
-early chunks are sorted out, a rejection of somebody else's submission under the same id is not ours. An
-output that does not add up to what `request.finished` says is an error and not an answer.
+One cursor serves the whole gateway; the `RecordRouter` hands each record to the request it belongs to. The
+meaning of a record is decided by `OutputFold`, which is pure: it drops the events of deposed conductors,
+duplicate and out-of-order chunks, and the rejection of another submission under the same id. An output whose
+digest differs from that in `request.finished` is an error and not an answer.
 
-**A slow client** costs nobody else anything. Each request has a buffer of `BUFFER_BYTES`; the cursor
-never waits for it. When it is full the hub lets go of the request, and the relay remembers the record it
-stopped at: once the client has taken what is buffered, the rest is read from the log again by a cursor of
-the request's own, at the client's speed. So memory is bounded, and the log is the buffer. A client that
-attaches to an earlier request reads through such a cursor from the beginning.
+**A slow client** does not affect others. Each request has a buffer of `BUFFER_BYTES`, and the cursor never
+waits for it. When the buffer is full, the router drops the request, and the relay notes the record at which
+it stopped. Once the client has read the buffer, the rest is read from the log by a cursor of this request
+alone, at the client's speed. So memory is bounded, and the log is the buffer. A client that attaches to an
+earlier request reads it by such a cursor from the beginning.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from gateway.meters.hops import Hops, Journey
+from gateway.meters.hops import HopMeters, RequestHops
 from shared.epoch_fence import EpochFence
 from shared.errors import ClientError
 from shared.events import (
@@ -47,25 +47,25 @@ from shared.transcript import Transcript
 _LOGGER: Final = logging.getLogger(__name__)
 BUFFER_BYTES: Final = 256 * 1024
 MISMATCH: Final = "output_mismatch"
-_ITEM_BYTES: Final = 256  # what a chunk weighs beside its contents, roughly
+_ITEM_BYTES: Final = 256  # the approximate size of a chunk without its contents
 
 
 class RequestExpiredError(ClientError):
-    """The log has forgotten the request, or lost it."""
+    """The log has forgotten or lost the request."""
 
     code = "request_expired"
     status = 410
 
     def __init__(self, request_id: str) -> None:
         super().__init__(
-            f"the log holds request {request_id!r} no more: its answer cannot be had again; ask anew, under "
-            "another id"
+            f"the log no longer holds request {request_id!r}, so its answer is gone; send the request again "
+            "under another id"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The answer is complete."""
+    """The end of an answer that is complete."""
 
     usage: Usage
     finish_reason: str
@@ -73,12 +73,12 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """There will be no (more of an) answer."""
+    """The end of an answer that failed, perhaps after some chunks."""
 
     failure: Failure
 
 
-Item: TypeAlias = OutputChunk | Answered | Failed
+AnswerItem: TypeAlias = OutputChunk | Answered | Failed
 
 
 @dataclass(slots=True)
@@ -86,28 +86,28 @@ class OutputFold:
     """One request's answer as a fold over its records in log order; pure.
 
     Attributes:
-        submission_seq: where our submission is stored; None until the log said so.
-        ended: an end was given out; nothing follows it.
-        told: how many chunks were given out. With several tracks that is a chunk's index for its client: each
-            track counts its own, and the log's order, in which they are told, is one for all gateways.
+        submission_seq: the position of our submission; None until its ack.
+        ended: the end of the answer was emitted; nothing follows it.
+        emitted: the number of emitted chunks. With several tracks, each counts its own chunks; their index
+            for the client is then the log's order, which is the same at all gateways.
     """
 
     submission_seq: int | None = None
     transcript: Transcript = field(default_factory=Transcript)
     ended: bool = False
-    told: int = 0
+    emitted: int = 0
     _rejections: list[RequestRejected] = field(default_factory=list)
 
-    def fold(self, seq: int, event: AnyEvent) -> list[Item]:
-        """Take one record; return what it adds to the answer."""
+    def fold(self, seq: int, event: AnyEvent) -> list[AnswerItem]:
+        """Apply one record; return what it adds to the answer."""
         if self.ended or (self.submission_seq is not None and seq <= self.submission_seq):
             return []
         items = self._items(event)
         self.ended = any(not isinstance(item, OutputChunk) for item in items)
         return items
 
-    def submitted_at(self, seq: int) -> list[Item]:
-        """Learn our submission's position; a rejection that was read before counts now."""
+    def submitted_at(self, seq: int) -> list[AnswerItem]:
+        """Set our submission's position; apply a rejection of it that was read before."""
         self.submission_seq = seq
         ours = [rejected for rejected in self._rejections if rejected.submission_seq == seq]
         self._rejections.clear()
@@ -116,7 +116,7 @@ class OutputFold:
         self.ended = True
         return [Failed(ours[0].failure)]
 
-    def _items(self, event: AnyEvent) -> list[Item]:
+    def _items(self, event: AnyEvent) -> list[AnswerItem]:
         match event:
             case OutputChunk() | OutputFence():
                 return self._chunks(event)
@@ -135,47 +135,47 @@ class OutputFold:
             case _:
                 return []
 
-    def _chunks(self, event: OutputChunk | OutputFence) -> list[Item]:
+    def _chunks(self, event: OutputChunk | OutputFence) -> list[AnswerItem]:
         valid = self.transcript.fold(event)
-        first, self.told = self.told, self.told + len(valid)
+        first, self.emitted = self.emitted, self.emitted + len(valid)
         if all(chunk.index == first + place for place, chunk in enumerate(valid)):
             return list(valid)
         return [msgspec.structs.replace(chunk, index=index) for index, chunk in enumerate(valid, start=first)]
 
-    def _finish(self, event: RequestFinished) -> Item:
+    def _finish(self, event: RequestFinished) -> AnswerItem:
         found = self.transcript.totals
         if found == event.output:
             reason = event.finish_reasons[0] if event.finish_reasons else "stop"
             return Answered(usage=event.usage, finish_reason=reason)
         message = (
-            f"the output does not add up: expected {event.output.chunks} chunks with digest "
-            f"{event.output.digest}, the log gave {found.chunks} with {found.digest}"
+            f"the output does not match its end: expected {event.output.chunks} chunks with digest "
+            f"{event.output.digest}, found {found.chunks} with {found.digest} in the log"
         )
         return Failed(Failure(code=MISMATCH, message=message, status=500))
 
 
 class Relay:
-    """One client's answer: filled by the hub, or, when that is too fast, from a cursor of its own."""
+    """One client's answer, filled by the router, or by a cursor of its own if the client is slower."""
 
     def __init__(self, log: Log, subjects: Subjects, request_id: str) -> None:
         self.request_id = request_id
         self.output = OutputFold()
-        self.journey: Journey | None = None
+        self.hops: RequestHops | None = None
         self.buffered_bytes = 0
         self._log = log
         self._subjects = subjects
-        self._buffer: deque[tuple[Item, int]] = deque()
+        self._buffer: deque[tuple[AnswerItem, int]] = deque()
         self._wake = asyncio.Event()
         self._rest: tuple[int, EpochFence] | None = None
 
     @property
     def is_behind(self) -> bool:
-        """Whether the rest of the answer is to be read from the log again."""
+        """True if the rest of the answer is to be read from the log again."""
         return self._rest is not None
 
-    # ---- the hub's side: nothing here waits ---------------------------------------------------------
-    def take(self, seq: int, event: AnyEvent, epoch: int) -> None:
-        """Take one record, or let go when the buffer is full."""
+    # ---- called by the router: nothing here waits ---------------------------------------------------
+    def add(self, seq: int, event: AnyEvent, epoch: int) -> None:
+        """Apply one record, or note its position if the buffer is full."""
         if self.is_behind:
             return
         if self.buffered_bytes >= BUFFER_BYTES:
@@ -184,11 +184,11 @@ class Relay:
         self._put(self.output.fold(seq, event))
 
     def submitted_at(self, seq: int) -> None:
-        """Learn where our submission is stored."""
+        """Set our submission's position."""
         self._put(self.output.submitted_at(seq))
 
     def reread(self, seq: int, epoch: int) -> None:
-        """Have the records from `seq` on read by an own cursor; `epoch` is the one in force there."""
+        """Read the records from `seq` on by an own cursor; `epoch` is the one in force there."""
         self._rest = (seq, EpochFence(epoch))
         self._wake.set()
 
@@ -198,7 +198,7 @@ class Relay:
             self.output.ended = True
             self._put([Failed(failure)])
 
-    def _put(self, items: list[Item]) -> None:
+    def _put(self, items: list[AnswerItem]) -> None:
         for item in items:
             size = _size_of(item)
             self._buffer.append((item, size))
@@ -206,8 +206,8 @@ class Relay:
         if items:
             self._wake.set()
 
-    # ---- the client's side --------------------------------------------------------------------------
-    async def items(self) -> AsyncGenerator[Item, None]:
+    # ---- called by the client's task ----------------------------------------------------------------
+    async def items(self) -> AsyncGenerator[AnswerItem, None]:
         """The answer's chunks, each once, and its end."""
         while True:
             while self._buffer:
@@ -224,7 +224,7 @@ class Relay:
             async for item in rest:
                 yield item
 
-    async def _from_log(self, start_seq: int, fence: EpochFence) -> AsyncGenerator[Item, None]:
+    async def _from_log(self, start_seq: int, fence: EpochFence) -> AsyncGenerator[AnswerItem, None]:
         watched = [
             self._subjects.epoch,
             self._subjects.walk(self.request_id),
@@ -241,8 +241,8 @@ class Relay:
                 if self.output.ended:
                     return
 
-    async def _explained(self, item: Item) -> Item:
-        """What does not add up because the log has forgotten its beginning meanwhile is no error of ours."""
+    async def _explained(self, item: AnswerItem) -> AnswerItem:
+        """A mismatch becomes "expired" if the log has meanwhile forgotten the answer's beginning."""
         if not isinstance(item, Failed) or item.failure.code != MISMATCH:
             return item
         submitted_seq = self.output.submission_seq or 0
@@ -252,42 +252,44 @@ class Relay:
         return Failed(Failure(code=expired.code, message=expired.message, status=expired.status))
 
 
-class Hub:
-    """The gateway's one cursor, taken apart: each record goes to the request it belongs to."""
+class RecordRouter:
+    """Hands each record of the gateway's one cursor to the relays of its request."""
 
-    def __init__(self, log: Log, subjects: Subjects, fence: EpochFence, hops: Hops | None = None) -> None:
+    def __init__(
+        self, log: Log, subjects: Subjects, fence: EpochFence, hops: HopMeters | None = None
+    ) -> None:
         self._log = log
         self._subjects = subjects
         self._fence = fence
-        self._hops = hops or Hops()
+        self._hops = hops or HopMeters()
         self._relays: defaultdict[str, list[Relay]] = defaultdict(list)
 
     def __len__(self) -> int:
         return sum(map(len, self._relays.values()))
 
     def open(self, request_id: str) -> Relay:
-        """A relay for a request that is about to be submitted."""
+        """A new relay for a request that is about to be submitted."""
         relay = Relay(self._log, self._subjects, request_id)
-        relay.journey = self._hops.submit()
+        relay.hops = self._hops.submit()
         self._relays[request_id].append(relay)
         return relay
 
     def close(self, relay: Relay) -> None:
-        """Let go of a relay; letting go twice is nothing."""
+        """Remove a relay; removing it again does nothing."""
         relays = self._relays.get(relay.request_id, [])
         if relay in relays:
             relays.remove(relay)
         if not relays:
             self._relays.pop(relay.request_id, None)
 
-    def take(self, record: StoredRecord) -> Address | None:
-        """Hand one record on, and say where it was addressed to. Never waits."""
+    def route(self, record: StoredRecord) -> Address | None:
+        """Hand one record to its relays, and return its address. Never waits."""
         address = self._subjects.parse(record.subject)
         if address is not None:
-            self._hand_on(address, record)
+            self._deliver(address, record)
         return address
 
-    def _hand_on(self, address: Address, record: StoredRecord) -> None:
+    def _deliver(self, address: Address, record: StoredRecord) -> None:
         relays = self._relays.get(address.request_id, []) if address.request_id else []
         if not relays and address.kind != "conductor":
             return
@@ -297,21 +299,21 @@ class Hub:
         if relays:
             self._hops.delivered(record)
         for relay in list(relays):
-            if relay.journey is not None:
-                self._hops.take(relay.journey, event)
-            relay.take(record.seq, event, self._fence.epoch)
+            if relay.hops is not None:
+                self._hops.observe(relay.hops, event)
+            relay.add(record.seq, event, self._fence.epoch)
             if relay.is_behind or relay.output.ended:
                 self.close(relay)
 
     def fail_all(self, failure: Failure) -> None:
-        """End every answer that still hangs on this cursor."""
+        """End every answer that still reads from this cursor."""
         for relay in [relay for relays in self._relays.values() for relay in relays]:
             relay.fail(failure)
             self.close(relay)
 
 
 def decode_or_none(record: StoredRecord, address: Address) -> AnyEvent | None:
-    """The event in a record; what is none, or does not belong there, is said in our log and passed over."""
+    """The event in a record; None, and a warning, for one that is malformed or on a wrong subject."""
     try:
         event = decode(record.data)
         check_address(address, event)
@@ -321,7 +323,7 @@ def decode_or_none(record: StoredRecord, address: Address) -> AnyEvent | None:
         return None
 
 
-def _size_of(item: Item) -> int:
+def _size_of(item: AnswerItem) -> int:
     if not isinstance(item, OutputChunk):
         return _ITEM_BYTES
     return _ITEM_BYTES + 4 * len(item.text) + 8 * len(item.token_ids) + len(item.data or b"")

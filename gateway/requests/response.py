@@ -1,14 +1,14 @@
-"""An answer becomes an HTTP response; a client that leaves cancels, and so does a limit that is over.
+"""The ASGI response that submits a request and streams its answer; ends with the client, or a time limit.
 
-The response begins with the first bytes its `Format` has to say: until then a failure is a proper status,
-also for a stream. One TaskGroup holds the answer and our own listener for the disconnect, so that a client
-is missed while it waits for its first token, and whichever ASGI version the server speaks.
+The response begins with the first bytes of its `AnswerFormat`. Until then a failure is a proper HTTP status,
+for a stream too. One TaskGroup runs the answer and a listener for the disconnect. So a disconnect is noticed
+while the client waits for its first token, with either version of ASGI.
 
-Whatever ends an answer early lets go of its requests before the client is told: nothing is kept for a
+Whatever ends an answer early, the requests are released before the client is told: nothing is held for a
 client that does not read.
 
-A request's time limit is the log's to keep: it fails there, for all who read it. The gateway's own clock is
-for what the log does not tell: nobody decides there, or this client takes up a request that may go on for
+The log enforces a request's time limit: the request fails there, for all its readers. The gateway's own clock
+covers what the log does not: no conductor is alive, or this client attached to a request that may run for
 longer than this client waits.
 """
 
@@ -25,10 +25,12 @@ from starlette.types import Receive, Scope, Send
 from gateway import errors
 from gateway.errors import HttpError
 from gateway.meters.answers import FINISHED
-from gateway.requests.choices import Choices, Tally
+from gateway.requests.choices import MergedChoices
+from gateway.requests.parsed_request import ParsedRequest
 from gateway.requests.relay import Answered, Failed
 from gateway.requests.service import Gateway
-from gateway.requests.submission import Asked, Recorded
+from gateway.requests.submission import SubmissionRecord
+from gateway.requests.usage import UsageTally
 from shared import faults
 from shared.events import OutputChunk, Usage
 
@@ -37,77 +39,79 @@ DISCONNECTED: Final = "client_disconnected"
 """The outcome of an answer whose client left."""
 _LEFT: Final = "the client disconnected"
 _UNAVAILABLE: Final = 503
-GRACE_S: Final = 5.0
-"""How long after its time limit a request may take to fail on the log: longer than a succession there."""
+LIMIT_GRACE_S: Final = 5.0
+"""The time after its limit in which a request must fail on the log: longer than a conductor's takeover."""
 DURABILITY: Final = "x-dalsegno-durability"
-"""The header that says what the events of an answer survive."""
+"""The response header with the durability of the answer's events."""
 
 
-class Format(Protocol):
-    """How one route writes one answer; b"" is nothing to say yet. Choices are counted from 0."""
+class AnswerFormat(Protocol):
+    """The body of one route's answer. Choices are counted from 0; b"" means that nothing is sent yet."""
 
     media_type: str
 
     def chunk(self, choice: int, chunk: OutputChunk) -> bytes: ...
     def ended(self, choice: int, finish_reason: str) -> bytes:
-        """A choice is complete."""
+        """The bytes for the end of one choice."""
         ...
 
     def complete(self, usage: Usage) -> bytes:
-        """All choices are."""
+        """The bytes for the end of all choices."""
         ...
 
     def failed(self, error: HttpError) -> bytes | None:
-        """The end of a response that has begun and cannot be completed; None: it cannot say so."""
+        """The bytes that end a response which has begun and failed; None if the format has none."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What an answer is to.
+class RequestGroup:
+    """The requests on the log that one HTTP request submits.
 
     Attributes:
         route: the path's template, for the meter.
-        parts: the requests it is on the log, by choice (`gateway.requests.choices.split`).
-        n: how many of them answer the same prompt.
+        requests: one for each choice (`gateway.requests.choices.split`).
+        n: the number of choices for each prompt.
     """
 
     route: str
-    parts: Sequence[Asked]
+    requests: Sequence[ParsedRequest]
     n: int = 1
 
     @property
     def request_id(self) -> str:
-        return self.parts[0].request_id
+        return self.requests[0].request_id
 
     @property
     def limit_s(self) -> float | None:
-        """How long it may take; None is for ever."""
-        return self.parts[0].timeout_s
+        """The time limit; None is unlimited."""
+        return self.requests[0].timeout_s
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the client has a part of the answer."""
-        return any(part.is_resumed for part in self.parts)
+        """True if the client has a part of the answer."""
+        return any(request.is_resumed for request in self.requests)
 
 
 class ClientGoneError(Exception):
     """The client closed its connection."""
 
 
-class Answer(Response):
-    """The response: it submits, relays, and lets go; `form` makes its format, once that is recorded."""
+class AnswerResponse(Response):
+    """The response to a request group; `make_format` makes its format once the group is recorded."""
 
-    def __init__(self, gateway: Gateway, question: Question, form: Callable[[Recorded], Format]) -> None:
-        self.background = None  # FastAPI looks for it
+    def __init__(
+        self, gateway: Gateway, group: RequestGroup, make_format: Callable[[SubmissionRecord], AnswerFormat]
+    ) -> None:
+        self.background = None  # FastAPI reads it
         self.status_code = 200
         self._gateway = gateway
-        self._question = question
-        self._choices = Choices(gateway, question.parts)
-        self._tally = Tally(question.n)
-        self._observation = gateway.meter.begin(question.route, is_resumed=question.is_resumed)
-        self._form = form
-        self._made: Format | None = None
+        self._group = group
+        self._choices = MergedChoices(gateway, group.requests)
+        self._tally = UsageTally(group.n)
+        self._observation = gateway.meter.begin(group.route, is_resumed=group.is_resumed)
+        self._make_format = make_format
+        self._made_format: AnswerFormat | None = None
         self._send: Send | None = None
         self._begun = False
         self._complete = False
@@ -115,16 +119,16 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
-        with self._gateway.answering():
+        with self._gateway.in_flight.answering():
             try:
                 async with asyncio.TaskGroup() as tasks:
                     listener = tasks.create_task(self._listen(receive), name="disconnect")
                     await self._answer(tasks)
                     listener.cancel()
             except* ClientGoneError:
-                _LOGGER.info("request %s: the client left", self._question.request_id)
+                _LOGGER.info("request %s: the client left", self._group.request_id)
             finally:
-                self._observation.end(DISCONNECTED)  # unless it has ended otherwise
+                self._observation.end(DISCONNECTED)  # does nothing if the observation has ended
 
     async def _listen(self, receive: Receive) -> None:
         while True:
@@ -132,7 +136,7 @@ class Answer(Response):
             if message["type"] != "http.disconnect":
                 continue
             if self._complete:
-                return  # a server also says so once the response is complete
+                return  # servers send it after a complete response, too
             self._gone = True
             raise ClientGoneError
 
@@ -144,21 +148,22 @@ class Answer(Response):
             raise
         except Exception as raised:  # noqa: BLE001 - the outermost loop of one request
             error = errors.of_exception(raised)
-            if error.status != _UNAVAILABLE or not self._question.parts[0].id_is_chosen:
-                self._choices.leave(f"its answer failed: {error.code}")
+            if error.status != _UNAVAILABLE or not self._group.requests[0].id_is_chosen:
+                self._choices.release(f"its answer failed: {error.code}")
         finally:
-            self._choices.leave(_LEFT if self._gone else "", linger_s=self._question.parts[0].linger_s)
+            grace_s = self._group.requests[0].disconnect_grace_s
+            self._choices.release(_LEFT if self._gone else "", grace_s=grace_s)
         if error is not None:
             self._observation.end(error.code)
             await self._fail(error)
 
     async def _relay(self, tasks: asyncio.TaskGroup) -> HttpError | None:
-        """Tell the answer; what it ended with, if it failed."""
-        limit_s, now_s = self._question.limit_s, asyncio.get_running_loop().time
+        """Send the answer; return the error that ended it, if any."""
+        limit_s, now_s = self._group.limit_s, asyncio.get_running_loop().time
         begun_s = now_s()
         try:
             async with (
-                asyncio.timeout(None if limit_s is None else limit_s + GRACE_S) as limit,
+                asyncio.timeout(None if limit_s is None else limit_s + LIMIT_GRACE_S) as limit,
                 aclosing(self._choices.items(tasks)) as items,
             ):
                 if limit_s is not None:
@@ -166,15 +171,15 @@ class Answer(Response):
                 async for choice, item in items:
                     if isinstance(item, Failed):
                         error = errors.of_failure(item.failure)
-                        if error.status != _UNAVAILABLE:  # which is this gateway's end, and not theirs
-                            self._choices.leave(f"another choice of the same answer failed: {error.code}")
+                        if error.status != _UNAVAILABLE:  # which ends this gateway's answer alone
+                            self._choices.release(f"another choice of the same answer failed: {error.code}")
                         return error
                     await self._write_item(choice, item)
         except TimeoutError:
             if not limit.expired():
                 raise
             reason = f"it took longer than its {limit_s:g} s"
-            self._choices.leave(reason)
+            self._choices.release(reason)
             return HttpError(
                 status=504, code="deadline_exceeded", message=f"the request was given up: {reason}"
             )
@@ -182,12 +187,12 @@ class Answer(Response):
         return None
 
     @property
-    def _format(self) -> Format:
-        """Made once there is something to write."""
-        if self._made is None:
+    def _format(self) -> AnswerFormat:
+        """The format, made when the first item arrives."""
+        if self._made_format is None:
             assert self._choices.recorded is not None, "a request has its answer once it is recorded"
-            self._made = self._form(self._choices.recorded)
-        return self._made
+            self._made_format = self._make_format(self._choices.recorded)
+        return self._made_format
 
     async def _write_item(self, choice: int, item: OutputChunk | Answered) -> None:
         if isinstance(item, OutputChunk):
@@ -195,7 +200,7 @@ class Answer(Response):
             await self._write(self._format.chunk(choice, item))
             faults.reach("gateway.chunk.relayed")
         else:
-            self._tally.add(choice, item)
+            self._tally.add(choice, item.usage)
             await self._write(self._format.ended(choice, item.finish_reason))
 
     async def _end(self) -> None:
@@ -207,10 +212,10 @@ class Answer(Response):
 
     async def _fail(self, error: HttpError) -> None:
         if self._begun:
-            last_words = self._format.failed(error)
-            if last_words is not None:
-                await self._write(last_words, last=True)
-            # Else the server closes the connection: nobody takes what came for the whole.
+            ending = self._format.failed(error)
+            if ending is not None:
+                await self._write(ending, last=True)
+            # Otherwise the server closes the connection, so that no client takes a part for the whole.
             return
         await self._begin(
             error.status, "application/json", error.headers | {"content-length": str(len(error.json))}
@@ -233,7 +238,7 @@ class Answer(Response):
             "content-type": media_type,
             "cache-control": "no-store",
             "x-accel-buffering": "no",
-            "x-request-id": self._question.request_id,
+            "x-request-id": self._group.request_id,
             **headers,
         }
         await self._to_server(
@@ -249,6 +254,6 @@ class Answer(Response):
         assert self._send is not None
         try:
             await self._send(message)
-        except OSError as error:  # what servers of ASGI 2.4 raise instead of telling the listener
+        except OSError as error:  # servers of ASGI 2.4 raise it in addition to `http.disconnect`
             self._gone = True
             raise ClientGoneError from error

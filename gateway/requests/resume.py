@@ -1,16 +1,16 @@
-"""Resuming: a client that lost its connection says what it has, and is told what comes behind.
+"""Resuming: a client that lost its connection sends its position, and gets the rest of the stream.
 
-The position of a stream says how far each of its choices was told, separated by commas (`3,e,-`):
+The position of a stream says for each choice how far it was sent, separated by commas (`3,e,-`):
 
-    -      nothing of it
-    b      that it begins, which is an event of its own where there is a role to tell
-    17     its chunk 17, and all before
-    e      all of it, and why it ended
+    -      nothing
+    b      its beginning, which is an event of its own where there is a role to send
+    17     its chunk 17, and all before it
+    e      all of it, and its finish reason
 
-and `end` when all of them have ended and the usage was told, too. It is the `id` of each server-sent event,
-comes back as `Last-Event-ID`, and is the same at every gateway, because the log gave the indices.
+and `end` after the ends of all choices and the usage. It is the `id` of each server-sent event, and returns
+as `Last-Event-ID`. All gateways have the same positions, because the indices come from the log.
 
-What has no events, a file of sound, has bytes: its position is how many of them its client has.
+The position of an audio file, which has no events, is the number of bytes that the client has.
 """
 
 import re
@@ -35,48 +35,48 @@ _BYTES: Final = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(slots=True)
-class Position:
-    """How far a stream was told.
+class StreamPosition:
+    """The position of a stream.
 
     Attributes:
-        last: of each choice the index of the last chunk, or one of the words of this module as a number.
-        is_complete: its usage was told.
+        last: for each choice the index of its last chunk, or one of this module's words as a number.
+        is_complete: the usage was sent.
     """
 
     last: list[int]
     is_complete: bool = False
 
     @classmethod
-    def start(cls, choices: int) -> "Position":
-        """Nothing was told yet."""
+    def start(cls, choices: int) -> "StreamPosition":
+        """The position before the first event."""
         return cls([_NOTHING] * choices)
 
     def has_any(self, choice: int) -> bool:
-        """Whether anything of a choice was told, if only that it begins."""
+        """True if anything of a choice was sent, be it only its beginning."""
         return self.last[choice] > _NOTHING
 
     def has(self, choice: int, index: int) -> bool:
-        """Whether a chunk was told."""
+        """True if this chunk was sent."""
         return index <= self.last[choice]
 
     def has_ended(self, choice: int) -> bool:
-        """Whether it was told why a choice ended."""
+        """True if the finish reason of a choice was sent."""
         return self.last[choice] == _ENDED
 
     def begin(self, choice: int) -> None:
-        """It is told now that a choice begins."""
+        """Set the position after the beginning of a choice."""
         self.last[choice] = _BEGUN
 
     def advance(self, choice: int, index: int) -> None:
-        """A chunk is told now."""
+        """Set the position after a chunk."""
         self.last[choice] = index
 
     def end(self, choice: int) -> None:
-        """It is told now why a choice ended."""
+        """Set the position after the finish reason of a choice."""
         self.last[choice] = _ENDED
 
     def complete(self) -> None:
-        """The usage is told now."""
+        """Set the position after the usage."""
         self.is_complete = True
 
     def __str__(self) -> str:
@@ -85,32 +85,34 @@ class Position:
         return ",".join(_WORDS.get(index) or str(index) for index in self.last)
 
 
-def asked_for(request: Request, choices: int, *, is_stream: bool, id_is_chosen: bool) -> Position:
-    """Where a request wants its stream to begin: its header `Last-Event-ID`, or `after` in its query.
+def requested_position(
+    request: Request, choices: int, *, is_stream: bool, id_is_chosen: bool
+) -> StreamPosition:
+    """The position after which a stream is to begin: the header `Last-Event-ID`, or `after` in the query.
 
     Raises:
-        InvalidParamError: that is no position, or there is nothing to resume.
+        InvalidParamError: it is no position, or there is nothing to resume.
     """
-    name, text = _told(request)
+    name, text = _position_text(request)
     if not text:
-        return Position.start(choices)
+        return StreamPosition.start(choices)
     _check_may_resume(name, text, is_stream=is_stream, id_is_chosen=id_is_chosen)
     if text == _COMPLETE:
-        return Position([_ENDED] * choices, is_complete=True)
+        return StreamPosition([_ENDED] * choices, is_complete=True)
     indices = [index.strip() for index in text.split(",")]
     if len(indices) != choices or not all(map(_INDEX.fullmatch, indices)):
         shape = "the index of a chunk" if choices == 1 else f"{choices} indices of chunks or '-', by choice"
         raise InvalidParamError(name, f"{name}: expected {shape}, found {described(text)}")
-    return Position([_VALUES[index] if index in _VALUES else int(index) for index in indices])
+    return StreamPosition([_VALUES[index] if index in _VALUES else int(index) for index in indices])
 
 
-def asked_for_bytes(request: Request, *, is_stream: bool, id_is_chosen: bool) -> int:
-    """How many bytes of an answer a client has; said as `asked_for` has it.
+def requested_offset(request: Request, *, is_stream: bool, id_is_chosen: bool) -> int:
+    """The number of bytes that a client has; sent in the same places as a position.
 
     Raises:
-        InvalidParamError: that is no number of bytes, or there is nothing to resume.
+        InvalidParamError: it is no number of bytes, or there is nothing to resume.
     """
-    name, text = _told(request)
+    name, text = _position_text(request)
     if not text:
         return 0
     _check_may_resume(name, text, is_stream=is_stream, id_is_chosen=id_is_chosen)
@@ -119,7 +121,7 @@ def asked_for_bytes(request: Request, *, is_stream: bool, id_is_chosen: bool) ->
     return int(text)
 
 
-def _told(request: Request) -> tuple[str, str]:
+def _position_text(request: Request) -> tuple[str, str]:
     name = HEADER if HEADER in request.headers else "after"
     return name, request.headers.get(HEADER, request.query_params.get("after", "")).strip()
 
@@ -127,7 +129,7 @@ def _told(request: Request) -> tuple[str, str]:
 def _check_may_resume(name: str, text: str, *, is_stream: bool, id_is_chosen: bool) -> None:
     if not is_stream:
         raise InvalidParamError(
-            name, f"{name}: expected none where the answer is no stream, found {text!r:.80}"
+            name, f"{name}: expected none for an answer that is not streamed, found {text!r:.80}"
         )
     if not id_is_chosen:
         raise InvalidParamError(

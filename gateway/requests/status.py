@@ -1,14 +1,14 @@
-"""One request as the log tells it, for whoever asks how it stands, and how somebody cancels it.
+"""The status of a request by the log, and how a client that is not its reader cancels it.
 
-Any gateway can: the log has it all. A request of several answers is several requests on the log (see
-`gateway.requests.choices`); they are one here, and are cancelled together.
+Any gateway can answer, because the log has everything. A request for several answers is several requests on
+the log (`gateway.requests.choices`); here they are one, and are cancelled together.
 
-Whether a cancel came in time is decided by log order, and told by the conductor. It mostly says so at once;
-where it does not, because it is away, the request is `cancelling`: it will end, one way or the other.
+Log order decides if a cancel came in time, and the conductor publishes the decision, usually at once. Without
+a conductor the request stays `cancelling`, and ends later one way or the other.
 
-What the log has forgotten is told from what never was as far as that can be known: something of it is still
-there, as it goes from its oldest end; its id was made by a gateway before the log begins; or this gateway saw
-it pass, not so long ago.
+A request that the log has forgotten is distinguished from one that never existed as far as that can be known:
+the log still holds something of it, a gateway generated its id before the log's oldest record, or this
+gateway has recently seen a decision about it.
 """
 
 import asyncio
@@ -18,10 +18,9 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from gateway.openai.answers import usage_of
-from gateway.requests.recent_ids import Passed
 from gateway.requests.relay import RequestExpiredError
-from gateway.requests.submission import is_forgotten
+from gateway.requests.request_ids import RecentIds, is_forgotten
+from gateway.requests.usage import usage_object
 from shared.epoch_fence import EpochFence
 from shared.errors import ClientError
 from shared.events import (
@@ -44,16 +43,16 @@ from shared.log.port import Log, LogUnavailableError, StoredRecord
 from shared.subjects import Subjects
 
 CANCEL_S: Final = 2.0
-"""How long a conductor may take to say what became of a cancel, before its asker is told to look later."""
+"""The time to wait for the conductor's decision about a cancel; after it the status is `cancelling`."""
 LOG_S: Final = 5.0
-"""How long the log may take to tell, and to ack."""
+"""The time limit of the log for a read or an ack."""
 Status: TypeAlias = Literal["waiting", "running", "cancelling", "finished", "cancelled", "failed", "rejected"]
 ENDED: Final = frozenset({"finished", "cancelled", "failed", "rejected"})
 _ENDS: Final = RequestFinished | RequestFailed | RequestCancelled
 
 
 class UnknownRequestError(ClientError):
-    """The log holds no request of this id."""
+    """The log holds no request with this id."""
 
     code = "request_not_found"
     status = 404
@@ -65,7 +64,7 @@ class UnknownRequestError(ClientError):
 
 
 class RequestEndedError(ClientError):
-    """There is nothing left to cancel."""
+    """The request has ended, so it cannot be cancelled."""
 
     code = "request_ended"
     status = 409
@@ -74,12 +73,12 @@ class RequestEndedError(ClientError):
         super().__init__(f"request {request_id!r} cannot be cancelled: it is {status} already")
 
 
-class Part(msgspec.Struct, kw_only=True):
-    """One request of the log.
+class PartStatus(msgspec.Struct, kw_only=True):
+    """The status of one request on the log.
 
     Attributes:
-        seq: where its submission is stored; None where it is not.
-        is_known: something was decided about it, so it was submitted.
+        seq: the position of its submission; None without one.
+        is_known: a conductor decided something about it, so it was submitted.
     """
 
     id: str
@@ -94,7 +93,7 @@ class Part(msgspec.Struct, kw_only=True):
     failure: Failure | None = None
 
     def fold(self, record: StoredRecord, event: AnyEvent) -> None:
-        """Take one event, in log order."""
+        """Apply one event, in log order."""
         if isinstance(event, RequestSubmitted):
             if self.event is None:
                 self.event, self.seq, self.submitted_ns = event, record.seq, record.time_ns
@@ -121,8 +120,8 @@ class Part(msgspec.Struct, kw_only=True):
         if self.status in ENDED:
             self.ended_ns = record.time_ns
 
-    def told(self) -> dict[str, Any]:
-        """As a client is told."""
+    def document(self) -> dict[str, Any]:
+        """The JSON object for clients."""
         usage, failure = self.usage, self.failure
         return {
             "id": self.id,
@@ -130,18 +129,18 @@ class Part(msgspec.Struct, kw_only=True):
             "created": self.submitted_ns // 10**9,
             "ended": None if self.ended_ns is None else self.ended_ns // 10**9,
             "finish_reason": self.finish_reason,
-            "usage": None if usage is None else usage_of(usage),
+            "usage": None if usage is None else usage_object(usage),
             "error": None if failure is None else {"code": failure.code, "message": failure.message},
         }
 
 
 class RecordedRequest:
-    """A request with all its parts; a fold over their records."""
+    """A request with all its parts (one for each choice): a fold over their records."""
 
-    def __init__(self, log: Log, subjects: Subjects, request_id: RequestId, passed: Passed) -> None:
+    def __init__(self, log: Log, subjects: Subjects, request_id: RequestId, recent_ids: RecentIds) -> None:
         self.id = request_id
-        self._passed = passed
-        self.parts = {str(request_id): Part(id=request_id)}
+        self.parts = {str(request_id): PartStatus(id=request_id)}
+        self._recent_ids = recent_ids
         self._log = log
         self._subjects = subjects
         self._fence = EpochFence()
@@ -149,7 +148,7 @@ class RecordedRequest:
 
     @property
     def status(self) -> Status:
-        """Of the whole: the least advanced part's, else the worst end."""
+        """The status of the whole: that of the least advanced part, or else the worst end."""
         found = {part.status for part in self.parts.values()}
         order: tuple[Status, ...] = (
             "waiting", "running", "cancelling", "failed", "rejected", "cancelled", "finished",
@@ -157,41 +156,41 @@ class RecordedRequest:
         return next(status for status in order if status in found)
 
     async def read(self) -> None:
-        """Read what the log holds.
+        """Read the request from the log.
 
         Raises:
-            UnknownRequestError: nothing.
-            RequestExpiredError: its end alone, if that.
+            UnknownRequestError: the log holds nothing of it.
+            RequestExpiredError: the log holds its end at most.
             LogUnavailableError: the log does not answer.
         """
-        async with _patience():
+        async with _log_timeout():
             await self._read()
 
     async def _read(self) -> None:
         await self._fold_history()
         submitted = self.parts[self.id].event
         if submitted is None:
-            if self.parts[self.id].is_known or self.id in self._passed:
+            if self.parts[self.id].is_known or self.id in self._recent_ids:
                 raise RequestExpiredError(self.id)
             if is_forgotten(self.id, await self._log.state()):
                 raise RequestExpiredError(self.id)
             raise UnknownRequestError(self.id)
         if submitted.parts > 1 and submitted.parent in {None, self.id}:
             ids = [self.id, *(f"{self.id}-{number}" for number in range(1, submitted.parts))]
-            self.parts = {one: Part(id=one) for one in ids}
+            self.parts = {one: PartStatus(id=one) for one in ids}
             self._fence, self._seq = EpochFence(), 0
             await self._fold_history()
             self.parts = {one: part for one, part in self.parts.items() if self._is_ours(part)}
 
     async def cancel(self, cancelled: Callable[[str], RequestCancel]) -> None:
-        """Cancel what has not ended, if anything, and wait a while to see it ended.
+        """Cancel the parts that have not ended, and wait up to `CANCEL_S` for their end.
 
-        `cancelled` makes the event of an id.
+        `cancelled` makes the event for an id.
 
         Raises:
             LogUnavailableError: the log does not answer.
         """
-        async with _patience():
+        async with _log_timeout():
             for part in self.parts.values():
                 if part.status not in ENDED:
                     await self._log.publish(self._subjects.control(part.id), encode(cancelled(part.id)))
@@ -205,20 +204,20 @@ class RecordedRequest:
         except TimeoutError:
             return
 
-    def told(self) -> dict[str, Any]:
-        """As a client is told."""
+    def document(self) -> dict[str, Any]:
+        """The JSON object for clients."""
         first = self.parts[self.id]
         assert first.event is not None
         about = {"object": "request", "model": first.event.model, "correlation": first.event.correlation}
         if len(self.parts) == 1:
-            return {**first.told(), **about}
-        parts = [part.told() for part in self.parts.values()]
-        return {**self._whole().told(), **about, "parts": parts}
+            return {**first.document(), **about}
+        parts = [part.document() for part in self.parts.values()]
+        return {**self._whole().document(), **about, "parts": parts}
 
-    def _whole(self) -> Part:
-        """All parts as one: ends with the last, fails as the first that did, and counts each prompt once."""
+    def _whole(self) -> PartStatus:
+        """All parts as one: ends with the last, fails as the first that did, counts each prompt once."""
         first, parts = self.parts[self.id], list(self.parts.values())
-        whole = Part(id=self.id, submitted_ns=first.submitted_ns, status=self.status)
+        whole = PartStatus(id=self.id, submitted_ns=first.submitted_ns, status=self.status)
         if self.status in ENDED:
             whole.ended_ns = max(part.ended_ns or 0 for part in parts)
             whole.failure = next((part.failure for part in parts if part.status == self.status), None)
@@ -226,14 +225,14 @@ class RecordedRequest:
             whole.finish_reason = first.finish_reason
             whole.usage = Usage(
                 prompt_tokens=sum(
-                    part.usage.prompt_tokens for part in parts if part.usage and _begins_prompt(part)
+                    part.usage.prompt_tokens for part in parts if part.usage and _counts_prompt(part)
                 ),
                 completion_tokens=sum(part.usage.completion_tokens for part in parts if part.usage),
             )
         return whole
 
-    def _is_ours(self, part: Part) -> bool:
-        """Whether it was submitted, and as a part of this one, not under a name like one."""
+    def _is_ours(self, part: PartStatus) -> bool:
+        """True if it was submitted as a part of this request, and not merely under such an id."""
         return part.event is not None and self.id in {part.id, part.event.parent}
 
     def _watched(self) -> list[str]:
@@ -254,18 +253,18 @@ class RecordedRequest:
         try:
             event = decode(record.data, address.kind if address else None)
         except MalformedEventError:
-            return  # the conductor refuses it, or passes it over
+            return  # the conductor rejects or ignores it
         if self._fence.admits(event) and address is not None and address.request_id is not None:
             self.parts[address.request_id].fold(record, event)
 
 
-def _begins_prompt(part: Part) -> bool:
-    """Whether it is the first answer to its prompt."""
+def _counts_prompt(part: PartStatus) -> bool:
+    """True for the first choice of its prompt."""
     return part.event is not None and part.event.params.choice == 0
 
 
 @asynccontextmanager
-async def _patience() -> AsyncIterator[None]:
+async def _log_timeout() -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(LOG_S):
             yield

@@ -30,10 +30,10 @@ from gateway.requests.submission_history import RequestConflictError, Submission
 from shared import faults
 from shared.errors import ClientError, DalSegnoError
 from shared.events import RequestSubmitted, check_public, encode, submission_digest
-from shared.log.capacity_watch import RoomWatch
+from shared.log.capacity_watch import CapacityWatch
 from shared.log.port import Durability, Log, LogUnavailableError, WrongLastSequenceError
 from shared.subjects import Subjects
-from shared.telemetry.log_fields import PROMPT, told_correlation
+from shared.telemetry.log_fields import PROMPT, client_correlation
 from shared.telemetry.tracing import valid_traceparent
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Submissions:
         router: RecordRouter,
         tasks: asyncio.TaskGroup,
         numbers: Iterator[int],
-        room: RoomWatch,
+        room: CapacityWatch,
         max_unread: int = 512,
     ) -> None:
         self.readers = ReaderRegistry(log, subjects, origin, tasks, numbers, max_unread)
@@ -123,7 +123,7 @@ class Submissions:
                 the log has forgotten it.
             CapacityError: the log is unavailable or full, or did not ack in time.
         """
-        if not (self._log.connected and self._room.answers):
+        if not (self._log.connected and self._room.is_responsive):
             raise LogUnavailableError("the log does not answer; the request was not taken, try again")
         event = self._event(request)
         data = encode_or_refuse(event)
@@ -161,11 +161,11 @@ class Submissions:
         """
         if request.is_resumed:
             return False
-        if self._room.words:
+        if self._room.reason:
             subject = self._subjects.request(request.request_id)
             if request.id_is_chosen and await self._log.last(subject) is not None:
                 return False
-            self._room.check()
+            self._room.require_capacity()
         may_be_old = request.id_is_chosen and is_generated(request.request_id)
         return not (may_be_old and is_forgotten(request.request_id, await self._log.state()))
 
@@ -195,7 +195,7 @@ class Submissions:
             trace=valid_traceparent(request.trace),
             parent=request.parent,
             parts=request.parts,
-            correlation=told_correlation(),
+            correlation=client_correlation(),
             timeout_s=request.timeout_s,
             priority=request.priority,
             tenant=request.tenant,
@@ -211,7 +211,7 @@ class Submissions:
         try:
             subject = self._subjects.request(readers.request_id)
             faults.reach("gateway.submission.publishing")
-            seq = await self._log.publish(subject, data, expected_last_seq=0, waits_for_room=False)
+            seq = await self._log.publish(subject, data, expected_last_seq=0, waits_while_full=False)
             faults.reach("gateway.submission.acked")
         except DalSegnoError as error:
             return error

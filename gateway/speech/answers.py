@@ -1,13 +1,13 @@
-"""A spoken answer as a client gets it: a file's bytes, or server-sent events that hold them.
+"""The answers of `/v1/audio/speech`: an audio file, or server-sent events with its bytes.
 
     data: {"type": "speech.audio.delta", "audio": <base64>}
     data: {"type": "speech.audio.done", "usage": {"input_tokens": 7, "output_tokens": 84, "total_tokens": 91}}
 
-Bytes cannot say that something failed: where an answer ends before its time, the connection does, too, so
-that nobody takes half of it for all.
+A file cannot say that the answer failed midway. So the connection is closed instead, and no client takes a
+part for the whole.
 
-Either may be taken up again (`gateway.requests.resume`): the file is made again from its beginning, of the
-same chunks and so of the same bytes, and what its client has of it is left out.
+Both can be resumed (`gateway.requests.resume`): the file is encoded again from its beginning, from the same
+chunks and so with the same bytes, and the bytes that the client has are left out.
 """
 
 from base64 import b64encode
@@ -16,28 +16,28 @@ from typing import Final
 import msgspec
 
 from gateway.errors import HttpError
-from gateway.requests.resume import Position
-from gateway.speech.encoder import FORMATS, Encoder, Sound
+from gateway.requests.resume import StreamPosition
+from gateway.speech.encoder import FORMATS, Encoder, PcmFormat
 from shared.events import OutputChunk, Usage
 
 EVENTS: Final = "text/event-stream"
 
 
-class SpeechBytes:
+class SpeechFile:
     """An answer as one file.
 
     Args:
-        kind: of file, of `FORMATS`.
-        is_stream: whether its bytes are sent as they come, and its head says no length.
-        silence: what the model's sound is, for an answer without any.
-        had_bytes: how many of the first bytes the client has.
+        kind: the format, a key of `FORMATS`.
+        is_stream: send bytes as they are encoded, with a header without a length.
+        pcm_format: the model's sample format, for an answer without audio.
+        had_bytes: the number of leading bytes that the client has.
     """
 
-    def __init__(self, kind: str, *, is_stream: bool, silence: Sound, had_bytes: int = 0) -> None:
+    def __init__(self, kind: str, *, is_stream: bool, pcm_format: PcmFormat, had_bytes: int = 0) -> None:
         self.media_type = FORMATS[kind].media_type
         self._kind = FORMATS[kind]
         self._is_stream = is_stream
-        self._silence = silence
+        self._pcm_format = pcm_format
         self._had_bytes = had_bytes
         self._encoder: Encoder | None = None
         self._whole: list[bytes] = []
@@ -45,49 +45,49 @@ class SpeechBytes:
     def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
         if chunk.modality != "audio" or not chunk.data:
             return b""
-        return self._told(self._of(Sound.of(chunk.metadata)).push(chunk.data))
+        return self._sent(self._encoder_for(PcmFormat.of(chunk.metadata)).push(chunk.data))
 
     def ended(self, choice: int, finish_reason: str) -> bytes:
         return b""
 
     def complete(self, usage: Usage) -> bytes:
-        rest = self._of(self._silence).finish()
+        rest = self._encoder_for(self._pcm_format).finish()
         return self._new(b"".join([*self._whole, rest]))
 
     def failed(self, error: HttpError) -> None:
         return None
 
-    def _of(self, sound: Sound) -> Encoder:
+    def _encoder_for(self, pcm_format: PcmFormat) -> Encoder:
         if self._encoder is None:
             whole = None if self._is_stream else self._kind.whole
-            self._encoder = (whole or self._kind.stream)(sound)
+            self._encoder = (whole or self._kind.stream)(pcm_format)
         return self._encoder
 
-    def _told(self, data: bytes) -> bytes:
-        """What is sent now of what the file has so far."""
+    def _sent(self, data: bytes) -> bytes:
+        """The part of newly encoded bytes that is sent now."""
         if self._is_stream:
             return self._new(data)
         self._whole.append(data)
         return b""
 
     def _new(self, data: bytes) -> bytes:
-        """What of it the client has not."""
+        """The part of `data` that the client does not have."""
         had = min(self._had_bytes, len(data))
         self._had_bytes -= had
         return data[had:]
 
 
 class SpeechEvents:
-    """An answer as server-sent events, each with a piece of the file, and with the stream's position."""
+    """An answer as server-sent events, each with a piece of the file and the stream's position."""
 
     media_type = EVENTS
 
-    def __init__(self, kind: str, *, silence: Sound, position: Position | None = None) -> None:
-        self._bytes = SpeechBytes(kind, is_stream=True, silence=silence)
-        self._position = position or Position.start(1)
+    def __init__(self, kind: str, *, pcm_format: PcmFormat, position: StreamPosition | None = None) -> None:
+        self._file = SpeechFile(kind, is_stream=True, pcm_format=pcm_format)
+        self._position = position or StreamPosition.start(1)
 
     def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
-        data = self._bytes.chunk(choice, chunk)
+        data = self._file.chunk(choice, chunk)
         if self._position.has(choice, chunk.index):
             return b""
         self._position.advance(choice, chunk.index)
@@ -97,12 +97,12 @@ class SpeechEvents:
         return b""
 
     def complete(self, usage: Usage) -> bytes:
-        rest, told = self._bytes.complete(usage), b""
+        rest, data = self._file.complete(usage), b""
         if not self._position.has_ended(0):
             self._position.end(0)
-            told = self._delta(rest)
+            data = self._delta(rest)
         if self._position.is_complete:
-            return told
+            return data
         self._position.complete()
         done = {
             "type": "speech.audio.done",
@@ -112,7 +112,7 @@ class SpeechEvents:
                 "total_tokens": usage.total_tokens,
             },
         }
-        return told + _event(done, self._position)
+        return data + _event(done, self._position)
 
     def failed(self, error: HttpError) -> bytes:
         return _event(error.body)
@@ -123,6 +123,6 @@ class SpeechEvents:
         return _event({"type": "speech.audio.delta", "audio": b64encode(data).decode()}, self._position)
 
 
-def _event(told: object, position: Position | None = None) -> bytes:
+def _event(body: object, position: StreamPosition | None = None) -> bytes:
     head = b"" if position is None else b"id: %s\n" % str(position).encode()
-    return head + b"data: " + msgspec.json.encode(told) + b"\n\n"
+    return head + b"data: " + msgspec.json.encode(body) + b"\n\n"

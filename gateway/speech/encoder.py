@@ -1,11 +1,11 @@
-"""PCM in, a file's bytes out, piece by piece.
+"""Audio encoders: PCM in, a file's bytes out, piece by piece.
 
-Every encoder takes 16-bit little-endian samples, the channels interleaved, as chunks on the log have them,
-and gives out what is sure to be part of the file by then. Compressed formats are FFmpeg's (PyAV).
+Every encoder takes 16-bit little-endian samples with interleaved channels, as the log's chunks have them, and
+returns the bytes of the file that are final by then. FFmpeg (PyAV) encodes the compressed formats.
 
-A file that is told as it comes cannot say in its head how long it is. MP3, Opus, AAC and bare PCM need not;
-of WAV and FLAC there are two encoders: one for a stream, whose head leaves the length open, and one that
-gives out nothing before the end, and then a head that is right.
+A streamed file cannot have its length in the header. MP3, Opus, AAC and raw PCM need none. WAV and FLAC have
+two encoders: one for streams, whose header leaves the length open, and one that returns nothing before the
+end, and then a correct header.
 """
 
 import io
@@ -19,52 +19,52 @@ from av.audio.stream import AudioStream
 
 BYTES_PER_SAMPLE: Final = 2
 _OPEN: Final = 0xFFFFFFFF
-"""What stands for a length that is not known yet."""
+"""The length of a WAV file that is not known yet."""
 _LAYOUTS: Final = {1: "mono", 2: "stereo"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sound:
-    """What samples mean."""
+class PcmFormat:
+    """The sample rate and the channels of PCM samples."""
 
     sample_rate: int
     channels: int = 1
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Any]) -> "Sound":
-        """What a chunk of audio says of itself."""
+    def of(cls, metadata: Mapping[str, Any]) -> "PcmFormat":
+        """The format in a chunk's metadata."""
         return cls(sample_rate=int(metadata["sample_rate"]), channels=int(metadata.get("num_channels", 1)))
 
 
 class Encoder(Protocol):
-    """One file in the making."""
+    """The encoder of one file."""
 
     def push(self, pcm: bytes) -> bytes:
-        """Take samples; what of the file is sure by them, perhaps nothing yet."""
+        """Add samples; return the bytes that are final, perhaps none."""
         ...
 
     def finish(self) -> bytes:
-        """No samples come any more: the rest of the file."""
+        """End the file; return the rest of its bytes."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioFormat:
-    """A kind of file.
+    """A file format.
 
     Attributes:
-        media_type: as HTTP calls it.
-        stream: makes an encoder that gives out what it has.
-        whole: makes one whose file knows its length, where that is another.
+        media_type: its MIME type.
+        stream: makes an encoder that returns bytes as early as it can.
+        whole: makes an encoder with the length in the header, if that is another one.
     """
 
     media_type: str
-    stream: Callable[[Sound], Encoder]
-    whole: Callable[[Sound], Encoder] | None = None
+    stream: Callable[[PcmFormat], Encoder]
+    whole: Callable[[PcmFormat], Encoder] | None = None
 
 
-class _Bare:
-    """Samples as they are."""
+class _RawPcm:
+    """Samples without a header."""
 
     def push(self, pcm: bytes) -> bytes:
         return pcm
@@ -74,10 +74,10 @@ class _Bare:
 
 
 class _OpenWav:
-    """A WAV file whose head leaves its length open."""
+    """A WAV file whose header leaves its length open."""
 
-    def __init__(self, sound: Sound) -> None:
-        self._head = _wav_head(sound, None)
+    def __init__(self, pcm: PcmFormat) -> None:
+        self._head = _wav_head(pcm, None)
 
     def push(self, pcm: bytes) -> bytes:
         head, self._head = self._head, b""
@@ -88,10 +88,10 @@ class _OpenWav:
 
 
 class _WholeWav:
-    """A WAV file, once its length is known."""
+    """A WAV file with its length in the header."""
 
-    def __init__(self, sound: Sound) -> None:
-        self._sound = sound
+    def __init__(self, pcm: PcmFormat) -> None:
+        self._pcm = pcm
         self._pieces: list[bytes] = []
 
     def push(self, pcm: bytes) -> bytes:
@@ -100,19 +100,19 @@ class _WholeWav:
 
     def finish(self) -> bytes:
         pcm = b"".join(self._pieces)
-        return _wav_head(self._sound, len(pcm)) + pcm
+        return _wav_head(self._pcm, len(pcm)) + pcm
 
 
-def _wav_head(sound: Sound, nbytes: int | None) -> bytes:
-    """The 44 bytes before the samples."""
-    block = BYTES_PER_SAMPLE * sound.channels
+def _wav_head(pcm: PcmFormat, nbytes: int | None) -> bytes:
+    """The header of 44 bytes; `nbytes` is None if the length is not known."""
+    block = BYTES_PER_SAMPLE * pcm.channels
     rest, data = (_OPEN, _OPEN) if nbytes is None else (nbytes + 36, nbytes)
-    form = (1, sound.channels, sound.sample_rate, sound.sample_rate * block, block, 8 * BYTES_PER_SAMPLE)
+    form = (1, pcm.channels, pcm.sample_rate, pcm.sample_rate * block, block, 8 * BYTES_PER_SAMPLE)
     return struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", rest, b"WAVE", b"fmt ", 16, *form, b"data", data)
 
 
-class _Pipe:
-    """What a muxer writes to, that cannot go back."""
+class _StreamSink:
+    """A muxer's output that cannot seek: its bytes are final at once."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -127,8 +127,8 @@ class _Pipe:
         return taken
 
 
-class _Disk(io.BytesIO):
-    """What a muxer writes to, that can: nothing of it is sure before the end."""
+class _SeekableSink(io.BytesIO):
+    """A muxer's output that can seek: its bytes are final at the end."""
 
     def take(self) -> bytes:
         return self.getvalue() if self.is_finished else b""
@@ -137,36 +137,36 @@ class _Disk(io.BytesIO):
 
 
 class _Compressed:
-    """A file of FFmpeg's."""
+    """A file encoded by FFmpeg."""
 
     def __init__(
-        self, sound: Sound, container: str, codec: str, options: Mapping[str, str], *, whole: bool = False
+        self, pcm: PcmFormat, container: str, codec: str, options: Mapping[str, str], *, whole: bool = False
     ) -> None:
-        self._sound = sound
-        self._sink = _Disk() if whole else _Pipe()
+        self._pcm = pcm
+        self._sink = _SeekableSink() if whole else _StreamSink()
         settings = {"fflags": "+bitexact", "flush_packets": "1", **options}
         self._file = av.open(self._sink, "w", format=container, options=settings)
-        stream = self._file.add_stream(codec, rate=sound.sample_rate)
+        stream = self._file.add_stream(codec, rate=pcm.sample_rate)
         assert isinstance(stream, AudioStream)
         self._stream, context = stream, stream.codec_context
-        self._layout = _LAYOUTS[sound.channels]
+        self._layout = _LAYOUTS[pcm.channels]
         context.layout = self._layout
         context.open()
         self._cutter = av.AudioResampler(
             format=context.format,
             layout=self._layout,
-            rate=sound.sample_rate,
+            rate=pcm.sample_rate,
             frame_size=context.frame_size or None,
         )
         self._samples = 0
 
     def push(self, pcm: bytes) -> bytes:
-        count = len(pcm) // (BYTES_PER_SAMPLE * self._sound.channels)
+        count = len(pcm) // (BYTES_PER_SAMPLE * self._pcm.channels)
         if not count:
             return b""
         frame = av.AudioFrame(format="s16", layout=self._layout, samples=count)
         frame.planes[0].update(pcm)
-        frame.sample_rate = self._sound.sample_rate
+        frame.sample_rate = self._pcm.sample_rate
         frame.pts = self._samples
         self._samples += count
         self._encode(frame)
@@ -177,7 +177,7 @@ class _Compressed:
             self._encode(None)
             self._file.mux(self._stream.encode(None))
         self._file.close()
-        if isinstance(self._sink, _Disk):
+        if isinstance(self._sink, _SeekableSink):
             self._sink.is_finished = True
         return self._sink.take()
 
@@ -186,25 +186,25 @@ class _Compressed:
             self._file.mux(self._stream.encode(cut))
 
 
-def _mp3(sound: Sound) -> Encoder:
-    return _Compressed(sound, "mp3", "libmp3lame", {"write_xing": "0", "id3v2_version": "0"})
+def _mp3(pcm: PcmFormat) -> Encoder:
+    return _Compressed(pcm, "mp3", "libmp3lame", {"write_xing": "0", "id3v2_version": "0"})
 
 
-def _opus(sound: Sound) -> Encoder:
-    # A page for every 100 ms: by itself the container would wait for a second.
-    return _Compressed(sound, "ogg", "libopus", {"page_duration": "100000"})
+def _opus(pcm: PcmFormat) -> Encoder:
+    # A page every 100 ms: the container's default is a second.
+    return _Compressed(pcm, "ogg", "libopus", {"page_duration": "100000"})
 
 
-def _aac(sound: Sound) -> Encoder:
-    return _Compressed(sound, "adts", "aac", {})
+def _aac(pcm: PcmFormat) -> Encoder:
+    return _Compressed(pcm, "adts", "aac", {})
 
 
-def _open_flac(sound: Sound) -> Encoder:
-    return _Compressed(sound, "flac", "flac", {})
+def _open_flac(pcm: PcmFormat) -> Encoder:
+    return _Compressed(pcm, "flac", "flac", {})
 
 
-def _whole_flac(sound: Sound) -> Encoder:
-    return _Compressed(sound, "flac", "flac", {}, whole=True)
+def _whole_flac(pcm: PcmFormat) -> Encoder:
+    return _Compressed(pcm, "flac", "flac", {}, whole=True)
 
 
 FORMATS: Final[Mapping[str, AudioFormat]] = {
@@ -213,6 +213,6 @@ FORMATS: Final[Mapping[str, AudioFormat]] = {
     "aac": AudioFormat(media_type="audio/aac", stream=_aac),
     "flac": AudioFormat(media_type="audio/flac", stream=_open_flac, whole=_whole_flac),
     "wav": AudioFormat(media_type="audio/wav", stream=_OpenWav, whole=_WholeWav),
-    "pcm": AudioFormat(media_type="audio/pcm", stream=lambda _: _Bare()),
+    "pcm": AudioFormat(media_type="audio/pcm", stream=lambda _: _RawPcm()),
 }
-"""Every kind of file an answer may come in, by the name OpenAI has for it."""
+"""The file formats of an answer, by OpenAI's names."""

@@ -1,28 +1,28 @@
-"""`POST /v1/audio/speech`, parsed: OpenAI's fields, and ours beside them.
+"""Parsing of `POST /v1/audio/speech`: OpenAI's fields, and ours.
 
-What is not known is refused, as OpenAI's schema has it for this route; what is known, would change what is
-heard and is not supported is refused by name.
+Unknown fields are refused, as OpenAI's schema does for this route. Known fields that would change the audio
+and are not supported are refused by name.
 """
 
 from typing import Annotated, Any, Final, Literal
 
-import msgspec
 from msgspec import Meta
 
 from configs.deployment import GatewaySettings
-from gateway import errors, request_limits
+from gateway import request_limits
 from gateway.errors import InvalidParamError, NotSupportedError
-from gateway.http.bodies import check_known, params_of
-from gateway.requests.service import Served
+from gateway.http.bodies import check_known, converted, params_of
+from gateway.requests.parsed_request import ModelRequest
+from gateway.served_model import ServedModel
 from gateway.speech.encoder import FORMATS
 from shared.errors import ClientError
-from shared.events import Inputs, Params, Priority
-from shared.validation_errors import described, misfit
+from shared.events import Inputs, Params
+from shared.validation_errors import described
 
 MAX_CHARS: Final = 4096
-"""The longest text that is spoken at a time, as OpenAI has it."""
-WHOLE: Final = frozenset({"wav", "flac"})
-"""Kinds of files that say in their head how long they are: without `stream` they come when that is known."""
+"""The longest text of one request, as in OpenAI's API."""
+SIZED: Final = frozenset({"wav", "flac"})
+"""Formats with their length in the header: without `stream` they are sent when the length is known."""
 
 
 class NoSpeechError(ClientError):
@@ -32,13 +32,9 @@ class NoSpeechError(ClientError):
     param = "model"
 
 
-class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is to be said, and how it is sent.
+class SpeechRequest(ModelRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A parsed request. `stream` and `temperature` to `ignore_eos` are ours."""
 
-    `stream`, `temperature` to `ignore_eos`, `request_id`, `timeout_s`, `linger_s` and `priority` are ours.
-    """
-
-    model: Annotated[str, Meta(max_length=256)]
     input: Annotated[str, Meta(min_length=1, max_length=MAX_CHARS)]
     voice: str | dict[str, Any] | None = None
     response_format: str = "mp3"
@@ -54,30 +50,25 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_tokens: int | None = None
     max_output_tokens: int | None = None
     ignore_eos: bool | None = None
-    request_id: str | None = None
-    timeout_s: float | None = None
-    linger_s: float | None = None
-    priority: Priority | None = None
 
     @property
     def is_stream(self) -> bool:
-        """Whether sound is sent as it comes."""
+        """True if audio is sent while it is generated."""
         if self.stream_format == "sse":
             return True
-        return self.response_format not in WHOLE if self.stream is None else self.stream
+        return self.response_format not in SIZED if self.stream is None else self.stream
 
     @property
     def inputs(self) -> Inputs:
         return Inputs(text=self.input, chat=False, output_modalities=["audio"])
 
-    def params(self, served: Served, settings: GatewaySettings) -> Params:
-        """The parameters as the log has them.
+    def params(self, served: ServedModel, settings: GatewaySettings) -> Params:
+        """The parameters of the request's event.
 
         Raises:
             InvalidParamError: a value is out of its range, or more than allowed.
         """
-        request_limits.check_timeout(self.timeout_s)
-        request_limits.check_linger(self.linger_s)
+        self.check_delivery()
         name = "max_tokens" if self.max_output_tokens is None else "max_output_tokens"
         params = params_of(
             {
@@ -95,23 +86,20 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return params
 
 
-def parse(body: dict[str, Any], served: Served) -> SpeechRequest:
-    """The request in a JSON object.
+def parse(body: dict[str, Any], served: ServedModel) -> SpeechRequest:
+    """Parse a JSON object.
 
     Raises:
         ModelNotFoundError, NoSpeechError: the model is another one, or does not speak.
-        InvalidParamError: something is of the wrong type, missing, or not supported.
+        InvalidParamError: a field is of the wrong type, missing, or not supported.
     """
     for name in body:
         check_known(name, SpeechRequest.__struct_fields__, what="no field of this route")
-    try:
-        request = msgspec.convert(body, SpeechRequest)
-    except msgspec.ValidationError as error:
-        raise errors.of_misfit(misfit(error, body, SpeechRequest)) from error
+    request = converted(body, SpeechRequest)
     served.check_model(request.model)
     if "audio" not in served.outputs:
         raise NoSpeechError(
-            f"the model {served.name!r} does not speak: it puts out {', '.join(served.outputs)}"
+            f"the model {served.name!r} does not speak: its outputs are {', '.join(served.outputs)}"
         )
     if request.response_format not in FORMATS:
         found = described(request.response_format)
@@ -123,14 +111,14 @@ def parse(body: dict[str, Any], served: Served) -> SpeechRequest:
     if request.instructions:
         raise NotSupportedError("instructions", request.instructions, "an empty string")
     if request.stream_format == "sse" and request.stream is False:
-        raise InvalidParamError("stream", "stream: expected true where stream_format is 'sse', found false")
+        raise InvalidParamError("stream", "stream: expected true with the stream_format 'sse', found false")
     return request
 
 
-def _voice(asked: str | dict[str, Any] | None, served: Served) -> str | None:
+def _voice(given: str | dict[str, Any] | None, served: ServedModel) -> str | None:
     """The voice's name, as a string or in an object; an unknown one is refused."""
-    name = asked.get("id") if isinstance(asked, dict) else asked
-    if asked is not None and name not in served.voices:
+    name = given.get("id") if isinstance(given, dict) else given
+    if given is not None and name not in served.voices:
         raise InvalidParamError(
             "voice", f"voice: expected one of {', '.join(served.voices)}, found {described(name)}"
         )

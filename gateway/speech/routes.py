@@ -1,20 +1,17 @@
-"""`POST /v1/audio/speech`: a text, said aloud."""
+"""`POST /v1/audio/speech`: text to speech."""
 
-import time
 from dataclasses import replace
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
-from gateway import request_limits
-from gateway.client_key import key_name
 from gateway.http.bodies import body_schema, read_object
 from gateway.requests import resume
-from gateway.requests.response import Answer, Format, Question
+from gateway.requests.parsed_request import parsed_request
+from gateway.requests.response import AnswerFormat, AnswerResponse, RequestGroup
 from gateway.requests.service import Gateway
-from gateway.requests.submission import Asked, request_id_of
-from gateway.speech.answers import SpeechBytes, SpeechEvents
-from gateway.speech.encoder import FORMATS, Sound
+from gateway.speech.answers import SpeechEvents, SpeechFile
+from gateway.speech.encoder import FORMATS, PcmFormat
 from gateway.speech.request import SpeechRequest, parse
 
 SPEECH: Final = "/v1/audio/speech"
@@ -29,42 +26,37 @@ def speech_routes(gateway: Gateway) -> APIRouter:
 
     @router.post(
         SPEECH,
-        summary="Say a text aloud",
+        summary="Speak a text",
         openapi_extra=body_schema(SpeechRequest),
         response_class=Response,
-        responses={200: {"description": "The sound", "content": _FILES}},
+        responses={200: {"description": "The audio", "content": _FILES}},
     )
     async def speech(request: Request) -> Response:
         body = parse(await read_object(request), gateway.served)
-        params = body.params(gateway.served, gateway.settings)
-        asked = Asked(
-            request_id=request_id_of(body.request_id, "speech"),
-            id_is_chosen=body.request_id is not None,
+        asked = parsed_request(
+            request,
+            body,
+            gateway.settings,
+            id_prefix="speech",
             model=body.model,
             inputs=body.inputs,
-            params=params,
-            created_s=int(time.time()),
-            trace=request.headers.get("traceparent"),
-            timeout_s=request_limits.limit_s(body.timeout_s, gateway.settings),
-            linger_s=body.linger_s or 0.0,
-            priority=body.priority or 0,
-            tenant=key_name(request.scope),
+            params=body.params(gateway.served, gateway.settings),
         )
-        silence = Sound.of(gateway.served.media["audio"])
-        form: Format
+        pcm_format = PcmFormat.of(gateway.served.media["audio"])
+        answer_format: AnswerFormat
         if body.stream_format == "sse":
-            position = resume.asked_for(request, 1, is_stream=True, id_is_chosen=asked.id_is_chosen)
+            position = resume.requested_position(request, 1, is_stream=True, id_is_chosen=asked.id_is_chosen)
             is_resumed = position.has_any(0)
-            form = SpeechEvents(body.response_format, silence=silence, position=position)
+            answer_format = SpeechEvents(body.response_format, pcm_format=pcm_format, position=position)
         else:
-            had_bytes = resume.asked_for_bytes(
+            had_bytes = resume.requested_offset(
                 request, is_stream=body.is_stream, id_is_chosen=asked.id_is_chosen
             )
             is_resumed = had_bytes > 0
-            form = SpeechBytes(
-                body.response_format, is_stream=body.is_stream, silence=silence, had_bytes=had_bytes
+            answer_format = SpeechFile(
+                body.response_format, is_stream=body.is_stream, pcm_format=pcm_format, had_bytes=had_bytes
             )
-        question = Question(route=SPEECH, parts=[replace(asked, is_resumed=is_resumed)])
-        return Answer(gateway, question, lambda _: form)
+        group = RequestGroup(route=SPEECH, requests=[replace(asked, is_resumed=is_resumed)])
+        return AnswerResponse(gateway, group, lambda _: answer_format)
 
     return router

@@ -76,10 +76,10 @@ async def test_an_unknown_route_and_a_wrong_method_have_openais_schema() -> None
         ("/v1/chat/completion", "did you mean /v1/chat/completions?"),
         ("/v1/generate/", "did you mean /generate?"),
         ("/models", "did you mean /v1/models?"),
-        ("/v1/messages", "GET /openapi.json has those there are"),
-        ("/docs", "GET /openapi.json has those there are"),
-        ("//", "GET /openapi.json has those there are"),
-        ("/" + "x" * 60_000, "GET /openapi.json has those there are"),
+        ("/v1/messages", "GET /openapi.json lists all routes"),
+        ("/docs", "GET /openapi.json lists all routes"),
+        ("//", "GET /openapi.json lists all routes"),
+        ("/" + "x" * 60_000, "GET /openapi.json lists all routes"),
     ],
 )
 async def test_an_unknown_route_says_the_nearest_or_where_all_are(path: str, hint: str) -> None:
@@ -252,8 +252,8 @@ async def test_losing_the_log_for_good_ends_a_waiting_request_with_503(is_stored
             if is_stored:
                 await world.stored("request")
             else:
-                await world.until(lambda: world.gateway.running == 1)
-            world.server.make_anew()
+                await world.until(lambda: world.gateway.in_flight.count == 1)
+            world.server.recreate()
             await world.regressed.wait()
         later = await world.client.post("/v1/chat/completions", json=CHAT)
 

@@ -11,7 +11,8 @@ import httpx
 import msgspec
 import pytest
 
-from configs.deployment import GatewaySettings, resolve
+from configs.checks import resolve
+from configs.deployment import GatewaySettings
 from gateway.app import GatewayOptions, run
 from gateway.http import server
 from shared.errors import ClientError

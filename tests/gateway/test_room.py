@@ -22,9 +22,9 @@ async def fill(world: World, used: float) -> None:
 
 
 async def look(world: World) -> None:
-    line = world.gateway._line
+    line = world.gateway.follower.connection
     assert line is not None
-    await line.room.look()
+    await line.room.poll()
 
 
 @pytest.mark.parametrize("used", [0.95, 1.0])

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 import httpx
 import msgspec
 
-from configs.deployment import ApiKey, GatewaySettings
+from configs.deployment import GatewaySettings
+from configs.secrets import ApiKey
 from gateway.app import create_app
 from gateway.http import server
-from gateway.requests.service import Gateway, Served
+from gateway.requests.service import Gateway
+from gateway.served_model import ServedModel
 from shared.events import (
     Event,
     Failure,
@@ -37,7 +39,7 @@ from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.transcript import Transcript
 from tests.gateway.openai_schema import check
 
-SERVED = Served(
+SERVED = ServedModel(
     name="demo",
     family="decoder_lm",
     ranks=(0,),
@@ -256,7 +258,7 @@ class World:
     async def follow(self) -> None:
         """Follow the log until it is made anew."""
         try:
-            await self.gateway.follow(MemoryLog(self.server))
+            await self.gateway.follower.follow(MemoryLog(self.server))
         except* LogRegressedError:
             self.regressed.set()
 
@@ -264,7 +266,9 @@ class World:
 def beat(world: World, role: str, name: str, state: str, **facts: object) -> None:
     """Say a beat, as the process would."""
     payload = msgspec.msgpack.encode({"state": state, **facts})
-    world.gateway.presence.hear(world.subjects.beat(role, name), payload, asyncio.get_running_loop().time())
+    world.gateway.liveness.receive(
+        world.subjects.heartbeat(role, name), payload, asyncio.get_running_loop().time()
+    )
 
 
 @asynccontextmanager
@@ -278,7 +282,7 @@ async def deployment(
     settings: GatewaySettings | None = None,
     keys: Sequence[ApiKey] = (),
     logs_requests: bool = True,
-    served: Served = SERVED,
+    served: ServedModel = SERVED,
     tool_calls: str = "",
 ) -> AsyncIterator[World]:
     """A gateway on a log in memory whose requests are answered by `script`."""
@@ -301,7 +305,7 @@ async def deployment(
             performing_task = (
                 tasks.create_task(world.perform(keeps_limits=keeps_limits)) if performing else None
             )
-            await gateway.followed.wait()
+            await gateway.follower.followed.wait()
             yield world
             following.cancel()
             if performing_task is not None:

@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from gateway.requests.relay import Hub
+from gateway.requests.relay import RecordRouter
 from shared.epoch_fence import EpochFence
 from shared.events import (
     AnyEvent,
@@ -99,12 +99,12 @@ def test_what_does_not_is_no_event(subject: str, event: AnyEvent) -> None:
 # ---- every reader ------------------------------------------------------------------------------------
 async def test_a_gateway_ends_no_answer_by_a_workers_word(caplog: pytest.LogCaptureFixture) -> None:
     log = MemoryLog(MemoryStore(subjects=SUBJECTS))
-    hub = Hub(log, SUBJECTS, EpochFence(1))
-    relay = hub.open("r1")
+    router = RecordRouter(log, SUBJECTS, EpochFence(1))
+    relay = router.open("r1")
     relay.submitted_at(1)
     for seq, event in enumerate((OPENED, FENCE, FINISHED), start=2):
-        hub.take(StoredRecord(seq, SUBJECTS.output("g", "r1", "w0"), encode(event), seq))
-    hub.take(StoredRecord(9, SUBJECTS.output("g", "r1", "w0"), encode(CHUNK), 9))
+        router.route(StoredRecord(seq, SUBJECTS.output("g", "r1", "w0"), encode(event), seq))
+    router.route(StoredRecord(9, SUBJECTS.output("g", "r1", "w0"), encode(CHUNK), 9))
 
     assert not relay.output.ended
     assert relay.output.told == 1  # neither fenced nor of a closed epoch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from gateway.requests.relay import Answered, Item
+from gateway.requests.relay import Answered, AnswerItem
 from shared.epoch_fence import EpochFence
 from shared.events import (
     Failure,
@@ -124,7 +124,7 @@ class Client:
         self.answer = self.gateway.ask(self, self.position)
         return True
 
-    def _read(self, item: Item, position: Position, generation: int) -> None:
+    def _read(self, item: AnswerItem, position: Position, generation: int) -> None:
         if isinstance(item, OutputChunk):
             assert position.chunks == self.position.chunks + 1, f"{self}: {position} after {self.position}"
             self.reading.take(item)

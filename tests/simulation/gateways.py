@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
-from gateway.requests.relay import Failed, Item, OutputFold
+from gateway.requests.relay import AnswerItem, Failed, OutputFold
 from shared.epoch_fence import EpochFence
 from shared.events import (
     AnyEvent,
@@ -59,7 +59,7 @@ class Position:
 
 
 START: Final = Position()
-Told: TypeAlias = tuple[Item, Position, int]
+Told: TypeAlias = tuple[AnswerItem, Position, int]
 """A piece of an answer, the position behind it, and the log's generation that it is of."""
 
 
@@ -95,7 +95,7 @@ class Answer:
         """Fold one record that counts."""
         self.put(self.fold.fold(seq, event))
 
-    def put(self, items: list[Item]) -> None:
+    def put(self, items: list[AnswerItem]) -> None:
         for item in items:
             if not isinstance(item, OutputChunk):
                 if self.position.chunks < self.after.chunks:
@@ -112,7 +112,7 @@ class Answer:
         """End it for a reason that is not on the log."""
         self._tell(Failed(failure))
 
-    def _tell(self, item: Item) -> None:
+    def _tell(self, item: AnswerItem) -> None:
         if not self.is_over:
             self.buffered.append((item, self.position, self.gateway.line.generation))
             self.is_over = not isinstance(item, OutputChunk)

@@ -10,7 +10,7 @@ from conductor.core import cluster as clusters
 from conductor.core import orders, poison_pills, react, replicas, schedule, snapshot
 from conductor.core.cluster import Cluster, Folded
 from conductor.core.request import Decision, Request
-from gateway.requests.relay import Failed, Item
+from gateway.requests.relay import AnswerItem, Failed
 from shared.epoch_fence import EpochFence
 from shared.events import Failure, OutputTotals
 from tests.simulation import conductors, invariants
@@ -80,7 +80,7 @@ def other_words_in_another_attempt(patch: pytest.MonkeyPatch) -> None:
 def another_error_than_recorded(patch: pytest.MonkeyPatch) -> None:
     put = Answer.put
 
-    def otherwise(self: Answer, items: list[Item]) -> None:
+    def otherwise(self: Answer, items: list[AnswerItem]) -> None:
         failure = Failure(code="something_else", message="")
         put(self, [Failed(failure) if isinstance(item, Failed) else item for item in items])
 

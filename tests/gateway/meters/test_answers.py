@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.meters.answers import WINDOW, Meter
-from gateway.meters.hops import Hops
+from gateway.meters.hops import HopMeters
 from shared.events import (
     AnyEvent,
     Limits,
@@ -123,13 +123,13 @@ class TestMeter:
 
 
 class TestHops:
-    def journey(self, *steps: tuple[float, AnyEvent]) -> Hops:
+    def journey(self, *steps: tuple[float, AnyEvent]) -> HopMeters:
         clock = Clock()
-        hops = Hops(clock)
+        hops = HopMeters(clock)
         journey = hops.submit()
         for took_s, event in steps:
             clock.now_s += took_s
-            hops.take(journey, event)
+            hops.observe(journey, event)
         return hops
 
     def test_each_hop_is_timed_from_the_one_before(self) -> None:
@@ -148,7 +148,7 @@ class TestHops:
         assert hops.took_s["admitted"].count == 1
 
     def test_a_record_is_delivered_when_it_is_read_and_never_before_it_was_stored(self) -> None:
-        hops = Hops(wall_ns=lambda: 5_000_000_000)
+        hops = HopMeters(wall_ns=lambda: 5_000_000_000)
         hops.delivered(StoredRecord(1, "s", b"", 4_900_000_000))
         hops.delivered(StoredRecord(2, "s", b"", 5_100_000_000))  # the log's clock is ahead of ours
 

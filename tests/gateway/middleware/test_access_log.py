@@ -4,7 +4,7 @@ from typing import Any
 import httpx
 import pytest
 
-from configs.deployment import ApiKey
+from configs.secrets import ApiKey
 from tests.gateway.world import CHAT, Performance, World, deployment, listening
 
 KEYS = (ApiKey(name="alice", secret="sk-secret"),)

@@ -49,7 +49,7 @@ async def test_a_request_whose_client_left_gives_its_place_back() -> None:
             async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
                 assert answer.status_code == 200
                 await anext(answer.aiter_lines())
-            await world.until(lambda: not world.gateway.running)
+            await world.until(lambda: not world.gateway.in_flight.count)
 
 
 async def test_a_gateway_that_ends_takes_nothing_new_and_lets_go_of_its_connections() -> None:

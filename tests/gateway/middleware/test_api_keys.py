@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from configs.deployment import ApiKey, GatewaySettings
+from configs.deployment import GatewaySettings
+from configs.secrets import ApiKey
 from gateway.middleware.api_keys import bearer
 from tests.gateway.test_errors import error_of
 from tests.gateway.world import CHAT, deployment

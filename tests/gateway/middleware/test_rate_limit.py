@@ -7,7 +7,8 @@ import pytest
 from limits.storage import memory
 from starlette.types import Receive, Send
 
-from configs.deployment import ApiKey, GatewaySettings
+from configs.deployment import GatewaySettings
+from configs.secrets import ApiKey
 from gateway.middleware import rate_limit
 from tests.gateway.test_errors import error_of
 from tests.gateway.world import CHAT, deployment

@@ -25,7 +25,7 @@ def chunk(text: str, *tokens: str | bytes, echo: bool = False) -> OutputChunk:
 
 def listed(chunks: list[OutputChunk], finish_reason: str = "stop") -> list[tuple[int, bytes]]:
     tokens = TokenList()
-    found = [one for chunk in chunks for one in tokens.take(chunk)]
+    found = [one for chunk in chunks for one in tokens.add(chunk)]
     return [(one.offset, one.token.token) for one in found + tokens.end(finish_reason)]
 
 
@@ -82,7 +82,7 @@ def test_every_token_of_an_echoed_prompt_is_listed_and_the_answer_goes_on_behind
 
 
 def test_a_chat_gives_text_and_bytes() -> None:
-    [one] = TokenList().take(OutputChunk(text="é", logprobs=[token(b"\xc3", -1.0, a=-0.1)]))
+    [one] = TokenList().add(OutputChunk(text="é", logprobs=[token(b"\xc3", -1.0, a=-0.1)]))
 
     assert chat_logprobs([one]) == {
         "content": [
@@ -100,7 +100,7 @@ def test_a_chat_gives_text_and_bytes() -> None:
 def test_a_completion_writes_bytes_that_are_no_text_as_bytes() -> None:
     said = OutputChunk(text="é", logprobs=[token(b"\xc3", -1.0, a=-0.1), token(b"\xa9", -2.0)])
 
-    assert completion_logprobs(TokenList().take(said)) == {
+    assert completion_logprobs(TokenList().add(said)) == {
         "text_offset": [0, 0],
         "token_logprobs": [-1.0, -2.0],
         "tokens": ["bytes:\\xc3", "bytes:\\xa9"],
@@ -109,7 +109,7 @@ def test_a_completion_writes_bytes_that_are_no_text_as_bytes() -> None:
 
 
 def test_what_json_cannot_say_of_a_probability_is_openais_least() -> None:
-    found = completion_logprobs(TokenList().take(OutputChunk(text="a", logprobs=[token("a", -math.inf)])))
+    found = completion_logprobs(TokenList().add(OutputChunk(text="a", logprobs=[token("a", -math.inf)])))
 
     assert found["token_logprobs"] == [LEAST]
     assert msgspec.json.decode(msgspec.json.encode(found)) == found

@@ -7,7 +7,8 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
-from configs.deployment import ApiKey, GatewaySettings
+from configs.deployment import GatewaySettings
+from configs.secrets import ApiKey
 from gateway.openai.routes import NOT_SERVED
 from gateway.requests import submission
 from shared.events import Failure
@@ -168,9 +169,9 @@ async def test_an_error_of_the_gateway_has_openais_schema(monkeypatch: pytest.Mo
         await ask(CHAT | {"padding": "x" * 3000})
         await ask(CHAT | {"request_id": "mine"})
         await ask(CHAT | {"request_id": "mine", "seed": 1})
-        world.server.make_room(0)
+        world.server.set_max_messages(0)
         await ask(CHAT)
-        world.server.make_room(None)
+        world.server.set_max_messages(None)
         limited = await ask(CHAT)
         for _ in range(8):  # until the key has had its share
             limited = limited if limited.status_code == 429 else await ask(CHAT)

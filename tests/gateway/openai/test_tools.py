@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from configs.deployment import ApiKey
+from configs.secrets import ApiKey
 from shared.events import Failure, Guide, RequestSubmitted, WorkerLeaving, encode, submission_digest
 from tests.gateway.world import CHAT, MESSAGES, Performance, Script, World, deployment, echo
 

@@ -6,6 +6,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.operations.metric_families import DEPRECATED
 from gateway.operations.metrics import Snapshot
 from shared.events import RequestResumed, WorkerLost, encode
 from shared.log.port import LogStats
@@ -169,18 +170,61 @@ async def test_a_worker_is_shown_as_it_said_last() -> None:
         "sequences_total": 4,
     }  # fmt: skip
     assert found["dalsegno_worker_tokens_total{kind=computed,rank=0}"] == 40
-    assert found["dalsegno_worker_prefix_tokens_total{kind=asked,rank=0}"] == 90
-    assert found["dalsegno_worker_prefix_tokens_total{kind=hit,rank=0}"] == 64
+    assert found["dalsegno_worker_prefix_cache_tokens_total{kind=queries,rank=0}"] == 90
+    assert found["dalsegno_worker_prefix_cache_tokens_total{kind=hits,rank=0}"] == 64
     assert found["dalsegno_worker_kv_kept_tokens{rank=0}"] == 32
     assert found["dalsegno_worker_preemptions_total{rank=0}"] == 1
-    assert found["dalsegno_worker_guesses_total{kind=guessed,rank=0}"] == 8
-    assert found["dalsegno_worker_guesses_total{kind=stood,rank=0}"] == 6
+    assert found["dalsegno_worker_speculative_tokens_total{kind=drafted,rank=0}"] == 8
+    assert found["dalsegno_worker_speculative_tokens_total{kind=accepted,rank=0}"] == 6
     assert found["dalsegno_worker_tokens_total{kind=sampled,rank=0}"] == 24
-    assert found["dalsegno_worker_batch_rows_sum{rank=0}"] == 27
-    assert found["dalsegno_worker_batch_rows_bucket{le=2,rank=0}"] == 0
-    assert found["dalsegno_worker_batch_rows_bucket{le=4,rank=0}"] == 9
+    assert found["dalsegno_worker_batch_sequences_sum{rank=0}"] == 27
+    assert found["dalsegno_worker_batch_sequences_bucket{le=2,rank=0}"] == 0
+    assert found["dalsegno_worker_batch_sequences_bucket{le=4,rank=0}"] == 9
     assert found["dalsegno_worker_step_seconds_count{rank=0}"] == 9
     assert found["dalsegno_unacked_events{name=0,role=worker}"] == 2
+
+
+async def test_every_deprecated_metric_equals_the_one_that_its_help_names() -> None:
+    async with deployment() as world:
+        worker_beat(world)
+        page = (await world.client.get("/metrics")).text
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    prefix = "Deprecated: use "
+    deprecated = {
+        name: family for name, family in families.items() if family.documentation.startswith(prefix)
+    }
+
+    assert set(deprecated) == {f"dalsegno_{old.name}" for old in DEPRECATED.values()}
+    for name, family in deprecated.items():
+        new = families[family.documentation.removeprefix(prefix).removesuffix(".").removesuffix("_total")]
+        old_values = DEPRECATED[new.name.removeprefix("dalsegno_")].label_values
+        assert family.type == new.type
+        assert sum(sample.value for sample in family.samples) > 0
+        assert [
+            (
+                sample.name.replace(new.name, name, 1),
+                {label: old_values.get(value, value) for label, value in sample.labels.items()},
+                sample.value,
+            )
+            for sample in new.samples
+        ] == [(sample.name, sample.labels, sample.value) for sample in family.samples]
+
+
+@pytest.mark.parametrize(
+    ("series", "value"),
+    [
+        ("prefix_tokens_total{kind=asked,rank=0}", 90), ("prefix_tokens_total{kind=hit,rank=0}", 64),
+        ("guesses_total{kind=guessed,rank=0}", 8), ("guesses_total{kind=stood,rank=0}", 6),
+        ("batch_rows_sum{rank=0}", 27), ("batch_rows_bucket{le=2,rank=0}", 0),
+        ("batch_rows_bucket{le=4,rank=0}", 9),
+        ("edges_total{direction=told,rank=0}", 6), ("edges_total{direction=heard,rank=0}", 5),
+        ("early_edges{rank=0}", 2), ("early_edge_bytes{rank=0}", 70),
+    ],
+)  # fmt: skip
+async def test_the_old_names_of_series_are_exposed_for_one_version(series: str, value: float) -> None:
+    async with deployment() as world:
+        worker_beat(world)
+        assert (await scraped(world.client))[f"dalsegno_worker_{series}"] == value
 
 
 async def test_who_computes_is_shown_once_it_is_known() -> None:
@@ -200,7 +244,9 @@ async def test_what_a_worker_says_of_tensors_and_edges_is_shown_to_the_last_numb
         found = await scraped(world.client)
 
     shown = {name.removeprefix("dalsegno_worker_"): number for name, number in found.items()}
-    said = {name: shown[name] for name in shown if name.startswith(("tensor", "edges", "early", "stream"))}
+    said = {
+        name: shown[name] for name in shown if name.startswith(("tensor", "edge_", "out_of_order", "stream"))
+    }
     assert said == {
         "tensor_arena_bytes{rank=0}": 4096,
         "tensor_free_bytes{rank=0}": 1024,
@@ -210,10 +256,10 @@ async def test_what_a_worker_says_of_tensors_and_edges_is_shown_to_the_last_numb
         "tensors_total{kind=gone,rank=0}": 1,
         "tensors_total{kind=refused,rank=0}": 3,
         "tensor_fetched_bytes_total{rank=0}": 512,
-        "edges_total{direction=told,rank=0}": 6,
-        "edges_total{direction=heard,rank=0}": 5,
-        "early_edges{rank=0}": 2,
-        "early_edge_bytes{rank=0}": 70,
+        "edge_events_total{direction=sent,rank=0}": 6,
+        "edge_events_total{direction=received,rank=0}": 5,
+        "out_of_order_edges{rank=0}": 2,
+        "out_of_order_edge_bytes{rank=0}": 70,
         "stream_items_total{rank=0}": 28,
         "stream_chunks_total{rank=0}": 4,
     }

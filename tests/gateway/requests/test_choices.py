@@ -197,7 +197,7 @@ async def test_an_id_must_leave_room_for_those_of_its_parts(length: int, status:
     assert response.status_code == status
     assert len(asked) == (10 if status == 200 else 0)
     if status == 400:
-        assert "at most 62 where 10 answers" in response.json()["error"]["message"]
+        assert "at most 62 for 10 answers" in response.json()["error"]["message"]
 
 
 async def test_how_many_answers_one_may_ask_for_is_the_deployments() -> None:
@@ -227,13 +227,13 @@ async def test_a_client_that_does_not_read_is_bounded_however_many_choices_it_as
     ):
         await reader.readuntil(b"\r\n\r\n")
         slow = [await world.performance(number) for number in range(2)]
-        assert world.gateway._line is not None
-        hub = world.gateway._line.submissions._hub
-        relays = [relay for relays in hub._relays.values() for relay in relays]
+        assert world.gateway.follower.connection is not None
+        router = world.gateway.follower.connection.submissions._router
+        relays = [relay for relays in router._relays.values() for relay in relays]
         await world.until(lambda: all(one.transcript.next_index == count for one in slow))
-        await world.until(lambda: not len(hub))
+        await world.until(lambda: not len(router))
         assert [relay.is_behind for relay in relays] == [True] * 2  # the rest comes from the log
-        assert world.gateway.running == 1
+        assert world.gateway.in_flight.count == 1
         received = bytearray()
         while b"[DONE]" not in received[-100:]:
             received += await reader.read(1 << 20)
@@ -265,7 +265,7 @@ async def test_losing_the_log_cancels_nothing() -> None:
             await world.stored("request")
             await world.until(lambda: len(submissions(world)) == 2)
             before = world.events("control")
-            world.server.make_anew()
+            world.server.recreate()
             await world.regressed.wait()
         response: httpx.Response = asking.result()
 

@@ -83,7 +83,7 @@ async def test_a_client_that_comes_back_in_time_finds_its_request_going_on() -> 
     async with deployment(wait_for_cancel) as world, listening(world) as url:
         async with raw(url, "/generate", body) as reader:
             await reader.readuntil(b"\r\n\r\n")
-        await world.until(lambda: not world.gateway.running)
+        await world.until(lambda: not world.gateway.in_flight.count)
         async with raw(url, "/generate", body) as reader:
             await reader.readuntil(b'"modality"')
             assert not world.events("control")
@@ -103,7 +103,7 @@ async def test_a_client_that_does_not_come_back_cancels_when_its_time_is_over() 
 async def test_a_limit_that_is_over_does_not_wait_for_a_client_to_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(answer, "GRACE_S", 0)
+    monkeypatch.setattr(answer, "LIMIT_GRACE_S", 0)
     body = {"text": "x", "request_id": "r-1", "linger_s": 600, "timeout_s": 0.05}
 
     async with deployment(wait_for_cancel, keeps_limits=False) as world, listening(world) as url:
@@ -122,8 +122,8 @@ async def test_a_client_that_may_come_back_is_waited_for_whoever_leaves_after_it
             async with raw(url, "/generate", body | {"linger_s": 600}) as coming_back:
                 await plain.readuntil(b'"modality"')
                 await coming_back.readuntil(b'"modality"')
-            await world.until(lambda: world.gateway.running == 1)
-        await world.until(lambda: not world.gateway.running)
+            await world.until(lambda: world.gateway.in_flight.count == 1)
+        await world.until(lambda: not world.gateway.in_flight.count)
         async with raw(url, "/generate", body) as reader:
             await reader.readuntil(b'"modality"')
             assert not world.events("control")
@@ -136,7 +136,7 @@ async def test_a_request_that_waits_for_its_client_is_cancelled_in_time_also_if_
     async with deployment(wait_for_cancel) as world, listening(world) as url:
         async with raw(url, "/generate", body) as reader:
             await reader.readuntil(b"\r\n\r\n")
-        await world.until(lambda: not world.gateway.running)
+        await world.until(lambda: not world.gateway.in_flight.count)
         conflict = await world.client.post("/generate", json=body | {"text": "another"})
         assert not world.events("control")
         event = await cancelled(world)
@@ -154,7 +154,7 @@ async def test_of_requests_that_wait_for_their_clients_so_many_go_on_as_may_be_a
             async with raw(url, "/v1/completions", asked | {"request_id": name}) as reader:
                 await reader.readuntil(b"data: ")
                 await world.performance({"a": 1, "b": 3, "c": 5}[name])
-            await world.until(lambda: not world.gateway.running)
+            await world.until(lambda: not world.gateway.in_flight.count)
         await world.until(lambda: len(world.events("control")) == 2)
         await (await world.performance(1)).cancelled.wait()
 
@@ -173,10 +173,10 @@ async def test_a_client_that_leaves_before_the_ack_cancels_once_it_is_stored() -
     async with deployment(wait_for_cancel) as world, listening(world) as url:
         world.server.stall()
         async with raw(url, "/generate", {"text": "silent"}):
-            await world.until(lambda: world.gateway.running == 1)
+            await world.until(lambda: world.gateway.in_flight.count == 1)
             await asyncio.sleep(0)
-        await world.until(lambda: not world.gateway.running)
-        world.server.go_on()
+        await world.until(lambda: not world.gateway.in_flight.count)
+        world.server.unstall()
         await cancelled(world)
 
     assert [type(event).__name__ for event in world.events("request", "control")] == [
@@ -193,12 +193,15 @@ async def test_what_was_not_acked_in_time_is_given_up_unless_it_can_be_asked_for
     async with deployment(wait_for_cancel) as world:
         world.server.stall()
         response = await world.client.post("/generate", json={"text": "silent", "request_id": request_id})
-        world.server.go_on()
+        world.server.unstall()
         performance = await world.performance()
         if cancels:
             await performance.cancelled.wait()
         await world.until(
-            lambda: not world.gateway._line or not len(world.gateway._line.submissions.audiences)
+            lambda: (
+                not world.gateway.follower.connection
+                or not len(world.gateway.follower.connection.submissions.readers)
+            )
         )
 
     assert response.status_code == 503
@@ -225,7 +228,7 @@ async def test_only_the_last_client_of_a_request_cancels_it() -> None:
             async with raw(url, "/generate", body) as first:
                 await first.readuntil(b"\r\n\r\n")
                 await second.readuntil(b"\r\n\r\n")
-            await world.until(lambda: world.gateway.running == 1)
+            await world.until(lambda: world.gateway.in_flight.count == 1)
             assert world.events("control") == []
         await cancelled(world)
 
@@ -239,7 +242,7 @@ async def test_a_client_attached_to_somebody_elses_request_does_not_cancel_it() 
         world.server.append(world.subjects.request("shared"), encode(strangers))
         async with raw(url, "/generate", body) as reader:
             await reader.readuntil(b"\r\n\r\n")
-        await world.until(lambda: not world.gateway.running)
+        await world.until(lambda: not world.gateway.in_flight.count)
         for _ in range(10):
             await asyncio.sleep(0)
 
@@ -282,9 +285,11 @@ async def test_a_client_that_does_not_read_stalls_nobody_and_is_bounded() -> Non
         slow = await world.performance()
         await world.until(lambda: slow.transcript.next_index == count)
         quick = await client.post("/generate", json={"text": "a b", "streaming": False})
-        assert world.gateway._line is not None
-        assert world.gateway.running == 1  # the slow client has not got it all
-        assert len(world.gateway._line.submissions._hub) == 0  # let go: the rest comes from the log
+        assert world.gateway.follower.connection is not None
+        assert world.gateway.in_flight.count == 1  # the slow client has not got it all
+        assert (
+            len(world.gateway.follower.connection.submissions._router) == 0
+        )  # let go: the rest comes from the log
         received = bytearray()
         while b"[DONE]" not in received[-100:]:
             received += await reader.read(1 << 20)

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.requests import recent_ids
-from gateway.requests.submission import request_id_of
+from gateway.requests import request_ids
+from gateway.requests.request_ids import request_id_of
 from shared.events import RequestSubmitted
 from tests.gateway.world import CHAT, World, deployment
 
@@ -75,7 +75,7 @@ async def test_of_what_a_client_has_a_part_of_nothing_is_run(
             forget_the_head(world)
         performed = set(world.performances)
         check_is_expired(await world.client.post(path, json=body, headers={"last-event-id": position}))
-        await world.until(lambda: not world.gateway.running)
+        await world.until(lambda: not world.gateway.in_flight.count)
 
     assert set(world.performances) - performed <= {"r-1-1"}  # a choice that the client has nothing of
 
@@ -100,7 +100,7 @@ async def test_what_is_forgotten_while_it_is_read_is_no_fault_of_ours() -> None:
 async def test_how_a_forgotten_request_stood_is_not_known(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recent_ids, "MOST", 0)  # as for a gateway that was not there then
+    monkeypatch.setattr(request_ids, "MOST", 0)  # as for a gateway that was not there then
     async with deployment() as world:
         finished = await world.client.post("/generate", json={"text": "one two"})
         made_here = finished.headers["x-dalsegno-request-id"]
@@ -122,7 +122,7 @@ async def test_how_a_forgotten_request_stood_is_not_known(
 
 
 async def test_a_gateway_remembers_the_requests_that_it_saw_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent_ids, "MOST", 2)
+    monkeypatch.setattr(request_ids, "MOST", 2)
     async with deployment() as world:
         for name in ("r-1", "r-2", "r-3"):
             await world.client.post("/generate", json=BODY | {"request_id": name})

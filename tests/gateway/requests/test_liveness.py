@@ -4,7 +4,7 @@ import sys
 import msgspec
 import pytest
 
-from gateway.requests.liveness import FRESH_S, Presence
+from gateway.requests.liveness import FRESH_S, Liveness
 from tests.gateway.world import beat, deployment
 
 
@@ -12,12 +12,12 @@ def said(state: str, **facts: object) -> bytes:
     return msgspec.msgpack.encode({"state": state, **facts})
 
 
-def all_ready() -> Presence:
-    presence = Presence(ranks=[0, 1])
-    presence.hear("ds.beat.conductor.c-1", said("leading"), 100.0)
-    presence.hear("ds.beat.worker.0", said("ready"), 100.0)
-    presence.hear("ds.beat.worker.1", said("ready"), 100.0)
-    return presence
+def all_ready() -> Liveness:
+    liveness = Liveness(ranks=[0, 1])
+    liveness.receive("ds.beat.conductor.c-1", said("leading"), 100.0)
+    liveness.receive("ds.beat.worker.0", said("ready"), 100.0)
+    liveness.receive("ds.beat.worker.1", said("ready"), 100.0)
+    return liveness
 
 
 class TestPresence:
@@ -25,10 +25,10 @@ class TestPresence:
         assert all_ready().missing(100.0 + FRESH_S - 0.1, log_answers=True) == []
 
     def test_what_beats_say_for_the_meters_is_not_shown(self) -> None:
-        presence = Presence(ranks=[0])
-        presence.hear("ds.beat.worker.0", said("ready", steps=3, meters={"sequences": 1}), 100.0)
+        liveness = Liveness(ranks=[0])
+        liveness.receive("ds.beat.worker.0", said("ready", steps=3, meters={"sequences": 1}), 100.0)
 
-        shown = presence.overview(100.0, log_answers=True, is_draining=False)["workers"]["0"]
+        shown = liveness.overview(100.0, log_answers=True, is_draining=False)["workers"]["0"]
         assert shown == {"state": "ready", "steps": 3, "silent_s": 0.0}
 
     def test_silence_is_missed(self) -> None:
@@ -46,10 +46,10 @@ class TestPresence:
         ],
     )
     def test_who_is_not_ready_is_named(self, subject: str, payload: bytes, missing: str) -> None:
-        presence = all_ready()
-        presence.hear(subject, payload, 101.0)
+        liveness = all_ready()
+        liveness.receive(subject, payload, 101.0)
 
-        assert presence.missing(101.0, log_answers=True) == [missing]
+        assert liveness.missing(101.0, log_answers=True) == [missing]
 
     @pytest.mark.parametrize(
         ("subject", "payload"),
@@ -62,74 +62,76 @@ class TestPresence:
         ],
     )
     def test_what_is_no_beat_of_ours_is_passed_over(self, subject: str, payload: bytes) -> None:
-        presence = Presence(ranks=[0])
-        presence.hear(subject, payload, 1.0)
+        liveness = Liveness(ranks=[0])
+        liveness.receive(subject, payload, 1.0)
 
-        assert not presence.workers
-        assert not presence.every_worker_was_ready
+        assert not liveness.workers
+        assert not liveness.every_worker_was_ready
 
     def test_it_is_loading_until_all_was_ready_once_and_degraded_after(self) -> None:
-        presence = Presence(ranks=[0])
+        liveness = Liveness(ranks=[0])
 
         def status(now_s: float) -> object:
-            return presence.overview(now_s, log_answers=True, is_draining=False)["status"]
+            return liveness.overview(now_s, log_answers=True, is_draining=False)["status"]
 
         assert status(0.0) == "loading"
-        presence.hear("ds.beat.conductor.c", said("leading"), 1.0)
-        presence.hear("ds.beat.worker.0", said("ready"), 1.0)
+        liveness.receive("ds.beat.conductor.c", said("leading"), 1.0)
+        liveness.receive("ds.beat.worker.0", said("ready"), 1.0)
         assert status(1.0) == "healthy"
         assert status(9.0) == "degraded"
 
     def test_the_state_tells_where_in_its_life_a_deployment_is(self) -> None:
-        presence = Presence(ranks=[0])
+        liveness = Liveness(ranks=[0])
 
         def state(now_s: float, *, is_draining: bool = False, running: int = 0) -> tuple[object, object]:
-            shown = presence.overview(now_s, log_answers=True, is_draining=is_draining, running=running)
+            shown = liveness.overview(now_s, log_answers=True, is_draining=is_draining, running=running)
             return shown["state"], shown["workers"].get("0", {}).get("state")
 
         assert state(0.0) == ("uninitialized", None)
-        presence.hear("ds.beat.worker.0", said("loading", progress=0.5), 1.0)
+        liveness.receive("ds.beat.worker.0", said("loading", progress=0.5), 1.0)
         assert state(1.0) == ("loading", "loading")
-        presence.hear("ds.beat.conductor.c", said("leading"), 2.0)
-        presence.hear("ds.beat.worker.0", said("ready", running=0, waiting=0), 2.0)
+        liveness.receive("ds.beat.conductor.c", said("leading"), 2.0)
+        liveness.receive("ds.beat.worker.0", said("ready", running=0, waiting=0), 2.0)
         assert state(2.0) == ("ready", "ready")
         assert state(2.0, running=1) == ("busy", "ready")
-        presence.hear("ds.beat.worker.0", said("ready", running=0, waiting=3), 2.0)
+        liveness.receive("ds.beat.worker.0", said("ready", running=0, waiting=3), 2.0)
         assert state(2.0) == ("busy", "busy")
         assert state(2.0, is_draining=True, running=1) == ("draining", "busy")
         assert state(9.0) == ("degraded", "busy")
 
     def test_of_several_conductors_that_say_they_lead_the_last_epoch_counts(self) -> None:
-        presence = Presence(ranks=[0])
+        liveness = Liveness(ranks=[0])
 
         def states() -> dict[str, str]:
-            shown = presence.overview(0.0, log_answers=True, is_draining=False)["conductors"]
+            shown = liveness.overview(0.0, log_answers=True, is_draining=False)["conductors"]
             return {name: one["state"] for name, one in shown.items()}
 
-        presence.hear("ds.beat.conductor.c-1", said("leading", epoch=3), 0.0)
-        presence.hear("ds.beat.conductor.c-2", said("following", epoch=3), 0.0)
+        liveness.receive("ds.beat.conductor.c-1", said("leading", epoch=3), 0.0)
+        liveness.receive("ds.beat.conductor.c-2", said("following", epoch=3), 0.0)
         assert states() == {"c-1": "leading", "c-2": "following"}
-        presence.hear("ds.beat.conductor.c-2", said("leading", epoch=4), 0.0)
+        liveness.receive("ds.beat.conductor.c-2", said("leading", epoch=4), 0.0)
         assert states() == {"c-1": "deposed", "c-2": "leading"}
-        presence.hear("ds.beat.conductor.c-1", said("leading", epoch=3), 0.0)  # it was stopped, and wakes up
+        liveness.receive(
+            "ds.beat.conductor.c-1", said("leading", epoch=3), 0.0
+        )  # it was stopped, and wakes up
         assert states() == {"c-1": "deposed", "c-2": "leading"}
-        presence.hear("ds.beat.conductor.c-1", said("following", epoch=4), 0.0)
+        liveness.receive("ds.beat.conductor.c-1", said("following", epoch=4), 0.0)
         assert states() == {"c-1": "following", "c-2": "leading"}
 
     def test_a_conductor_that_leaves_in_order_is_missed_at_once(self) -> None:
-        presence = Presence(ranks=[])
-        presence.hear("ds.beat.conductor.c-1", said("leading", epoch=3), 0.0)
-        assert presence.missing(0.0, log_answers=True) == []
-        presence.hear("ds.beat.conductor.c-1", said("leaving", epoch=3, led=True), 0.0)
-        assert presence.missing(0.0, log_answers=True) == ["no conductor leads"]
-        assert presence.conductors == {}
+        liveness = Liveness(ranks=[])
+        liveness.receive("ds.beat.conductor.c-1", said("leading", epoch=3), 0.0)
+        assert liveness.missing(0.0, log_answers=True) == []
+        liveness.receive("ds.beat.conductor.c-1", said("leaving", epoch=3, led=True), 0.0)
+        assert liveness.missing(0.0, log_answers=True) == ["no conductor leads"]
+        assert liveness.conductors == {}
 
     def test_conductors_of_the_past_are_forgotten(self) -> None:
-        presence = Presence(ranks=[0])
+        liveness = Liveness(ranks=[0])
         for life in range(100):
-            presence.hear(f"ds.beat.conductor.c-{life}", said("leading"), 10.0 * life)
+            liveness.receive(f"ds.beat.conductor.c-{life}", said("leading"), 10.0 * life)
 
-        assert len(presence.conductors) < 10
+        assert len(liveness.conductors) < 10
 
 
 async def test_live_answers_before_there_is_a_log() -> None:
@@ -170,8 +172,8 @@ async def test_ready_needs_the_log_a_leader_and_every_worker() -> None:
 async def test_beats_on_the_log_are_heard() -> None:
     async with deployment(worker_joined=False) as world:
         first = await world.client.post("/generate", json={"text": "a"})
-        world.server.tell(world.subjects.beat("worker", "0"), said("ready"))
-        await world.until(lambda: world.gateway.presence.every_worker_was_ready)
+        world.server.tell(world.subjects.heartbeat("worker", "0"), said("ready"))
+        await world.until(lambda: world.gateway.liveness.every_worker_was_ready)
         second = await world.client.post("/generate", json={"text": "a"})
 
     assert (first.status_code, second.status_code) == (503, 200)

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.app import create_app
 from gateway.http import server
-from gateway.requests.readers import Audience, Audiences, Elsewhere, cancel_of
+from gateway.requests.readers import OtherGateways, ReaderRegistry, Readers, cancel_of
 from gateway.requests.service import Gateway
 from shared.events import Inputs, RequestCancel, RequestSubmitted, RequestWatched, decode, encode
 from shared.log.memory import MemoryLog, MemoryStore
@@ -31,14 +31,14 @@ async def another(world: World, origin: str = OTHER) -> AsyncIterator[str]:
 
     async def follow() -> None:
         try:
-            await gateway.follow(MemoryLog(world.server))
+            await gateway.follower.follow(MemoryLog(world.server))
         except* LogRegressedError:
             pass
 
     async with asyncio.TaskGroup() as tasks:
         following = tasks.create_task(follow())
         async with server.serving(create_app(gateway), listener, gateway.settings):
-            await gateway.followed.wait()
+            await gateway.follower.followed.wait()
             yield server.url_of(listener)
             following.cancel()
             await asyncio.wait({following})
@@ -96,12 +96,12 @@ async def test_a_client_that_comes_back_elsewhere_in_time_is_not_cancelled_when_
     async with deployment(wait_for_cancel) as world, listening(world) as url, another(world) as elsewhere:
         async with raw(url, "/generate", body) as reader:
             await reader.readuntil(b'"modality"')
-        await world.until(lambda: not world.gateway.running)
+        await world.until(lambda: not world.gateway.in_flight.count)
         async with raw(elsewhere, "/generate", body) as reader:
             await reader.readuntil(b'"modality"')
-            line = world.gateway._line
+            line = world.gateway.follower.connection
             assert line is not None
-            await world.until(lambda: not len(line.submissions.audiences))  # the time is over
+            await world.until(lambda: not len(line.submissions.readers))  # the time is over
             await settled()
             assert said(world) == [(OTHER, "RequestWatched")]
 
@@ -169,69 +169,69 @@ class TestAudiences:
     """One gateway's, on a log on which others speak."""
 
     @staticmethod
-    def audiences(store: MemoryStore, tasks: asyncio.TaskGroup) -> tuple[Audiences, Audience]:
-        audiences = Audiences(MemoryLog(store), SUBJECTS, "g-1", tasks, count(1), 9)
-        audience = audiences.enter("r", "r")
+    def readers(store: MemoryStore, tasks: asyncio.TaskGroup) -> tuple[ReaderRegistry, Readers]:
+        readers = ReaderRegistry(MemoryLog(store), SUBJECTS, "g-1", tasks, count(1), 9)
+        audience = readers.enter("r", "r")
         audience.may_cancel = True
-        return audiences, audience
+        return readers, audience
 
     async def test_a_cancel_that_others_were_faster_than_is_not_stored(self) -> None:
         store = MemoryStore()
         watched = RequestWatched(id="g-2.1", writer="g-2", request_id="r")
         async with asyncio.TaskGroup() as tasks:
-            audiences, audience = self.audiences(store, tasks)
+            readers, audience = self.readers(store, tasks)
             store.append(SUBJECTS.control("r"), encode(watched))  # and not heard of here
-            audiences.leave(audience, "its client left", 0)
+            readers.leave(audience, "its client left", 0)
 
         assert len(store.records) == 1
 
     async def test_who_reads_no_more_is_no_reason_to_go_on(self) -> None:
         store = MemoryStore()
         async with asyncio.TaskGroup() as tasks:
-            audiences, audience = self.audiences(store, tasks)
+            readers, audience = self.readers(store, tasks)
             for number, is_over in enumerate((False, True)):
                 event = RequestWatched(id=f"g-2.{number}", writer="g-2", request_id="r", is_over=is_over)
                 store.append(SUBJECTS.control("r"), encode(event))
-            audiences.leave(audience, "its client left", 0)
+            readers.leave(audience, "its client left", 0)
 
         assert store.records[-1].data == encode(cancel_of("r", "its client left", "g-1", 1))
 
     async def test_what_somebody_cancelled_is_not_cancelled_again(self) -> None:
         store = MemoryStore()
         async with asyncio.TaskGroup() as tasks:
-            audiences, audience = self.audiences(store, tasks)
+            readers, audience = self.readers(store, tasks)
             store.append(SUBJECTS.control("r"), encode(RequestCancel(writer="nats", request_id="r")))
-            audiences.leave(audience, "its client left", 0)
+            readers.leave(audience, "its client left", 0)
 
         assert len(store.records) == 1
 
 
 class Gate:
-    """A gateway's audiences of one request, on a log that it hears of late."""
+    """A gateway's readers of one request, on a log that it hears of late."""
 
     def __init__(self, store: MemoryStore, name: str, tasks: asyncio.TaskGroup) -> None:
         self.name = name
-        self.audiences = Audiences(MemoryLog(store), SUBJECTS, name, tasks, count(1), 9)
-        self.clients: list[Audience] = []
+        self.readers = ReaderRegistry(MemoryLog(store), SUBJECTS, name, tasks, count(1), 9)
+        self.clients: list[Readers] = []
         self.heard = 0
         self._store = store
 
     def come(self, *, is_first: bool) -> None:
-        audience = self.audiences.enter("r", "r")
+        audience = self.readers.enter("r", "r")
         self.clients.append(audience)
         if is_first:
             audience.may_cancel = True
             return
         for record in self._store.records:
-            audience.elsewhere.fold(record)
-        self.audiences.resumed(audience, has_ended=False)
+            audience.others.fold(record)
+        self.readers.resumed(audience, has_ended=False)
 
     def go(self) -> None:
-        self.audiences.leave(self.clients.pop(), "its client left", 0)
+        self.readers.leave(self.clients.pop(), "its client left", 0)
 
     def hear(self) -> None:
         if self.heard < len(self._store.records):
-            self.audiences.heard("r", self._store.records[self.heard])
+            self.readers.receive("r", self._store.records[self.heard])
             self.heard += 1
 
 
@@ -274,7 +274,7 @@ def test_who_reads_elsewhere_is_what_each_said_last_in_whatever_order_it_is_hear
         event = RequestWatched(id=f"{writer}.{seq}", writer=writer, request_id="r", is_over=is_over)
         return StoredRecord(seq, SUBJECTS.control("r"), encode(event), 0)
 
-    elsewhere = Elsewhere()
+    elsewhere = OtherGateways()
     for one in (
         record(4, "b", is_over=True),
         record(2, "a"),

@@ -2,7 +2,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from gateway.requests.relay import BUFFER_BYTES, Answered, Failed, Hub, Item, OutputFold, Relay
+from gateway.requests.relay import BUFFER_BYTES, Answered, AnswerItem, Failed, OutputFold, RecordRouter, Relay
 from shared.epoch_fence import EpochFence
 from shared.events import (
     EpochOpened,
@@ -60,7 +60,7 @@ def rejected(submission_seq: int) -> RequestRejected:
     return RequestRejected(writer=CONDUCTOR_WRITER, epoch=1, failure=BUSY, submission_seq=submission_seq)
 
 
-def folded(fold: OutputFold, events: Sequence[Event], first_seq: int = 10) -> list[Item]:
+def folded(fold: OutputFold, events: Sequence[Event], first_seq: int = 10) -> list[AnswerItem]:
     return [
         item
         for seq, event in enumerate(events, first_seq)
@@ -68,7 +68,7 @@ def folded(fold: OutputFold, events: Sequence[Event], first_seq: int = 10) -> li
     ]
 
 
-def texts(items: Sequence[Item]) -> str:
+def texts(items: Sequence[AnswerItem]) -> str:
     return "".join(item.text for item in items if isinstance(item, OutputChunk))
 
 
@@ -147,14 +147,14 @@ class TestOutputFold:
 
 
 class Scene:
-    """A hub on a log in memory; records reach it when the test says so."""
+    """A router on a log in memory; records reach it when the test says so."""
 
     def __init__(self) -> None:
         self.server = MemoryStore(SUBJECTS)
-        self.hub = Hub(MemoryLog(self.server), SUBJECTS, EpochFence())
+        self.router = RecordRouter(MemoryLog(self.server), SUBJECTS, EpochFence())
 
     def store(self, subject: str, event: Event) -> None:
-        self.hub.take(self.server.append(subject, encode(event)))
+        self.router.route(self.server.append(subject, encode(event)))
 
     def output(self, request_id: str, event: Event) -> None:
         self.store(SUBJECTS.output("g", request_id, event.writer), event)
@@ -163,7 +163,7 @@ class Scene:
         self.store(SUBJECTS.walk(request_id), event)
 
 
-async def read(relay: Relay) -> list[Item]:
+async def read(relay: Relay) -> list[AnswerItem]:
     async with aclosing(relay.items()) as items:
         return [item async for item in items]
 
@@ -171,18 +171,18 @@ async def read(relay: Relay) -> list[Item]:
 class TestHub:
     async def test_each_record_goes_to_its_own_request(self) -> None:
         scene = Scene()
-        one, two = scene.hub.open("one"), scene.hub.open("two")
+        one, two = scene.router.open("one"), scene.router.open("two")
         for request_id, text in (("one", "1"), ("two", "2"), ("three", "3")):
             scene.output(request_id, chunk(0, text))
             scene.walk(request_id, finished(totals_of([chunk(0, text)])))
 
         assert texts(await read(one)) == "1"
         assert texts(await read(two)) == "2"
-        assert len(scene.hub) == 0
+        assert len(scene.router) == 0
 
     async def test_a_deposed_conductor_ends_nothing(self) -> None:
         scene = Scene()
-        relay = scene.hub.open("one")
+        relay = scene.router.open("one")
         scene.store(SUBJECTS.epoch, opened(2))
         scene.walk("one", finished(totals_of([]), epoch=1))
         scene.output("one", fence(9, epoch=1))
@@ -196,15 +196,15 @@ class TestHub:
 
     async def test_bytes_that_are_no_event_are_passed_over(self) -> None:
         scene = Scene()
-        relay = scene.hub.open("one")
-        scene.hub.take(scene.server.append(SUBJECTS.walk("one"), b"\xff nonsense"))
+        relay = scene.router.open("one")
+        scene.router.route(scene.server.append(SUBJECTS.walk("one"), b"\xff nonsense"))
         scene.walk("one", finished(totals_of([])))
 
         assert isinstance((await read(relay))[-1], Answered)
 
     async def test_a_slow_client_gets_everything_once_and_holds_a_bounded_buffer(self) -> None:
         scene = Scene()
-        relay = scene.hub.open("one")
+        relay = scene.router.open("one")
         chunks = [chunk(index, f"<{index}>" + "x" * 5000) for index in range(100)]
         for one in chunks:
             scene.output("one", one)
@@ -213,14 +213,14 @@ class TestHub:
         scene.walk("one", finished(totals_of(chunks)))
 
         assert relay.is_behind
-        assert len(scene.hub) == 0
+        assert len(scene.router) == 0
         items = await read(relay)
         assert [item.index for item in items if isinstance(item, OutputChunk)] == list(range(100))
         assert isinstance(items[-1], Answered)
 
     async def test_a_relay_that_fell_behind_follows_live_and_stays_fenced(self) -> None:
         scene = Scene()
-        relay = scene.hub.open("one")
+        relay = scene.router.open("one")
         scene.store(SUBJECTS.epoch, opened(3))
         chunks = [chunk(index, "y" * 70_000) for index in range(3)]
         for one in chunks:
@@ -238,9 +238,9 @@ class TestHub:
 
     async def test_losing_the_log_ends_every_answer(self) -> None:
         scene = Scene()
-        relay = scene.hub.open("one")
+        relay = scene.router.open("one")
         scene.output("one", chunk(0, "a"))
-        scene.hub.fail_all(BUSY)
+        scene.router.fail_all(BUSY)
 
         items = await read(relay)
 

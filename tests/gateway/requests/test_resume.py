@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.requests.resume import Position
+from gateway.requests.resume import StreamPosition
 from tests.gateway.generate.test_routes import lines, text_of
 from tests.gateway.openai.test_logprobs import token
 from tests.gateway.openai.test_routes import events
@@ -32,7 +32,7 @@ def told(stream: list[dict[str, Any] | str]) -> list[tuple[int, str]]:
 
 
 def test_a_position_is_written_as_it_is_read() -> None:
-    position = Position.start(3)
+    position = StreamPosition.start(3)
     position.advance(0, 3)
     position.begin(1)
 
@@ -182,7 +182,7 @@ async def test_what_was_told_to_the_end_is_only_ended() -> None:
         ({}, "9" * 19, "expected the index of a chunk"),
         ({"n": 2}, "1", "expected 2 indices of chunks or '-', by choice"),
         ({"n": 2}, "1,", "expected 2 indices"),
-        ({"stream": False}, "1", "expected none where the answer is no stream"),
+        ({"stream": False}, "1", "expected none for an answer that is not streamed"),
         ({"request_id": None}, "1", "expected the request_id of the stream to resume"),
     ],
 )

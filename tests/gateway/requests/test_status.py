@@ -238,7 +238,7 @@ async def test_without_a_conductor_a_cancel_is_on_its_way(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 async def test_without_a_log_nobody_knows(method: str) -> None:
     async with deployment(performing=False) as world:
-        world.server.make_anew()
+        world.server.recreate()
         await world.regressed.wait()
         response: httpx.Response = await world.client.request(method, "/v1/requests/one")
 
@@ -259,7 +259,7 @@ async def test_a_cancel_that_is_not_acked_is_503(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(requests, "LOG_S", 0.05)
     async with deployment(performing=False) as world:
         submit(world, "one")
-        world.server.make_room(0)  # full: it keeps what is posted waiting
+        world.server.set_max_messages(0)  # full: it keeps what is posted waiting
         response = await world.client.delete("/v1/requests/one")
 
     assert (response.status_code, error_of(response)["code"]) == (503, "log_unavailable")

@@ -59,10 +59,10 @@ async def test_what_takes_longer_than_the_deployment_allows_fails_on_the_log_wit
     count = body.get("n", 1)
     async with deployment(silent, settings=SOON) as world:
         response = await world.client.post(path, json=body)
-        await world.until(lambda: not world.gateway.running)
-        line = world.gateway._line
+        await world.until(lambda: not world.gateway.in_flight.count)
+        line = world.gateway.follower.connection
         assert line is not None
-        held = (len(line.submissions._hub), len(line.submissions.audiences))
+        held = (len(line.submissions._router), len(line.submissions.readers))
 
     check_is_504(response)
     assert recorded(world) == [SOON_S] * count
@@ -73,7 +73,7 @@ async def test_what_takes_longer_than_the_deployment_allows_fails_on_the_log_wit
 async def test_what_the_log_says_nothing_of_is_given_up_soon_after(
     path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer, "GRACE_S", 0)
+    monkeypatch.setattr(answer, "LIMIT_GRACE_S", 0)
     count = body.get("n", 1)
     async with deployment(silent, settings=SOON, keeps_limits=False) as world:
         response = await world.client.post(path, json=body)
@@ -133,7 +133,7 @@ async def test_a_stream_that_has_begun_ends_with_the_error() -> None:
 def test_the_smaller_limit_applies_and_0_is_none(
     asked_s: float | None, allowed_s: float, expected_s: float | None
 ) -> None:
-    assert request_limits.limit_s(asked_s, GatewaySettings(request_timeout_s=allowed_s)) == expected_s
+    assert request_limits.time_limit_s(asked_s, GatewaySettings(request_timeout_s=allowed_s)) == expected_s
 
 
 async def test_one_clients_limit_does_not_end_the_answer_of_another() -> None:
@@ -156,12 +156,12 @@ async def test_one_clients_limit_does_not_end_the_answer_of_another() -> None:
 async def test_a_limit_that_is_over_before_the_log_took_the_request_cancels_it_as_well(
     n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer, "GRACE_S", 0)
+    monkeypatch.setattr(answer, "LIMIT_GRACE_S", 0)
     body = CHAT | {"n": n, "linger_s": 600, "request_id": "mine"}
     async with deployment(silent, settings=SOON, keeps_limits=False) as world:
         world.server.stall()
         response = await world.client.post("/v1/chat/completions", json=body)
-        world.server.go_on()
+        world.server.unstall()
         found = await cancels(world, n)
 
     check_is_504(response)

@@ -8,9 +8,9 @@ import wave
 import av
 import pytest
 
-from gateway.speech.encoder import FORMATS, AudioFormat, Encoder, Sound
+from gateway.speech.encoder import FORMATS, AudioFormat, Encoder, PcmFormat
 
-SOUND = Sound(sample_rate=24_000)
+SOUND = PcmFormat(sample_rate=24_000)
 SECOND = b"".join(struct.pack("<h", int(12_000 * math.sin(i * 0.05))) for i in range(24_000))
 
 
@@ -84,7 +84,7 @@ def test_no_sound_at_all_is_no_error(name: str) -> None:
 def test_stereo_is_two_channels() -> None:
     make = FORMATS["flac"].whole
     assert make is not None
-    data = b"".join(fed(make(Sound(sample_rate=24_000, channels=2)), SECOND, 4096))
+    data = b"".join(fed(make(PcmFormat(sample_rate=24_000, channels=2)), SECOND, 4096))
     assert decoded(data)[0] == pytest.approx(0.5, abs=0.01)
 
 
@@ -94,7 +94,7 @@ def test_a_gateway_needs_no_numpy_for_it() -> None:
     code = f"""
 import sys
 from gateway.speech import encoder
-sound = encoder.Sound(sample_rate=24000)
+sound = encoder.PcmFormat(sample_rate=24000)
 {pushed}
 sys.exit('numpy' in sys.modules)
 """

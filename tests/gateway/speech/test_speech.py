@@ -13,11 +13,11 @@ import openai
 import pytest
 
 from configs.deployment import GatewaySettings
-from gateway.requests.service import Served
+from gateway.served_model import ServedModel
 from shared.events import Failure, RequestSubmitted
 from tests.gateway.world import SERVED, Performance, deployment, listening
 
-SPEAKER: Served = replace(
+SPEAKER: ServedModel = replace(
     SERVED,
     outputs=("audio",),
     media={"audio": {"sample_rate": 24_000, "num_channels": 1}},
@@ -147,7 +147,7 @@ async def test_events_of_sound_go_on_to_the_byte_wherever_they_broke(name: str) 
     ("change", "after", "message"),
     [
         ({}, "x", "after: expected a number of bytes, found 'x'"),
-        ({"response_format": "wav"}, "7", "after: expected none where the answer is no stream"),
+        ({"response_format": "wav"}, "7", "after: expected none for an answer that is not streamed"),
         ({"request_id": None}, "7", "after: expected the request_id of the stream to resume"),
         ({"stream_format": "sse"}, "x", "after: expected the index of a chunk"),
     ],

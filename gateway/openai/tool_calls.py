@@ -1,0 +1,79 @@
+"""Tool calls as OpenAI writes them, in streams and in documents.
+
+A call's id is derived from the request's id and the position of the call, and the event of a chunk from the
+text up to it. So a resumed stream, at any gateway, has the same events as the uninterrupted one. See ADR 13.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from models.text.tool_call_parser import CallPiece, Said, ToolCallReader, call_id
+from models.text.tool_calls import CallFormat
+
+_STOP: Final = "stop"
+_CALLED: Final = "tool_calls"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalling:
+    """The settings for reading tool calls from the answers to one request.
+
+    Attributes:
+        call_format: the format in which the model writes calls.
+        functions: the names of the functions that it was offered.
+    """
+
+    call_format: CallFormat
+    functions: frozenset[str]
+
+    def reader(self, request_id: str, choice: int) -> "ChoiceReader":
+        """A reader for one choice."""
+        return ChoiceReader(self, request_id, choice)
+
+
+class ChoiceReader:
+    """Reads the text and the tool calls of one choice."""
+
+    def __init__(self, calling: ToolCalling, request_id: str, choice: int) -> None:
+        self._call_format = calling.call_format
+        self._reader = ToolCallReader(calling.call_format, calling.functions)
+        self._request_id = request_id
+        self._choice = choice
+
+    def push(self, text: str) -> dict[str, Any]:
+        """The delta for the next text; empty if nothing is sent yet."""
+        return self._delta(self._reader.push(text))
+
+    def end(self) -> dict[str, Any]:
+        """The delta for the end of the text."""
+        return self._delta(self._reader.end())
+
+    def reason(self, finish_reason: str) -> str:
+        """The finish reason: `tool_calls` if the model stopped after a call."""
+        return _CALLED if finish_reason == _STOP and self._reader.count else finish_reason
+
+    def read_all(self, text: str) -> dict[str, Any]:
+        """The `content` and the `tool_calls`, if any, of a message with this text."""
+        begun, rest = self._reader.push(text), self._reader.end()
+        content = begun.content + rest.content
+        for index, piece in rest.calls.items():
+            known = begun.calls.setdefault(index, CallPiece())
+            known.name, known.arguments = known.name or piece.name, known.arguments + piece.arguments
+        if not begun.calls:
+            return {"content": content}
+        return {"content": content or None, "tool_calls": [self._call(*call) for call in begun.calls.items()]}
+
+    def _delta(self, read: Said) -> dict[str, Any]:
+        delta: dict[str, Any] = {"content": read.content} if read.content else {}
+        if read.calls:
+            delta["tool_calls"] = [{"index": call[0], **self._call(*call)} for call in read.calls.items()]
+        return delta
+
+    def _call(self, index: int, piece: CallPiece) -> dict[str, Any]:
+        if piece.name is None:
+            return {"function": {"arguments": piece.arguments}}
+        return {
+            "id": call_id(self._request_id, self._choice, index, self._call_format),
+            "type": "function",
+            "function": {"name": piece.name, "arguments": piece.arguments},
+        }

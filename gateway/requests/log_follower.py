@@ -1,0 +1,165 @@
+"""The gateway's connection to one log, and the loop that follows it.
+
+A `LogFollower` outlives its logs: `follow` runs while one log is connected, and is called again for the next.
+It hands the records to the answers, receives heartbeats, and keeps what the routes need to know: recent
+request ids, the models' tool-call formats, and the meters of what other processes decided. When `follow`
+ends, for whatever reason, each answer that read from the log ends with a typed error.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.meters.answers import Meter
+from gateway.requests.liveness import Liveness
+from gateway.requests.relay import RecordRouter, decode_or_none
+from gateway.requests.request_ids import RecentIds
+from gateway.requests.submission import Submissions
+from models.text.tool_calls import FORMATS, CallFormat
+from shared.epoch_fence import EpochFence
+from shared.errors import DalSegnoError
+from shared.events import Failure, RequestResumed, WorkerJoined, WorkerLeaving, WorkerLost
+from shared.log.capacity_watch import CapacityWatch
+from shared.log.port import Log, LogRegressedError, LogState, LogUnavailableError, StoredRecord
+from shared.subjects import Address, Subjects
+
+_RESUMED: Final = b"request.resumed.v1"
+"""The tag of the one event on walk subjects that is decoded for requests without a client here."""
+_LOST: Final[Mapping[type[DalSegnoError], str]] = {
+    LogUnavailableError: "this gateway lost its log; ask again under the same request_id to get the answer",
+    LogRegressedError: "the log lost its records, and this request with them; send the request again",
+}
+PROBE_S: Final = 1.0
+"""The time limit of the log for a health check."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogConnection:
+    """One log while it is followed."""
+
+    log: Log
+    submissions: Submissions
+    room: CapacityWatch
+
+    async def state(self) -> LogState | None:
+        """The log's state; None if it does not answer within `PROBE_S`."""
+        if not self.log.connected:
+            return None
+        try:
+            async with asyncio.timeout(PROBE_S):
+                return await self.log.state()
+        except (TimeoutError, LogUnavailableError):
+            return None
+
+
+class LogFollower:
+    """Follows the log for one gateway, named `origin`.
+
+    Attributes:
+        connection: the log that is followed now, if any; `followed` is set while there is one.
+        recent_ids: the ids of recent requests of all gateways.
+    """
+
+    def __init__(
+        self,
+        subjects: Subjects,
+        origin: str,
+        liveness: Liveness,
+        meter: Meter,
+        numbers: Iterator[int],
+        max_unread: int,
+    ) -> None:
+        self.connection: LogConnection | None = None
+        self.followed = asyncio.Event()
+        self.recent_ids = RecentIds()
+        self._subjects = subjects
+        self._origin = origin
+        self._liveness = liveness
+        self._meter = meter
+        self._numbers = numbers
+        self._max_unread = max_unread
+        self._tool_calls: dict[int, str] = {}
+
+    @property
+    def tool_calls(self) -> CallFormat | None:
+        """The format in which the model writes tool calls; None if it has none, or none that is known."""
+        return next((FORMATS[name] for name in self._tool_calls.values() if name in FORMATS), None)
+
+    async def follow(self, log: Log) -> None:
+        """Follow `log` until cancelled.
+
+        Raises:
+            LogRegressedError: the log was replaced by another one (in an exception group).
+        """
+        state = await log.state()
+        fence = EpochFence.behind(await log.last(self._subjects.epoch))
+        for rank in self._liveness.ranks:
+            subject = self._subjects.worker(rank)
+            last = await log.last(subject)
+            address = self._subjects.parse(subject)
+            if last is not None and address is not None:
+                self._note_worker(rank, address, last)
+        router = RecordRouter(log, self._subjects, fence, self._meter.hops)
+        lost: type[DalSegnoError] = LogUnavailableError
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._receive_heartbeats(log), name="heartbeats")
+                room = CapacityWatch(log)
+                await room.poll()
+                tasks.create_task(room.run(), name="log capacity")
+                submissions = Submissions(
+                    log, self._subjects, self._origin, router, tasks, self._numbers, room, self._max_unread
+                )
+                self.connection = LogConnection(log, submissions, room)
+                self.followed.set()
+                await self._route_records(log, router, state.last_seq + 1, submissions)
+        except* LogRegressedError:
+            lost = LogRegressedError
+            raise
+        finally:
+            if self.connection is not None:
+                self.connection.submissions.readers.release_all()
+            self.connection = None
+            self.followed.clear()
+            router.fail_all(Failure(code=lost.code, message=_LOST[lost], status=503))
+
+    async def _route_records(
+        self, log: Log, router: RecordRouter, start_seq: int, submissions: Submissions
+    ) -> None:
+        async with aclosing(log.read(self._subjects.for_gateway(self._origin), start_seq)) as records:
+            async for record in records:
+                address = router.route(record)
+                if address is not None:
+                    self._observe(address, record, submissions)
+
+    def _observe(self, address: Address, record: StoredRecord, submissions: Submissions) -> None:
+        """Note what a record says in addition to the answers."""
+        match address.kind:
+            case "worker" if address.rank is not None:
+                self._note_worker(address.rank, address, record)
+            case "control":
+                submissions.readers.receive(str(address.request_id), record)
+            case "walk":
+                self.recent_ids.add(str(address.request_id))
+                if _RESUMED in record.data:
+                    self._meter.requests_resumed += isinstance(
+                        decode_or_none(record, address), RequestResumed
+                    )
+            case "conductor" if record.subject == self._subjects.lost:
+                lost = decode_or_none(record, address)
+                if isinstance(lost, WorkerLost):
+                    self._meter.workers_lost[lost.rank] += 1
+
+    def _note_worker(self, rank: int, address: Address, record: StoredRecord) -> None:
+        self._liveness.note_worker(rank)
+        event = decode_or_none(record, address)
+        if isinstance(event, WorkerJoined | WorkerLeaving):
+            self._tool_calls[rank] = event.tool_calls
+
+    async def _receive_heartbeats(self, log: Log) -> None:
+        async with aclosing(log.listen(self._subjects.heartbeats())) as heartbeats:
+            async for subject, payload in heartbeats:
+                self._liveness.receive(subject, payload, time.monotonic())

@@ -1,0 +1,53 @@
+"""The model that a deployment serves: its name, and what a request may ask of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from configs.deployment import DeploymentConfig
+from models import registry
+from shared.errors import ModelNotFoundError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """The facts about a deployment that a gateway needs.
+
+    Attributes:
+        ranks: the ranks whose workers the deployment needs.
+        modalities: the input modalities; `outputs` are the output modalities.
+        media: for each modality, the meaning of its bytes.
+        voices: the voices of a model that speaks, the default one first.
+    """
+
+    name: str
+    family: str
+    ranks: tuple[int, ...]
+    max_seq_len: int
+    modalities: tuple[str, ...] = ("text",)
+    outputs: tuple[str, ...] = ("text",)
+    media: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    voices: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: DeploymentConfig) -> "ServedModel":
+        graph = registry.graph(config.model)
+        return cls(
+            name=config.name or config.model,
+            family=config.model,
+            ranks=tuple(config.ranks),
+            max_seq_len=config.max_seq_len,
+            modalities=graph.modalities,
+            outputs=graph.outputs,
+            media=graph.media,
+            voices=graph.voices,
+        )
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse another model's name.
+
+        Raises:
+            ModelNotFoundError: `name` is another model.
+        """
+        if name is not None and name != self.name:
+            raise ModelNotFoundError(name, self.name)
