@@ -12,18 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from models.checkpoints.claims import CheckpointInfo, Claim
-from shared.events import Guide, digest_of
+from shared.events import digest_of
 from shared.plans import Plan, PlanRequest
 from shared.tensors import Handle
 from shared.walks import Client, CompiledWalk, InputPort, StreamInfo, streams
 
 if TYPE_CHECKING:
     import torch
-
-    from models.text.guides import CompiledGuide
 
 
 EMBEDDING: Final = "embedding"
@@ -256,13 +254,4 @@ class Processing(Protocol):
 
     def text_decoder(self) -> TextDecoder:
         """A fresh decoder for one output."""
-        ...
-
-
-@runtime_checkable
-class Guiding(Protocol):
-    """What a CPU face has besides, where the family's plan hands guides on to its KV node."""
-
-    def compiled(self, guide: Guide) -> "CompiledGuide":
-        """A guide that its `prepare` let pass (`Guides.check`), ready to be followed. It may take a while."""
         ...

@@ -40,6 +40,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def read_json_if_present(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no such file.
+
+    Raises:
+        CheckpointError: the file holds something else.
+    """
+    return read_json(path) if path.is_file() else {}
+
+
 def context_length(config: Mapping[str, Any]) -> int | None:
     """How many tokens a text may have at most, by a model's `config.json`; None when it does not say.
 

@@ -11,14 +11,11 @@ from typing import Any, Final
 
 from models.base import CpuResult, TextDecoder
 from models.checkpoints.files import CheckpointError
-from models.decoder_lm.processing import (
-    DecoderLmProcessing,
-    load_tokenizer,
-    vocab_size_of,
-)
 from models.orpheus.frames import END_AUDIO
 from models.orpheus.graph import GRAPH
 from models.sequence_request import PrepareRequest
+from models.text.prepared_prompt import prepare_prompt
+from models.text.tokenizer import PromptTokenizer, load_tokenizer, vocab_size_of
 from shared.errors import BugError, ClientError
 from shared.events import Inputs, Params
 from shared.tensors import Handle
@@ -56,30 +53,22 @@ def load(checkpoint: Path, *, max_seq_len: int) -> "OrpheusProcessing":
         raise CheckpointError(
             f"{checkpoint / 'config.json'}: expected a vocab_size of {END_AUDIO} or more, found {vocab_size}"
         )
-    return OrpheusProcessing(
-        DecoderLmProcessing(
-            tokenizer=tokenizer,
-            template=None,
-            defaults=PUBLISHED,
-            eos_ids=(STOP,),
-            vocab_size=vocab_size,
-            max_seq_len=max_seq_len,
-        )
-    )
+    prompts = PromptTokenizer(tokenizer, vocab_size=vocab_size, max_seq_len=max_seq_len)
+    return OrpheusProcessing(prompts)
 
 
 class OrpheusProcessing:
-    """The loaded CPU face (`models.base.Processing`). Re-entrant.
+    """The CPU nodes of one checkpoint (`models.base.Processing`). Re-entrant.
 
     Attributes:
         eos_ids: the token that ends an answer.
     """
 
+    eos_ids = (STOP,)
     tool_calls = ""
 
-    def __init__(self, lm: DecoderLmProcessing) -> None:
-        self.eos_ids = lm.eos_ids
-        self._lm = lm
+    def __init__(self, tokenizer: PromptTokenizer) -> None:
+        self._tokenizer = tokenizer
 
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         if node != "prepare":
@@ -87,14 +76,15 @@ class OrpheusProcessing:
         asked = PrepareRequest.of(args)
         params, text = asked.params, _text(asked.inputs)
         _check_params(params)
-        spoken = self._lm.encode(f"{_voice(params.voice)}: {text}", add_special_tokens=True, what="the text")
-        return self._lm.prepared(key, [START, *spoken, *END], params)
+        prompt = f"{_voice(params.voice)}: {text}"
+        ids = [START, *self._tokenizer.encode(prompt, add_special_tokens=True, what="the text"), *END]
+        return prepare_prompt(key, ids, params, tokenizer=self._tokenizer, defaults=PUBLISHED)
 
     def text_decoder(self) -> TextDecoder:
-        return _Silent()
+        return _NoText()
 
 
-class _Silent:
+class _NoText:
     """Audio tokens have no text."""
 
     def push(self, token_id: int) -> str:

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 
 from models.text import guide_trial
+from models.text.detokenizer import TextDecoders
 from models.text.guide_errors import in_our_words
 from shared.errors import BugError, ClientError, WorkerError
 from shared.events import Guide
@@ -180,6 +181,15 @@ class Guides:
                 raise _invalid(kind, "it is nested too deeply, or takes too much memory; make it smaller")
             case code:
                 raise WorkerError(f"a guide could not be tried out: its process ended with {code}")
+
+
+def guides_of(decoders: TextDecoders, vocab_size: int) -> Guides | None:
+    """Guides over a model's vocabulary; None if a text is not the concatenation of its tokens' bytes."""
+    spelling = decoders.spelling(vocab_size)
+    if spelling is None:
+        return None
+    marks = sorted(id for id in decoders.marks if id < vocab_size)
+    return Guides(spelling.tokens, marks, drops_space=spelling.drops_space)
 
 
 class CompiledGuide:

@@ -7,7 +7,7 @@ import pytest
 from models.decoder_lm.graph import GRAPH
 from shared.errors import ClientError
 from shared.events import Guide, Inputs, Limits, Params, Usage, WalkResult
-from shared.plans import AtHand, Finish, Journey, PlanRequest, StepResult, Walk
+from shared.plans import PendingStep, Finish, Journey, PlanRequest, StepResult, Walk
 from shared.tensors import inline_ids
 
 SAMPLING = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
@@ -28,7 +28,7 @@ def prepared(prompt_tokens: int = 3) -> StepResult:
     return StepResult((WalkResult(name="prepare", facts=facts, outputs={"token_ids": PROMPT}),))
 
 
-def walks(at_hand: tuple[AtHand, ...] | Finish) -> dict[str, Walk]:
+def walks(at_hand: tuple[PendingStep, ...] | Finish) -> dict[str, Walk]:
     assert not isinstance(at_hand, Finish)
     (step,) = at_hand
     return {walk.name: walk for walk in step.walks}

@@ -8,7 +8,7 @@ from models.base import EngineKind
 from models.orpheus.graph import GRAPH
 from shared.errors import ClientError
 from shared.events import Inputs, Limits, Params, Usage, WalkResult
-from shared.plans import AtHand, Finish, Journey, PlanRequest, StepResult
+from shared.plans import PendingStep, Finish, Journey, PlanRequest, StepResult
 from shared.tensors import inline_ids
 from shared.walks.chunks import SlidingWindow
 from shared.walks.streams import streams
@@ -39,7 +39,7 @@ TOLD = StepResult(
 SPOKEN = StepResult((WalkResult(name="snac_chunk", facts={}),))
 
 
-def at_hand(found: tuple[AtHand, ...] | Finish) -> dict[str, AtHand]:
+def at_hand(found: tuple[PendingStep, ...] | Finish) -> dict[str, PendingStep]:
     assert not isinstance(found, Finish)
     return {step.partition: step for step in found}
 

@@ -1,0 +1,101 @@
+"""Prompts of chats: rendered by a checkpoint's chat templates, with the tools that a request offers."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from models.checkpoints.files import read_json_if_present
+from models.text.chat_template import TOOL_USE, ChatTemplate, find_template
+from models.text.messages import flatten_messages
+from models.text.tool_calls import CallFormat, format_in, guide_for, offered
+from shared.errors import ClientError
+from shared.events import Inputs, Params
+
+
+class ToolsNotSupportedError(ClientError):
+    """The checkpoint's chat template takes no tools, or writes calls in an unknown format."""
+
+    code = "tools_not_supported"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"tools: {why}; ask without tools, or serve a checkpoint that was made for them")
+
+
+class ChatPrompts:
+    """Renders the prompts of one checkpoint. Re-entrant.
+
+    Attributes:
+        calls: the format of tool calls in answers; None if the template takes no tools, or asks for calls in
+            a format that is unknown.
+    """
+
+    def __init__(self, template: ChatTemplate | None, tool_template: ChatTemplate | None) -> None:
+        self._template = template
+        self._tool_template = tool_template
+        knows_tools = tool_template is not None and tool_template.knows_tools
+        self.calls: Final[CallFormat | None] = (
+            format_in(tool_template.source) if tool_template is not None and knows_tools else None
+        )
+
+    @classmethod
+    def read(cls, checkpoint: Path, special_tokens: dict[str, str]) -> "ChatPrompts":
+        """Read the chat templates of a checkpoint, if it has some.
+
+        Raises:
+            ChatTemplateError: a template is no valid Jinja.
+        """
+        config = read_json_if_present(checkpoint / "tokenizer_config.json")
+        found = find_template(checkpoint, config)
+        template = ChatTemplate(found[0], special_tokens, origin=found[1]) if found else None
+        found = find_template(checkpoint, config, TOOL_USE)
+        tool_template = ChatTemplate(found[0], special_tokens, origin=found[1]) if found else template
+        return cls(template, tool_template)
+
+    def text_of(self, request: Inputs) -> str | None:
+        """The text of a request's prompt; None if it consists of token ids.
+
+        Raises:
+            ClientError: the messages are malformed, or the checkpoint has no template for them.
+        """
+        if request.token_ids is not None:
+            return None
+        if request.messages is None and not request.chat:
+            return request.text
+        messages = request.messages
+        if messages is None:
+            messages = [{"role": "user", "content": request.text or ""}]
+        return self._render(messages, offered(request))
+
+    def with_tools(self, request: Inputs, params: Params) -> Params:
+        """The parameters, with a guide for the tool calls that the request asks for.
+
+        Raises:
+            ClientError: the checkpoint supports no tools, or they cannot be combined with the guide.
+        """
+        if offered(request) is None:
+            return params
+        if self._tool_template is None or not self._tool_template.knows_tools:
+            raise ToolsNotSupportedError("this model's chat template knows no tools")
+        if self.calls is None:
+            raise ToolsNotSupportedError(
+                "the way this model's chat template has it write calls is not known here"
+            )
+        return msgspec.structs.replace(params, guide=guide_for(self.calls, request, params.guide))
+
+    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        template = self._template if tools is None else self._tool_template
+        if template is None:
+            raise ClientError(
+                "this model has no chat template, so it cannot take messages: send a raw prompt instead "
+                "(POST /v1/completions, or /generate with chat=false), or serve it with a "
+                "chat_template.jinja in its checkpoint folder",
+                code="no_chat_template",
+                status=422,
+            )
+        if not messages:
+            raise ClientError("messages is empty: expected at least one message")
+        plain = flatten_messages(messages)
+        if any("tool_calls" in message for message in plain) and "tool_calls" not in template.source:
+            raise ToolsNotSupportedError("this model's chat template knows no tool_calls of messages")
+        return template.render(plain, tools)

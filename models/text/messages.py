@@ -1,0 +1,79 @@
+"""Messages of a chat, in the form that chat templates take."""
+
+from typing import Any
+
+import msgspec
+
+from shared.errors import ClientError
+
+
+def flatten_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with `content` as one string each, and with the arguments of tool calls as objects.
+
+    Raises:
+        ClientError: a message is malformed, or has a part that is no text.
+    """
+    return [_flatten(place, message) for place, message in enumerate(messages)]
+
+
+def _flatten(place: int, message: dict[str, Any]) -> dict[str, Any]:
+    if message.get("tool_calls"):
+        calls = message["tool_calls"]
+        if not isinstance(calls, list):
+            raise ClientError(f"messages[{place}].tool_calls: expected a list, found {type(calls).__name__}")
+        where = f"messages[{place}].tool_calls"
+        message = {**message, "tool_calls": [_flatten_call(f"{where}[{n}]", c) for n, c in enumerate(calls)]}
+    elif "tool_calls" in message:
+        message = {name: value for name, value in message.items() if name != "tool_calls"}
+    if not isinstance(message.get("role"), str):
+        raise ClientError(f"messages[{place}]: expected a string in 'role', found {message.get('role')!r}")
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        if content is None and not message.get("tool_calls"):
+            raise ClientError(f"messages[{place}]: expected text in 'content', found none")
+        return message
+    if not isinstance(content, list):
+        raise ClientError(
+            f"messages[{place}].content: expected a string or a list of parts, found {type(content).__name__}"
+        )
+    parts = [
+        _text_of_part(f"messages[{place}].content[{number}]", part) for number, part in enumerate(content)
+    ]
+    return {**message, "content": "".join(parts)}
+
+
+def _flatten_call(where: str, call: object) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if (
+        not isinstance(call, dict)
+        or not isinstance(function, dict)
+        or not isinstance(function.get("name"), str)
+    ):
+        raise ClientError(
+            f"{where}: expected a call such as {{'function': {{'name': ..., 'arguments': ...}}}}"
+        )
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise ClientError(f"{where}.function.arguments: expected JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise ClientError(
+            f"{where}.function.arguments: expected a JSON object, found {type(arguments).__name__}"
+        )
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _text_of_part(where: str, part: object) -> str:
+    if not isinstance(part, dict):
+        raise ClientError(f"{where}: expected a part such as {{'type': 'text', 'text': ...}}")
+    if part.get("type") != "text":
+        raise ClientError(
+            f"{where}: this model reads text only; found a part of type {part.get('type')!r}",
+            code="unsupported_modality",
+        )
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise ClientError(f"{where}: expected a string in 'text', found {type(text).__name__}")
+    return text

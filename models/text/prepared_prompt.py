@@ -1,0 +1,59 @@
+"""The result of a `prepare` node, for a prompt of token ids: checks, effective sampling, and facts."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from models.base import CpuResult
+from models.sequence_request import PoolingParams, PreparedPrompt
+from models.text.sampling_defaults import effective_sampling
+from models.text.tokenizer import PromptTokenizer
+from shared.events import Guide, Params
+from shared.tensors import inline_ids
+
+
+def prepare_prompt(
+    key: str,
+    ids: list[int],
+    params: Params,
+    *,
+    tokenizer: PromptTokenizer,
+    defaults: Params,
+    check_guide: Callable[[Guide, Sequence[int]], None] | None = None,
+    text: str | None = None,
+    pooling: PoolingParams | None = None,
+    guide: Guide | UnsetType | None = UNSET,
+) -> CpuResult:
+    """Check a prompt and its parameters, and return what the plan and the KV node need of them.
+
+    Args:
+        key: prefix of the keys of the outputs.
+        ids: the prompt.
+        params: the request's parameters.
+        tokenizer: the model's.
+        defaults: the sampling parameters of the checkpoint.
+        check_guide: raises an error for a guide that cannot be followed; called with the guide and the
+            request's `stop_token_ids`. None for a family whose `prepare` refuses guides itself.
+        text: the prompt's text, if it is known.
+        pooling: for a request without an answer: an embedding, or hidden states.
+        guide: for a chat with tools: the guide of the answer, None if it is free.
+
+    Raises:
+        ClientError: the prompt is empty or too long, or a parameter is invalid for this model.
+    """
+    is_answered = params.max_tokens != 0 and not params.warm and pooling is None
+    tokenizer.check_prompt(ids, new_tokens=1 if is_answered else 0)
+    tokenizer.check_ids("stop_token_ids", params.stop_token_ids)
+    if params.guide is not None and check_guide is not None:
+        check_guide(params.guide, params.stop_token_ids)
+    facts = PreparedPrompt(
+        prompt_tokens=len(ids),
+        sampling=effective_sampling(params, defaults, tokenizer),
+        prompt_text=(text if text is not None else tokenizer.decode(ids)) if params.echo else None,
+        pooling=pooling,
+        guide=guide,
+    )
+    return CpuResult(
+        facts=msgspec.to_builtins(facts), outputs={"token_ids": inline_ids(f"{key}/token_ids", ids)}
+    )

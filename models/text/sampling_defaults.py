@@ -1,0 +1,86 @@
+"""Sampling parameters of requests: the request's own over the defaults of a checkpoint. No torch."""
+
+import logging
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from models.checkpoints.files import CheckpointError, read_json_if_present
+from models.sequence_request import SamplingParams
+from models.text.tokenizer import PromptTokenizer
+from shared.events import Params
+from shared.validation_errors import misfit
+
+_LOGGER: Final = logging.getLogger(__name__)
+_DEFAULTS: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "min_new_tokens": "min_tokens",
+    "bad_words_ids": "bad_words",
+}
+"""Settings of `generation_config.json` that are applied, with their names in `Params`."""
+_IGNORED_DEFAULTS: Final = {
+    "no_repeat_ngram_size": 0,
+    "typical_p": 1.0,
+    "num_beams": 1,
+    "min_length": 0,
+    "sequence_bias": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+}
+"""Settings of `generation_config.json` that would change the answer and are not applied, with their neutral
+values."""
+
+
+def generation_defaults(checkpoint: Path) -> Params:
+    """The sampling defaults of a checkpoint, from its `generation_config.json`.
+
+    Raises:
+        CheckpointError: the file is malformed, or a value is out of bounds.
+    """
+    path = checkpoint / "generation_config.json"
+    config = read_json_if_present(path)
+    for name, off in _IGNORED_DEFAULTS.items():
+        if config.get(name, off) not in (off, None):
+            _LOGGER.warning("%s asks for %s=%r, which is not applied", path, name, config[name])
+    wanted = {ours: config[name] for name, ours in _DEFAULTS.items() if config.get(name) is not None}
+    if config.get("do_sample") is False:
+        wanted["temperature"] = 0.0
+    try:
+        return msgspec.convert(wanted, Params)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{path}: {misfit(error, wanted, Params).message}") from error
+
+
+def effective_sampling(params: Params, defaults: Params, tokenizer: PromptTokenizer) -> SamplingParams:
+    """The sampling parameters of a request: its own over `defaults` over temperature 1 and all tokens.
+
+    Parameters other than temperature, top-p and top-k are absent if they have no effect.
+
+    Raises:
+        ClientError: a token id is outside the vocabulary, or a bad word has no token.
+    """
+
+    def chosen(name: str, default: Any) -> Any:
+        found = (getattr(params, name), getattr(defaults, name), default)
+        return next(value for value in found if value is not None)
+
+    biases = [(int(id), bias) for id, bias in params.logit_bias.items()]
+    tokenizer.check_ids("logit_bias", [id for id, _ in biases])
+    repetition_penalty = chosen("repetition_penalty", 1.0)
+    return SamplingParams(
+        temperature=chosen("temperature", 1.0),
+        top_p=chosen("top_p", 1.0),
+        top_k=max(chosen("top_k", 0), 0),
+        min_p=chosen("min_p", 0.0) or None,
+        repetition_penalty=None if repetition_penalty == 1 else repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=biases,
+        bad_words=tokenizer.spellings(chosen("bad_words", [])),
+        min_tokens=chosen("min_tokens", 0) or None,
+    )

@@ -1,0 +1,372 @@
+"""KV nodes of one step: their calls start, continue and hand over sequences in the KV engine.
+
+The walks of a step share one sequence per KV node. Outside of a loop, a node call starts the sequence and
+completes with its first token. In a resident loop, a call completes when the sequence has ended, and stops the
+loop. So `prefill` starts a sequence and `decode` continues it to its end, while the engine runs without
+interruption: tokens do not pass through the walk.
+
+If the node's next walk runs on another rank, the sequence generates one token here and emits nothing. Its keys
+and values, the token and its scores go to that rank (`workers.execution.sequence_handover`), which continues
+the sequence as if it had started there.
+
+The arguments of the walk that starts a sequence are a `models.sequence_request.SequenceRequest`. Released parts
+of an embedding, or of hidden states, stay as they are: the last bits of a computation may depend on the other
+sequences in its batches.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from models.base import Processing
+from models.sequence_request import PoolingParams, SequenceFacts, SequenceRequest
+from models.text.guiding import Guiding
+from shared.errors import BugError, Divergence
+from shared.events import Guide, NodeReady, SequenceHandover
+from shared.tensors import Handle, inline_ids, read_ids
+from shared.walks import Firing
+from workers.data_plane.port import TensorStore
+from workers.data_plane.step_tensors import StepTensors
+from workers.execution.node_result import NodeResult
+from workers.execution.output_tracks import OutputTracks
+from workers.execution.recovered_output import RecoveredTrack
+from workers.execution.sequence_handover import ArrivedSequence, ReportRead, SequenceHandovers
+from workers.execution.step_placement import PROMPT, StepPlacement
+from workers.generation.engine_client import EngineClient
+from workers.generation.generated_text import STOP, GeneratedText
+from workers.generation.output_chunks import OutputStream
+from workers.generation.pooled_output import array_chunks, released_array
+from workers.generation.prompt_echo import ScoredEcho, echo_pieces
+from workers.generation.sequence_handle import HandoverHandle, OnItem, SequenceHandle
+from workers.kv_engine.sequence_spec import KvExport, Pooling, PoolingMode, Sampling, SequenceSpec
+from workers.orders.inbox import StepKey
+
+if TYPE_CHECKING:
+    from models.text.guides import CompiledGuide
+
+TOKEN: Final = "token"  # noqa: S105 - an edge's name
+"""The output of a KV node that holds the token sampled last."""
+_EMPTY: Final = RecoveredTrack()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """The input of a new sequence.
+
+    Attributes:
+        max_tokens: the limit of generated tokens, including those of earlier attempts.
+    """
+
+    node: str
+    request: SequenceRequest
+    prompt_ids: list[int]
+    generated: GeneratedText
+    max_tokens: int
+
+
+class KvNodes:
+    """The KV nodes of one step, and their sequences.
+
+    Args:
+        recovered: by name, the output tracks at the start of the step, including those of other ranks.
+        on_item: returns, for a node, the function that takes its streamed tokens.
+        read: reports that tensors of another rank were read.
+
+    Attributes:
+        sequences: by node, the sequences of this rank.
+        prompts: by node, the prompts of sequences that start on another rank.
+    """
+
+    def __init__(
+        self,
+        *,
+        key: StepKey,
+        ready: NodeReady,
+        placement: StepPlacement,
+        processing: Processing,
+        engine: EngineClient,
+        store: TensorStore,
+        tensors: StepTensors,
+        tracks: OutputTracks,
+        recovered: Mapping[str, RecoveredTrack],
+        on_item: Callable[[str], OnItem | None],
+        read: ReportRead,
+    ) -> None:
+        self.sequences: dict[str, SequenceHandle] = {}
+        self.prompts: dict[str, Handle] = {}
+        self._key = key
+        self._ready = ready
+        self._placement = placement
+        self._processing = processing
+        self._engine = engine
+        self._tensors = tensors
+        self._tracks = tracks
+        self._recovered = recovered
+        self._on_item = on_item
+        self._handovers = SequenceHandovers(store, tensors, read)
+        self._arrived: dict[str, ArrivedSequence] = {}
+        self._limits: dict[str, list[int]] = {}
+        self._guides: dict[str, CompiledGuide] = {}
+        self._requests: dict[str, SequenceRequest] = {}
+
+    def receive_handover(self, node: str, rank: int, state: SequenceHandover) -> None:
+        """Take over a sequence that `rank` has started."""
+        self._arrived[node] = ArrivedSequence(state, rank)
+
+    async def fire(self, walk_index: int, firing: Firing, key: str) -> NodeResult:
+        """Call a KV node: wait for its sequence's first token, or for its end.
+
+        Args:
+            walk_index: the index of the walk in the step.
+            firing: the call.
+            key: the key prefix of the outputs.
+
+        Raises:
+            DalSegnoError: the engine or the text failed.
+        """
+        walk = self._placement.walks[walk_index]
+        node = walk.nodes[firing.node]
+        loop = walk.loop_table[node.loop]
+        is_resident = loop.index > 0 and loop.resident
+        sequence = self.sequences.get(node.name)
+        if sequence is None:
+            sequence = await self._start(walk_index, firing, key)
+        elif not is_resident or isinstance(sequence, HandoverHandle):
+            raise BugError(
+                f"walk {walk.name!r}: node {node.name!r} fires again outside of a resident loop; expected a "
+                "step to start a sequence once"
+            )
+        is_handover = isinstance(sequence, HandoverHandle)
+        continues = not is_handover and not is_resident and self._loop_limits(node.name)
+        await (sequence.began if continues else sequence.ended)
+        facts = {} if continues or is_handover else self._finish(node.name, sequence)
+        outputs: dict[str, Handle] = {}
+        if TOKEN in node.outputs:
+            assert sequence.last_token is not None, "a sequence that has begun has a token"
+            outputs = {TOKEN: inline_ids(f"{key}/{TOKEN}", [sequence.last_token])}
+        return NodeResult(
+            outputs=outputs,
+            facts=facts,
+            stops=(loop.name,) if is_resident else (),
+            handover=(
+                await self._handovers.export(sequence, key) if isinstance(sequence, HandoverHandle) else None
+            ),
+            next_rank=self._placement.next_rank(walk_index, node.name) if is_handover else None,
+        )
+
+    def _finish(self, node: str, sequence: SequenceHandle) -> dict[str, Any]:
+        """Emit the vectors of a pooled prompt; return the facts of an ended sequence."""
+        request, finish_reason = self._requests[node], sequence.generated.finish_reason
+        assert finish_reason is not None, "a sequence that has ended has a finish reason"
+        if request.pooling is not None:
+            assert sequence.vector is not None, "a pooled sequence has its vectors"
+            for content in array_chunks(sequence.vector, self._recovered_track(node).released):
+                self._tracks.release(node, content)
+        facts = SequenceFacts(
+            completion_tokens=sequence.generated.tokens,
+            finish_reason=finish_reason,
+            cached_tokens=sequence.cached_tokens if request.warm else msgspec.UNSET,
+        )
+        found: dict[str, Any] = msgspec.to_builtins(facts)
+        return found
+
+    # ---- start of a sequence -----------------------------------------------------------------------
+    async def _start(self, walk_index: int, firing: Firing, key: str) -> SequenceHandle:
+        """Start a node's sequence, or continue one that another rank has started."""
+        node = firing.node
+        first = self._placement.first_index(node)
+        prompt = firing.inputs.get(PROMPT) if walk_index == first else self.prompts.get(node)
+        if prompt is None:
+            raise BugError(
+                f"walk {self._ready.walks[walk_index].name!r}: expected an input {PROMPT!r} to start a "
+                f"sequence on node {node!r}, found none"
+            )
+        prompt_ids = read_ids(await self._tensors.inline(prompt))
+        request = self._requests[node] = SequenceRequest.of(self._ready.walks[first])
+        if request.guide is not None:
+            self._guides[node] = await self._compiled(request.guide)
+        # Outside of a loop a node emits one token or none.
+        at_least = 1 if TOKEN in self._placement.walks[first].nodes[node].outputs else 0
+        max_tokens = max(self._loop_limits(node), default=at_least)
+        start = _Start(
+            node=node,
+            request=request,
+            prompt_ids=prompt_ids,
+            generated=GeneratedText.for_request(self._processing, request, max_tokens),
+            max_tokens=max_tokens,
+        )
+        if self._placement.is_handed_over(node):
+            next_rank = self._placement.next_rank(walk_index, node)
+            if next_rank not in (None, self._placement.rank):
+                return self._start_handover(start, key)
+        return await self._start_here(start, is_first=walk_index == first)
+
+    async def _start_here(self, start: _Start, *, is_first: bool) -> SequenceHandle:
+        """Start a sequence that ends on this rank."""
+        node, request, generated = start.node, start.request, start.generated
+        arrived, recovered = self._arrived.pop(node, None), self._recovered_track(node)
+        echo = self._emit_echo(start)
+        output = self._tracks.of(node) if node in self._placement.tracks else None
+        on_item = self._on_item(node)
+        sequence = SequenceHandle(self._name(node), generated, output, echo, on_item)
+        self.sequences[node] = sequence
+        if recovered.prefix_ids:
+            recovered.replay(generated)
+            sequence.resume(recovered.prefix_ids[-1])
+            _stream_again(recovered.prefix_ids, generated, on_item)
+        elif request.pooling is not None and (
+            vector := released_array(recovered.released, len(start.prompt_ids))
+        ):
+            sequence.vector = vector
+            sequence.end()
+        elif start.max_tokens == 0 and echo is None and request.pooling is None and not request.warm:
+            sequence.end()
+        token_ids: list[int] = []
+        if arrived is not None:
+            token_ids = arrived.state.token_ids
+            await self._handovers.take_over(sequence, arrived)
+        elif not is_first and not sequence.ended.done():
+            raise BugError(
+                f"node {node!r}: expected its sequence, which another rank has started, to arrive from there"
+            )
+        if sequence.ended.done():
+            return sequence
+        spec = self._spec(start, start.max_tokens, [*recovered.prefix_ids, *token_ids])
+        if arrived is None:
+            spec = replace(spec, scores_prompt=echo is not None)
+        else:
+            kv = await self._tensors.read(arrived.state.kv)
+            spec = replace(spec, kv=kv, on_kv_read=self._handovers.on_kv_read(arrived))
+        self._engine.submit(spec, sequence)
+        if output is not None:
+            self._hold_without_room(sequence.key, output)
+        return sequence
+
+    def _start_handover(self, start: _Start, key: str) -> SequenceHandle:
+        """Start a sequence for one token; another rank continues it."""
+        node, request, recovered = start.node, start.request, self._recovered_track(start.node)
+        sequence = self.sequences[node] = HandoverHandle(self._name(node), start.generated)
+        if recovered.prefix_ids:
+            recovered.replay(start.generated)
+            sequence.resume(recovered.prefix_ids[-1])
+        if sequence.ended.done():
+            return sequence
+        wants_scores = request.echo is not None and request.logprobs is not None
+        tokens = len(recovered.prefix_ids)
+        spec = self._spec(start, min(start.max_tokens, tokens + 1), [*recovered.prefix_ids])
+        export = KvExport(key=f"{key}/kv", scope=self._tensors.open_scope())
+        scores_prompt = wants_scores and not tokens and len(start.prompt_ids) > 1
+        self._engine.submit(replace(spec, export=export, scores_prompt=scores_prompt), sequence)
+        return sequence
+
+    def _hold_without_room(self, key: str, output: OutputStream) -> None:
+        """Hold a sequence in the engine while the log does not accept its output."""
+        engine = self._engine
+
+        def on_room(has_room: bool) -> None:
+            if has_room:
+                engine.resume(key, by=output)
+            else:
+                engine.hold(key, by=output)
+
+        output.on_room = on_room
+        on_room(output.has_room)
+
+    def _spec(self, start: _Start, max_tokens: int, prefix_ids: list[int]) -> SequenceSpec:
+        request = start.request
+        return SequenceSpec(
+            key=self._name(start.node),
+            prompt_ids=start.prompt_ids,
+            prefix_ids=prefix_ids,
+            max_tokens=max_tokens,
+            eos_ids=frozenset(self._processing.eos_ids),
+            ignore_eos=bool(request.ignore_eos),
+            stop_token_ids=frozenset(request.stop_token_ids),
+            sampling=_sampling(request, seed=self._ready.seed),
+            guide=self._guides.get(start.node),
+            exhausts_guide=request.exhausts_guide,
+            logprobs=request.logprobs,
+            pooling=_pooling(request.pooling),
+            caches_prompt=request.warm,
+            priority=self._ready.priority,
+            deadline_ns=self._ready.deadline_ns,
+            tenant=self._ready.tenant,
+        )
+
+    async def _compiled(self, guide: Guide) -> "CompiledGuide":
+        """The compiled guide; a guide that is not cached here is compiled in a thread."""
+        if not isinstance(self._processing, Guiding):
+            raise BugError("the order has a guide, but the model family's processing cannot compile guides")
+        return await asyncio.to_thread(self._processing.compiled, guide)
+
+    def _emit_echo(self, start: _Start) -> ScoredEcho | None:
+        """Emit the prompt where requested; return the part that waits for scores."""
+        node, request = start.node, start.request
+        if request.echo is None:
+            return None
+        waiting = [
+            piece
+            for piece in echo_pieces(start.prompt_ids, request.echo, request.logprobs)
+            if not self._tracks.was_released(node, piece.content)
+        ]
+        if waiting and self._recovered_track(node).prefix_ids:
+            raise Divergence(
+                "expected an earlier attempt to release the whole echo before its first token, found that "
+                f"{len(waiting)} pieces of it are missing"
+            )
+        output = self._tracks.of(node)
+        if request.logprobs is None:
+            for piece in waiting:
+                output.add_content(piece.content)
+            return None
+        echo = ScoredEcho(waiting, start.generated.bytes_of)
+        for content in echo.begin(start.prompt_ids[0]):
+            output.add_content(content)
+        return None if echo.complete else echo
+
+    # ---- internals ---------------------------------------------------------------------------------
+    def _name(self, node: str) -> str:
+        return f"{self._key}.{node}"
+
+    def _recovered_track(self, node: str) -> RecoveredTrack:
+        """The recovered track of an output node; an empty one for any other node."""
+        if not self._placement.emits_output(node):
+            return _EMPTY
+        return self._recovered.get(self._placement.track_of(node)) or _EMPTY
+
+    def _loop_limits(self, node: str) -> list[int]:
+        """The iteration limit of each resident loop over `node` in this step."""
+        known = self._limits.get(node)
+        if known is not None:
+            return known
+        limits = self._limits[node] = list[int]()
+        for call, walk in zip(self._ready.walks, self._placement.walks, strict=True):
+            found = walk.nodes.get(node)
+            if found is not None and found.loop > 0 and walk.loop_table[found.loop].resident:
+                limits.append(walk.max_iters(call.args)[found.loop])
+        return limits
+
+
+def _stream_again(prefix_ids: Sequence[int], generated: GeneratedText, on_item: OnItem | None) -> None:
+    """Send the tokens of earlier attempts again to streams, which start anew in each attempt."""
+    if on_item is None:
+        return
+    ended = generated.finish_reason == STOP
+    for index, token_id in enumerate(prefix_ids[: len(prefix_ids) - ended]):
+        on_item(token_id, index)
+
+
+def _sampling(request: SequenceRequest, *, seed: int) -> Sampling:
+    given = msgspec.to_builtins(request.sampling) if request.sampling is not None else {}
+    return Sampling(**given, seed=seed, sample_index=request.choice)
+
+
+def _pooling(params: PoolingParams | None) -> Pooling | None:
+    if params is None:
+        return None
+    return Pooling(
+        mode=PoolingMode(params.mode), normalize=bool(params.normalize), dimensions=params.dimensions
+    )
