@@ -107,7 +107,7 @@ async def test_a_gateway_ends_no_answer_by_a_workers_word(caplog: pytest.LogCapt
     router.route(StoredRecord(9, SUBJECTS.output("g", "r1", "w0"), encode(CHUNK), 9))
 
     assert not relay.output.ended
-    assert relay.output.told == 1  # neither fenced nor of a closed epoch
+    assert relay.output.emitted == 1  # neither fenced nor of a closed epoch
     assert len(caplog.records) == 3
 
 
