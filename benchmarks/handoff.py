@@ -77,15 +77,15 @@ class _Way:
         )
 
 
-def _chosen(name: str) -> Sequence[MakeTransport]:
-    return assembly.chosen([name], assembly.Network())
+def _transports(name: str) -> Sequence[MakeTransport]:
+    return assembly.make_transports([name], assembly.ListenAddress())
 
 
 WAYS: Final = {
     "shm": _Way(name="shm", makes=lambda: [ShmTransport]),
     "shm, by name": _Way(name="shm, by name", makes=lambda: [NamedShmTransport], is_named=True),
     **{
-        name: _Way(name=name, makes=lambda name=name: _chosen(name))  # type: ignore[misc]
+        name: _Way(name=name, makes=lambda name=name: _transports(name))  # type: ignore[misc]
         for name in assembly.NAMES
         if name in {"tcp", "nixl"}
     },
@@ -149,7 +149,7 @@ def _memcpy(nbytes: int) -> Round:
 
 def _in_process() -> dict[str, Times]:
     store = open_store(total_bytes=ARENA_BYTES, transports=[LocalTransport])
-    store.adopt(*_OWNER)
+    store.begin_incarnation(*_OWNER)
 
     def told(handle: Handle) -> None:
         packed = msgspec.msgpack.encode(handle)
@@ -174,12 +174,12 @@ def _in_process() -> dict[str, Times]:
 
 def _between_processes(way: _Way, folder: str) -> dict[str, Times]:
     store = way.open(folder)
-    store.adopt(*_OWNER)
+    store.begin_incarnation(*_OWNER)
     found: dict[str, Times] = {}
     try:
         with _reader(way.name, folder) as connection:
-            connection.send_bytes(msgspec.msgpack.encode(store.cards))
-            store.meet(*_READER, msgspec.msgpack.decode(connection.recv_bytes(), type=dict[str, bytes]))
+            connection.send_bytes(msgspec.msgpack.encode(store.endpoints))
+            store.add_peer(*_READER, msgspec.msgpack.decode(connection.recv_bytes(), type=dict[str, bytes]))
 
             def told(handle: Handle, order: bytes) -> None:
                 connection.send_bytes(order + msgspec.msgpack.encode(handle))
@@ -263,9 +263,9 @@ def _read_files(connection: Connection) -> None:
 
 
 async def _read_tensors(connection: Connection, store: ArenaStore) -> None:
-    store.adopt(*_READER)
-    store.meet(*_OWNER, msgspec.msgpack.decode(connection.recv_bytes(), type=dict[str, bytes]))
-    connection.send_bytes(msgspec.msgpack.encode(store.cards))
+    store.begin_incarnation(*_READER)
+    store.add_peer(*_OWNER, msgspec.msgpack.decode(connection.recv_bytes(), type=dict[str, bytes]))
+    connection.send_bytes(msgspec.msgpack.encode(store.endpoints))
     decoder = msgspec.msgpack.Decoder(Handle)
     try:
         while True:

@@ -29,7 +29,7 @@ from workers.data_plane.memory.cuda_driver import Driver, find_driver
 from workers.data_plane.memory.device_arena import DeviceArena, DeviceBytes
 from workers.data_plane.transport import Locator, Peer
 from workers.data_plane.transports.cuda_ipc import CudaIpcTransport
-from workers.data_plane.transports.landing import ArenaLanding
+from workers.data_plane.transports.fetch_buffers import ArenaFetchBuffers
 from workers.data_plane.transports.shm import ShmTransport
 
 MB: Final = 1 << 20
@@ -48,7 +48,7 @@ class _Side:
         self.arena = Arena(ARENA_BYTES, backing.anonymous)
         device = driver.getDevice()
         self.gpu = DeviceArena(self.arena, driver, device=device, total_bytes=ARENA_BYTES // 2)
-        self.ipc = CudaIpcTransport(self.gpu, ArenaLanding(self.arena))
+        self.ipc = CudaIpcTransport(self.gpu, ArenaFetchBuffers(self.arena))
         self.shm = ShmTransport(self.arena)
 
 
@@ -60,7 +60,7 @@ def main() -> None:
     torch.zeros(1, device="cuda")  # torch comes first: it makes the context that cupy shares
     side = _Side(driver)
     with _reader() as connection:
-        connection.send_bytes(msgspec.msgpack.encode((side.ipc.card(), side.shm.card())))
+        connection.send_bytes(msgspec.msgpack.encode((side.ipc.endpoint(), side.shm.endpoint())))
         for nbytes in SIZES:
             ipc_s = _least_s(lambda nbytes=nbytes: _by_ipc(side, connection, nbytes))  # type: ignore[misc]
             staged_s = _least_s(lambda nbytes=nbytes: _staged(side, connection, nbytes))  # type: ignore[misc]

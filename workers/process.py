@@ -35,7 +35,7 @@ from shared.errors import CapacityError, WorkerError
 from shared.events import MalformedEventError, WorkerJoined, WorkerLeaving, decode
 from shared.ids import Rank
 from shared.log.nats import heartbeat_connection, jetstream
-from shared.log.nats.credentials import NOBODY, Credentials
+from shared.log.nats.credentials import ANONYMOUS, Credentials
 from shared.log.port import Log
 from shared.meters import EdgeMeters, PrefixMeters, TensorMeters, WorkerMeters
 from shared.subjects import Subjects
@@ -67,7 +67,7 @@ from workers.orders.inbox import (
 )
 from workers.orders.out_of_order_buffer import OutOfOrderBuffer, ReceivedEdge
 from workers.settings import EngineSettings
-from workers.streams.attempt_streams import EdgeCounters
+from workers.streams.edge_counters import EdgeCounters
 from workers.tensor_parallel import group
 from workers.tensor_parallel.follower_process import FollowerEnginePort, FollowerProcess
 from workers.tensor_parallel.group import GroupMembership
@@ -94,7 +94,7 @@ class WorkerOptions:
     config: DeploymentConfig
     rank: int
     nats_url: str
-    credentials: Credentials = NOBODY
+    credentials: Credentials = ANONYMOUS
     prefix: str = "ds"
 
 
@@ -110,8 +110,8 @@ async def run(options: WorkerOptions) -> None:
     engine_settings = settings.of(options.config)
     subjects = Subjects(options.prefix)
     heartbeat = Heartbeat(
-        subjects.beat("worker", str(options.rank)),
-        lambda: heartbeat_connection.open_line(
+        subjects.heartbeat("worker", str(options.rank)),
+        lambda: heartbeat_connection.open_heartbeat_connection(
             options.nats_url,
             credentials=options.credentials,
             name=f"worker {options.rank} heartbeat",
@@ -148,7 +148,7 @@ async def _work(
     config, rank = options.config, Rank(options.rank)
     store = open_tensors(config, rank)
     try:
-        is_shared = len(config.copy_of(rank)) > 1
+        is_shared = len(config.tp_group_of(rank)) > 1
         gather = partial(group.gather, log, subjects, config, rank) if is_shared else None
         model = LocalModel(config, engine_settings, rank, store.allocate, gather)
         await live(Worker(log, subjects, config, rank, model, store), heartbeat)
@@ -160,7 +160,7 @@ def _follower(
     options: WorkerOptions, engine_settings: EngineSettings, log: Log, subjects: Subjects
 ) -> FollowerProcess:
     def make(copy: GroupMembership, on_progress: Callable[[float], None]) -> FollowerEnginePort:
-        from workers.loading.hosting import make_follower_engine  # noqa: PLC0415 - torch: see `workers.loading.hosting`
+        from workers.loading.engines import make_follower_engine  # noqa: PLC0415 - torch: see `workers.loading.engines`
 
         def tell(done: int, total: int, _: str) -> None:
             on_progress(done / max(total, 1))
@@ -255,7 +255,7 @@ class Worker:
         hosted = HostedModel(
             graph=loaded.graph,
             processing=loaded.processing,
-            rows=rows,
+            engine=rows,
             pool=pool,
             store=self._store,
             stateless=loaded.stateless,
@@ -296,9 +296,9 @@ class Worker:
             self._subjects,
             self._rank,
             joined.id,
-            lives=await self._lives(start_seq - 1),
+            peers=await self._lives(start_seq - 1),
             epoch=EpochFence.behind(await self._log.last(self._subjects.epoch)).epoch,
-            early=self._early,
+            out_of_order=self._early,
         )
         faults.reach("worker.joined.posting")
         await writer.post_when_possible(self._subjects.worker(self._rank), joined)
@@ -336,12 +336,12 @@ class Worker:
                     case StopOrder() as stop:
                         faults.reach("worker.stop.read")
                         executor.stop(stop)
-                    case AttemptEnded() as over:
-                        executor.over(over)
-                    case ReceivedEdge() as heard:
-                        executor.hear(heard)
+                    case AttemptEnded() as ended:
+                        executor.end_attempt(ended)
+                    case ReceivedEdge() as edge:
+                        executor.receive(edge)
                     case RequestEnded() as ended:
-                        executor.end(ended)
+                        executor.end_request(ended)
                     case PeerJoined() as met:
                         self._store.add_peer(met.rank, met.incarnation, met.endpoints)
                     case PeerLeft(rank, incarnation):
@@ -369,7 +369,7 @@ class Worker:
         self._state = "draining"
         if executor.running:
             _LOGGER.info("steps still to finish: %d, for at most %g s", executor.running, DRAIN_S)
-        if not await executor.finish(DRAIN_S):
+        if not await executor.wait_idle(DRAIN_S):
             _LOGGER.warning("steps left to the rank's next life: %d", executor.running)
         try:
             await self._abandon(executor, FINAL_EVENTS_S)
@@ -458,8 +458,8 @@ class Worker:
                 step_s=work.step_s,
                 tensors=self._tensor_meters(),
                 edges=EdgeMeters(
-                    told=self._counts.told,
-                    heard=self._counts.heard,
+                    told=self._counts.sent,
+                    heard=self._counts.received,
                     early=self._early.count,
                     early_bytes=self._early.nbytes,
                     items=self._counts.items,

@@ -69,7 +69,7 @@ class Worker(Process):
         self.lost_tensors: set[str] = set()
         self.life = f"{self.name}.{self.lives}"
         self.inbox = Inbox(
-            SUBJECTS, Rank(self.rank), self.life, lives=self._lives(), epoch=log.opened().epoch
+            SUBJECTS, Rank(self.rank), self.life, peers=self._lives(), epoch=log.opened().epoch
         )
         self.post(
             SUBJECTS.worker(self.rank),
@@ -165,8 +165,8 @@ class Worker(Process):
                 del self.items[stream]
         self.attempts[key.request_id] = key.attempt
         self.jobs[key] = Job(self, key, start.order, seq)
-        for heard in start.heard:
-            self.hear(heard.event, heard.rank)
+        for edge in start.edges:
+            self.hear(edge.event, edge.rank)
 
     def drop(self, key: StepKey) -> bool:
         """Leave an order; whether it was under way."""

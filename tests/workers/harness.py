@@ -415,7 +415,7 @@ async def rigged(server: MemoryStore | None = None, *, max_posted: int = 1000) -
     writer = EventWriter(log, RANK)
     writer.incarnation = LIFE
     with ThreadPoolExecutor(2) as pool:
-        hosted = HostedModel(graph=TOY, processing=processing, rows=rows, pool=pool, store=store)
+        hosted = HostedModel(graph=TOY, processing=processing, engine=rows, pool=pool, store=store)
         try:
             async with asyncio.TaskGroup() as tasks:
                 executor = OrderExecutor(hosted, log=log, subjects=SUBJECTS, writer=writer, tasks=tasks)
@@ -436,21 +436,21 @@ class FakeLine:
     server: MemoryStore
     loop: asyncio.AbstractEventLoop
 
-    async def beat(self, subject: str, data: bytes) -> None:
+    async def send_heartbeat(self, subject: str, data: bytes) -> None:
         self.loop.call_soon_threadsafe(self.server.tell, subject, data)
 
     async def close(self) -> None:
         pass
 
 
-def pulse(server: MemoryStore, every_s: float = 0.01) -> Heartbeat:
-    """A rank's beats on a log in memory."""
+def heartbeat(server: MemoryStore, every_s: float = 0.01) -> Heartbeat:
+    """A rank's heartbeats on a log in memory."""
     loop = asyncio.get_running_loop()
 
-    async def open_line() -> FakeLine:
+    async def open_heartbeat_connection() -> FakeLine:
         return FakeLine(server, loop)
 
-    return Heartbeat(SUBJECTS.beat("worker", str(RANK)), open_line, every_s=every_s)
+    return Heartbeat(SUBJECTS.heartbeat("worker", str(RANK)), open_heartbeat_connection, every_s=every_s)
 
 
 async def turns(count: int = 20) -> None:

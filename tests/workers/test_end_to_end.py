@@ -13,7 +13,8 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer
 
-from configs.deployment import ConfigError, DeploymentConfig, resolve
+from configs.checks import resolve
+from configs.deployment import ConfigError, DeploymentConfig
 from shared.events import (
     Event,
     Inputs,
@@ -48,7 +49,7 @@ TOKENS = 24
 
 def config(**kwargs: Any) -> DeploymentConfig:
     return msgspec.structs.replace(
-        resolve(str(tiny_checkpoint("qwen3"))), model_kwargs={"device": "cpu", "max_rows": 16} | kwargs
+        resolve(str(tiny_checkpoint("qwen3"))), model_kwargs={"device": "cpu", "max_sequences": 16} | kwargs
     )
 
 

@@ -16,7 +16,8 @@ from typing import Final
 import msgspec
 import pytest
 
-from configs.deployment import DeploymentConfig, resolve
+from configs.checks import resolve
+from configs.deployment import DeploymentConfig
 from shared.events import Event, OutputChunk, WalkCompleted, WorkerJoined, decode, encode
 from shared.log.nats import jetstream
 from shared.log.nats.jetstream import JetStreamLog
@@ -99,7 +100,7 @@ class Served:
 @pytest.fixture
 async def served(server: NatsServer, subjects: Subjects, bounded: None) -> AsyncIterator[Served]:
     config: DeploymentConfig = msgspec.structs.replace(
-        resolve(str(tiny_checkpoint("qwen3"))), model_kwargs={"device": "cpu", "max_rows": 16}
+        resolve(str(tiny_checkpoint("qwen3"))), model_kwargs={"device": "cpu", "max_sequences": 16}
     )
 
     async def connect(name: str) -> JetStreamLog:

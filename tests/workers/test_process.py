@@ -108,7 +108,7 @@ class Life:
 
     async def beat(self, state: str) -> dict[str, object]:
         """The next beat that says so."""
-        async with aclosing(self.log.listen(SUBJECTS.beat("worker", "0"))) as beats:
+        async with aclosing(self.log.listen(SUBJECTS.heartbeat("worker", "0"))) as beats:
             async for _, data in beats:
                 signs = msgspec.msgpack.decode(data, type=dict[str, object])
                 if signs["state"] == state:
@@ -142,7 +142,7 @@ async def living(server: MemoryStore | None = None, *, loaded: bool = True) -> A
     if loaded:
         model.may_load.set()
     worker = Worker(log, SUBJECTS, CONFIG, RANK, model, store)
-    task = asyncio.create_task(process.live(worker, harness.pulse(server)))
+    task = asyncio.create_task(process.live(worker, harness.heartbeat(server)))
     try:
         yield Life(server, log, model, task)
     finally:

@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 
-from configs.deployment import DeploymentConfig, resolve
+from configs.checks import resolve
+from configs.deployment import DeploymentConfig
 from configs.placement import NodeGroup
 from models import registry
 from shared.events import NodeFired, OutputChunk, SequenceHandover, TensorsReleased, WalkCall, WalkFailed
@@ -42,7 +43,7 @@ def config() -> DeploymentConfig:
     return msgspec.structs.replace(
         resolve(str(tiny_checkpoint("qwen3"))),
         node_groups=PREFILL_AND_DECODE,
-        model_kwargs={"device": "cpu", "max_rows": 16},
+        model_kwargs={"device": "cpu", "max_sequences": 16},
     )
 
 

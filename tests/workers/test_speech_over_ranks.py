@@ -36,7 +36,7 @@ CONFIG = DeploymentConfig(
     max_seq_len=1024,
     kv_tokens=4096,
     node_groups=GROUPS,
-    model_kwargs={"device": "cpu", "dtype": "float32", "max_rows": 8},
+    model_kwargs={"device": "cpu", "dtype": "float32", "max_sequences": 8},
 )
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one rank": {"ranks": {"LLM": 1, "snac_decoder": 1}},

@@ -54,19 +54,19 @@ class TensorStore(Protocol):
     """One worker's tensors, and the way to other workers'."""
 
     @property
-    def cards(self) -> dict[str, bytes]:
+    def endpoints(self) -> dict[str, bytes]:
         """By transport, how other workers reach this store; for the own `worker.joined`."""
         ...
 
-    def adopt(self, rank: int, incarnation: int) -> None:
+    def begin_incarnation(self, rank: int, incarnation: int) -> None:
         """This life's name, once it is known: what is put from now on is of it, what was before is gone."""
         ...
 
-    def meet(self, rank: int, incarnation: int, cards: Mapping[str, bytes]) -> None:
+    def add_peer(self, rank: int, incarnation: int, endpoints: Mapping[str, bytes]) -> None:
         """Another rank's life has begun; handles of its earlier lives are gone from here on."""
         ...
 
-    def forget(self, rank: int, incarnation: int) -> None:
+    def remove_peer(self, rank: int, incarnation: int) -> None:
         """A rank's life is over."""
         ...
 

@@ -77,41 +77,41 @@ class ArenaStore:
         self._refusals = Refusals()
         self._lock = threading.Lock()
         self._scopes: Scopes[int] = Scopes()
-        self._life: tuple[int, int] | None = None
-        self._peers: dict[int, _PeerLife] = {}
+        self._own: tuple[int, int] | None = None
+        self._peers: dict[int, _PeerIncarnation] = {}
         self._puts = self._gets = self._gone = self._fetched_bytes = 0
 
     @property
-    def cards(self) -> dict[str, bytes]:
-        cards = {transport.name: transport.card() for transport in self._transports}
-        return {name: card for name, card in cards.items() if card}
+    def endpoints(self) -> dict[str, bytes]:
+        endpoints = {transport.name: transport.endpoint() for transport in self._transports}
+        return {name: endpoint for name, endpoint in endpoints.items() if endpoint}
 
     # ---- lives -----------------------------------------------------------------------------------------
 
-    def adopt(self, rank: int, incarnation: int) -> None:
+    def begin_incarnation(self, rank: int, incarnation: int) -> None:
         with self._lock:
-            if self._life == (rank, incarnation):
+            if self._own == (rank, incarnation):
                 return
-            self._life = (rank, incarnation)
+            self._own = (rank, incarnation)
             for generation in self._scopes.clear():
                 self._arena.free(generation)
 
-    def meet(self, rank: int, incarnation: int, cards: Mapping[str, bytes]) -> None:
+    def add_peer(self, rank: int, incarnation: int, endpoints: Mapping[str, bytes]) -> None:
         known = self._peers.get(rank)
-        if self._life == (rank, incarnation) or (known is not None and known.incarnation >= incarnation):
+        if self._own == (rank, incarnation) or (known is not None and known.incarnation >= incarnation):
             return
         if known is not None:
-            self.forget(rank, known.incarnation)
+            self.remove_peer(rank, known.incarnation)
         routes = [
-            _Route(transport, Peer(rank, incarnation, cards[transport.name]))
+            _Route(transport, Peer(rank, incarnation, endpoints[transport.name]))
             for transport in self._transports
-            if transport.name in cards
+            if transport.name in endpoints
         ]
-        self._peers[rank] = _PeerLife(
+        self._peers[rank] = _PeerIncarnation(
             incarnation, [route for route in routes if route.transport.reaches(route.peer)]
         )
 
-    def forget(self, rank: int, incarnation: int) -> None:
+    def remove_peer(self, rank: int, incarnation: int) -> None:
         known = self._peers.get(rank)
         if known is None or known.incarnation != incarnation:
             return
@@ -122,15 +122,15 @@ class ArenaStore:
     # ---- own tensors -----------------------------------------------------------------------------------
 
     def allocate(self, key: str, dtype: str, shape: tuple[int, ...], *, scope: str) -> tuple[Handle, Bytes]:
-        life = self._life
+        life = self._own
         if life is None:
-            raise BugError("a store puts nothing before it knows its life's name: `adopt` comes first")
+            raise BugError("the store has no incarnation yet: call `begin_incarnation` before the first put")
         locator = self._arena.allocate(nbytes_of(dtype, shape))
         view = self._arena.look(locator, writable=True)
         with self._lock:
             self._puts += 1
             # Where all is over already nobody would ever free it: it is gone at once.
-            if life != self._life or not self._scopes.add(locator.generation, scope):
+            if life != self._own or not self._scopes.add(locator.generation, scope):
                 self._arena.free(locator.generation)
         rank, incarnation = life
         packed = msgspec.msgpack.encode(locator)
@@ -190,9 +190,9 @@ class ArenaStore:
             locator = self._checked(handle)
             if self._is_own(handle):
                 return self._arena.look(locator)
-            return await self._fetch(self._life_of(handle), locator)
+            return await self._fetch(self._peer_of(handle), locator)
         except TensorGone as error:
-            raise self._told(handle, error) from error
+            raise self._counted(handle, error) from error
 
     def check(self, handle: Handle) -> None:
         if handle.data is not None:
@@ -203,12 +203,12 @@ class ArenaStore:
                 self._arena.check(locator)
                 return
             # Each way answers for what it may have given a view of; nobody remembers which one it was.
-            for route in self._life_of(handle).routes:
+            for route in self._peer_of(handle).routes:
                 route.transport.check(route.peer, locator)
         except TensorGone as error:
-            raise self._told(handle, error) from error
+            raise self._counted(handle, error) from error
 
-    async def _fetch(self, life: "_PeerLife", locator: Locator) -> Bytes:
+    async def _fetch(self, life: "_PeerIncarnation", locator: Locator) -> Bytes:
         failed: list[str] = []
         for route in life.routes:
             try:
@@ -225,9 +225,9 @@ class ArenaStore:
     # ---- handles ---------------------------------------------------------------------------------------
 
     def _is_own(self, handle: Handle) -> bool:
-        return handle.data is None and self._life == (handle.rank, handle.incarnation)
+        return handle.data is None and self._own == (handle.rank, handle.incarnation)
 
-    def _life_of(self, handle: Handle) -> "_PeerLife":
+    def _peer_of(self, handle: Handle) -> "_PeerIncarnation":
         life = self._peers.get(handle.rank) if handle.rank is not None else None
         if life is None or life.incarnation != handle.incarnation:
             now = f"now it is {life.incarnation}" if life is not None else "none of it is known here"
@@ -257,7 +257,7 @@ class ArenaStore:
         self._refusals.add(f"tensor {handle.key[:200]}, {handle.dtype[:40]}{list(handle.shape[:8])}: {why}")
         return TensorGone(f"no tensor has this handle: {why}")
 
-    def _told(self, handle: Handle, error: TensorGone) -> TensorGone:
+    def _counted(self, handle: Handle, error: TensorGone) -> TensorGone:
         """Counted, and with its name."""
         self._gone += 1
         return TensorGone(f"tensor {handle.key}: {error.message}")
@@ -294,7 +294,7 @@ class _Route:
 
 
 @dataclass(slots=True)
-class _PeerLife:
+class _PeerIncarnation:
     """Another rank's life, and the ways to it, the one to try first in front.
 
     `routes` is replaced and not changed: threads read it.

@@ -37,7 +37,7 @@ class Peer:
 
     rank: int
     incarnation: int
-    card: bytes
+    endpoint: bytes
 
 
 class Transport(Protocol):
@@ -45,7 +45,7 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """Of its card in `worker.joined`."""
+        """Of its endpoint in `worker.joined`."""
         ...
 
     @property
@@ -53,12 +53,12 @@ class Transport(Protocol):
         """How many requests that came this way nobody of ours would have sent."""
         ...
 
-    def card(self) -> bytes:
+    def endpoint(self) -> bytes:
         """How others reach this worker; MessagePack, a few hundred bytes. Empty: not this way."""
         ...
 
     def reaches(self, peer: Peer) -> bool:
-        """Whether it is worth trying: by what both cards say, without asking the peer."""
+        """Whether it is worth trying: by what both endpoints say, without asking the peer."""
         ...
 
     async def fetch(self, peer: Peer, locator: Locator) -> Bytes:

@@ -135,7 +135,7 @@ def check_kv_nodes(config: DeploymentConfig) -> bool:
         ConfigError: the configuration does not fit the model.
     """
     shared = {
-        (node, len(config.copy_of(rank)))
+        (node, len(config.tp_group_of(rank)))
         for rank in config.ranks
         for node in device_share.nodes_of(config, rank, EngineKind.KV)
     }

@@ -36,7 +36,7 @@ def pool_size(
     free_bytes: int,
     bytes_per_token: int,
     block_size: int,
-    max_rows: int,
+    max_sequences: int,
     max_seq_len: int,
     on_gpu: bool,
     sharers: int = 1,
@@ -62,12 +62,12 @@ def pool_size(
     elif on_gpu:
         wanted, why = int(fits * GPU_SHARE / sharers), f"{share(GPU_SHARE)} free GPU memory"
     else:
-        useful = max(max_rows * min(max_seq_len, _USEFUL_ROW_TOKENS), _LONGEST_AT_LEAST * max_seq_len)
-        wanted, why = useful, f"{max_rows} rows"
+        useful = max(max_sequences * min(max_seq_len, _USEFUL_ROW_TOKENS), _LONGEST_AT_LEAST * max_seq_len)
+        wanted, why = useful, f"{max_sequences} rows"
         if useful > fits * CPU_SHARE / sharers:
             wanted, why = int(fits * CPU_SHARE / sharers), f"{share(CPU_SHARE)} available memory"
-    if configured_tokens is None and wanted > max_rows * max_seq_len:
-        wanted, why = max_rows * max_seq_len, f"{max_rows} rows of {max_seq_len} tokens"
+    if configured_tokens is None and wanted > max_sequences * max_seq_len:
+        wanted, why = max_sequences * max_seq_len, f"{max_sequences} rows of {max_seq_len} tokens"
     # A configured size is rounded up to whole blocks, one we chose down.
     blocks = -(-wanted // block_size) if configured_tokens is not None else wanted // block_size
     if blocks < 1:

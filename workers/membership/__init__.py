@@ -1,1 +1,1 @@
-"""A rank's incarnation on the log: joining, heartbeats, peers, the event writer."""
+"""A rank's incarnation on the log: join, heartbeats, the incarnations of other ranks, the event writer."""

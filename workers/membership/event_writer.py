@@ -1,7 +1,7 @@
-"""The pen of one life: every event a worker writes goes through here.
+"""The writer of one incarnation: signs and posts every event that a worker publishes.
 
-It signs (writer, the writer's own count, incarnation) and posts. The count goes up only when the log has
-taken an event over, so a refused one leaves no hole.
+A signature consists of the writer's name, its event count and the incarnation. The count increases only when
+the log accepts an event, so a refused event leaves no gap.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from shared.subjects import worker_writer
 
 
 class EventWriter:
-    """Signs and posts for one life of a rank; `incarnation` is None until the life knows it."""
+    """Signs and posts events for one incarnation of a rank; `incarnation` is None until it is known."""
 
     def __init__(self, log: Log, rank: Rank) -> None:
         self.name = worker_writer(rank)
@@ -25,11 +25,11 @@ class EventWriter:
         self._number = 0
 
     def post(self, subject: str, event: Event, stored: Callable[[int], None] | None = None) -> None:
-        """Sign and post; `stored` is called with the position once the log has it.
+        """Sign and post an event; the log calls `stored` with the position of the stored record.
 
         Raises:
-            PayloadTooLargeError: it will never fit; nothing was posted.
-            OutboxFullError: too much is posted already; nothing was posted.
+            PayloadTooLargeError: the event exceeds the size limit; nothing was posted.
+            OutboxFullError: too many events wait for their acks; nothing was posted.
             LogUnavailableError: the log is closed.
         """
         signed = msgspec.structs.replace(
@@ -41,7 +41,7 @@ class EventWriter:
     async def post_when_possible(
         self, subject: str, event: Event, stored: Callable[[int], None] | None = None
     ) -> None:
-        """Sign and post, as soon as the backlog has room."""
+        """Sign and post an event as soon as the outbox has room."""
         while True:
             try:
                 return self.post(subject, event, stored)

@@ -1,14 +1,15 @@
-"""Beats from a thread of their own: who is busy must not look dead.
+"""Heartbeats from a separate thread: a busy worker must not look dead.
 
-    main loop ──vital signs, when it is asked──┐
-    the thread, every 0.5 s ──asks─────────────┴──> beat: what the loop said last, and how long ago
+    main loop ──vital signs, on request────────┐
+    heartbeat thread, every 0.5 s ──requests───┴──> heartbeat: the latest vital signs, and their age
 
-The thread has a small event loop and a connection of its own, so a main loop that is blocked, or whose
-connection is lost, beats on. It asks the main loop before each beat: what that counts is read there alone,
-where nothing changes meanwhile, and handed over whole. A loop that does not answer is told of by its last
-vital signs and `loop_age_s`; whether that is too long is the conductor's to judge.
+The thread has a small event loop and a connection of its own, so heartbeats continue while the main loop is
+blocked or its connection is lost. Before each heartbeat the thread requests vital signs from the main loop.
+Only the main loop reads its counters, so the values are consistent. If the main loop does not answer, the
+heartbeat carries the latest vital signs and `loop_age_s`, the time since the unanswered request. The
+conductor decides which age is too long.
 
-A process that stands still altogether (stopped, or all its threads behind one lock) does not beat.
+A process that is stopped as a whole, or whose threads all wait for one lock, sends no heartbeats.
 """
 
 import asyncio
@@ -25,80 +26,96 @@ from shared.errors import DalSegnoError
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-BEAT_S: Final = 0.5
+HEARTBEAT_S: Final = 0.5
 ANSWER_S: Final = 0.05
-"""So soon a loop that turns has answered; a beat waits no longer for it."""
+"""A main loop that is not blocked answers within this time; a heartbeat waits no longer."""
 
 
-class Line(Protocol):
-    """Where beats go (`shared.log.nats.heartbeat_connection.BeatLine`)."""
+class HeartbeatConnection(Protocol):
+    """The connection that heartbeats are sent over (`shared.log.nats.heartbeat_connection`)."""
 
-    async def beat(self, subject: str, data: bytes) -> None: ...
+    async def send_heartbeat(self, subject: str, data: bytes) -> None: ...
     async def close(self) -> None: ...
 
 
-OpenLine: TypeAlias = Callable[[], Awaitable[Line]]
-"""Makes the connection; called in the thread's loop, again and again until it comes."""
-Signs: TypeAlias = Callable[[], Mapping[str, Any]]
-"""The vital signs; called on the main loop."""
+OpenConnection: TypeAlias = Callable[[], Awaitable[HeartbeatConnection]]
+"""Opens the connection. Called in the thread's event loop, and again after a failure."""
+VitalSigns: TypeAlias = Callable[[], Mapping[str, Any]]
+"""Returns the vital signs; called on the main loop."""
 
 
-class Pulse:
-    """Tells on `subject` that this process lives."""
+class Heartbeat:
+    """Publishes on `subject` that this process is alive; `clock` returns seconds and never goes back."""
 
-    def __init__(self, subject: str, open_line: OpenLine, *, every_s: float = BEAT_S) -> None:
+    def __init__(
+        self,
+        subject: str,
+        open_connection: OpenConnection,
+        *,
+        every_s: float = HEARTBEAT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._subject = subject
-        self._open_line = open_line
+        self._open_connection = open_connection
         self._every_s = every_s
+        self._clock = clock
 
-    async def run(self, signs: Signs) -> None:
-        """Beat until cancelled; behind it no beat goes out.
+    async def run(self, vital_signs: VitalSigns) -> None:
+        """Send heartbeats until cancelled. No heartbeat is sent after this returns.
 
         Raises:
-            Exception: whatever `signs` raised, or the thread died of.
+            Exception: what `vital_signs` raised, or what ended the thread.
         """
-        beating = _Beating(self._subject, self._open_line, self._every_s, signs)
-        thread = Thread(target=beating.thread, name="beats", daemon=True)
+        running = _HeartbeatRun(self._subject, self._open_connection, self._every_s, self._clock, vital_signs)
+        thread = Thread(target=running.thread, name="heartbeat", daemon=True)
         thread.start()
         try:
-            await asyncio.shield(beating.ended)
+            await asyncio.shield(running.ended)
         finally:
-            beating.stop()
-            await asyncio.wait([beating.ended], timeout=self._every_s)
-            if beating.ended.done():
-                beating.ended.exception()  # told above, or too late to matter
+            running.stop()
+            await asyncio.wait([running.ended], timeout=self._every_s)
+            if running.ended.done():
+                running.ended.exception()  # raised above already, or too late to matter
 
 
-class _Beating:
-    """One run of a pulse: what its two loops hand to each other.
+class _HeartbeatRun:
+    """The state that the main loop and the heartbeat thread share during one run.
 
     Attributes:
-        ended: on the main loop: the thread is done, and what it died of.
+        ended: on the main loop: done when the thread has ended, with the exception that ended it.
     """
 
-    def __init__(self, subject: str, open_line: OpenLine, every_s: float, signs: Signs) -> None:
+    def __init__(
+        self,
+        subject: str,
+        open_connection: OpenConnection,
+        every_s: float,
+        clock: Callable[[], float],
+        vital_signs: VitalSigns,
+    ) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._main = asyncio.get_running_loop()
         self._loop = asyncio.new_event_loop()
         self._subject = subject
-        self._open_line = open_line
+        self._open_connection = open_connection
         self._every_s = every_s
-        self._signs = signs
+        self._clock = clock
+        self._vital_signs = vital_signs
         self._stopping = asyncio.Event()
         self._answered = asyncio.Event()
-        self._asked_s: float | None = None  # when the question that waits for its answer was put
-        self._said: Mapping[str, Any] | None = None
+        self._requested_s: float | None = None  # the time of the request that has no answer yet
+        self._latest: Mapping[str, Any] | None = None
         self._failure: Exception | None = None
 
     # ---- on the main loop --------------------------------------------------------------------------
     def stop(self) -> None:
-        """Beat no more."""
-        with contextlib.suppress(RuntimeError):  # its loop is closed already
+        """Send no more heartbeats."""
+        with contextlib.suppress(RuntimeError):  # the thread's loop is closed already
             self._loop.call_soon_threadsafe(self._stopping.set)
 
     def _answer(self) -> None:
         try:
-            self._said = self._signs()
+            self._latest = self._vital_signs()
         except Exception as error:  # noqa: BLE001 - raised again by `run`
             self._failure = error
         with contextlib.suppress(RuntimeError):
@@ -118,57 +135,59 @@ class _Beating:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._until_stopped())
-        except BaseException as died:  # noqa: BLE001 - raised again by `run`
-            error = died
-        with contextlib.suppress(RuntimeError):  # the main loop is closed: nobody asks
+        except BaseException as raised:  # noqa: BLE001 - raised again by `run`
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the main loop is closed
             self._main.call_soon_threadsafe(self._end, error)
 
     async def _until_stopped(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            beating = tasks.create_task(self._beat())
+            sending = tasks.create_task(self._send_heartbeats())
             await self._stopping.wait()
-            beating.cancel()
+            sending.cancel()
 
-    async def _beat(self) -> None:
-        line = await self._opened()
+    async def _send_heartbeats(self) -> None:
+        connection = await self._connect()
         try:
             while True:
-                await self._ask()
-                if self._said is not None:
-                    told = {**self._said, "loop_age_s": round(self._age_s(), 3)}
-                    await line.beat(self._subject, msgspec.msgpack.encode(told))
-                slept_s = time.monotonic()
+                await self._request_vital_signs()
+                if self._latest is not None:
+                    content = {**self._latest, "loop_age_s": round(self._age_s(), 3)}
+                    await connection.send_heartbeat(self._subject, msgspec.msgpack.encode(content))
+                slept_s = self._clock()
                 await asyncio.sleep(self._every_s)
-                if self._asked_s is not None and time.monotonic() - slept_s > 2 * self._every_s:
-                    self._asked_s = time.monotonic()  # this thread stood still, too: the loop is not to blame
+                if self._requested_s is not None and self._clock() - slept_s > 2 * self._every_s:
+                    self._requested_s = (
+                        self._clock()
+                    )  # this thread did not run either: the whole process stood still
         finally:
-            await line.close()
+            await connection.close()
 
-    async def _opened(self) -> Line:
+    async def _connect(self) -> HeartbeatConnection:
         while True:
             try:
-                return await self._open_line()
+                return await self._open_connection()
             except DalSegnoError as error:
-                _LOGGER.debug("no beats yet: %s", error)
+                _LOGGER.debug("the heartbeat connection is not open yet: %s", error)
             await asyncio.sleep(self._every_s)
 
-    async def _ask(self) -> None:
-        """Have the main loop say how it is, and give it a moment to."""
-        if self._asked_s is None or self._answered.is_set():
-            self._asked_s = time.monotonic()
+    async def _request_vital_signs(self) -> None:
+        """Request the vital signs from the main loop, and wait a moment for the answer."""
+        if self._requested_s is None or self._answered.is_set():
+            self._requested_s = self._clock()
             self._answered.clear()
             try:
                 self._main.call_soon_threadsafe(self._answer)
-            except RuntimeError:  # it is closed: the process ends
+            except RuntimeError:  # the main loop is closed: the process ends
                 self._stopping.set()
                 return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
                 await self._answered.wait()
-            self._asked_s = None
+            self._requested_s = None
         if self._failure is not None:
             raise self._failure
 
     def _age_s(self) -> float:
-        """For how long, at least, the main loop has not turned."""
-        return 0.0 if self._asked_s is None else time.monotonic() - self._asked_s
+        """The time since the unanswered request: a lower bound for how long the main loop is blocked."""
+        return 0.0 if self._requested_s is None else self._clock() - self._requested_s

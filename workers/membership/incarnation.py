@@ -1,7 +1,8 @@
-"""A rank's life on the log, as each of its processes has it: one that runs orders, and one that follows.
+"""The life cycle that every worker process has on the log, whether it runs orders or follows a leader.
 
-It works until it is cancelled, and is told to end then, which it does in its own time. Meanwhile it says
-again who is here, for the log forgets; and it ends for good when a newer process has the rank.
+The process works until it is cancelled; then it is told to stop, and ends in its own time. Meanwhile it
+repeats its `worker.joined`, because the log expires records. It ends for good when a newer process takes the
+rank.
 """
 
 import asyncio
@@ -14,16 +15,17 @@ from shared.ids import Rank
 from shared.subjects import Subjects
 from workers.membership.event_writer import EventWriter
 
-LAST_WORDS_S: Final = 2.0
-"""So long a process that leaves waits until the log has what it said last."""
-SAY_AGAIN_S: Final = 24 * 3600.0
-"""The log keeps events for days; a worker may live longer, and others look for it there."""
+FINAL_EVENTS_S: Final = 2.0
+"""The time that a leaving process waits for its last events to be stored."""
+REPEAT_JOIN_S: Final = 24 * 3600.0
+"""The period of the repeated `worker.joined`. The log keeps events for days; a worker may run for longer."""
 
 
 class SupersededError(WorkerError):
     """Another process has taken this rank.
 
-    Started again by its supervisor, this one takes the rank back; one that a person started is not.
+    If a supervisor restarts this process, it takes the rank back. A process that a person started is not
+    restarted.
     """
 
     code = "superseded"
@@ -36,7 +38,7 @@ class SupersededError(WorkerError):
 
 
 async def until_cancelled(work: Callable[[asyncio.Event], Coroutine[Any, Any, None]], name: str) -> None:
-    """Run `work` to its end; where that is cancelled, set the event it was given and wait for its end."""
+    """Run `work` to its end. On cancellation, set the event that `work` received, and wait for its end."""
     stopping = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         working = tasks.create_task(work(stopping), name=name)
@@ -49,11 +51,11 @@ async def until_cancelled(work: Callable[[asyncio.Event], Coroutine[Any, Any, No
             raise
 
 
-async def stay_known(
+async def repeat_join(
     joined: WorkerJoined, writer: EventWriter, subjects: Subjects, incarnation: Callable[[], int | None]
 ) -> Never:
-    """Say again who is here, before the log forgets it: a copy, which names the life it is of."""
+    """Post `joined` again before the log expires it. The copy names the incarnation it belongs to."""
     while True:
-        await asyncio.sleep(SAY_AGAIN_S)
+        await asyncio.sleep(REPEAT_JOIN_S)
         if incarnation() is not None:
             await writer.post_when_possible(subjects.worker(joined.rank), joined)

@@ -1,8 +1,8 @@
-"""Which life of each rank is the present one: what of their tensors can still be reached.
+"""The current incarnation of each rank: which other workers exist, and how their tensors are reached.
 
-A pure fold of `worker.joined`, `worker.leaving` and `worker.lost`, in log order. A life is known by the id of
-its `worker.joined`; a second copy is no second life, and one that says itself again, because the log forgets,
-names the life it is of.
+A pure fold of `worker.joined`, `worker.leaving` and `worker.lost`, in log order. An incarnation is identified
+by the id of its `worker.joined`. A second copy of that event starts no second incarnation. A rank repeats the
+event because the log expires records; the repeated event names the incarnation it belongs to.
 """
 
 from collections.abc import Mapping
@@ -14,40 +14,40 @@ from shared.ids import Rank
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
-    """A rank's life has begun; `cards` say how its tensors are reached."""
+class PeerJoined:
+    """A rank's incarnation has begun; `endpoints` says, by transport, how its tensors are reached."""
 
     rank: int
     incarnation: int
-    cards: Mapping[str, bytes]
+    endpoints: Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Parted:
-    """A rank's life is over."""
+class PeerLeft:
+    """A rank's incarnation has ended."""
 
     rank: int
     incarnation: int
 
 
-Change: TypeAlias = Met | Parted
+PeerChange: TypeAlias = PeerJoined | PeerLeft
 
 
 @dataclass(slots=True)
-class Lives:
-    """All ranks' lives so far.
+class PeerIncarnations:
+    """The incarnations of all ranks so far.
 
     Attributes:
-        known: the ids of every `worker.joined` that was read.
-        present: the lives that are not over, by rank.
+        known: the ids of all `worker.joined` events read.
+        current: by rank, the incarnation that has not ended.
     """
 
     known: set[str] = field(default_factory=set)
-    present: dict[int, Met] = field(default_factory=dict)
+    current: dict[int, PeerJoined] = field(default_factory=dict)
     _latest: dict[int, int] = field(default_factory=dict)
 
-    def joined(self, event: WorkerJoined, seq: int) -> Met | None:
-        """A life, stored at `seq`; None for a copy, and for one that a later life has followed."""
+    def joined(self, event: WorkerJoined, seq: int) -> PeerJoined | None:
+        """Fold a `worker.joined` stored at `seq`; None for a copy, and for one older than the latest."""
         incarnation = event.incarnation or seq
         if event.id in self.known:
             return None
@@ -55,13 +55,13 @@ class Lives:
         if incarnation <= self._latest.get(event.rank, 0):
             return None
         self._latest[event.rank] = incarnation
-        self.present[event.rank] = met = Met(Rank(event.rank), incarnation, event.cards)
-        return met
+        self.current[event.rank] = peer = PeerJoined(Rank(event.rank), incarnation, event.cards)
+        return peer
 
-    def over(self, event: WorkerLeaving | WorkerLost) -> Parted | None:
-        """A life's end; None where it is not the present one."""
-        life = self.present.get(event.rank)
-        if life is None or event.incarnation != life.incarnation:
+    def ended(self, event: WorkerLeaving | WorkerLost) -> PeerLeft | None:
+        """Fold the end of an incarnation; None where it is not the current one."""
+        peer = self.current.get(event.rank)
+        if peer is None or event.incarnation != peer.incarnation:
             return None
-        del self.present[event.rank]
-        return Parted(life.rank, life.incarnation)
+        del self.current[event.rank]
+        return PeerLeft(peer.rank, peer.incarnation)

@@ -168,12 +168,12 @@ class FollowerProcess:
         try:
             self._engine = await _unless_lost(thread.start(), group)
             self._progress, self._state = 1.0, "ready" if self._state == "loading" else self._state
-            _LOGGER.info("rank %d follows rank %d", self._rank, self._config.copy_of(self._rank)[0])
+            _LOGGER.info("rank %d follows rank %d", self._rank, self._config.tp_group_of(self._rank)[0])
             await thread.wait()
         except GroupLostError:
             if self._state != "draining":
                 raise
-            _LOGGER.info("rank %d, which leads, has ended", self._config.copy_of(self._rank)[0])
+            _LOGGER.info("rank %d, which leads, has ended", self._config.tp_group_of(self._rank)[0])
         finally:
             group.close()
 

@@ -1,12 +1,12 @@
-"""How the members of a shared copy find one another, and are told that one is gone (ADR 17).
+"""Tensor-parallel groups: the ranks that share one node find one another and notice a lost member (ADR 17).
 
-    follower   listens, and says where in its `worker.joined`, with a secret
-    leader     reads that, connects, shows the secret, and says who is who   ── one `Connection` to each
-    all        meet at the leader's address, for the sums                    ──
-    `workers.kv_engine.parallel.collectives`
+    follower   listens, and publishes its endpoint and a secret in its `worker.joined`
+    leader     reads the endpoint, connects, presents the secret, and assigns the member's index
+    all        connect at the leader's address for collectives (`workers.kv_engine.parallel.collectives`)
 
-A leader waits for its followers as long as it takes: they may be starting. Who was found and does not answer
-as a member, one of an earlier copy that is about to end, is passed over for its next life.
+The leader keeps one `Connection` to each follower, for the steps. It waits for its followers without a time
+limit, because they may still be starting. A follower that does not answer as a member belongs to an earlier
+group and is about to end; the leader waits for its next incarnation.
 """
 
 import asyncio
@@ -33,19 +33,19 @@ from workers.kv_engine.parallel.rendezvous import Rendezvous
 _LOGGER: Final = logging.getLogger(__name__)
 
 ENDPOINT_NAME: Final = "group"
-"""What the endpoint is called in a follower's `worker.joined`."""
+"""The key of the follower's endpoint in its `worker.joined`."""
 GREETING_S: Final = 5.0
-"""Who connects says who it is, and is answered, within this time."""
-AGAIN_S: Final = 1.0
-"""A follower that does not answer is tried again after this time, and at once when it joins again."""
-_SAY_AFTER_S: Final = 5.0
-_LOOK_AGAIN_S: Final = 0.2
+"""The time limit of the greeting and its answer."""
+RETRY_S: Final = 1.0
+"""The pause before a follower that does not answer is tried again; a new endpoint is tried at once."""
+_LOG_AFTER_S: Final = 5.0
+_WATCH_AGAIN_S: Final = 0.2
 _WELCOME: Final = b"welcome"
 _ALL_CAME: Final = b"all came"
 
 
 class FollowerEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a follower waits for its leader, and what that has to show."""
+    """The address that a follower listens at, and the secret that its leader presents."""
 
     address: str
     port: int
@@ -53,13 +53,13 @@ class FollowerEndpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Greeting(msgspec.Struct, frozen=True, kw_only=True):
-    """What a leader says to a follower first.
+    """The leader's first message to a follower.
 
     Attributes:
-        secret: of the follower's endpoint.
-        index: which member the follower is, of `size`.
-        digest: of the leader's configuration, as far as decisions depend on it.
-        address, port, key: where the members meet for their sums (`Rendezvous`).
+        secret: the secret of the follower's endpoint.
+        index: the follower's index in the group of `size` members.
+        digest: of the part of the leader's configuration that decisions depend on.
+        address, port, key: the rendezvous of the members for collectives (`Rendezvous`).
     """
 
     secret: bytes
@@ -73,52 +73,52 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class GroupMembership:
-    """A copy as one of its members has it.
+    """A tensor-parallel group, as seen by one member.
 
     Attributes:
-        meeting: where all its members connect with one another.
-        lines: of a leader, to each follower in order; of a follower, to its leader.
+        rendezvous: the address at which all members connect with one another.
+        connections: a leader's to each follower, in order; a follower's to its leader.
     """
 
-    meeting: Rendezvous
-    lines: Sequence[Connection]
+    rendezvous: Rendezvous
+    connections: Sequence[Connection]
 
     async def watch(self) -> None:
-        """Wait until a member is gone, while others load or nothing is computed.
+        """Wait until a member is gone. Used while members load, and while no step is computed.
 
         Raises:
-            GroupLostError: one is.
+            GroupLostError: a member is gone.
         """
         loop = asyncio.get_running_loop()
         gone: asyncio.Future[Connection] = loop.create_future()
 
-        def look(line: Connection) -> None:
+        def on_readable(connection: Connection) -> None:
             if gone.done():
                 return
-            if line.has_ended():
-                gone.set_result(line)
+            if connection.has_ended():
+                gone.set_result(connection)
                 return
-            # It has said something that somebody else is going to read: look again when that may be done.
-            loop.remove_reader(line.fileno())
-            loop.call_later(_LOOK_AGAIN_S, look_out, line)
+            # Bytes have arrived that another task or thread reads: watch again when they have been read.
+            loop.remove_reader(connection.fileno())
+            loop.call_later(_WATCH_AGAIN_S, watch_connection, connection)
 
-        def look_out(line: Connection) -> None:
+        def watch_connection(connection: Connection) -> None:
             if not gone.done():
-                loop.add_reader(line.fileno(), look, line)
+                loop.add_reader(connection.fileno(), on_readable, connection)
 
-        for line in self.lines:
-            look_out(line)
+        for connection in self.connections:
+            watch_connection(connection)
         try:
             lost = await gone
         finally:
             gone.cancel()
-            for line in self.lines:
-                loop.remove_reader(line.fileno())
-        raise GroupLostError(f"{lost.who} is gone (the connection is closed); all of its copy begin anew")
+            for connection in self.connections:
+                loop.remove_reader(connection.fileno())
+        raise GroupLostError(f"{lost.peer} is gone (the connection is closed); its whole group restarts")
 
     def close(self) -> None:
-        for line in self.lines:
-            line.close()
+        for connection in self.connections:
+            connection.close()
 
 
 # ---- the follower's side -----------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class GroupMembership:
 
 @dataclass(slots=True)
 class LeaderListener:
-    """Where a follower waits for its leader."""
+    """The listening socket at which a follower awaits its leader."""
 
     config: DeploymentConfig
     rank: Rank
@@ -134,10 +134,10 @@ class LeaderListener:
     _secret: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        """Begin to listen.
+        """Start to listen.
 
         Raises:
-            ConfigError: the address is not this machine's.
+            ConfigError: the address is not one of this machine.
         """
         self._listener = _listening(self.config, self.rank)
         self._secret = secrets.token_bytes(16)
@@ -148,45 +148,45 @@ class LeaderListener:
         return msgspec.msgpack.encode(FollowerEndpoint(address=address, port=port, secret=self._secret))
 
     async def leader(self) -> GroupMembership:
-        """Wait for the leader; whoever else comes is sent away.
+        """Wait for the leader; refuse all other connections.
 
         Raises:
             ConfigError: the leader has another configuration.
-            GroupLostError: the leader came, and went before all other followers had come.
+            GroupLostError: the leader left before all followers had connected.
         """
         while True:
             connection, peer = await asyncio.get_running_loop().sock_accept(self._listener)
             try:
                 async with asyncio.timeout(GREETING_S):
-                    greeting = msgspec.msgpack.decode(await _hear(connection), type=Greeting)
+                    greeting = msgspec.msgpack.decode(await _receive(connection), type=Greeting)
                 if hmac.compare_digest(greeting.secret, self._secret):
                     self.close()
                     return await self._follow(connection, greeting)
-                why = "it does not know the secret"
+                why = "wrong secret"
             except (OSError, TimeoutError, ValueError, msgspec.MsgspecError) as error:
                 why = str(error)
             except BaseException:
                 connection.close()
                 raise
             connection.close()
-            _LOGGER.warning("rank %d sent %s away, which is not its leader: %s", self.rank, peer[0], why)
+            _LOGGER.warning("rank %d refused a connection of %s, not its leader: %s", self.rank, peer[0], why)
 
     async def _follow(self, connection: socket.socket, greeting: Greeting) -> GroupMembership:
-        """The copy, once all have come to it."""
-        copy = self.config.copy_of(self.rank)
-        leader = f"rank {copy[0]}, which leads,"
-        if (greeting.digest, greeting.index) != (_digest(self.config), copy.index(self.rank)):
+        """Return the group once all members have connected."""
+        members = self.config.tp_group_of(self.rank)
+        leader = f"rank {members[0]}, which leads,"
+        if (greeting.digest, greeting.index) != (_digest(self.config), members.index(self.rank)):
             raise ConfigError(
                 f"rank {self.rank} and {leader} have different configurations: expected the same model, "
-                "node_groups and model_kwargs on all members of a copy"
+                "node_groups and model_kwargs on all members of a group"
             )
         try:
-            await _say(connection, _WELCOME)
+            await _send(connection, _WELCOME)
             probe(connection)
-            await _hear(connection)  # that all have come, however long that takes
+            await _receive(connection)  # the leader says that all are connected; there is no time limit
         except (OSError, ValueError) as error:
-            raise GroupLostError(f"{leader} is gone before all others had come") from error
-        meeting = Rendezvous(
+            raise GroupLostError(f"{leader} is gone before all members had connected") from error
+        rendezvous = Rendezvous(
             index=greeting.index,
             size=greeting.size,
             address=greeting.address,
@@ -194,7 +194,7 @@ class LeaderListener:
             own_address=self.config.data_plane.address,
             key=greeting.key,
         )
-        return GroupMembership(meeting, [Connection(connection, leader)])
+        return GroupMembership(rendezvous, [Connection(connection, leader)])
 
     def close(self) -> None:
         self._listener.close()
@@ -204,13 +204,13 @@ class LeaderListener:
 
 
 async def gather(log: Log, subjects: Subjects, config: DeploymentConfig, rank: Rank) -> GroupMembership:
-    """Connect with all followers of a leader, as they come; waits for them.
+    """Connect a leader with all its followers, as they join; wait for all of them.
 
     Raises:
-        ConfigError: the address is not this machine's.
-        GroupLostError: one that had come has gone, before all others had come.
+        ConfigError: the address is not one of this machine.
+        GroupLostError: a follower left before all had connected.
     """
-    leader, *following = config.copy_of(rank)
+    leader, *following = config.tp_group_of(rank)
     listener = _listening(config, leader)
     address, port = listener.getsockname()[:2]
     key = secrets.token_hex(16)
@@ -234,15 +234,15 @@ async def gather(log: Log, subjects: Subjects, config: DeploymentConfig, rank: R
             for index, follower in enumerate(following, start=1):
                 connections.append(await _connect(endpoints, follower, index, greeting))
             reading.cancel()
-        for connection in connections:  # not before: who waits for the others' sums waits not for long
-            await _say(connection, _ALL_CAME)
+        for connection in connections:  # not earlier: collectives have a short time limit
+            await _send(connection, _ALL_CAME)
     except BaseException as error:
         for one in (listener, *connections):
             one.close()
         if isinstance(error, OSError):
-            raise GroupLostError("a follower came, and went before all others had come") from error
+            raise GroupLostError("a follower left before all others had connected") from error
         raise
-    meeting = Rendezvous(
+    rendezvous = Rendezvous(
         index=0,
         size=len(following) + 1,
         address=address,
@@ -253,16 +253,16 @@ async def gather(log: Log, subjects: Subjects, config: DeploymentConfig, rank: R
     )
     named = zip(connections, following, strict=True)
     return GroupMembership(
-        meeting, [Connection(one, f"rank {follower}, which follows,") for one, follower in named]
+        rendezvous, [Connection(one, f"rank {follower}, which follows,") for one, follower in named]
     )
 
 
 class _FollowerEndpoints:
-    """The latest endpoint of each rank, as the log is read; `news` is set when there is another."""
+    """The latest endpoint of each rank, read from the log; `changed` is set on each new one."""
 
     def __init__(self) -> None:
-        self.of: dict[int, FollowerEndpoint] = {}
-        self.news = asyncio.Event()
+        self.by_rank: dict[int, FollowerEndpoint] = {}
+        self.changed = asyncio.Event()
 
     async def read(self, log: Log, subjects: Subjects) -> None:
         async with aclosing(log.read([subjects.worker_any()], 1)) as records:
@@ -273,10 +273,10 @@ class _FollowerEndpoints:
                     if not isinstance(event, WorkerJoined) or address is None or address.rank != event.rank:
                         continue
                     if ENDPOINT_NAME in event.cards:
-                        self.of[event.rank] = msgspec.msgpack.decode(
+                        self.by_rank[event.rank] = msgspec.msgpack.decode(
                             event.cards[ENDPOINT_NAME], type=FollowerEndpoint
                         )
-                        self.news.set()
+                        self.changed.set()
 
 
 async def _connect(
@@ -285,26 +285,26 @@ async def _connect(
     index: int,
     greeting: Callable[[FollowerEndpoint, int], Greeting],
 ) -> socket.socket:
-    """A connection to one follower, once there is one that answers."""
-    waited_s, said = 0.0, False
+    """Connect with one follower; retry until it answers."""
+    waited_s, is_logged = 0.0, False
     while True:
-        endpoints.news.clear()
-        endpoint = endpoints.of.get(follower)
+        endpoints.changed.clear()
+        endpoint = endpoints.by_rank.get(follower)
         connection = await _greet(endpoint, greeting(endpoint, index)) if endpoint is not None else None
         if connection is not None:
             _LOGGER.info("rank %d follows", follower)
             return connection
-        if waited_s >= _SAY_AFTER_S and not said:
-            said = True
+        if waited_s >= _LOG_AFTER_S and not is_logged:
+            is_logged = True
             _LOGGER.info("waiting for rank %d, which shares this rank's node", follower)
-        waited_s += AGAIN_S
+        waited_s += RETRY_S
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(AGAIN_S):
-                await endpoints.news.wait()
+            async with asyncio.timeout(RETRY_S):
+                await endpoints.changed.wait()
 
 
 async def _greet(endpoint: FollowerEndpoint, greeting: Greeting) -> socket.socket | None:
-    """A connection to a follower that took the greeting; None where nobody does."""
+    """Return a connection to a follower that accepted the greeting; None without an answer."""
     family = socket.AF_INET6 if ":" in endpoint.address else socket.AF_INET
     connection = socket.socket(family, socket.SOCK_STREAM)
     connection.setblocking(False)
@@ -312,11 +312,11 @@ async def _greet(endpoint: FollowerEndpoint, greeting: Greeting) -> socket.socke
         probe(connection)
         async with asyncio.timeout(GREETING_S):
             await asyncio.get_running_loop().sock_connect(connection, (endpoint.address, endpoint.port))
-            await _say(connection, msgspec.msgpack.encode(greeting))
-            if await _hear(connection) == _WELCOME:
+            await _send(connection, msgspec.msgpack.encode(greeting))
+            if await _receive(connection) == _WELCOME:
                 return connection
     except (OSError, TimeoutError, ValueError):
-        pass  # of a life that is over, or not reached now
+        pass  # an incarnation that has ended, or an address that is not reached now
     except BaseException:
         connection.close()
         raise
@@ -328,7 +328,7 @@ async def _greet(endpoint: FollowerEndpoint, greeting: Greeting) -> socket.socke
 
 
 def _digest(config: DeploymentConfig) -> str:
-    """Of what all members must have alike; where the checkpoint lies may be another place on each machine."""
+    """Return the digest of what all members must agree on; the checkpoint's folder may differ by machine."""
     return msgspec.structs.replace(config, checkpoint="").digest
 
 
@@ -345,22 +345,22 @@ def _listening(config: DeploymentConfig, rank: Rank) -> socket.socket:
     return listener
 
 
-_MOST_BYTES: Final = 4096
+_MAX_BYTES: Final = 4096
 
 
-async def _say(connection: socket.socket, data: bytes) -> None:
+async def _send(connection: socket.socket, data: bytes) -> None:
     await asyncio.get_running_loop().sock_sendall(connection, len(data).to_bytes(2, "little") + data)
 
 
-async def _hear(connection: socket.socket) -> bytes:
-    """One message of a greeting.
+async def _receive(connection: socket.socket) -> bytes:
+    """Receive one message of the greeting.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the message is too long to be one.
     """
     length = int.from_bytes(await _exactly(connection, 2), "little")
-    if length > _MOST_BYTES:
-        raise ValueError(f"a greeting of {length} bytes")
+    if length > _MAX_BYTES:
+        raise ValueError(f"expected a greeting of at most {_MAX_BYTES} bytes, found {length}")
     return await _exactly(connection, length)
 
 
@@ -369,6 +369,6 @@ async def _exactly(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         part = await asyncio.get_running_loop().sock_recv(connection, size - len(data))
         if not part:
-            raise ConnectionError("it closed the connection")
+            raise ConnectionError("the peer closed the connection")
         data += part
     return data

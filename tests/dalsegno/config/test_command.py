@@ -106,9 +106,9 @@ def test_what_is_saved_without_the_files_secrets_does_not_serve_without_them(
         (["--set", "gateway.port=x"], 2, "gateway.port: expected an integer, found 'x'"),
         (["--set", "nats.token=x"], 2, "put it into DALSEGNO_NATS_TOKEN"),
         (
-            ["--set", "model_kwargs.max_rowz=1"],
+            ["--set", "model_kwargs.max_sequencez=1"],
             1,
-            "--set: model_kwargs: unknown key max_rowz; did you mean 'max_",
+            "--set: model_kwargs: unknown key max_sequencez; did you mean 'max_sequences'",
         ),
         (
             ["--set", "model_kwargs.max_sequences=0"],

@@ -23,7 +23,7 @@ from conductor.deployment import deployment_of
 from conductor.snapshots import Snapshots
 from configs.deployment import ConfigError, DeploymentConfig
 from configs.files import Base
-from configs.nats_access import log_keeping
+from configs.nats_access import stream_policy
 from configs.secrets import api_keys
 from dalsegno.config import layers, resolve
 from dalsegno.config.address import Listen
@@ -334,7 +334,7 @@ def how_the_log_is_kept(name: str) -> Observe:
     """What the stream is made with; that it is made so is `tests.shared.log`'s."""
 
     async def observe(config: DeploymentConfig) -> object:
-        return getattr(log_keeping(config.nats), name)
+        return getattr(stream_policy(config.nats), name)
 
     return observe
 

@@ -61,10 +61,10 @@ class TransportContract:
     @pytest.fixture
     async def pair(self, folder: Path) -> AsyncIterator[Pair]:
         owner, reader = (KINDS[self.kind](ARENA_BYTES, folder) for _ in range(2))
-        owner.adopt(*OWNER)
-        reader.adopt(*READER)
-        reader.meet(*OWNER, owner.cards)
-        owner.meet(*READER, reader.cards)
+        owner.begin_incarnation(*OWNER)
+        reader.begin_incarnation(*READER)
+        reader.add_peer(*OWNER, owner.endpoints)
+        owner.add_peer(*READER, reader.endpoints)
         yield Pair(owner, reader)
         await reader.close()
         await owner.close()
@@ -153,9 +153,9 @@ class TransportContract:
     async def test_handles_of_an_earlier_life_are_gone_by_comparison(self, pair: Pair) -> None:
         old = pair.put(1)
         await pair.reader.get(old)
-        pair.owner.adopt(0, 21)
+        pair.owner.begin_incarnation(0, 21)
         assert pair.owner.stats().slots == 0
-        pair.reader.meet(0, 21, pair.owner.cards)
+        pair.reader.add_peer(0, 21, pair.owner.endpoints)
         new = pair.put(2)
         for read in (pair.reader.get, pair.owner.get):
             with pytest.raises(TensorGone, match="life 11"):
@@ -166,7 +166,7 @@ class TransportContract:
 
     async def test_a_life_that_is_over_or_unknown_has_no_tensors(self, pair: Pair) -> None:
         handle = pair.put(1)
-        pair.reader.forget(*OWNER)
+        pair.reader.remove_peer(*OWNER)
         with pytest.raises(TensorGone, match="rank 0's life 11"):
             await pair.reader.get(handle)
         with pytest.raises(TensorGone, match="rank 7's life 3"):
@@ -174,7 +174,7 @@ class TransportContract:
 
     async def test_a_view_outlives_the_way_it_came(self, pair: Pair) -> None:
         found = await pair.reader.get(pair.put(3))
-        pair.reader.forget(*OWNER)
+        pair.reader.remove_peer(*OWNER)
         await pair.reader.close()
         assert (found == 3).all()
 
@@ -251,16 +251,16 @@ class ProcessContract:
     @pytest.fixture
     def owner(self, folder: Path) -> Iterator[Other]:
         with other(self.kind, ARENA_BYTES, folder) as process:
-            process.adopt(*OWNER)
+            process.begin_incarnation(*OWNER)
             yield process
 
     @pytest.fixture
     async def reader(self, owner: Other, folder: Path) -> AsyncIterator[ArenaStore]:
         """Has met the owner, and the owner it."""
         store = KINDS[self.kind](ARENA_BYTES, folder)
-        store.adopt(*READER)
-        store.meet(*OWNER, owner.cards)
-        owner.meet(*READER, store.cards)
+        store.begin_incarnation(*READER)
+        store.add_peer(*OWNER, owner.endpoints)
+        owner.add_peer(*READER, store.endpoints)
         yield store
         await store.close()
 
@@ -301,7 +301,7 @@ class ProcessContract:
         found = await reader.get(handle)
         owner.kill()
         reader.check(handle)
-        reader.forget(*OWNER)
+        reader.remove_peer(*OWNER)
         assert (found == 7).all()
         with pytest.raises(TensorGone):
             reader.check(handle)
@@ -313,9 +313,9 @@ class ProcessContract:
         await reader.get(old)
         owner.kill()
         with other(self.kind, ARENA_BYTES, folder) as again:
-            again.adopt(0, 21)
-            again.meet(*READER, reader.cards)
-            reader.meet(0, 21, again.cards)
+            again.begin_incarnation(0, 21)
+            again.add_peer(*READER, reader.endpoints)
+            reader.add_peer(0, 21, again.endpoints)
             new = again.put(8, BIG)
             with pytest.raises(TensorGone, match="life 11; now it is 21"):
                 await reader.get(old)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from workers.data_plane.assembly import Network, chosen
+from workers.data_plane.assembly import ListenAddress, make_transports
 from workers.data_plane.store import ArenaStore, open_store
 from workers.data_plane.transports.local import LocalTransport
 from workers.data_plane.transports.shm import ShmTransport
@@ -24,11 +24,11 @@ def _shm_named(total_bytes: int, folder: Path) -> ArenaStore:
 
 
 def _tcp(total_bytes: int, folder: Path) -> ArenaStore:
-    return open_store(total_bytes=total_bytes, transports=chosen(["tcp"], Network()))
+    return open_store(total_bytes=total_bytes, transports=make_transports(["tcp"], ListenAddress()))
 
 
 def _nixl(total_bytes: int, folder: Path) -> ArenaStore:
-    return open_store(total_bytes=total_bytes, transports=chosen(["nixl"], Network()))
+    return open_store(total_bytes=total_bytes, transports=make_transports(["nixl"], ListenAddress()))
 
 
 KINDS: Final[Mapping[str, Callable[[int, Path], ArenaStore]]] = {

@@ -31,13 +31,13 @@ class Other:
         self._process = _context.Process(target=_serve, args=(theirs, kind, total_bytes, folder), daemon=True)
         self._process.start()
         theirs.close()
-        self.cards: dict[str, bytes] = self._hear()
+        self.endpoints: dict[str, bytes] = self._hear()
 
-    def adopt(self, rank: int, incarnation: int) -> None:
-        self._ask("adopt", rank, incarnation)
+    def begin_incarnation(self, rank: int, incarnation: int) -> None:
+        self._ask("begin_incarnation", rank, incarnation)
 
-    def meet(self, rank: int, incarnation: int, cards: dict[str, bytes]) -> None:
-        self._ask("meet", rank, incarnation, cards)
+    def add_peer(self, rank: int, incarnation: int, endpoints: dict[str, bytes]) -> None:
+        self._ask("add_peer", rank, incarnation, endpoints)
 
     def put(self, fill: int, nbytes: int, scope: str = "r") -> Handle:
         handle = self._ask("put", fill, nbytes, scope)
@@ -106,12 +106,12 @@ def _serve(connection: Connection, kind: str, total_bytes: int, folder: Path) ->
     verbs: dict[str, Callable[..., Any]] = {
         "put": put,
         "look": look,
-        "adopt": store.adopt,
-        "meet": store.meet,
+        "begin_incarnation": store.begin_incarnation,
+        "add_peer": store.add_peer,
         "end": store.end,
         "stats": store.stats,
     }
-    connection.send(store.cards)
+    connection.send(store.endpoints)
     with asyncio.Runner() as runner:
         while True:
             verb, *words = connection.recv()

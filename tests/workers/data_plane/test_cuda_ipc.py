@@ -16,7 +16,7 @@ from workers.data_plane.memory.arena import Arena
 from workers.data_plane.memory.cuda_driver import Driver, find_driver
 from workers.data_plane.memory.device_arena import EVENTS, DeviceArena, DeviceBytes
 from workers.data_plane.transport import DEVICE_SEGMENT, Locator, Peer, TransportError
-from workers.data_plane.transports.cuda_ipc import CudaCard, CudaIpcTransport
+from workers.data_plane.transports.cuda_ipc import CudaEndpoint, CudaIpcTransport
 
 MB = 1 << 20
 WRITER, READER = 1001, 1002
@@ -42,7 +42,7 @@ class Side:
 
     @property
     def peer(self) -> Peer:
-        return Peer(0, 7, self.transport.card())
+        return Peer(0, 7, self.transport.endpoint())
 
     def put(self, data: bytes) -> Locator:
         at, slot = self.own.allocate(len(data))
@@ -252,10 +252,10 @@ def test_a_mapping_is_closed_with_its_last_view(owner: Side, reader: Side) -> No
 
 
 def test_a_card_says_whether_it_is_worth_trying(owner: Side, reader: Side) -> None:
-    card = msgspec.msgpack.decode(owner.peer.card, type=CudaCard)
+    endpoint = msgspec.msgpack.decode(owner.peer.endpoint, type=CudaEndpoint)
 
     def with_card(**fields: object) -> Peer:
-        return Peer(0, 7, msgspec.msgpack.encode(msgspec.structs.replace(card, **fields)))
+        return Peer(0, 7, msgspec.msgpack.encode(msgspec.structs.replace(endpoint, **fields)))
 
     assert reader.transport.reaches(owner.peer)
     assert not reader.transport.reaches(with_card(host=b""))

@@ -1,6 +1,6 @@
 """NIXL over UCX's own transports. No process forks off one with an agent: each way has a process of its own.
 
-RDMA cards are not among what is tried here.
+RDMA endpoints are not among what is tried here.
 """
 
 import importlib.util
@@ -18,10 +18,10 @@ is_installed = any(importlib.util.find_spec(name) for name in ("nixl_cu12", "nix
 
 @pytest.mark.skipif(not is_installed, reason="NIXL is not installed: it is `dalsegno[rdma]`")
 @pytest.mark.parametrize(
-    ("ways", "chosen"),
+    ("transports", "selected"),
     [("tcp", ""), ("tcp,shm", "another_process or two_tensors")],
 )
-def test_nixl_keeps_the_contract(ways: str, chosen: str) -> None:
+def test_nixl_keeps_the_contract(transports: str, selected: str) -> None:
     ran = subprocess.run(
         [
             sys.executable,
@@ -31,10 +31,10 @@ def test_nixl_keeps_the_contract(ways: str, chosen: str) -> None:
             "-x",
             "tests/workers/data_plane/contract_nixl.py",
             "-k",
-            chosen,
+            selected,
         ],
         cwd=ROOT,
-        env={**os.environ, "UCX_TLS": ways, "UCX_NET_DEVICES": "lo", "UCX_LOG_LEVEL": "error"},
+        env={**os.environ, "UCX_TLS": transports, "UCX_NET_DEVICES": "lo", "UCX_LOG_LEVEL": "error"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -13,7 +13,7 @@ from workers.data_plane.memory import backing
 from workers.data_plane.memory.arena import Arena
 from workers.data_plane.port import Bytes
 from workers.data_plane.transport import Locator, TransportError
-from workers.data_plane.transports.nixl_reads import HERE, LEAVING, NixlCard, Reads
+from workers.data_plane.transports.nixl_reads import HERE, LEAVING, NixlEndpoint, Reads
 
 
 class Lost(Exception):  # noqa: N818 - NIXL's own are called otherwise, too
@@ -89,7 +89,7 @@ class World:
         self.arena = Arena(1 << 20, backing.anonymous)
         layout = self.arena.layout
         base = np.frombuffer(self.arena.backing.memory, np.uint8).ctypes.data
-        self.card = NixlCard(b"owner", base, layout.epoch, layout.length, layout.payload_at)
+        self.endpoint = NixlEndpoint(b"owner", base, layout.epoch, layout.length, layout.payload_at)
         self.agent = HandAgent()
         self.now = 0.0
         self.reads = Reads(self.agent, FreshMemory(), (Lost,), lambda: self.now)
@@ -101,7 +101,7 @@ class World:
         return at
 
     def read(self, at: Locator) -> Any:
-        return self.reads.read(self.card, at, self.found)
+        return self.reads.read(self.endpoint, at, self.found)
 
 
 @pytest.fixture

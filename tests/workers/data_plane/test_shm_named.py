@@ -8,7 +8,7 @@ from tests.workers.data_plane.contract import OWNER, READER, ProcessContract, Tr
 from tests.workers.data_plane.kinds import KINDS
 from tests.workers.data_plane.other import filled
 from workers.data_plane.store import open_store
-from workers.data_plane.transports.shm_named import NamedShmCard, NamedShmTransport
+from workers.data_plane.transports.shm_named import NamedShmEndpoint, NamedShmTransport
 
 __all__ = ["folder"]
 
@@ -31,11 +31,11 @@ async def test_a_card_that_leads_elsewhere_leads_to_no_tensor(
     folder: Path, change: dict[str, int | str], why: str
 ) -> None:
     owner, reader = (KINDS["shm_named"](1 << 20, folder) for _ in range(2))
-    owner.adopt(*OWNER)
-    reader.adopt(*READER)
-    card = msgspec.msgpack.decode(owner.cards["shm_named"], type=NamedShmCard)
-    changed = msgspec.msgpack.encode(msgspec.structs.replace(card, **change))
-    reader.meet(*OWNER, {"shm_named": changed})
+    owner.begin_incarnation(*OWNER)
+    reader.begin_incarnation(*READER)
+    endpoint = msgspec.msgpack.decode(owner.endpoints["shm_named"], type=NamedShmEndpoint)
+    changed = msgspec.msgpack.encode(msgspec.structs.replace(endpoint, **change))
+    reader.add_peer(*OWNER, {"shm_named": changed})
     with pytest.raises(TensorGone, match=why):
         await reader.get(owner.put("key", "uint8", (5000,), filled(7, 5000), scope="r"))
     await reader.close()
@@ -44,11 +44,11 @@ async def test_a_card_that_leads_elsewhere_leads_to_no_tensor(
 
 async def test_a_store_without_a_name_reads_others_and_is_not_read_this_way(folder: Path) -> None:
     owner = KINDS["shm_named"](1 << 20, folder)
-    owner.adopt(*OWNER)
+    owner.begin_incarnation(*OWNER)
     reader = open_store(total_bytes=1 << 20, transports=[NamedShmTransport])
-    reader.adopt(*READER)
-    assert reader.cards == {}
-    reader.meet(*OWNER, owner.cards)
+    reader.begin_incarnation(*READER)
+    assert reader.endpoints == {}
+    reader.add_peer(*OWNER, owner.endpoints)
     handle = owner.put("key", "uint8", (5000,), filled(7, 5000), scope="r")
     assert (await reader.get(handle) == 7).all()
     await reader.close()

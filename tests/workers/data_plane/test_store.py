@@ -11,7 +11,7 @@ import pytest
 from shared.errors import BugError, CapacityError, TensorGone
 from shared.tensors import Handle
 from tests.workers.data_plane.other import filled
-from workers.data_plane.assembly import Network, chosen
+from workers.data_plane.assembly import ListenAddress, make_transports
 from workers.data_plane.memory.arena import Arena
 from workers.data_plane.port import INLINE_BYTES, Bytes
 from workers.data_plane.store import ArenaStore, MakeTransport, open_store
@@ -26,7 +26,7 @@ BIG = 1 << 20
 @pytest.fixture
 async def store() -> AsyncIterator[ArenaStore]:
     made = open_store(total_bytes=TOTAL)
-    made.adopt(0, 11)
+    made.begin_incarnation(0, 11)
     yield made
     await made.close()
 
@@ -127,7 +127,7 @@ async def test_bytes_that_do_not_fit_their_words_do_not_go_in(
 
 async def test_a_store_without_a_life_puts_nothing() -> None:
     store = open_store(total_bytes=TOTAL)
-    with pytest.raises(BugError, match="adopt"):
+    with pytest.raises(BugError, match="begin_incarnation"):
         _put(store)
     await store.close()
 
@@ -135,8 +135,8 @@ async def test_a_store_without_a_life_puts_nothing() -> None:
 async def test_a_new_life_begins_empty_and_may_use_the_same_scopes(store: ArenaStore) -> None:
     old = _put(store)
     store.end("r")
-    store.adopt(0, 11)
-    store.adopt(0, 12)
+    store.begin_incarnation(0, 11)
+    store.begin_incarnation(0, 12)
     with pytest.raises(TensorGone, match="life 11"):
         await store.get(old)
     new = _put(store, 2)
@@ -146,10 +146,10 @@ async def test_a_new_life_begins_empty_and_may_use_the_same_scopes(store: ArenaS
 
 async def test_an_earlier_life_does_not_come_back(store: ArenaStore) -> None:
     peer = open_store(total_bytes=TOTAL)
-    peer.adopt(1, 20)
-    store.meet(1, 20, peer.cards)
-    store.meet(1, 15, {})
-    store.forget(1, 15)
+    peer.begin_incarnation(1, 20)
+    store.add_peer(1, 20, peer.endpoints)
+    store.add_peer(1, 15, {})
+    store.remove_peer(1, 15)
     assert (await store.get(_put(peer, 4)) == 4).all()
     await peer.close()
 
@@ -163,7 +163,7 @@ class _Broken:
     def __init__(self, arena: Arena) -> None:
         self.tried = 0
 
-    def card(self) -> bytes:
+    def endpoint(self) -> bytes:
         return b"broken"
 
     def reaches(self, peer: Peer) -> bool:
@@ -192,9 +192,9 @@ class _Unwilling(_Broken):
 async def test_a_way_that_fails_gives_way_to_the_next_for_good(caplog: pytest.LogCaptureFixture) -> None:
     ways: list[MakeTransport] = [_Broken, ShmTransport]
     owner, reader = (open_store(total_bytes=TOTAL, transports=ways) for _ in range(2))
-    owner.adopt(0, 11)
-    reader.adopt(1, 12)
-    reader.meet(0, 11, owner.cards)
+    owner.begin_incarnation(0, 11)
+    reader.begin_incarnation(1, 12)
+    reader.add_peer(0, 11, owner.endpoints)
     broken = reader._transports[0]
     assert isinstance(broken, _Broken)
     with caplog.at_level(logging.WARNING):
@@ -209,12 +209,12 @@ async def test_a_way_that_fails_gives_way_to_the_next_for_good(caplog: pytest.Lo
 
 async def test_where_no_way_is_left_a_tensor_is_gone_with_every_reason() -> None:
     owner, reader = (open_store(total_bytes=TOTAL, transports=[_Broken]) for _ in range(2))
-    owner.adopt(0, 11)
-    reader.adopt(1, 12)
-    reader.meet(0, 11, owner.cards)
+    owner.begin_incarnation(0, 11)
+    reader.begin_incarnation(1, 12)
+    reader.add_peer(0, 11, owner.endpoints)
     with pytest.raises(TensorGone, match="broken: the cable is cut"):
         await reader.get(_put(owner))
-    reader.meet(2, 13, {})
+    reader.add_peer(2, 13, {})
     with pytest.raises(TensorGone, match="no transport reaches it"):
         await reader.get(
             Handle(key="k", dtype="uint8", shape=(0,), rank=2, incarnation=13, locator=b"\x94\0\0\0\1")
@@ -224,7 +224,7 @@ async def test_where_no_way_is_left_a_tensor_is_gone_with_every_reason() -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "card"),
+    ("name", "endpoint"),
     [
         ("shm", b"\x96\xa2\xff\xfe" + b"\1" * 5),
         ("shm", msgspec.msgpack.encode(["boot", *range(5)]).replace(b"\x96", b"\x97") + b"\x91" * 100_000),
@@ -234,10 +234,12 @@ async def test_where_no_way_is_left_a_tensor_is_gone_with_every_reason() -> None
         ("tcp", b"\x91\xa1\xff"),
     ],
 )
-async def test_a_card_of_nonsense_is_a_rank_whose_tensors_are_gone(name: str, card: bytes) -> None:
-    store = open_store(total_bytes=TOTAL, transports=chosen(["local", "shm", "tcp"], Network()))
-    store.adopt(0, 11)
-    store.meet(2, 13, {name: card})
+async def test_a_card_of_nonsense_is_a_rank_whose_tensors_are_gone(name: str, endpoint: bytes) -> None:
+    store = open_store(
+        total_bytes=TOTAL, transports=make_transports(["local", "shm", "tcp"], ListenAddress())
+    )
+    store.begin_incarnation(0, 11)
+    store.add_peer(2, 13, {name: endpoint})
     locator = msgspec.msgpack.encode(Locator(0, 8192, 5000, 7))
     with pytest.raises(TensorGone, match="no way to its owner"):
         await store.get(
@@ -259,9 +261,9 @@ async def test_a_locator_of_nonsense_is_refused(store: ArenaStore) -> None:
 async def test_that_a_tensor_is_gone_is_final() -> None:
     owner, reader = (open_store(total_bytes=TOTAL, transports=[_Unwilling]) for _ in range(2))
     reader._transports = [*reader._transports, second := _Broken(owner._arena)]
-    owner.adopt(0, 11)
-    reader.adopt(1, 12)
-    reader.meet(0, 11, {"broken": b"broken"})
+    owner.begin_incarnation(0, 11)
+    reader.begin_incarnation(1, 12)
+    reader.add_peer(0, 11, {"broken": b"broken"})
     with pytest.raises(TensorGone, match="it was freed"):
         await reader.get(_put(owner))
     assert second.tried == 0

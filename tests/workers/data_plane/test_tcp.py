@@ -26,7 +26,7 @@ from workers.data_plane.transport import Locator, Peer, TransportError
 from workers.data_plane.transports import tcp_frames as frames
 from workers.data_plane.transports import tcp_server
 from workers.data_plane.transports.endpoints import own_network
-from workers.data_plane.transports.tcp import TcpCard, TcpTransport
+from workers.data_plane.transports.tcp import TcpEndpoint, TcpTransport
 from workers.data_plane.transports.tcp_frames import Request, Status
 
 MB: Final = 1024 * 1024
@@ -62,11 +62,11 @@ async def reader() -> AsyncIterator[TcpTransport]:
 
 
 def peer_of(transport: TcpTransport, rank: int = 1) -> Peer:
-    return Peer(rank, 7, transport.card())
+    return Peer(rank, 7, transport.endpoint())
 
 
-def card_of(transport: TcpTransport) -> TcpCard:
-    return msgspec.msgpack.decode(transport.card(), type=TcpCard)
+def card_of(transport: TcpTransport) -> TcpEndpoint:
+    return msgspec.msgpack.decode(transport.endpoint(), type=TcpEndpoint)
 
 
 def other_card(transport: TcpTransport, **fields: object) -> Peer:
@@ -302,7 +302,7 @@ def test_a_flood_of_refusals_is_no_flood_of_lines(
 
 def _peer_at(server: tcp_server.TcpServer) -> Peer:
     where, port = server.address
-    return Peer(1, 7, msgspec.msgpack.encode(TcpCard(where, port, server.token, own_network())))
+    return Peer(1, 7, msgspec.msgpack.encode(TcpEndpoint(where, port, server.token, own_network())))
 
 
 async def test_connections_are_bounded(source: HandMadeSource, reader: TcpTransport) -> None:
@@ -423,7 +423,7 @@ def test_each_life_has_a_token_of_its_own(owner: TcpTransport, reader: TcpTransp
 def _serve_until_killed(pipe: Connection, port: int) -> None:
     source = HandMadeSource()
     transport = TcpTransport(source, FreshMemory(), port=port)
-    pipe.send((transport.card(), msgspec.msgpack.encode(source.put(b"p" * 8 * MB))))
+    pipe.send((transport.endpoint(), msgspec.msgpack.encode(source.put(b"p" * 8 * MB))))
     pipe.recv()
 
 
@@ -434,10 +434,10 @@ def serving_process(port: int = 0) -> Iterator[tuple[int, Peer, Locator]]:
     here, there = context.Pipe()
     process = context.Process(target=_serve_until_killed, args=(there, port), daemon=True)
     process.start()
-    card, locator = here.recv()
+    endpoint, locator = here.recv()
     assert process.pid is not None
     try:
-        yield process.pid, Peer(1, 7, card), msgspec.msgpack.decode(locator, type=Locator)
+        yield process.pid, Peer(1, 7, endpoint), msgspec.msgpack.decode(locator, type=Locator)
     finally:
         process.kill()
         process.join()
@@ -482,7 +482,7 @@ async def test_a_peer_that_is_forgotten_wakes_who_waits_for_it(source: HandMadeS
     reader = TcpTransport(source, FreshMemory())
     with socket.create_server(("127.0.0.1", 0)) as mute:
         where, port = mute.getsockname()
-        peer = Peer(1, 7, msgspec.msgpack.encode(TcpCard(where, port, bytes(32), "")))
+        peer = Peer(1, 7, msgspec.msgpack.encode(TcpEndpoint(where, port, bytes(32), "")))
         waiting = asyncio.ensure_future(reader.fetch(peer, Locator(0, 0, 8, 1)))
         connection, _ = await asyncio.to_thread(mute.accept)
         with connection:
@@ -496,7 +496,7 @@ async def test_a_peer_that_is_forgotten_wakes_who_waits_for_it(source: HandMadeS
 async def test_who_stands_in_line_for_a_peer_that_stalls_does_not_wait_in_turn(reader: TcpTransport) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         where, port = silent.getsockname()
-        peer = Peer(1, 7, msgspec.msgpack.encode(TcpCard(where, port, b"", own_network())))
+        peer = Peer(1, 7, msgspec.msgpack.encode(TcpEndpoint(where, port, b"", own_network())))
         at = Locator(0, 0, 16, 1)
 
         async def fail() -> None:
@@ -527,7 +527,7 @@ async def test_half_a_tensor_is_none(source: HandMadeSource) -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         where, port = listener.getsockname()
-        peer = Peer(1, 7, msgspec.msgpack.encode(TcpCard(where, port, bytes(32), "")))
+        peer = Peer(1, 7, msgspec.msgpack.encode(TcpEndpoint(where, port, bytes(32), "")))
         sender = threading.Thread(target=send_half, args=(listener,))
         sender.start()
         with pytest.raises(TransportError, match="too early"):

@@ -12,7 +12,7 @@ def seen(*names):
 """
 _STEPS = f"""
 import sys
-from workers import imports
+from workers.loading import lean_transformers
 {_SEEN}
 """
 
@@ -29,7 +29,7 @@ def said(script: str) -> list[str]:
 def test_an_engine_starts_without_compiler_and_distributed_tensors_and_can_have_the_compiler_later() -> None:
     script = f"""
 from configs.deployment import DeploymentConfig, NodeGroup
-from workers.loading.hosting import make_kv_engine
+from workers.loading.engines import make_kv_engine
 from workers.settings import EngineSettings
 groups = [NodeGroup(node_names=["llm"], ranks=[0])]
 config = DeploymentConfig(
@@ -65,14 +65,14 @@ print(torch._dynamo is sys.modules["torch._dynamo"], hasattr(torch._dynamo, "__f
 def test_who_imports_a_part_of_the_compiler_gets_the_real_one_once() -> None:
     script = """
 import torch
-imports._stand_in()
+lean_transformers._stand_in()
 import inspect
 inspect.getmodule(said := lambda: None)  # looks through all modules
 assert torch._dynamo.disable(said) is said and torch._dynamo.disable(recursive=False)(said) is said
-print(imports._is_in_place())
+print(lean_transformers._is_in_place())
 import torch._dynamo.config
 from torch._dynamo.backends.registry import list_backends
-print(imports._is_in_place(), imports._SUBMODULES in sys.meta_path)
+print(lean_transformers._is_in_place(), lean_transformers._SUBMODULES in sys.meta_path)
 print(torch._dynamo.config is sys.modules["torch._dynamo.config"], "eager" in list_backends(None))
 """
 
@@ -82,7 +82,7 @@ print(torch._dynamo.config is sys.modules["torch._dynamo.config"], "eager" in li
 def test_a_rank_without_a_kv_node_starts_without_transformers() -> None:
     script = f"""
 from configs.deployment import DeploymentConfig, NodeGroup
-from workers.loading.hosting import make_stateless_nodes
+from workers.loading.engines import make_stateless_nodes
 from workers.settings import EngineSettings
 groups = [NodeGroup(node_names=["LLM"], ranks=[0]), NodeGroup(node_names=["snac_decoder"], ranks=[1])]
 config = DeploymentConfig(

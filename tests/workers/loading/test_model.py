@@ -15,7 +15,7 @@ from models.orpheus.frames import FIRST_AUDIO, WINDOW_TOKENS
 from shared.errors import BugError
 from tests.peers import Circle
 from tests.workers.kv_engine.shared_node import lines
-from tests.workers.loading.test_hosting import orpheus
+from tests.workers.loading.deployments import orpheus
 from workers import settings
 from workers.data_plane.port import Array
 from workers.generation.engine_client import EngineClient

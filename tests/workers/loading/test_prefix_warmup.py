@@ -25,7 +25,7 @@ def config(warm: list[Any]) -> DeploymentConfig:
         checkpoint=str(tiny_checkpoint("qwen3")),
         max_seq_len=256,
         kv_tokens=2048,
-        model_kwargs={"warm": warm, "block_size": 4},
+        model_kwargs={"warm_prefixes": warm, "block_size": 4},
         node_groups=[NodeGroup(node_names=["prepare", "llm"], ranks=[0])],
     )
 
@@ -41,7 +41,7 @@ async def test_texts_and_chats_are_kept_before_the_rank_is_ready() -> None:
                 ids = _ids_of(found.processing, beginning)
                 before = model.counters()
                 assert before is not None
-                hits = before.cache.hit
+                hits = before.cache.hits
                 row = SequenceHandle(
                     f"r{number}", GeneratedText(found.processing.text_decoder(), max_tokens=1), None
                 )
@@ -49,7 +49,7 @@ async def test_texts_and_chats_are_kept_before_the_rank_is_ready() -> None:
                 await row.ended
                 after = model.counters()
                 assert after is not None
-                assert after.cache.hit - hits == len(ids) // 4 * 4 > 16
+                assert after.cache.hits - hits == len(ids) // 4 * 4 > 16
     finally:
         await model.close()
 
@@ -59,7 +59,7 @@ async def test_what_is_no_prompt_ends_the_start_and_says_which(wrong: Any) -> No
     how = config([TEXT, wrong])
     model = LocalModel(how, settings.of(how), 0)
     try:
-        with pytest.raises(ConfigError, match=r"model_kwargs\.warm\[1\]"):
+        with pytest.raises(ConfigError, match=r"model_kwargs\.warm_prefixes\[1\]"):
             async with asyncio.timeout(60):
                 await model.load(EngineClient())
     finally:

@@ -16,7 +16,7 @@ def size(**changed: Any) -> PoolSize:
         "free_bytes": 16 * GIB,
         "bytes_per_token": 1024,
         "block_size": 16,
-        "max_rows": 64,
+        "max_sequences": 64,
         "max_seq_len": 1024,
         "on_gpu": False,
     }

@@ -43,7 +43,7 @@ class Engine:
 
     def run(self) -> Never:
         while True:
-            self.copy.lines[0].receive()
+            self.copy.connections[0].receive()
             self.forwards += 1
             self.heard.set()
 
@@ -112,8 +112,8 @@ async def at_work(refusal: Exception | None = None, *, loads_for_ever: bool = Fa
 @asynccontextmanager
 async def led(world: World) -> AsyncIterator[GroupMembership]:
     copy = await world.lead()
-    assert copy.meeting.listener is not None
-    copy.meeting.listener.close()
+    assert copy.rendezvous.listener is not None
+    copy.rendezvous.listener.close()
     try:
         yield copy
     finally:
@@ -141,7 +141,7 @@ async def test_it_joins_at_once_and_is_ready_when_its_leader_has_come_and_its_pa
 
         async with led(world) as copy:
             await world.until("ready")
-            copy.lines[0].send(b"a step")
+            copy.connections[0].send(b"a step")
             await asyncio.to_thread(world.engines[0].heard.wait)
 
             signs = world.follower.vital_signs()
@@ -166,7 +166,7 @@ async def test_told_to_stop_it_follows_to_its_leaders_end_and_leaves_in_order() 
             await world.until("ready")
             world.task.cancel()
             await world.until("draining")
-            copy.lines[0].send(b"one more step")
+            copy.connections[0].send(b"one more step")
             await asyncio.to_thread(world.engines[0].heard.wait)
 
         await asyncio.wait([world.task])
@@ -176,7 +176,7 @@ async def test_told_to_stop_it_follows_to_its_leaders_end_and_leaves_in_order() 
 
 
 async def test_it_waits_not_for_ever_for_a_leader_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower_process, "FAREWELL_S", 0.0)
+    monkeypatch.setattr(follower_process, "DRAIN_S", 0.0)
     async with at_work() as world, led(world):
         await world.until("ready")
         world.task.cancel()
@@ -218,7 +218,7 @@ async def test_given_up_by_the_conductor_it_joins_again_and_follows_on() -> None
 
         _, again = await world.first(WorkerJoined, seq + 1)
         await world.joined_as(again)
-        copy.lines[0].send(b"a step")
+        copy.connections[0].send(b"a step")
         await asyncio.to_thread(world.engines[0].heard.wait)
         assert len(world.engines) == 1
 
@@ -250,4 +250,4 @@ async def test_it_says_again_where_it_waits_before_the_log_forgets(monkeypatch: 
         first, seq = await world.first(WorkerJoined)
         again, _ = await world.first(WorkerJoined, seq + 1)
 
-    assert (again.id, again.incarnation, again.endpoints) == (first.id, seq, first.endpoints)
+    assert (again.id, again.incarnation, again.cards) == (first.id, seq, first.cards)

@@ -78,7 +78,7 @@ async def world() -> AsyncIterator[World]:
 @asynccontextmanager
 async def met(world: World, asked: DeploymentConfig) -> AsyncIterator[list[GroupMembership]]:
     """A copy, as its leader and each of its followers has it."""
-    listeners = [LeaderListener(asked, rank) for rank in asked.copy_of(asked.leaders[0])[1:]]
+    listeners = [LeaderListener(asked, rank) for rank in asked.tp_group_of(asked.leaders[0])[1:]]
     waiting = [asyncio.create_task(listener.leader()) for listener in listeners]
     leading = asyncio.create_task(world.gathered(asked))
     for listener in listeners:
@@ -89,20 +89,20 @@ async def met(world: World, asked: DeploymentConfig) -> AsyncIterator[list[Group
     finally:
         for copy in copies:
             copy.close()
-            if copy.meeting.listener is not None:
-                copy.meeting.listener.close()
+            if copy.rendezvous.listener is not None:
+                copy.rendezvous.listener.close()
 
 
 async def test_all_members_are_told_which_they_are_and_where_they_meet(world: World) -> None:
     async with met(world, config(4, 7, 2)) as copies:
-        meetings = [copy.meeting for copy in copies]
-        for line in copies[0].lines:
-            line.send(line.who.encode())
+        meetings = [copy.rendezvous for copy in copies]
+        for line in copies[0].connections:
+            line.send(line.peer.encode())
 
         assert [(one.index, one.size) for one in meetings] == [(0, 3), (1, 3), (2, 3)]
         assert len({(one.address, one.port, one.key) for one in meetings}) == 1
         assert [one.listener is not None for one in meetings] == [True, False, False]
-        assert [bytes(copy.lines[0].receive()) for copy in copies[1:]] == [
+        assert [bytes(copy.connections[0].receive()) for copy in copies[1:]] == [
             b"rank 7, which follows,",
             b"rank 2, which follows,",
         ]
@@ -121,15 +121,15 @@ async def test_a_member_that_is_gone_is_seen_while_nothing_is_computed(world: Wo
 async def test_a_member_that_has_said_something_is_not_gone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "_LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(group, "_WATCH_AGAIN_S", 0.0)
     async with met(world, config(0, 1)) as (leader, follower):
-        follower.lines[0].send(b"how many blocks it has room for")
+        follower.connections[0].send(b"how many blocks it has room for")
         watching = asyncio.create_task(leader.watch())
         for _ in range(10):
             await asyncio.sleep(0)
         assert not watching.done()
 
-        leader.lines[0].receive()
+        leader.connections[0].receive()
         follower.close()
         with pytest.raises(GroupLostError, match="rank 1, which follows, is gone"):
             await watching
@@ -139,7 +139,9 @@ async def test_a_follower_of_an_earlier_copy_is_passed_over_for_its_next_life(wo
     asked = config(0, 1)
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    await world.join(1, msgspec.msgpack.encode(FollowerEndpoint(address="127.0.0.1", port=port, secret=b"old")))
+    await world.join(
+        1, msgspec.msgpack.encode(FollowerEndpoint(address="127.0.0.1", port=port, secret=b"old"))
+    )
 
     async with met(world, asked) as copies:
         assert len(copies) == 2
@@ -148,7 +150,7 @@ async def test_a_follower_of_an_earlier_copy_is_passed_over_for_its_next_life(wo
 async def test_who_does_not_know_the_secret_is_sent_away(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(group, "AGAIN_S", 0.01)
+    monkeypatch.setattr(group, "RETRY_S", 0.01)
     asked = config(0, 1)
     listener = LeaderListener(asked, Rank(1))
     endpoint = msgspec.msgpack.decode(listener.endpoint, type=FollowerEndpoint)
@@ -163,10 +165,10 @@ async def test_who_does_not_know_the_secret_is_sent_away(
     await world.join(1, listener.endpoint)
     for copy in (await leading, await waiting):
         copy.close()
-        if copy.meeting.listener is not None:
-            copy.meeting.listener.close()
-    assert "which is not its leader: it does not know the secret" in caplog.text
-    assert "which is not its leader: a greeting of 65535 bytes" in caplog.text
+        if copy.rendezvous.listener is not None:
+            copy.rendezvous.listener.close()
+    assert "not its leader: wrong secret" in caplog.text
+    assert "found 65535" in caplog.text
 
 
 async def test_members_of_different_configurations_do_not_compute_together(world: World) -> None:
@@ -205,7 +207,7 @@ async def test_nobody_begins_before_all_have_come(
     assert probed == ["rank 0's", "rank 1's"], "whose machine is gone says nothing"
 
     leading.cancel()
-    with pytest.raises(GroupLostError, match="rank 0, which leads, is gone before all others had come"):
+    with pytest.raises(GroupLostError, match="rank 0, which leads, is gone before all members had connected"):
         await waiting
     await asyncio.wait([leading])
 

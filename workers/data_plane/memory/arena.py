@@ -26,9 +26,9 @@ import numpy as np
 
 from shared.errors import BugError, CapacityError, TensorGone
 from workers.data_plane.memory.backing import Backing
-from workers.data_plane.memory.free_pages import Blocks
+from workers.data_plane.memory.free_pages import FreePages
 from workers.data_plane.memory.layout import PAGE, WORDS_AT, Layout, pages_of
-from workers.data_plane.memory.prefault import Chunks
+from workers.data_plane.memory.prefault import ReadyChunks
 from workers.data_plane.memory.source import Slot
 from workers.data_plane.port import Bytes
 from workers.data_plane.transport import SEGMENT, Locator
@@ -75,8 +75,8 @@ class Arena:
         """
         self.layout: Final = Layout.holding(total_bytes, epoch=secrets.randbits(63))
         self.backing: Final = create(self.layout)
-        self._blocks = Blocks(self.layout.pages)
-        self._chunks = Chunks(self.backing, self.layout)
+        self._blocks = FreePages(self.layout.pages)
+        self._chunks = ReadyChunks(self.backing, self.layout)
         self._words = memoryview(self.backing.memory)[WORDS_AT : self.layout.payload_at].cast("Q")
         self._reading = memoryview(self.backing.memory).toreadonly()
         self._lock = threading.Lock()

@@ -25,7 +25,7 @@ import numpy as np
 from shared.errors import CapacityError, TensorGone
 from workers.data_plane.memory.arena import Arena
 from workers.data_plane.memory.cuda_driver import EVENT_FLAGS, Driver
-from workers.data_plane.memory.free_pages import Blocks
+from workers.data_plane.memory.free_pages import FreePages
 from workers.data_plane.memory.layout import PAGE, PAIR_BYTES, pages_of
 from workers.data_plane.transport import DEVICE_SEGMENT, Locator
 
@@ -77,7 +77,7 @@ class DeviceArena:
         self.arena = arena
         self.driver = driver
         self.device = device
-        self._blocks = Blocks(pages_of(total_bytes))
+        self._blocks = FreePages(pages_of(total_bytes))
         self.total_bytes: Final = self._blocks.total * PAGE
         self._lock = threading.Lock()
         self._slots: dict[int, Locator] = {}

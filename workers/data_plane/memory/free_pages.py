@@ -8,7 +8,7 @@ the first.
 from bisect import bisect_left, insort
 
 
-class Blocks:
+class FreePages:
     """The pages `0..total`, all free at first."""
 
     def __init__(self, total: int) -> None:

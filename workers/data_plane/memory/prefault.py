@@ -19,7 +19,7 @@ _CHUNK_WORDS: Final = _CHUNK_PAGES * PAIR_BYTES
 assert _CHUNK_WORDS % PAGE == 0
 
 
-class Chunks:
+class ReadyChunks:
     """A backing's pages, by chunks; none is ready at first."""
 
     def __init__(self, backing: Backing, layout: Layout) -> None:

@@ -33,16 +33,16 @@ from workers.data_plane.memory.layout import PAGE
 from workers.data_plane.memory.reader import ArenaReader
 from workers.data_plane.port import Bytes
 from workers.data_plane.transport import DEVICE_SEGMENT, Locator, Peer, TransportError
-from workers.data_plane.transports.endpoints import read_card
-from workers.data_plane.transports.landing import Landing
+from workers.data_plane.transports.endpoints import decode_endpoint
+from workers.data_plane.transports.fetch_buffers import FetchBuffers
 from workers.data_plane.transports.shm import ShmTransport
 
 
-class CudaCard(msgspec.Struct, frozen=True, array_like=True):
+class CudaEndpoint(msgspec.Struct, frozen=True, array_like=True):
     """How a GPU's arena is opened.
 
     Attributes:
-        host: how the arena in main memory is (`ShmCard`), where the words are.
+        host: how the arena in main memory is (`ShmEndpoint`), where the words are.
         table: where in it.
         bus_id: of the GPU on its machine; numbers of devices are each process's own.
         memory: CUDA's handle.
@@ -81,18 +81,18 @@ class CudaIpcTransport:
 
     name: Final = "cuda_ipc"
 
-    def __init__(self, own: DeviceArena, landing: Landing) -> None:
+    def __init__(self, own: DeviceArena, buffers: FetchBuffers) -> None:
         self.own: Final = own
         self._driver: Final[Driver] = own.driver
         self._device = own.device
-        self._landing = landing
+        self._buffers = buffers
         self._shm = ShmTransport(own.arena)
         self._lock = threading.Lock()
         self._opened: dict[tuple[int, int, int], _Opened] = {}
         self._stream: int | None = None
-        self._card = msgspec.msgpack.encode(
-            CudaCard(
-                host=self._shm.card(),
+        self._endpoint = msgspec.msgpack.encode(
+            CudaEndpoint(
+                host=self._shm.endpoint(),
                 table=own.table,
                 bus_id=self._driver.deviceGetPCIBusId(own.device),
                 memory=own.handle,
@@ -106,15 +106,15 @@ class CudaIpcTransport:
         """Nothing: nobody asks this process."""
         return 0
 
-    def card(self) -> bytes:
-        return self._card
+    def endpoint(self) -> bytes:
+        return self._endpoint
 
     def reaches(self, peer: Peer) -> bool:
-        card = read_card(peer.card, CudaCard)
-        if card is None or not self._shm.reaches(_host(peer, card)):
+        endpoint = decode_endpoint(peer.endpoint, CudaEndpoint)
+        if endpoint is None or not self._shm.reaches(_host(peer, endpoint)):
             return False
         try:
-            theirs = self._driver.deviceGetByPCIBusId(card.bus_id)
+            theirs = self._driver.deviceGetByPCIBusId(endpoint.bus_id)
             return theirs == self._device or bool(self._driver.deviceCanAccessPeer(self._device, theirs))
         except self._driver.CUDARuntimeError:  # a GPU that this process does not see
             return False
@@ -168,7 +168,7 @@ class CudaIpcTransport:
 
     def _stage(self, peer: Peer, at: Locator, found: list[Bytes]) -> None:
         """Copy a tensor off the peer's GPU, in a thread that may wait for it."""
-        into = self._landing.take(at.nbytes)
+        into = self._buffers.take(at.nbytes)
         try:
             self._driver.setDevice(self._device)
             stream = self._own_stream()
@@ -195,22 +195,22 @@ class CudaIpcTransport:
             return self._opened[key]
 
     def _open_anew(self, peer: Peer, device: int) -> _Opened:
-        card = _known(peer)
+        endpoint = _known(peer)
         try:
-            words = ArenaReader(*self._shm.open(_host(peer, card))).view(card.table).view(np.uint64)
+            words = ArenaReader(*self._shm.open(_host(peer, endpoint))).view(endpoint.table).view(np.uint64)
         except (FileNotFoundError, ProcessLookupError) as error:
             raise TensorGone(f"rank {peer.rank} is gone, and its memory with it: {error}") from error
         except OSError as error:
             raise TransportError(f"rank {peer.rank}: {error}") from error
         try:
-            base = self._driver.ipcOpenMemHandle(card.memory, LAZY_PEER_ACCESS)
+            base = self._driver.ipcOpenMemHandle(endpoint.memory, LAZY_PEER_ACCESS)
         except self._driver.CUDARuntimeError as error:
             raise TransportError(f"rank {peer.rank}: its GPU's memory cannot be opened: {error}") from error
         events: list[int] = []
-        opened = _Opened(base, card.nbytes, events, words)
+        opened = _Opened(base, endpoint.nbytes, events, words)
         weakref.finalize(opened, _close, self._driver, device, base, events).atexit = False
         try:
-            events.extend(self._driver.ipcOpenEventHandle(handle) for handle in card.events)
+            events.extend(self._driver.ipcOpenEventHandle(handle) for handle in endpoint.events)
         except self._driver.CUDARuntimeError as error:
             raise TransportError(f"rank {peer.rank}: its GPU's events cannot be opened: {error}") from error
         return opened
@@ -225,12 +225,12 @@ def _close(driver: Driver, device: int, base: int, events: list[int]) -> None:
     driver.setDevice(current)
 
 
-def _known(peer: Peer) -> CudaCard:
-    card = read_card(peer.card, CudaCard)
-    if card is None:
-        raise TransportError(f"rank {peer.rank}: its card cannot be read")
-    return card
+def _known(peer: Peer) -> CudaEndpoint:
+    endpoint = decode_endpoint(peer.endpoint, CudaEndpoint)
+    if endpoint is None:
+        raise TransportError(f"rank {peer.rank}: its endpoint cannot be read")
+    return endpoint
 
 
-def _host(peer: Peer, card: CudaCard) -> Peer:
-    return Peer(peer.rank, peer.incarnation, card.host)
+def _host(peer: Peer, endpoint: CudaEndpoint) -> Peer:
+    return Peer(peer.rank, peer.incarnation, endpoint.host)

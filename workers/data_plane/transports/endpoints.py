@@ -1,8 +1,8 @@
 """Cards: how a life is reached, by its `worker.joined`; and where this process is.
 
-A card is another's, and may be of any version or of none: one that cannot be read is no card. Addresses and
-paths mean something only where they were written, so a card says where that was: which running kernel, which
-network.
+A endpoint is another's, and may be of any version or of none: one that cannot be read is no endpoint.
+Addresses and paths mean something only where they were written, so a endpoint says where that was: which
+running kernel, which network.
 """
 
 import logging
@@ -18,13 +18,13 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
-Card = TypeVar("Card", bound=msgspec.Struct)
+EndpointT = TypeVar("EndpointT", bound=msgspec.Struct)
 
 
-def read_card(card: bytes, kind: type[Card]) -> Card | None:
-    """A peer's card; None, and a line in the log, where it is none of this version."""
+def decode_endpoint(endpoint: bytes, kind: type[EndpointT]) -> EndpointT | None:
+    """A peer's endpoint; None, and a line in the log, where it is none of this version."""
     try:
-        return msgspec.msgpack.decode(card, type=kind)
+        return msgspec.msgpack.decode(endpoint, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: a text that is no UTF-8
         _LOGGER.warning("data plane: a %s that cannot be read: %s", kind.__name__, error)
         return None

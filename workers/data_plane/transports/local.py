@@ -24,7 +24,7 @@ class LocalTransport:
         self._epoch = arena.layout.epoch
         _arenas[self._epoch] = arena
 
-    def card(self) -> bytes:
+    def endpoint(self) -> bytes:
         return msgspec.msgpack.encode(self._epoch)
 
     def reaches(self, peer: Peer) -> bool:
@@ -49,6 +49,6 @@ class LocalTransport:
 
 def _arena(peer: Peer) -> Arena | None:
     try:
-        return _arenas.get(msgspec.msgpack.decode(peer.card, type=int))
+        return _arenas.get(msgspec.msgpack.decode(peer.endpoint, type=int))
     except msgspec.DecodeError:
         return None

@@ -1,8 +1,8 @@
 """NIXL: one-sided reads, by the network card itself where there is RDMA. Off unless it is asked for.
 
-The whole arena is registered once, and with that held in memory. A card holds what NIXL needs to reach it; an
-agent has another name in each life. Everything of NIXL happens on one thread (`nixl_reads`): its own progress
-thread, off here, takes most of a core for nothing.
+The whole arena is registered once, and with that held in memory. A endpoint holds what NIXL needs to reach
+it; an agent has another name in each life. Everything of NIXL happens on one thread (`nixl_reads`): its own
+progress thread, off here, takes most of a core for nothing.
 
 What that thread costs: where no card reads by itself, somebody has to look after peers' requests. It looks
 each millisecond while it knows of peers, ten times less often before, and without a pause while one reads.
@@ -36,9 +36,9 @@ import numpy as np
 from workers.data_plane.memory.arena import Arena
 from workers.data_plane.port import Bytes
 from workers.data_plane.transport import Locator, Peer, TransportError
-from workers.data_plane.transports.endpoints import own_network, read_card
-from workers.data_plane.transports.landing import ArenaLanding
-from workers.data_plane.transports.nixl_reads import HERE, LEAVING, NixlCard, Reading, Reads
+from workers.data_plane.transports.endpoints import decode_endpoint, own_network
+from workers.data_plane.transports.fetch_buffers import ArenaFetchBuffers
+from workers.data_plane.transports.nixl_reads import HERE, LEAVING, NixlEndpoint, Reading, Reads
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ _SIOCGIFADDR: Final = 0x8915
 
 @dataclass(frozen=True, slots=True)
 class _Fetch:
-    card: NixlCard
+    endpoint: NixlEndpoint
     locator: Locator
     found: list[Bytes]
     answer: Future[None]
@@ -61,7 +61,7 @@ class _Fetch:
 
 @dataclass(frozen=True, slots=True)
 class _Forget:
-    card: NixlCard
+    endpoint: NixlEndpoint
 
 
 class _Stop:
@@ -90,35 +90,37 @@ class NixlTransport:
         self._peers: set[tuple[int, int]] = set()
         self._is_closed = False
         arena.hold()
-        started: Future[NixlCard] = Future()
+        started: Future[NixlEndpoint] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(package, arena, started), name="nixl", daemon=True
         )
         self._thread.start()
-        self._card = msgspec.msgpack.encode(started.result())
+        self._endpoint = msgspec.msgpack.encode(started.result())
 
     @property
     def refused(self) -> int:
         """Nothing: NIXL does not ask this process."""
         return 0
 
-    def card(self) -> bytes:
-        return self._card
+    def endpoint(self) -> bytes:
+        return self._endpoint
 
     def reaches(self, peer: Peer) -> bool:
-        card = read_card(peer.card, NixlCard)
-        if card is None or (card.network and card.network != own_network()):
+        endpoint = decode_endpoint(peer.endpoint, NixlEndpoint)
+        if endpoint is None or (endpoint.network and endpoint.network != own_network()):
             return False
         self._peers.add((peer.rank, peer.incarnation))
         return True
 
     async def fetch(self, peer: Peer, locator: Locator) -> Bytes:
-        card = read_card(peer.card, NixlCard)
-        if card is None or self._is_closed:
-            raise TransportError(f"rank {peer.rank}: no card that can be read, or this worker is at its end")
+        endpoint = decode_endpoint(peer.endpoint, NixlEndpoint)
+        if endpoint is None or self._is_closed:
+            raise TransportError(
+                f"rank {peer.rank}: no endpoint that can be read, or this worker is at its end"
+            )
         found: list[Bytes] = []
         answer: Future[None] = Future()
-        self._orders.put(_Fetch(card, locator, found, answer))
+        self._orders.put(_Fetch(endpoint, locator, found, answer))
         await asyncio.wrap_future(answer)
         return found.pop()
 
@@ -127,8 +129,8 @@ class NixlTransport:
 
     def forget(self, peer: Peer) -> None:
         self._peers.discard((peer.rank, peer.incarnation))
-        if (card := read_card(peer.card, NixlCard)) is not None:
-            self._orders.put(_Forget(card))
+        if (endpoint := decode_endpoint(peer.endpoint, NixlEndpoint)) is not None:
+            self._orders.put(_Forget(endpoint))
 
     async def close(self) -> None:
         if not self._is_closed:
@@ -138,15 +140,15 @@ class NixlTransport:
 
     # ---- the agent's thread ----------------------------------------------------------------------------
 
-    def _run(self, package: ModuleType, arena: Arena, started: Future[NixlCard]) -> None:
+    def _run(self, package: ModuleType, arena: Arena, started: Future[NixlEndpoint]) -> None:
         errors = errors_of(package)
         try:
-            agent, registered, card = _open(package, arena, self._network)
+            agent, registered, endpoint = _open(package, arena, self._network)
         except errors as error:
             started.set_exception(OSError(f"NIXL cannot be used here: {type(error).__name__}: {error}"))
             return
-        started.set_result(card)
-        reads = Reads(agent, ArenaLanding(arena), errors)
+        started.set_result(endpoint)
+        reads = Reads(agent, ArenaFetchBuffers(arena), errors)
         _Loop(reads, self._orders, self._peers).run()
         agent.deregister_memory(registered)
 
@@ -182,11 +184,11 @@ class _Loop:
             except queue.Empty:
                 return True
             match order:
-                case _Fetch(card, locator, found, answer):
+                case _Fetch(endpoint, locator, found, answer):
                     if answer.set_running_or_notify_cancel():
-                        self._active.append((self._reads.read(card, locator, found), answer))
-                case _Forget(card):
-                    self._reads.forget(card)
+                        self._active.append((self._reads.read(endpoint, locator, found), answer))
+                case _Forget(endpoint):
+                    self._reads.forget(endpoint)
                 case _Stop():
                     return False
             wait = 0.0
@@ -243,7 +245,7 @@ def errors_of(package: ModuleType) -> tuple[type[Exception], ...]:
     )
 
 
-def _open(package: ModuleType, arena: Arena, network: str) -> tuple[Any, Any, NixlCard]:
+def _open(package: ModuleType, arena: Arena, network: str) -> tuple[Any, Any, NixlEndpoint]:
     layout = arena.layout
     config = package.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
     agent = package.nixl_agent(f"dalsegno-{layout.epoch:x}", config)
@@ -253,7 +255,7 @@ def _open(package: ModuleType, arena: Arena, network: str) -> tuple[Any, Any, Ni
     return (
         agent,
         registered,
-        NixlCard(metadata, base, layout.epoch, layout.length, layout.payload_at, network),
+        NixlEndpoint(metadata, base, layout.epoch, layout.length, layout.payload_at, network),
     )
 
 

@@ -26,7 +26,7 @@ from shared.errors import TensorGone
 from workers.data_plane.memory.layout import PAIR, PAIR_BYTES, Layout
 from workers.data_plane.port import Bytes
 from workers.data_plane.transport import SEGMENT, Locator, TransportError
-from workers.data_plane.transports.landing import Landing
+from workers.data_plane.transports.fetch_buffers import FetchBuffers
 
 HERE: Final = b"+"
 LEAVING: Final = b"-"
@@ -54,7 +54,7 @@ class Agent(Protocol):
     def get_new_notifs(self) -> dict[str, list[bytes]]: ...
 
 
-class NixlCard(msgspec.Struct, frozen=True, array_like=True):
+class NixlEndpoint(msgspec.Struct, frozen=True, array_like=True):
     """How an arena is read by its network card.
 
     Attributes:
@@ -79,7 +79,7 @@ class NixlCard(msgspec.Struct, frozen=True, array_like=True):
 @dataclass(slots=True)
 class _Remote:
     name: str
-    card: NixlCard
+    endpoint: NixlEndpoint
     reads: int = 0
     announced: float = -math.inf
 
@@ -94,27 +94,27 @@ class Reads:
     """
 
     agent: Agent
-    landing: Landing
+    buffers: FetchBuffers
     errors: tuple[type[Exception], ...]
     clock: Callable[[], float] = time.monotonic
     strays: list[tuple[Any, Bytes]] = field(default_factory=list)
     _remotes: dict[bytes, _Remote] = field(default_factory=dict)
 
-    def read(self, card: NixlCard, at: Locator, found: list[Bytes]) -> Reading:
+    def read(self, endpoint: NixlEndpoint, at: Locator, found: list[Bytes]) -> Reading:
         """Yields while it waits; at its end `found` has the bytes.
 
         Raises:
             TensorGone: there is no such slot (any more).
             TransportError: the peer is not reached, or too slow.
         """
-        layout = card.layout
+        layout = endpoint.layout
         is_in_arena = layout.begins_tensor(at.offset) and at.offset + at.nbytes <= layout.length
         if at.segment != SEGMENT or not is_in_arena:
             raise TensorGone(f"there is no slot of {at.nbytes} bytes at {at.offset}, segment {at.segment}")
         pair_at = -(-at.nbytes // 8) * 8
-        memory = self.landing.take(pair_at + PAIR_BYTES)
+        memory = self.buffers.take(pair_at + PAIR_BYTES)
         try:
-            remote = self._meet(card)
+            remote = self._meet(endpoint)
             remote.reads += 1
             try:
                 if at.nbytes:
@@ -126,7 +126,7 @@ class Reads:
                 remote.announced = -math.inf
                 self.agent.send_notif(remote.name, LEAVING)
         except self.errors as error:
-            self.forget(card)
+            self.forget(endpoint)
             raise TransportError(f"{type(error).__name__}: {error}") from error
         generation, nbytes = PAIR.unpack(memory[pair_at:].tobytes())
         if (generation, nbytes) != (at.generation, at.nbytes):
@@ -134,9 +134,9 @@ class Reads:
         memory.flags.writeable = False
         found.append(memory[: at.nbytes])
 
-    def forget(self, card: NixlCard) -> None:
+    def forget(self, endpoint: NixlEndpoint) -> None:
         """Let go of a peer; the next read meets it anew."""
-        remote = self._remotes.pop(card.metadata, None)
+        remote = self._remotes.pop(endpoint.metadata, None)
         if remote is not None:
             with contextlib.suppress(*self.errors):  # gone already, which is what was wanted
                 self.agent.remove_remote_agent(remote.name)
@@ -151,7 +151,7 @@ class Reads:
         until = self.clock() + _STALLED_S + into.nbytes / _SLOWEST_BYTES_S
         self._announce(remote)
         here = self.agent.get_xfer_descs([(into.ctypes.data, into.nbytes, 0)], "DRAM")
-        there = self.agent.get_xfer_descs([(remote.card.base + offset, into.nbytes, 0)], "DRAM")
+        there = self.agent.get_xfer_descs([(remote.endpoint.base + offset, into.nbytes, 0)], "DRAM")
         handle = self.agent.initialize_xfer("READ", here, there, remote.name, b"")
         is_over = False
         try:
@@ -193,8 +193,10 @@ class Reads:
         with contextlib.suppress(*self.errors):  # what NIXL still holds of it, it frees with the agent
             self.agent.release_xfer_handle(handle)
 
-    def _meet(self, card: NixlCard) -> _Remote:
-        if card.metadata not in self._remotes:
-            name = self.agent.add_remote_agent(card.metadata)
-            self._remotes[card.metadata] = _Remote(name.decode() if isinstance(name, bytes) else name, card)
-        return self._remotes[card.metadata]
+    def _meet(self, endpoint: NixlEndpoint) -> _Remote:
+        if endpoint.metadata not in self._remotes:
+            name = self.agent.add_remote_agent(endpoint.metadata)
+            self._remotes[endpoint.metadata] = _Remote(
+                name.decode() if isinstance(name, bytes) else name, endpoint
+            )
+        return self._remotes[endpoint.metadata]

@@ -13,11 +13,11 @@ from shared.errors import TensorGone
 from workers.data_plane.memory.arena import Arena
 from workers.data_plane.memory.backing import is_abandoned
 from workers.data_plane.transport import Peer, TransportError
-from workers.data_plane.transports.endpoints import boot, read_card
+from workers.data_plane.transports.endpoints import boot, decode_endpoint
 from workers.data_plane.transports.mapped import OPEN_FLAGS, MappedTransport
 
 
-class NamedShmCard(msgspec.Struct, frozen=True, array_like=True):
+class NamedShmEndpoint(msgspec.Struct, frozen=True, array_like=True):
     """How an arena with a name is opened.
 
     Attributes:
@@ -39,32 +39,32 @@ class NamedShmTransport(MappedTransport):
 
     def __init__(self, arena: Arena) -> None:
         super().__init__()
-        self._card = b""
+        self._endpoint = b""
         if (path := arena.backing.path) is not None:
-            card = NamedShmCard(boot(), path.stat().st_dev, str(path), arena.layout.epoch)
-            self._card = msgspec.msgpack.encode(card)
+            endpoint = NamedShmEndpoint(boot(), path.stat().st_dev, str(path), arena.layout.epoch)
+            self._endpoint = msgspec.msgpack.encode(endpoint)
 
-    def card(self) -> bytes:
-        return self._card
+    def endpoint(self) -> bytes:
+        return self._endpoint
 
     def reaches(self, peer: Peer) -> bool:
-        card = read_card(peer.card, NamedShmCard)
-        if card is None or card.boot != boot():
+        endpoint = decode_endpoint(peer.endpoint, NamedShmEndpoint)
+        if endpoint is None or endpoint.boot != boot():
             return False
         try:
-            return Path(card.path).parent.stat().st_dev == card.device
+            return Path(endpoint.path).parent.stat().st_dev == endpoint.device
         except OSError:
             return False
 
     def open(self, peer: Peer) -> tuple[int, int]:
-        card = read_card(peer.card, NamedShmCard)
-        if card is None:
-            raise TransportError(f"rank {peer.rank}: its card cannot be read")
-        fd = os.open(card.path, OPEN_FLAGS | os.O_NOFOLLOW)
+        endpoint = decode_endpoint(peer.endpoint, NamedShmEndpoint)
+        if endpoint is None:
+            raise TransportError(f"rank {peer.rank}: its endpoint cannot be read")
+        fd = os.open(endpoint.path, OPEN_FLAGS | os.O_NOFOLLOW)
         try:
             if is_abandoned(fd):
-                raise TensorGone(f"rank {peer.rank} is gone: nobody holds {card.path}")
+                raise TensorGone(f"rank {peer.rank} is gone: nobody holds {endpoint.path}")
         except BaseException:
             os.close(fd)
             raise
-        return fd, card.epoch
+        return fd, endpoint.epoch

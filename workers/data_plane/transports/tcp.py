@@ -1,8 +1,8 @@
 """TCP: any worker that the network reaches. The reader asks, the owner sends, nothing is pushed.
 
-The owner listens on one address (`tcp_server`) and puts it into its card with a token, new in each life. The
-reader keeps a few connections to each peer, with a thread each, and reads straight into memory that is warm
-(`landing`); what it gives out is a copy, the reader's own.
+The owner listens on one address (`tcp_server`) and puts it into its endpoint with a token, new in each life.
+The reader keeps a few connections to each peer, with a thread each, and reads straight into memory that is
+warm (`landing`); what it gives out is a copy, the reader's own.
 
 Nothing is encrypted: the token keeps strangers from reading, not from listening. On a network that others
 share, put the data plane on an address of its own, or below a tunnel.
@@ -24,8 +24,8 @@ from workers.data_plane.memory.source import Source
 from workers.data_plane.port import Bytes
 from workers.data_plane.transport import Locator, Peer, TransportError
 from workers.data_plane.transports import tcp_frames as frames
-from workers.data_plane.transports.endpoints import own_network, read_card
-from workers.data_plane.transports.landing import Landing
+from workers.data_plane.transports.endpoints import decode_endpoint, own_network
+from workers.data_plane.transports.fetch_buffers import FetchBuffers
 from workers.data_plane.transports.tcp_frames import Request, Status
 from workers.data_plane.transports.tcp_server import TcpServer, prepare, receive_rest, shut
 
@@ -38,7 +38,7 @@ _CONNECTIONS: Final = 4
 """To one peer: reads beyond that wait for one another."""
 
 
-class TcpCard(msgspec.Struct, frozen=True, array_like=True):
+class TcpEndpoint(msgspec.Struct, frozen=True, array_like=True):
     """Where a life listens.
 
     Attributes:
@@ -60,7 +60,7 @@ class TcpTransport:
     def __init__(
         self,
         source: Source,
-        landing: Landing,
+        buffers: FetchBuffers,
         *,
         address: str = "127.0.0.1",
         port: int = 0,
@@ -72,24 +72,26 @@ class TcpTransport:
             ValueError: `address` stands for all addresses of this machine.
             OSError: `address` is not this machine's, or the port is taken.
         """
-        self._landing = landing
+        self._buffers = buffers
         self._stalled_s = stalled_s
         self._links: dict[tuple[int, int], _Link] = {}
         self.server = TcpServer(source, address=address, port=port)
         where, found = self.server.address
-        self._card = msgspec.msgpack.encode(TcpCard(where, found, self.server.token, own_network()))
+        self._endpoint = msgspec.msgpack.encode(TcpEndpoint(where, found, self.server.token, own_network()))
 
     @property
     def refused(self) -> int:
         """Requests that were refused because nobody of ours would have sent them."""
         return sum(self.server.refused.values())
 
-    def card(self) -> bytes:
-        return self._card
+    def endpoint(self) -> bytes:
+        return self._endpoint
 
     def reaches(self, peer: Peer) -> bool:
-        card = _read(peer.card)
-        return card is not None and (not _is_loopback(card.address) or card.network == own_network())
+        endpoint = _read(peer.endpoint)
+        return endpoint is not None and (
+            not _is_loopback(endpoint.address) or endpoint.network == own_network()
+        )
 
     async def fetch(self, peer: Peer, locator: Locator) -> Bytes:
         # Not as the thread's result: it would hold on to that a little longer than it takes to read it.
@@ -120,20 +122,20 @@ class TcpTransport:
     def _link(self, peer: Peer) -> "_Link":
         key = (peer.rank, peer.incarnation)
         if key not in self._links:
-            card = _read(peer.card)
-            if card is None:
-                raise TransportError(f"rank {peer.rank} has no tcp card that can be read")
-            self._links[key] = _Link(peer, card, self._landing, self._stalled_s)
+            endpoint = _read(peer.endpoint)
+            if endpoint is None:
+                raise TransportError(f"rank {peer.rank} has no tcp endpoint that can be read")
+            self._links[key] = _Link(peer, endpoint, self._buffers, self._stalled_s)
         return self._links[key]
 
 
 class _Link:
     """The connections to one peer's life, and the threads that wait at them."""
 
-    def __init__(self, peer: Peer, card: TcpCard, landing: Landing, stalled_s: float) -> None:
-        self._who = f"rank {peer.rank} at {card.address}:{card.port}"
-        self._card = card
-        self._landing = landing
+    def __init__(self, peer: Peer, endpoint: TcpEndpoint, buffers: FetchBuffers, stalled_s: float) -> None:
+        self._who = f"rank {peer.rank} at {endpoint.address}:{endpoint.port}"
+        self._endpoint = endpoint
+        self._buffers = buffers
         self._stalled_s = stalled_s
         self._threads = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="tcp-fetch")
         self._lock = threading.Lock()
@@ -168,10 +170,10 @@ class _Link:
                 f"{self._who}: no byte came for {self._stalled_s} s, to one who asked before"
             )
         try:
-            asked = frames.pack_request(Request(frames.READ, at, self._card.token))
+            asked = frames.pack_request(Request(frames.READ, at, self._endpoint.token))
         except frames.FrameError as error:
             raise TensorGone(f"{self._who} has no such slot: {error}") from error
-        into = self._landing.take(at.nbytes)
+        into = self._buffers.take(at.nbytes)
         while True:
             connection, is_fresh = self._take()
             try:
@@ -220,7 +222,7 @@ class _Link:
         receive_rest(connection, into[got - len(head) :])
         if at.nbytes <= frames.WHOLE_BYTES:
             return status
-        connection.sendall(frames.pack_request(Request(frames.CHECK, at, self._card.token)))
+        connection.sendall(frames.pack_request(Request(frames.CHECK, at, self._endpoint.token)))
         receive_rest(connection, memoryview(head))
         return frames.unpack_reply(head)[0]
 
@@ -233,7 +235,7 @@ class _Link:
             if self._idle:
                 return self._idle.pop(), False
         try:
-            connection = socket.create_connection((self._card.address, self._card.port), _CONNECT_S)
+            connection = socket.create_connection((self._endpoint.address, self._endpoint.port), _CONNECT_S)
             prepare(connection, send_s=self._stalled_s, receive_s=self._stalled_s)
         except (OSError, ValueError) as error:  # ValueError: a scope of an IPv6 address that no name can be
             raise TransportError(f"{self._who} does not answer: {error}") from error
@@ -263,12 +265,12 @@ def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
-def _read(card: bytes) -> TcpCard | None:
-    if (read := read_card(card, TcpCard)) is None:
+def _read(endpoint: bytes) -> TcpEndpoint | None:
+    if (read := decode_endpoint(endpoint, TcpEndpoint)) is None:
         return None
     try:
         ipaddress.ip_address(read.address)
     except ValueError as error:
-        _LOGGER.warning("data plane: a TcpCard that cannot be read: %s", error)
+        _LOGGER.warning("data plane: a TcpEndpoint that cannot be read: %s", error)
         return None
     return read

@@ -81,7 +81,7 @@ def test_a_forked_child_does_not_hold_the_lock_for_its_parent(folder: Path) -> N
         "from pathlib import Path\n"
         "from workers.data_plane.store import open_store\n"
         f"store = open_store(total_bytes=1 << 20, memory='named', folder=Path({str(folder)!r}))\n"
-        "store.adopt(0, 1)\n"
+        "store.begin_incarnation(0, 1)\n"
         "store.allocate('key', 'uint8', (5000,), scope='r')\n"
         "if os.fork() == 0:\n"
         "    print('child', flush=True)\n"
@@ -122,7 +122,7 @@ from workers.data_plane.store import open_store
 
 async def main():
     named = open_store(total_bytes=64 << 20, memory="named", folder=Path("/dev/shm"))
-    named.adopt(0, 1)
+    named.begin_incarnation(0, 1)
     handle = named.put("key", "uint8", (5000,), np.full(5000, 7, np.uint8), scope="a")
     try:
         named.allocate("key", "uint8", (8 << 20,), scope="b")
@@ -131,7 +131,7 @@ async def main():
     assert (await named.get(handle) == 7).all()
     assert named.stats().free_bytes == (64 << 20) - 8192
     without = open_store(total_bytes=64 << 20)
-    without.adopt(1, 2)
+    without.begin_incarnation(1, 2)
     _, slot = without.allocate("key", "uint8", (8 << 20,), scope="b")
     slot[:] = 1
     await named.close()

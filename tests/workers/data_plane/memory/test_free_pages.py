@@ -1,16 +1,16 @@
-"""Which pages are free: `Blocks` against a plain list of booleans."""
+"""Which pages are free: `FreePages` against a plain list of booleans."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.data_plane.memory.free_pages import Blocks
+from workers.data_plane.memory.free_pages import FreePages
 
 TOTAL = 40
 
 
 def test_pages_are_taken_from_the_bottom_and_taken_again_when_they_are_free() -> None:
-    blocks = Blocks(10)
+    blocks = FreePages(10)
     assert [blocks.take(3), blocks.take(3), blocks.take(3)] == [0, 3, 6]
     assert blocks.take(3) is None
     blocks.give(3, 3)
@@ -21,7 +21,7 @@ def test_pages_are_taken_from_the_bottom_and_taken_again_when_they_are_free() ->
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 1, 0)])
 def test_free_neighbours_are_one_piece_in_whatever_order_they_came_free(order: tuple[int, ...]) -> None:
-    blocks = Blocks(9)
+    blocks = FreePages(9)
     starts = [blocks.take(3) for _ in range(3)]
     for number in order:
         start = starts[number]
@@ -33,14 +33,14 @@ def test_free_neighbours_are_one_piece_in_whatever_order_they_came_free(order: t
 
 
 def test_more_than_there_ever_is_is_never_taken() -> None:
-    assert Blocks(8).take(9) is None
-    assert Blocks(8).take(1 << 40) is None
+    assert FreePages(8).take(9) is None
+    assert FreePages(8).take(1 << 40) is None
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=60))
 @settings(max_examples=100, deadline=None)
 def test_what_is_taken_is_the_lowest_piece_that_is_long_enough(steps: list[tuple[bool, int]]) -> None:
-    blocks = Blocks(TOTAL)
+    blocks = FreePages(TOTAL)
     free = [True] * TOTAL
     held: list[tuple[int, int]] = []
     for is_taking, number in steps:

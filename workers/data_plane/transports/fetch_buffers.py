@@ -12,7 +12,7 @@ from workers.data_plane.port import Bytes
 from workers.data_plane.transport import TransportError
 
 
-class Landing(Protocol):
+class FetchBuffers(Protocol):
     """Lends writable memory."""
 
     def take(self, nbytes: int) -> Bytes:
@@ -24,7 +24,7 @@ class Landing(Protocol):
         ...
 
 
-class ArenaLanding:
+class ArenaFetchBuffers:
     """Lends an arena's pages."""
 
     def __init__(self, arena: Arena) -> None:

@@ -8,7 +8,7 @@ import pytest
 from workers.data_plane.memory import backing
 from workers.data_plane.memory.arena import Arena
 from workers.data_plane.transport import TransportError
-from workers.data_plane.transports.landing import ArenaLanding
+from workers.data_plane.transports.fetch_buffers import ArenaFetchBuffers
 
 PAGES = 16
 
@@ -25,7 +25,7 @@ def free_pages(arena: Arena) -> int:
 
 
 def test_pages_come_home_when_their_last_view_is_gone(arena: Arena) -> None:
-    view = ArenaLanding(arena).take(2 * 4096)
+    view = ArenaFetchBuffers(arena).take(2 * 4096)
     view[:] = 1
     part = view[10:].view(np.int16)[::2]
     del view
@@ -36,15 +36,15 @@ def test_pages_come_home_when_their_last_view_is_gone(arena: Arena) -> None:
 
 
 def test_what_is_landed_is_no_tensor_of_this_worker(arena: Arena) -> None:
-    landed = ArenaLanding(arena).take(100)
+    landed = ArenaFetchBuffers(arena).take(100)
 
     assert landed.flags.writeable
     assert arena.stats().slots == 0
 
 
 def test_memory_that_is_lent_is_lent_to_one(arena: Arena) -> None:
-    landing = ArenaLanding(arena)
-    taken = [landing.take(4096) for _ in range(PAGES)]
+    buffers = ArenaFetchBuffers(arena)
+    taken = [buffers.take(4096) for _ in range(PAGES)]
     for number, view in enumerate(taken):
         view[:] = number
 
@@ -52,9 +52,9 @@ def test_memory_that_is_lent_is_lent_to_one(arena: Arena) -> None:
 
 
 def test_where_there_is_no_room_another_way_may_be_asked(arena: Arena) -> None:
-    landing = ArenaLanding(arena)
-    held = landing.take(PAGES * 4096)
+    buffers = ArenaFetchBuffers(arena)
+    held = buffers.take(PAGES * 4096)
 
     with pytest.raises(TransportError, match=r"no room to fetch into: the arena is full"):
-        landing.take(1)
+        buffers.take(1)
     assert held.nbytes == PAGES * 4096
