@@ -35,9 +35,9 @@ from configs.deployment import DeploymentConfig, RecoverySettings
 from models import registry
 from shared import faults
 from shared.errors import CapacityError
-from shared.log.capacity_watch import RoomWatch
+from shared.log.capacity_watch import CapacityWatch
 from shared.log.nats import jetstream
-from shared.log.nats.credentials import NOBODY, Credentials
+from shared.log.nats.credentials import ANONYMOUS, Credentials
 from shared.log.port import Log, LogState, LogUnavailableError, StoredRecord, WrongLastSequenceError
 from shared.meters import ConductorMeters
 from shared.subjects import Subjects
@@ -67,7 +67,7 @@ class ConductorOptions:
 
     config: DeploymentConfig
     nats_url: str
-    credentials: Credentials = NOBODY
+    credentials: Credentials = ANONYMOUS
     prefix: str = "ds"
     alone: bool = False
 
@@ -124,7 +124,7 @@ class Conductor:
         self._cluster = cluster
         self._deployment = deployment
         self._closed = msgspec.structs.replace(deployment, max_concurrent_requests=0)
-        self._room = RoomWatch(log, self._room_changed)
+        self._capacity = CapacityWatch(log, self._room_changed)
         self._has_room = asyncio.Event()
         self._subjects = subjects
         self._name = name
@@ -163,7 +163,7 @@ class Conductor:
                 tasks.create_task(self._follow(), name="follow")
                 tasks.create_task(self._watch(), name="watch")
                 tasks.create_task(self._time(), name="time")
-                tasks.create_task(self._room.run(), name="room")
+                tasks.create_task(self._capacity.run(), name="room")
                 tasks.create_task(self._admit_again(), name="admit again")
                 if self._snapshots is not None:
                     tasks.create_task(self._keep_snapshots(self._snapshots), name="snapshots")
@@ -245,10 +245,10 @@ class Conductor:
     @property
     def _allowed(self) -> Deployment:
         """The deployment, without places where the log has no room: whoever has one, or had, goes on."""
-        return self._closed if self._room.words else self._deployment
+        return self._closed if self._capacity.reason else self._deployment
 
     def _room_changed(self) -> None:
-        if not self._room.words:
+        if not self._capacity.reason:
             self._has_room.set()
 
     async def _admit_again(self) -> None:
@@ -284,10 +284,10 @@ class Conductor:
                 log=self._log.stats(), folded=self._folded, decisions=self._writer.count
             ),
         }
-        await self._log.beat(self._subjects.beat("conductor", self._name), msgspec.msgpack.encode(beat))
+        await self._log.send_heartbeat(self._subjects.heartbeat("conductor", self._name), msgspec.msgpack.encode(beat))
 
     async def _hear(self) -> None:
-        async with aclosing(self._log.listen(self._subjects.beats())) as beats:
+        async with aclosing(self._log.listen(self._subjects.heartbeats())) as beats:
             async for subject, data in beats:
                 match subject.split("."):
                     case [_, _, "conductor", name] if name == self._name:

@@ -1,10 +1,10 @@
-"""The contract of the log as an AsyncAPI 3 document: docs/asyncapi.yaml is what this writes.
+"""Generator of docs/asyncapi.yaml: the log's contract as an AsyncAPI 3 document.
 
     $ python -m dalsegno.asyncapi docs/asyncapi.yaml
 
-Channels are the subjects of `shared.subjects`, messages the events of `shared.events`, their descriptions
-the docstrings there. Who writes and who reads what is said here, once per channel: an operation is a role's,
-named `<role>.<does>.<channel>`.
+Channels are the subjects of `shared.subjects`; messages are the events of `shared.events`, described by their
+docstrings. This module adds each channel's writers and readers: an operation belongs to a role and is named
+`<role>.<action>.<channel>`.
 """
 
 import sys
@@ -29,30 +29,33 @@ _SUBJECTS: Final = Subjects("{prefix}")
 _PACKED: Final = "application/msgpack"
 _JSON: Final = "application/json"
 _PARAMETERS: Final[dict[str, dict[str, Any]]] = {
-    "prefix": {"default": "ds", "description": "The deployment's, a token in small letters."},
-    "request_id": {"description": "Chosen by whoever submits it: 1 to 64 letters, digits, `_` or `-`."},
+    "prefix": {"default": "ds", "description": "The deployment's prefix: a token of lower-case letters."},
+    "request_id": {"description": "Chosen by the client: 1 to 64 letters, digits, `_` or `-`."},
     "origin": {
         "default": DEFAULT_ORIGIN,
-        "description": "What the request named as its origin: a gateway's name, or a service's own.",
+        "description": "The origin that the request names: a gateway's name, or a service's.",
     },
     "writer": {
         "description": "`w<rank>` for a worker, `conductor` for fences.",
         "examples": ["w0", "conductor"],
     },
-    "rank": {"description": "The worker's position.", "examples": ["0"]},
-    "to_rank": {"description": "Whom it is for.", "examples": ["1"]},
-    "from_rank": {"description": "Who says it.", "examples": ["0"]},
-    "kind": {"enum": ["epoch", "lost"], "description": "A term begins, or a worker's life is declared over."},
-    "role": {"enum": ["worker", "conductor"], "description": "Whose beat it is."},
+    "rank": {"description": "The worker's rank.", "examples": ["0"]},
+    "to_rank": {"description": "The receiving rank.", "examples": ["1"]},
+    "from_rank": {"description": "The sending rank.", "examples": ["0"]},
+    "kind": {
+        "enum": ["epoch", "lost"],
+        "description": "An epoch begins, or a worker's incarnation is declared lost.",
+    },
+    "role": {"enum": ["worker", "conductor"], "description": "The role that sends the heartbeat."},
     "name": {"description": "A worker's rank, a conductor's name.", "examples": ["0", "c-1f0a2b3c"]},
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channel:
-    """One family of subjects: who writes which events there, and who reads them.
+    """A family of subjects, with the events that each role writes there, and its readers.
 
-    `is_public` ones may be written by anybody, in JSON too.
+    Anybody may write to a public channel, in JSON too.
     """
 
     name: str
@@ -64,7 +67,7 @@ class Channel:
 
     @property
     def kinds(self) -> list[EventType]:
-        """The events that are written there, each once."""
+        """The events written there, each once."""
         return list(dict.fromkeys(kind for kinds in self.writers.values() for kind in kinds))
 
 
@@ -72,7 +75,7 @@ CHANNELS: Final = (
     Channel(
         name="request",
         address=_SUBJECTS.request("{request_id}"),
-        summary="Requests. Stored once acked; the same id executes once.",
+        summary="Requests. An acked request is stored; one id is executed once.",
         writers={role: [events.RequestSubmitted] for role in ("service", "gateway")},
         readers=["conductor", "gateway"],
         is_public=True,
@@ -80,7 +83,7 @@ CHANNELS: Final = (
     Channel(
         name="control",
         address=_SUBJECTS.control("{request_id}"),
-        summary="Cancels, and who reads. Whether a cancel came in time is decided by its place in the log.",
+        summary="Cancels, and reader notices. The position in the log decides if a cancel was in time.",
         writers={"service": [events.RequestCancel], "gateway": [events.RequestCancel, events.RequestWatched]},
         readers=["conductor", "gateway"],
         is_public=True,
@@ -88,7 +91,7 @@ CHANNELS: Final = (
     Channel(
         name="walk",
         address=_SUBJECTS.walk("{request_id}"),
-        summary="What became of a request: admitted or rejected, held and resumed, and its end.",
+        summary="The states of a request: admitted or rejected, held, resumed, and its end.",
         writers={
             "conductor": [
                 events.RequestAdmitted,
@@ -105,14 +108,14 @@ CHANNELS: Final = (
     Channel(
         name="output",
         address=_SUBJECTS.output("{origin}", "{request_id}", "{writer}"),
-        summary="The answer, piece by piece, and the fences that void pieces of dead workers.",
+        summary="The answer in chunks, and the fences that void chunks of dead workers.",
         writers={"worker": [events.OutputChunk], "conductor": [events.OutputFence]},
         readers=["service", "gateway", "worker"],
     ),
     Channel(
         name="conductor",
         address=_SUBJECTS.conductor("{kind}"),
-        summary="The conductors' terms, and the workers they gave up.",
+        summary="The conductors' epochs, and the workers that they declared lost.",
         writers={"conductor": [events.EpochOpened, events.WorkerLost]},
         readers=["service", "gateway", "conductor", "worker"],
     ),
@@ -126,7 +129,7 @@ CHANNELS: Final = (
     Channel(
         name="done",
         address=f"{_SUBJECTS.prefix}.done.{{rank}}.{{request_id}}",
-        summary="What a rank did of its orders.",
+        summary="The progress and results of a rank's orders.",
         writers={
             "worker": [
                 events.WalkBegun,
@@ -141,14 +144,14 @@ CHANNELS: Final = (
     Channel(
         name="edge",
         address=_SUBJECTS.edge("{to_rank}", "{from_rank}", "{request_id}"),
-        summary="What ranks of one step tell each other: what has fired, and how far streams are.",
+        summary="Messages between the ranks of a step: node calls, and the progress of streams.",
         writers={"worker": [events.NodeFired, events.StreamSent, events.StreamTaken, events.TensorsReleased]},
         readers=["worker"],
     ),
     Channel(
         name="worker",
         address=f"{_SUBJECTS.prefix}.worker.{{rank}}",
-        summary="The lives of a rank.",
+        summary="The incarnations of a rank: joined, leaving.",
         writers={"worker": [events.WorkerJoined, events.WorkerLeaving]},
         readers=["service", "gateway", "conductor", "worker"],
     ),
@@ -158,23 +161,23 @@ _BEAT_READERS: Final = ("service", "gateway", "conductor")
 
 
 class _Plain(yaml.SafeDumper):
-    """YAML without anchors: what is the same twice stands there twice."""
+    """YAML without anchors: repeated values are written out each time."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def document() -> dict[str, Any]:
-    """The whole document, as plain values."""
+    """Return the whole document as plain values."""
     return {
         "asyncapi": "3.0.0",
         "info": {
             "title": "Dal Segno",
             "version": version("dalsegno"),
             "description": (
-                "The event log of a Dal Segno deployment: one JetStream stream. docs/nats.md tells how to "
-                "read an answer. Bytes stand in JSON as base64, in MessagePack as they are; fields that have "
-                "their default are left out; unknown ones are to be ignored."
+                "The event log of a Dal Segno deployment: one JetStream stream. docs/nats.md describes how to "
+                "read an answer. Bytes are base64 in JSON and raw in MessagePack; fields with their default "
+                "value are left out; readers must ignore unknown fields."
             ),
             "license": {"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
         },
@@ -200,16 +203,16 @@ def document() -> dict[str, Any]:
             "securitySchemes": {
                 "user": {
                     "type": "userPassword",
-                    "description": "A private server's: `nats_client` in the ready file.",
+                    "description": "For a private server: `nats_client` in the ready file.",
                 },
                 "key": {
                     "type": "asymmetricEncryption",
-                    "description": "An nkey, of a server with a key for each role.",
+                    "description": "An nkey, for a server with a key per role.",
                 },
                 "token": {
                     "type": "apiKey",
                     "in": "password",
-                    "description": "NATS' own token, of a server with one for all.",
+                    "description": "A NATS token, for a server with one token for all.",
                 },
             },
         },
@@ -217,7 +220,7 @@ def document() -> dict[str, Any]:
 
 
 def text() -> str:
-    """The document as YAML."""
+    """Return the document as YAML."""
     return yaml.dump(document(), Dumper=_Plain, sort_keys=False, allow_unicode=True, width=110)
 
 
@@ -231,10 +234,10 @@ def _channel(channel: Channel) -> dict[str, Any]:
 
 
 def _beat_channel() -> dict[str, Any]:
-    address = _SUBJECTS.beat("{role}", "{name}")
+    address = _SUBJECTS.heartbeat("{role}", "{name}")
     return {
         "address": address,
-        "summary": "Who is there, twice a second or more often; core NATS, not stored.",
+        "summary": "Heartbeats, at least twice a second; core NATS, not stored.",
         "parameters": _parameters(address),
         "messages": {"Beat": {"$ref": "#/components/messages/Beat"}},
     }
@@ -246,7 +249,7 @@ def _parameters(address: str) -> dict[str, Any]:
 
 
 def _names(channel: Channel) -> list[str]:
-    """The names of a channel's messages; at the public ones also of their JSON."""
+    """The names of a channel's messages; a public channel has a JSON form of each."""
     names = [kind.__name__ for kind in channel.kinds]
     return [*names, *(f"{name}Json" for name in names)] if channel.is_public else names
 
@@ -311,7 +314,7 @@ def _schemas() -> dict[str, Any]:
     state = {"type": "string", "examples": ["loading", "ready", "draining", "following", "leading"]}
     schemas["Beat"] = {
         "title": "Beat",
-        "description": "The last word of one process, and facts for people.",
+        "description": "The state of one process, and facts for people.",
         "type": "object",
         "properties": {"state": state, "pid": {"type": "integer"}},
         "required": ["state"],
@@ -320,7 +323,7 @@ def _schemas() -> dict[str, Any]:
 
 
 def _schema(name: str, found: dict[str, Any], *, is_public: bool) -> dict[str, Any]:
-    """As msgspec has it, each field told about at its place, patterns as other languages write them."""
+    """Return msgspec's schema with a description for each field, and patterns in the common syntax."""
     kind = _kind_of(name)
     about, _, _ = cleandoc(kind.__doc__ or "").partition("\n\nAttributes:")
     meanings = {**meanings_of(Event), **meanings_of(kind)} if issubclass(kind, Event) else meanings_of(kind)

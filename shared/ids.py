@@ -13,7 +13,7 @@ Incarnation = NewType("Incarnation", int)
 """One life of a rank's process: the log sequence of its `worker.joined`."""
 
 ID_PATTERN: Final = r"\A[A-Za-z0-9_-]{1,64}\Z"
-MOST_TOKEN_BYTES: Final = 256
+MAX_SUBJECT_TOKEN_BYTES: Final = 256
 _TOKEN: Final = re.compile(ID_PATTERN)
 
 
@@ -38,7 +38,7 @@ def is_addressable(text: str) -> bool:
     a wildcard, or that leaves no room for a reply in a line of the protocol (4 KiB).
     """
     plain = text.isprintable() and not set(" .*>") & set(text)
-    return plain and 1 <= len(text.encode()) <= MOST_TOKEN_BYTES
+    return plain and 1 <= len(text.encode()) <= MAX_SUBJECT_TOKEN_BYTES
 
 
 def parse_request_id(text: str) -> RequestId:

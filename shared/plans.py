@@ -157,7 +157,7 @@ class Planner(Protocol):
         ...
 
 
-class AtHand(msgspec.Struct, frozen=True):
+class PendingStep(msgspec.Struct, frozen=True):
     """A step that the results so far lead to, and whose own result is not among them.
 
     Attributes:
@@ -213,7 +213,7 @@ class Journey:
         self._root: _Run | None = None
         self._fed: list[Recorded] = []
 
-    def advance(self, results: Sequence[Recorded]) -> tuple[AtHand, ...] | Finish:
+    def advance(self, results: Sequence[Recorded]) -> tuple[PendingStep, ...] | Finish:
         """The steps at hand behind `results`, in order of their indices; or the plan's return.
 
         Args:
@@ -253,7 +253,7 @@ class Journey:
     def _begin(self) -> None:
         self._fed = []
         self._finish: Finish | None = None
-        self._waiting: dict[int, tuple[_Run, AtHand]] = {}
+        self._waiting: dict[int, tuple[_Run, PendingStep]] = {}
         self._came: list[int] = []
         self._names: set[str] = set()
         self._unjoined = 0
@@ -308,7 +308,7 @@ class Journey:
         walks = step.walks if isinstance(step, Chain) else (step,)
         self._came.append(len(self._fed))
         ends = tuple(dict.fromkeys(step.ends))
-        self._waiting[index] = (run, AtHand(index, run.name, walks, ends, run.steps))
+        self._waiting[index] = (run, PendingStep(index, run.name, walks, ends, run.steps))
         run.steps += 1
 
     def _start(self, run: _Run, start: Start) -> None:

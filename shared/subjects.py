@@ -85,7 +85,7 @@ class Subjects:
     def output(self, origin: str, request_id: str, writer: str) -> str:
         return f"{self.prefix}.output.{origin}.{request_id}.{writer}"
 
-    def beat(self, role: str, name: str) -> str:
+    def heartbeat(self, role: str, name: str) -> str:
         return f"{self.prefix}.beat.{role}.{name}"
 
     # ---- what is read ------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Subjects:
     def worker_any(self) -> str:
         return f"{self.prefix}.worker.*"
 
-    def beats(self) -> str:
+    def heartbeats(self) -> str:
         return f"{self.prefix}.beat.>"
 
     def outputs_of(self, request_id: str, origin: str = "*") -> str:

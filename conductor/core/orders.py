@@ -15,7 +15,7 @@ from shared.events import (
     WalkStop,
     encode,
 )
-from shared.plans import AtHand, Finish
+from shared.plans import PendingStep, Finish
 from shared.transcript import combined
 
 _STAMP_BYTES: Final = 64
@@ -25,7 +25,7 @@ _STAMP_BYTES: Final = 64
 # ---- what ranks are told -------------------------------------------------------------------------
 
 
-def order(request: Request, step: AtHand, rank: int, lives: dict[int, int], why: str | None) -> NodeReady:
+def order(request: Request, step: PendingStep, rank: int, lives: dict[int, int], why: str | None) -> NodeReady:
     """What one of a step's ranks is told: all of the step; `lives` are those of the request's ranks."""
     admitted = request.admitted
     assert admitted is not None

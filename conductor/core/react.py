@@ -65,7 +65,7 @@ from shared.events import (
     WorkerLost,
 )
 from shared.log.port import StoredRecord
-from shared.plans import AtHand, Finish, Journey, PlanRequest, StepResult
+from shared.plans import PendingStep, Finish, Journey, PlanRequest, StepResult
 from shared.tensors import Handle
 from shared.transcript import combined
 
@@ -96,7 +96,7 @@ class Deadline(msgspec.Struct, frozen=True):
 class _Step(msgspec.Struct, frozen=True):
     """One step of a plan, and the ranks that host the nodes of its walks."""
 
-    asked: AtHand
+    asked: PendingStep
     ranks: tuple[int, ...]
 
 
@@ -291,7 +291,7 @@ class Reactor:
             message = f"the plan failed: {type(error).__name__}: {error}"
             return Failure(code="internal_error", message=message)
 
-    def _ranks_of(self, step: AtHand, request: Request) -> tuple[int, ...]:
+    def _ranks_of(self, step: PendingStep, request: Request) -> tuple[int, ...]:
         assert request.admitted is not None
         graph = self._graph_of(request.admitted.family)
         unknown = [walk.name for walk in step.walks if walk.name not in graph.walks]

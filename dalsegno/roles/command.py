@@ -20,7 +20,7 @@ def provision(**flags: Any) -> None:
     """
     import asyncio
 
-    from configs.nats_access import log_keeping, nats_credentials
+    from configs.nats_access import stream_policy, nats_credentials
     from dalsegno.config import address, resolve
     from shared.log.nats import jetstream
     from shared.log.nats.durability import PROMISES
@@ -32,7 +32,7 @@ def provision(**flags: Any) -> None:
         raise click.UsageError("no NATS server: name it with --nats, or in DALSEGNO_NATS_URL")
     url, credentials = address.nats_url(nats.url), nats_credentials(nats, PROVISIONER)
     asyncio.run(
-        jetstream.provision(url, credentials, Subjects(nats.prefix), log_keeping(nats), timeout_s=0.0)
+        jetstream.provision(url, credentials, Subjects(nats.prefix), stream_policy(nats), timeout_s=0.0)
     )
     click.echo(f"The stream of prefix {nats.prefix!r} is in {url}: {PROMISES[nats.durability]}.")
 

@@ -1,16 +1,16 @@
-"""The embedded deployment: `dalsegno serve MODEL` runs everything on one machine.
+"""The launcher: starts, supervises and stops the processes of one deployment.
 
-    launcher ─┬─ nats-server      private: loopback, each role its own secrets, its log under the data dir
-              ├─ worker-<rank>    one per rank; first, because it has the most to load
+    launcher ─┬─ nats-server      private: loopback, credentials per role, its log under the data dir
+              ├─ worker-<rank>    one per rank; first, because it loads the most
               ├─ conductor        or several: conductor-2, ...; one leads
               └─ gateway          HTTP on --host and --port
 
-All are processes of their own, started at once; each waits for what it needs. One that dies starts
-again, with back-off; one that refuses its configuration stops the deployment with its message
-and status. SIGTERM or Ctrl-C drains from the bottom of the picture to the top: the gateway finishes its
-streams while all others still work, and the log goes last. A second one kills.
+All processes start at once; each waits for what it needs. One that dies is restarted with back-off; one that
+refuses its configuration stops the deployment with its message and status. SIGTERM or Ctrl-C drains from the
+bottom of the picture to the top: the gateway finishes its streams while the others still work, and the log
+stops last. A second signal kills.
 
-The launcher knows processes and addresses. It knows no events, and decides nothing about requests.
+The launcher knows processes and addresses. It reads no events and decides nothing about requests.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from shared.errors import DalSegnoError
 from shared.log.nats.credentials import Credentials
 
 GRACE_S: Final = 10.0
-"""How long a process may take to stop; a gateway, once its running streams have had their time."""
+"""Seconds that a process may take to stop; for a gateway, in addition to the time of its running streams."""
 _LOOK_EVERY_S: Final = 0.05
 _SAY_EVERY_S: Final = 2.0
-"""How often it is said what a start still waits for: a big checkpoint loads for minutes."""
+"""Seconds between reports of what a start still waits for: a big checkpoint loads for minutes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,17 +42,17 @@ class Launcher:
     """Starts, watches and stops the processes of one deployment.
 
     Attributes:
-        client: what a service shows to NATS that asks there.
-        reader: what who only reads the log does.
-        gateway_grace_s: how long the gateway may take to stop: longer than its running streams may go on.
-        nats: the private server, already started; None where the deployment joined another.
-        listens: where each gateway listens.
-        commands: `worker-<rank>`, `gateway`, `gateway-2`, ..., `conductor`, `conductor-2`, ..., in the order
-            of starting.
-        ready_files: where the deployment is described while it is ready.
-        keep: makes the log's stream while the roles start, and looks after it.
-        reap: ends workers that the deployment has given up; told which there are, and how to end one.
-        ready: called once, when all is.
+        client: NATS credentials for services that submit requests.
+        reader: NATS credentials for services that only read the log.
+        gateway_grace_s: the gateway's time to stop: longer than its running streams may take.
+        nats: the private server, already started; None if the deployment joined another.
+        listens: the address of each gateway.
+        commands: `worker-<rank>`, `gateway`, `gateway-2`, ..., `conductor`, `conductor-2`, ..., in starting
+        order.
+        ready_files: the files that describe the deployment while it is ready.
+        keep: creates the log's stream while the roles start, and maintains it.
+        reap: ends lost workers; called with the running workers and a function that kills one.
+        ready: called once the deployment is ready.
     """
 
     listens: Sequence[Listen]
@@ -70,12 +70,12 @@ class Launcher:
     ready: Callable[[], None]
     echo: SignalEcho = field(default_factory=SignalEcho)
     _supervisors: dict[str, Supervisor] = field(default_factory=dict)
-    _told: asyncio.Event = field(default_factory=asyncio.Event)
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _failure: DalSegnoError | None = None
     _is_ready: bool = False
 
     async def run(self) -> None:
-        """Run until told to stop by a signal.
+        """Run until a signal or `stop`.
 
         Raises:
             DalSegnoError: a role refused its configuration, or the log cannot be prepared.
@@ -86,8 +86,8 @@ class Launcher:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # nohup: it shall outlive its terminal
-            loop.add_signal_handler(number, self._tell, number)
+                continue  # nohup: the deployment outlives its terminal
+            loop.add_signal_handler(number, self._on_signal, number)
         try:
             async with asyncio.TaskGroup() as group:
                 for supervisor in self._supervisors.values():
@@ -95,7 +95,7 @@ class Launcher:
                 keeping = group.create_task(self._or_stop(self.keep()))
                 waiting = group.create_task(self._or_stop(self._wait_until_ready()))
                 reaping = group.create_task(self._or_stop(self.reap(self._workers, self._end)))
-                await self._told.wait()
+                await self._stopping.wait()
                 reaping.cancel()
                 keeping.cancel()
                 waiting.cancel()
@@ -108,13 +108,13 @@ class Launcher:
 
     def stop(self) -> None:
         """Begin to drain."""
-        self._told.set()
+        self._stopping.set()
 
-    def _tell(self, number: signal.Signals) -> None:
-        if self.echo.heard():
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self.echo.is_echo():
             return
-        if not self._told.is_set():
-            self.console.say(f"stopping ({number.name}): running streams finish first; once more to kill")
+        if not self._stopping.is_set():
+            self.console.say(f"stopping ({number.name}): running streams finish first; a second signal kills")
             self.stop()
             return
         self.console.say("killing everything", "warning")
@@ -122,7 +122,7 @@ class Launcher:
             supervisor.kill()
 
     async def _or_stop(self, work: Awaitable[None]) -> None:
-        """Do `work`; what goes wrong with it for good stops the deployment."""
+        """Run `work`; a permanent error stops the deployment."""
         try:
             await work
         except DalSegnoError as error:
@@ -130,7 +130,7 @@ class Launcher:
             self.stop()
 
     def _workers(self) -> dict[int, WorkerProcess]:
-        """The workers that run now."""
+        """The running workers, by rank."""
         found = {}
         for name, supervisor in self._supervisors.items():
             role, _, rank = name.partition("-")
@@ -138,10 +138,10 @@ class Launcher:
                 found[int(rank)] = WorkerProcess(pid, supervisor.since_ns)
         return found
 
-    def _end(self, condemned: LostWorker) -> None:
-        """Kill a worker; its supervisor starts it anew."""
-        name = f"worker-{condemned.rank}"
-        self.console.say(f"{name} is killed: {condemned.why}", "warning")
+    def _end(self, lost: LostWorker) -> None:
+        """Kill a worker; its supervisor restarts it."""
+        name = f"worker-{lost.rank}"
+        self.console.say(f"{name} is killed: {lost.why}", "warning")
         self._supervisors[name].child.kill()
 
     async def _drain(self) -> None:
@@ -155,18 +155,18 @@ class Launcher:
 
     async def _wait_until_ready(self) -> None:
         clock = asyncio.get_running_loop().time
-        said, next_word = "", clock() + _SAY_EVERY_S
+        reported, next_report = "", clock() + _SAY_EVERY_S
         while missing := await self._missing():
-            if clock() >= next_word and missing != said:
+            if clock() >= next_report and missing != reported:
                 self.console.say(f"not ready yet: {missing}")
-                said, next_word = missing, clock() + _SAY_EVERY_S
+                reported, next_report = missing, clock() + _SAY_EVERY_S
             await asyncio.sleep(_LOOK_EVERY_S)
         self._is_ready = True
         self._describe()
         self.ready()
 
     async def _missing(self) -> str:
-        """What the first gateway that is not ready waits for; empty when all are."""
+        """What the first gateway that is not ready waits for; empty when all are ready."""
         for listen in self.listens:
             seen = await readiness.look(listen.reached_at, listen.port)
             if seen is None:
@@ -176,7 +176,7 @@ class Launcher:
         return ""
 
     def _describe(self) -> None:
-        """Write down how to reach the deployment and which processes it has; again after each restart."""
+        """Write the ready files; called again after each restart, because process ids change."""
         if not self._is_ready:
             return
         pids = {name: pid for name, s in self._supervisors.items() if (pid := s.child.pid) is not None}
@@ -185,8 +185,8 @@ class Launcher:
             urls=[listen.url for listen in self.listens],
             nats_url=self.nats_url,
             nats_token=self.client.token,
-            nats_client=self.client.told,
-            nats_reader=self.reader.told,
+            nats_client=self.client.as_dict(),
+            nats_reader=self.reader.as_dict(),
             prefix=self.prefix,
             pids=Pids(
                 nats=pids.get("nats"),

@@ -1,12 +1,13 @@
-"""Keeps the log of a deployment while it runs: makes it anew where it was lost, and bounds it by its disk.
+"""The retention guard: recreates a lost stream, and bounds the log by the free space of its disk.
 
-    the stream is gone       made again; every role sees that it is another log, and begins on it
-    others fill the disk     the stream's bound comes down to what is left: nothing new is taken, in time
-    the disk was full        the server has stopped storing, and does not begin again by itself: started anew,
-                             once there is room
+    the stream is gone       created again; every role sees that it is another log, and starts over on it
+    others fill the disk     the stream's limit is lowered to the space that is left: new events are refused
+    in time
+    the disk was full        the server has stopped storing and does not resume by itself: restarted, once
+                             there is space
 
-The disk is looked at only where the server is the launcher's own. The bound never falls below what the stream
-holds by more than the server minds: it refuses what comes, and deletes nothing.
+The disk is checked only for the launcher's own server. The limit never falls further below what the stream
+holds than the server tolerates: it refuses new events and deletes nothing.
 """
 
 import asyncio
@@ -17,24 +18,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from shared.log.nats.durability import Keeping
+from shared.log.nats.durability import StreamPolicy
 from shared.log.nats.provisioning import Provisioner
 from shared.log.port import LogState, LogUnavailableError
 
 LOOK_EVERY_S: Final = 1.0
 _RETRY_S: Final = 0.1
 _SHARE: Final = 0.75
-"""Of the disk that is free when the server starts, what the log already holds included."""
+"""The log's share of the disk space that is free when the server starts, plus what the log already holds."""
 _MARGIN: Final = 0.05
 _MARGIN_AT_MOST: Final = 256 << 20
-"""Left free on the disk, for the server's own files and for others to notice that it is full."""
+"""Space left free for the server's own files, and for others to notice that the disk is full."""
 _STEP: Final = 0.01
-"""A bound that differs by less is left as it is."""
+"""A limit that differs by less is left unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """What is left of a file system, in bytes."""
+    """The space of a file system, in bytes."""
 
     total: int
     free: int
@@ -45,37 +46,37 @@ class Disk:
 
 
 def disk_of(folder: Path) -> Disk:
-    """The file system that `folder` is on."""
+    """Return the file system that `folder` is on."""
     usage = shutil.disk_usage(folder)
     return Disk(usage.total, usage.free)
 
 
-def most(stored: int, disk: Disk) -> int:
-    """The bound where nobody told one."""
+def default_bound(stored: int, disk: Disk) -> int:
+    """The limit where none is configured."""
     return round((stored + disk.free) * _SHARE)
 
 
 def bound(stored: int, disk: Disk, at_most: int) -> int:
-    """The bound of a stream that holds `stored` bytes; 1 where there is no room at all, as 0 is none."""
+    """The limit of a stream that holds `stored` bytes; at least 1, because 0 means no limit."""
     return max(1, min(at_most, stored + disk.free - disk.margin))
 
 
 class RetentionGuard:
-    """Keeps one log.
+    """Maintains the stream of one log.
 
     Args:
         provisioner: manages its stream; open.
-        keeping: how it is to be kept.
-        say: tells the operator something, and how bad it is.
-        folder: where the server keeps it; None for a server that is not ours.
-        failed_write: tells of a write that failed.
-        restart: ends the server, to be started anew.
+        keeping: the stream's configuration.
+        say: reports a text and its severity to the operator.
+        folder: the server's storage folder; None for a server that is not the launcher's.
+        failed_write: returns the server's last failed write.
+        restart: ends the server, so that its supervisor restarts it.
     """
 
     def __init__(
         self,
         provisioner: Provisioner,
-        keeping: Keeping,
+        keeping: StreamPolicy,
         say: Callable[[str, str], None],
         *,
         folder: Path | None = None,
@@ -89,15 +90,15 @@ class RetentionGuard:
         self._failed_write = failed_write
         self._restart = restart
         self._at_most = keeping.max_bytes
-        self._said = ""
+        self._reported = ""
         self._wake = asyncio.Event()
 
     async def prepare(self, patience_s: float) -> None:
-        """Make the stream, or bring the one there is up to date, if it takes some tries.
+        """Create or update the stream, retrying while the server is away.
 
         Raises:
-            LogUnavailableError: the server does not answer, or refuses, for so long.
-            DurabilityError: it does not give what is asked for.
+            LogUnavailableError: the server did not answer, or refused, for `patience_s` seconds.
+            DurabilityError: it does not give the configured durability.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + patience_s
@@ -110,9 +111,9 @@ class RetentionGuard:
             await asyncio.sleep(_RETRY_S)
 
     async def run(self) -> None:
-        """Look after it until cancelled."""
+        """Check the stream once a second until cancelled."""
         while True:
-            with suppress(LogUnavailableError):  # it is being started
+            with suppress(LogUnavailableError):  # the server is being started
                 await self.look()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_EVERY_S):
@@ -120,11 +121,11 @@ class RetentionGuard:
             self._wake.clear()
 
     async def wake(self) -> None:
-        """Look now: the server is new."""
+        """Check now, because the server was restarted."""
         self._wake.set()
 
     async def look(self) -> None:
-        """Look once, and do what is to be done.
+        """Check once, and correct the stream.
 
         Raises:
             LogUnavailableError: the server does not answer.
@@ -133,11 +134,13 @@ class RetentionGuard:
             return
         state = await self._provisioner.look()
         if state is None:
-            self._say("the log has lost its stream: it is made anew, and what it held is gone", "warning")
-        if state is None or self._must_change(state):  # on a disk that is full to the last byte it cannot
+            self._say(
+                "the log has lost its stream: it is created again; everything it held is gone", "warning"
+            )
+        if state is None or self._must_change(state):  # a completely full disk refuses even an update
             await self._provisioner.provide(self._kept(state))
 
-    def _kept(self, state: LogState | None) -> Keeping:
+    def _kept(self, state: LogState | None) -> StreamPolicy:
         if self._folder is None:
             return self._keeping
         return replace(self._keeping, max_bytes=self._bound(state, disk_of(self._folder)))
@@ -145,7 +148,7 @@ class RetentionGuard:
     def _bound(self, state: LogState | None, disk: Disk) -> int:
         stored = state.bytes if state is not None else 0
         if self._at_most is None:
-            self._at_most = most(stored, disk)
+            self._at_most = default_bound(stored, disk)
         return bound(stored, disk, self._at_most)
 
     def _must_change(self, state: LogState) -> bool:
@@ -158,11 +161,11 @@ class RetentionGuard:
 
     def _has_restarted(self, disk: Disk) -> bool:
         failed = self._failed_write()
-        if failed and failed != self._said:
-            self._say(f"the log's server could not write, and stores nothing until it can: {failed}", "error")
-        self._said = failed
+        if failed and failed != self._reported:
+            self._say(f"the log's server failed to write, and stores nothing until it can: {failed}", "error")
+        self._reported = failed
         is_due = bool(failed) and disk.free > disk.margin
         if is_due:
-            self._say("there is room on the log's disk again: its server is started anew", "warning")
+            self._say("the log's disk has space again: its server is restarted", "warning")
             self._restart()
         return is_due

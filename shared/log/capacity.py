@@ -1,12 +1,12 @@
-"""How much room the log has, and what may begin while it has little. Pure.
+"""The log's remaining capacity, and the reserve at which no new request may start. Pure.
 
-A request writes until it ends. One that begins in the last of the room could end up unfinished, and so could
-all others: so nothing new begins once a tenth of the room is left, and what is under way has that to end in.
-Of a large log 1 GiB is enough, and of a small one it takes 64 MiB (but no more than half): some hundred
-requests are under way, of a few hundred KiB each.
+A request writes events until it ends. If requests could start until the log is full, none of the running
+requests could end. So the last tenth of the log is reserved for running requests. The reserve is at most 1
+GiB in a large log, and at least 64 MiB (but no more than half) in a small one: enough for some hundred
+running requests of a few hundred KiB each.
 
     |<----------- free ----------->|<-- nearly full -->| full
-    0                  nothing new begins   what comes is refused, kept by its writer, and sent again
+    0                no new requests      events are refused, kept by their writers, and sent again
 """
 
 from enum import StrEnum
@@ -15,38 +15,38 @@ from typing import Final
 from shared.log.port import LogState
 
 _RESERVED: Final = 0.1
-_RESERVE_AT_MOST: Final = 1 << 30
-_RESERVE_AT_LEAST: Final = 64 << 20
+_MAX_RESERVE: Final = 1 << 30
+_MIN_RESERVE: Final = 64 << 20
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
-class Room(StrEnum):
-    """What may be written."""
+class Capacity(StrEnum):
+    """The remaining capacity of a log."""
 
     FREE = "free"
     NEARLY_FULL = "nearly full"
     FULL = "full"
 
 
-def room_in(state: LogState, *, refuses: bool) -> Room:
-    """The room in a log; `refuses`: it has said itself that it takes no more (`Log.is_full`)."""
+def capacity_of(state: LogState, *, refuses: bool) -> Capacity:
+    """Return the capacity of a log; `refuses` is True if it just refused an event (`Log.is_full`)."""
     if refuses:
-        return Room.FULL
+        return Capacity.FULL
     if state.max_bytes is None or state.bytes < state.max_bytes - reserve(state.max_bytes):
-        return Room.FREE
-    return Room.NEARLY_FULL if state.bytes < state.max_bytes else Room.FULL
+        return Capacity.FREE
+    return Capacity.NEARLY_FULL if state.bytes < state.max_bytes else Capacity.FULL
 
 
 def reserve(max_bytes: int) -> int:
-    """What is kept for requests under way, in bytes."""
-    return min(max(round(max_bytes * _RESERVED), min(_RESERVE_AT_LEAST, max_bytes // 2)), _RESERVE_AT_MOST)
+    """Return the number of bytes that are reserved for running requests."""
+    return min(max(round(max_bytes * _RESERVED), min(_MIN_RESERVE, max_bytes // 2)), _MAX_RESERVE)
 
 
-def told(room: Room, state: LogState) -> str:
-    """The room in words: `the log is nearly full (912 MiB of 1 GiB)`."""
+def describe(capacity: Capacity, state: LogState) -> str:
+    """Return the capacity as text: `the log is nearly full (912 MiB of 1 GiB)`."""
     held = _readable(state.bytes)
     of = f" of {_readable(state.max_bytes)}" if state.max_bytes is not None and state.max_bytes > 1 else ""
-    return f"the log is {room} ({held}{of})"
+    return f"the log is {capacity} ({held}{of})"
 
 
 def _readable(count: int) -> str:

@@ -1,28 +1,33 @@
-"""Who may let something new begin looks at the log's room once a second, and says so when it changes."""
+"""A watch over the log's capacity, for processes that admit new requests.
+
+It polls the log's state once a second, logs each change, and reports when admission has to stop or may
+resume.
+"""
 
 import asyncio
 import logging
 from collections.abc import Callable
 from typing import Final
 
-from shared.log.capacity import Room, room_in, told
+from shared.log.capacity import Capacity, capacity_of, describe
 from shared.log.port import Log, LogFullError, LogState, LogUnavailableError
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-LOOK_EVERY_S: Final = 1.0
-ANSWER_S: Final = 2.0
-"""How long the log may take to say how it is: milliseconds, unless it hangs, has no leader, or is busy."""
+POLL_EVERY_S: Final = 1.0
+STATE_TIMEOUT_S: Final = 2.0
+"""The time limit for the log's state: it takes milliseconds unless the log hangs, is busy or has no
+leader."""
 _SILENT: Final = "the log does not answer"
-_STALLED: Final = "the log acks nothing of what it is given (is its disk full?)"
+_STALLED: Final = "the log acks nothing that it is sent (is its disk full?)"
 
 
-class RoomWatch:
-    """The room in one log, as it was found last.
+class CapacityWatch:
+    """The capacity of one log, as of the last poll.
 
     Args:
-        log: whose it is.
-        on_change: called on the event loop when something new may begin again, or may no more.
+        log: the log to watch.
+        on_change: called on the event loop when new requests have to stop or may start again.
     """
 
     def __init__(self, log: Log, on_change: Callable[[], None] | None = None) -> None:
@@ -30,74 +35,78 @@ class RoomWatch:
         self._on_change = on_change
         self._state: LogState | None = None
         self._is_silent = False
-        self._said = ""
-        self._said_room = Room.FREE
+        self._last_reason = ""
+        self._logged_capacity = Capacity.FREE
 
     @property
-    def room(self) -> Room:
-        """What may be written; nothing is known of a log that was not reached yet, so it counts as free."""
+    def capacity(self) -> Capacity:
+        """The log's capacity. A log that was not reached yet counts as free."""
         if self._state is None:
-            return Room.FULL if self._log.is_full else Room.FREE
-        return room_in(self._state, refuses=self._log.is_full)
+            return Capacity.FULL if self._log.is_full else Capacity.FREE
+        return capacity_of(self._state, refuses=self._log.is_full)
 
     @property
-    def answers(self) -> bool:
-        """Whether it did when it was asked last."""
+    def is_responsive(self) -> bool:
+        """True if the log answered the last poll."""
         return not self._is_silent
 
     @property
-    def words(self) -> str:
-        """Why nothing new may begin; nothing while it may."""
+    def reason(self) -> str:
+        """The reason why no new request may start; empty if requests may start."""
         if self._is_silent:
             return _SILENT
         if self._log.is_stalled:
             return _STALLED
-        if self.room is Room.FREE:
+        if self.capacity is Capacity.FREE:
             return ""
-        return told(self.room, self._state) if self._state is not None else f"the log is {self.room}"
+        if self._state is None:
+            return f"the log is {self.capacity}"
+        return describe(self.capacity, self._state)
 
-    def check(self) -> None:
-        """Let something new begin.
+    def require_capacity(self) -> None:
+        """Return if a new request may start.
 
         Raises:
-            LogFullError: there is no room for it.
+            LogFullError: the log has too little capacity left.
             LogUnavailableError: the log stores nothing now, or does not answer.
         """
-        words = self.words
-        if words in {_SILENT, _STALLED}:
-            raise LogUnavailableError(f"{words}; the request was not taken, try again")
-        if words:
-            raise LogFullError(f"{words}: nothing new is taken, what is under way goes on; try again later")
+        reason = self.reason
+        if reason in {_SILENT, _STALLED}:
+            raise LogUnavailableError(f"{reason}; the request was not accepted, try again")
+        if reason:
+            raise LogFullError(
+                f"{reason}: no new requests are accepted, running requests continue; try again later"
+            )
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Poll until cancelled."""
         while True:
-            await self.look()
-            await asyncio.sleep(LOOK_EVERY_S)
+            await self.poll()
+            await asyncio.sleep(POLL_EVERY_S)
 
-    async def look(self) -> None:
-        """Look once."""
+    async def poll(self) -> None:
+        """Read the log's state once, and report a change."""
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(STATE_TIMEOUT_S):
                 self._state = await self._log.state()
             self._is_silent = False
         except (TimeoutError, LogUnavailableError):
             self._is_silent = True
-        self._say()
-        before, self._said = self._said, self.words
-        if self._on_change is not None and bool(before) is not bool(self._said):
+        self._log_change()
+        before, self._last_reason = self._last_reason, self.reason
+        if self._on_change is not None and bool(before) is not bool(self._last_reason):
             self._on_change()
 
-    def _say(self) -> None:
-        """Once for each change; that the log does not answer is said by who talks to it."""
-        before, self._said_room = self._said_room, self.room
-        if self._said_room is before:
+    def _log_change(self) -> None:
+        """Log each change of the capacity. The log's own client logs that it does not answer."""
+        before, self._logged_capacity = self._logged_capacity, self.capacity
+        if self._logged_capacity is before:
             return
-        if self._said_room is Room.FREE:
-            _LOGGER.info("the log has room again")
+        if self._logged_capacity is Capacity.FREE:
+            _LOGGER.info("the log has capacity again")
         else:
             _LOGGER.warning(
-                "%s: nothing new is taken, what is under way goes on; raise nats.max_bytes, make room on its "
-                "disk, or wait until old events leave it",
-                self.words,
+                "%s: no new requests are accepted, running requests continue; raise nats.max_bytes, free "
+                "space on its disk, or wait for old events to expire",
+                self.reason,
             )

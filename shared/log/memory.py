@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from shared.errors import DalSegnoError
-from shared.log.acceptance import Acceptance
 from shared.log.port import (
     Durability,
     LogFullError,
@@ -25,6 +24,7 @@ from shared.log.port import (
     StoredRecord,
     WrongLastSequenceError,
 )
+from shared.log.publish_checks import PublishChecks
 from shared.subjects import Subjects
 from shared.telemetry.histogram import SECONDS, Histogram
 
@@ -89,7 +89,7 @@ class MemoryStore:
         for log in list(self._logs):
             log.server_changed()
 
-    def make_anew(self) -> None:
+    def recreate(self) -> None:
         """Lose everything, and be another log of the same name."""
         self.records.clear()
         self.forgotten = 0
@@ -102,15 +102,15 @@ class MemoryStore:
         self.forgotten = seq
 
     def stall(self) -> None:
-        """Take what comes, and ack nothing of it until `go_on`."""
+        """Take what comes, and ack nothing of it until `unstall`."""
         self.stalls = True
 
-    def go_on(self) -> None:
+    def unstall(self) -> None:
         self.stalls = False
         for log in list(self._logs):
             log.server_changed()
 
-    def make_room(self, max_messages: int | None) -> None:
+    def set_max_messages(self, max_messages: int | None) -> None:
         """Take up to so many records from now on; None: any number."""
         self.max_messages = max_messages
         for log in list(self._logs):
@@ -161,7 +161,7 @@ class MemoryLog:
     ) -> None:
         self.on_change = on_change
         self._server = server
-        self._acceptance = Acceptance(server.subjects)
+        self._checks = PublishChecks(server.subjects)
         self._max_posted = max_posted
         self._created_ns = server.created_ns
         self._highest = len(server.records)
@@ -196,7 +196,12 @@ class MemoryLog:
         return self._server.is_full
 
     async def publish(
-        self, subject: str, data: bytes, *, expected_last_seq: int | None = None, waits_for_room: bool = True
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        expected_last_seq: int | None = None,
+        waits_while_full: bool = True,
     ) -> int:
         outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -208,7 +213,7 @@ class MemoryLog:
             if not outcome.done():
                 outcome.set_exception(error)
 
-        post = _Post(subject, data, expected_last_seq, stored, failed, waits_for_room)
+        post = _Post(subject, data, expected_last_seq, stored, failed, waits_while_full)
         self._post(post)
         try:
             return await outcome
@@ -220,7 +225,7 @@ class MemoryLog:
         self._post(_Post(subject, data, None, stored, None))
 
     def _post(self, post: _Post) -> None:
-        self._acceptance.check(post.subject, post.data, self.max_payload)
+        self._checks.check(post.subject, post.data, self.max_payload)
         self._raise_failure()
         if len(self._posts) >= self._max_posted:
             raise OutboxFullError(f"{len(self._posts)} events are posted and not acked: try again later")
@@ -258,7 +263,7 @@ class MemoryLog:
         for post in [post for post in self._posts if not post.waits]:
             self._posts.remove(post)
             assert post.failed is not None
-            post.failed(LogFullError("the log is full: nothing new is taken; try again later"))
+            post.failed(LogFullError("the log is full: no new requests are accepted; try again later"))
 
     async def read(self, subjects: Sequence[str], start_seq: int) -> AsyncGenerator[StoredRecord, None]:
         reader = _Reader(subjects, max(start_seq, 1) - 1)
@@ -328,7 +333,7 @@ class MemoryLog:
         waiting = set(self._posts)
         await self._until(lambda: waiting.isdisjoint(self._posts))
 
-    async def beat(self, subject: str, data: bytes) -> None:
+    async def send_heartbeat(self, subject: str, data: bytes) -> None:
         if self.connected:
             self._server.tell(subject, data)
 

@@ -152,7 +152,12 @@ class Log(Protocol):
         ...
 
     async def publish(
-        self, subject: str, data: bytes, *, expected_last_seq: int | None = None, waits_for_room: bool = True
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        expected_last_seq: int | None = None,
+        waits_while_full: bool = True,
     ) -> int:
         """Store an event and return its sequence; sent again until it is acked.
 
@@ -233,7 +238,7 @@ class Log(Protocol):
         """Wait until everything posted so far is acked."""
         ...
 
-    async def beat(self, subject: str, data: bytes) -> None:
+    async def send_heartbeat(self, subject: str, data: bytes) -> None:
         """Tell whoever listens now; it is not stored, and lost while the log is away."""
         ...
 

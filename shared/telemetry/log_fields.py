@@ -33,7 +33,7 @@ def correlation() -> str | None:
     return _CORRELATION.get()[0]
 
 
-def told_correlation() -> str | None:
+def client_correlation() -> str | None:
     """What its client calls it; None where it did not say."""
     name, is_told = _CORRELATION.get()
     return name if is_told else None

@@ -131,7 +131,7 @@ class CompiledWalk:
         loop_back: what iterations feed to the next, over all loops.
         restorers: the loops that restore an input, outermost first.
         guarded: an edge has a guard, so a node may be skipped.
-        takers_of_streams: the nodes that take streams, by index.
+        stream_consumers: the nodes that take streams, by index.
         node_table: by index, and `loop_table` too, where 0 is the walk.
     """
 
@@ -147,7 +147,7 @@ class CompiledWalk:
     loop_back: frozenset[InputPort]
     restorers: Mapping[InputPort, tuple[int, ...]]
     guarded: bool
-    takers_of_streams: tuple[int, ...]
+    stream_consumers: tuple[int, ...]
     node_table: tuple[CompiledNode, ...] = field(repr=False)
     loop_table: tuple[CompiledLoop, ...] = field(repr=False)
 

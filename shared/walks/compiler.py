@@ -266,7 +266,7 @@ class _Compiler:
             loop_back=frozenset(chain.from_iterable(loop.loop_back for loop in loops)),
             restorers=MappingProxyType(restorers),
             guarded=self.guarded,
-            takers_of_streams=tuple(node.index for node in nodes if node.streams),
+            stream_consumers=tuple(node.index for node in nodes if node.streams),
             node_table=nodes,
             loop_table=loops,
         )

@@ -272,7 +272,7 @@ class WalkRun:
         table = self.walk.node_table
         return [
             (edge, table[index].name)
-            for index in self.walk.takers_of_streams
+            for index in self.walk.stream_consumers
             for edge in self._open_streams(table[index])
         ]
 

@@ -82,7 +82,7 @@ def _consumers(walks: Mapping[str, CompiledWalk]) -> dict[InputPort, str]:
     """The walk that takes each stream."""
     consumers: dict[InputPort, str] = {}
     for walk_name, walk in walks.items():
-        for index in walk.takers_of_streams:
+        for index in walk.stream_consumers:
             node = walk.node_table[index]
             for name in node.streams:
                 other = consumers.setdefault((name, node.name), walk_name)

@@ -18,7 +18,7 @@ import httpx
 import msgspec
 
 from shared.log.nats import jetstream
-from shared.log.nats.durability import Keeping
+from shared.log.nats.durability import StreamPolicy
 from shared.subjects import Subjects
 from tests.chaos.checker import Finding
 from tests.chaos.deployment import Deployment, Nats, Shape, deployed
@@ -458,7 +458,7 @@ class Three:
 
     async def start(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, self.cluster.start)
-        keeping = Keeping(durability="cluster")
+        keeping = StreamPolicy(durability="cluster")
         await jetstream.provision(self.url, self.cluster.credentials, Subjects(), keeping, timeout_s=30)
 
     def signal(self, number: signal.Signals) -> None:

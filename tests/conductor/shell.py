@@ -94,7 +94,7 @@ async def answer(log: MemoryLog, watcher: Watcher, orders: int = 2) -> None:
 
 
 async def beats_of(log: MemoryLog, name: str) -> AsyncGenerator[dict[str, Any], None]:
-    async with aclosing(log.listen(SUBJECTS.beat("conductor", name))) as beats:
+    async with aclosing(log.listen(SUBJECTS.heartbeat("conductor", name))) as beats:
         async for _, data in beats:
             yield msgspec.msgpack.decode(data)
 
@@ -119,7 +119,7 @@ async def beating(
     async def beat() -> None:
         while True:
             signs_of_life = {"state": "ready", "incarnation": incarnation, **signs}
-            await log.beat(SUBJECTS.beat("worker", str(rank)), msgspec.msgpack.encode(signs_of_life))
+            await log.send_heartbeat(SUBJECTS.heartbeat("worker", str(rank)), msgspec.msgpack.encode(signs_of_life))
             await asyncio.sleep(0.05)
 
     beating = asyncio.create_task(beat())

@@ -244,7 +244,7 @@ async def test_a_beat_that_is_none_stops_nobody(beat: bytes) -> None:
         await join(log)
         await submit(log, "r1")
         await watcher.until(NodeReady)  # so by now it listens
-        await log.beat(SUBJECTS.beat("conductor", "other"), beat)
+        await log.send_heartbeat(SUBJECTS.heartbeat("conductor", "other"), beat)
         await submit(log, "r2")
         await watcher.until(NodeReady, lambda event: event.request_id == "r2")
         await submit(log, "r3")
@@ -254,7 +254,7 @@ async def test_a_beat_that_is_none_stops_nobody(beat: bytes) -> None:
 async def test_its_beats_count_what_it_folded_and_decided() -> None:
     server = MemoryStore(SUBJECTS)
     log, watcher = MemoryLog(server), Watcher(server)
-    async with aclosing(MemoryLog(server).listen(SUBJECTS.beats())) as beats, conducting(MemoryLog(server)):
+    async with aclosing(MemoryLog(server).listen(SUBJECTS.heartbeats())) as beats, conducting(MemoryLog(server)):
         await join(log)
         await submit(log)
         await watcher.until(NodeReady)
@@ -451,7 +451,7 @@ async def test_in_the_last_of_the_logs_room_what_runs_ends_and_nothing_is_admitt
         await watcher.until(RequestAdmitted)
         server.append(SUBJECTS.control("r0"), bytes(100_000))
         server.max_bytes = round(1.9 * server.nbytes)
-        await conductor._room.look()
+        await conductor._capacity.poll()
         await submit(log, "r2")
         await answer(log, watcher)
         await watcher.until(RequestFinished)
@@ -461,7 +461,7 @@ async def test_in_the_last_of_the_logs_room_what_runs_ends_and_nothing_is_admitt
         waiting = list(conductor._cluster.waiting)
 
         server.max_bytes = None
-        await conductor._room.look()  # and nobody writes anything
+        await conductor._capacity.poll()  # and nobody writes anything
         then = await watcher.until(RequestAdmitted)
 
     assert (admitted, waiting, then.request_id) == (["r1"], ["r2"], "r2")

@@ -67,7 +67,7 @@ class World:
 
     async def leads(self) -> int:
         """Wait until a conductor leads; how many events it has read by then."""
-        async with aclosing(self.log.listen(self.subjects.beat("conductor", "*"))) as beats:
+        async with aclosing(self.log.listen(self.subjects.heartbeat("conductor", "*"))) as beats:
             async for _, data in beats:
                 beat = msgspec.msgpack.decode(data)
                 if beat["state"] == "leading":

@@ -5,9 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from configs.deployment import ConfigError, NatsSettings, nats_credentials
+from configs.deployment import ConfigError, NatsSettings
+from configs.nats_access import nats_credentials
 from shared.log.nats import nkeys
-from shared.log.nats.credentials import NOBODY, CredentialsError
+from shared.log.nats.credentials import ANONYMOUS, CredentialsError
 
 
 def test_the_token_may_be_in_a_file_and_the_one_told_wins(tmp_path: Path) -> None:
@@ -17,7 +18,7 @@ def test_the_token_may_be_in_a_file_and_the_one_told_wins(tmp_path: Path) -> Non
     def shown(settings: NatsSettings) -> str | None:
         return nats_credentials(settings, "gateway").token
 
-    assert nats_credentials(NatsSettings(), "gateway") == NOBODY
+    assert nats_credentials(NatsSettings(), "gateway") == ANONYMOUS
     assert shown(NatsSettings(token_file=str(file))) == "sesame"
     assert shown(NatsSettings(token_file=str(file), token="simsim")) == "simsim"
 
@@ -64,5 +65,5 @@ def test_in_a_folder_each_role_finds_its_own_key(tmp_path: Path) -> None:
 
 
 def test_half_of_a_pair_is_told() -> None:
-    with pytest.raises(CredentialsError, match="user and its password come together"):
+    with pytest.raises(CredentialsError, match="both a NATS user and its password"):
         nats_credentials(NatsSettings(user="ada"), "gateway")

@@ -20,7 +20,7 @@ async def test_a_client_that_disconnects_stops_the_engine_within_two_steps(
             assert first["metadata"]["index"] == 0
         _, stopped = await reader.until(reader.subjects.done(0, request_id), WalkStopped)
         _, cancelled = await reader.until(reader.subjects.walk(request_id), RequestCancelled)
-        beat = await reader.said(reader.subjects.beat("worker", "0"), lambda beat: beat["running"] == 0)
+        beat = await reader.said(reader.subjects.heartbeat("worker", "0"), lambda beat: beat["running"] == 0)
         events = await reader.events(request_id)
     assert stopped.steps_after <= AT_MOST_STEPS
     assert 0 < stopped.tokens < 400  # it was in the middle

@@ -115,4 +115,4 @@ async def test_a_log_that_fills_up_takes_nothing_new_and_lets_end_what_runs(runn
 
     assert {one[:3] for one in said} == {(503, "2", "log_full")}
     assert answer.end["usage"]["completion_tokens"] == len(answer.token_ids) == TOKENS
-    assert "nothing new is taken, what is under way goes on" in running.log()
+    assert "no new requests are accepted, running requests continue" in running.log()

@@ -279,7 +279,7 @@ async def test_what_takes_too_long_is_dropped_by_the_engine(random_deployment: R
             response = await http.post("/generate", json=body | {"streaming": False, "timeout_s": 0.2})
         _, failed = await reader.until(reader.subjects.walk(request_id), RequestFailed)
         _, stopped = await reader.until(reader.subjects.done(0, request_id), WalkStopped)
-        beat = await reader.said(reader.subjects.beat("worker", "0"), lambda beat: beat["running"] == 0)
+        beat = await reader.said(reader.subjects.heartbeat("worker", "0"), lambda beat: beat["running"] == 0)
 
     assert response.status_code == 504
     assert response.json()["error"]["code"] == failed.failure.code == "deadline_exceeded"
@@ -316,7 +316,7 @@ async def test_choices_of_one_question_run_in_one_batch_and_are_cancelled_togeth
         [submitted] = [
             event for event in await reader.events(f"{request_id}-2") if isinstance(event, RequestSubmitted)
         ]
-        beat = await reader.said(reader.subjects.beat("worker", "0"), lambda beat: beat["running"] == 0)
+        beat = await reader.said(reader.subjects.heartbeat("worker", "0"), lambda beat: beat["running"] == 0)
 
     assert {task.result()[1].reason for task in ended} == {"the client disconnected"}
     assert (submitted.parent, submitted.parts, submitted.params.choice) == (request_id, 3, 2)

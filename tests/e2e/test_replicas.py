@@ -53,7 +53,7 @@ async def admitted(reader: clients.Reader, request_id: str) -> RequestAdmitted:
 
 async def not_computed(reader: clients.Reader, rank: int, *, of: int) -> int:
     """How many tokens of prompts a rank had cached, once it has let in so many."""
-    beats = reader.subjects.beat("worker", str(rank))
+    beats = reader.subjects.heartbeat("worker", str(rank))
     beat = await reader.said(beats, lambda beat: beat["meters"]["prefix"]["asked"] >= of)
     assert beat["meters"]["prefix"]["asked"] == of
     found: int = beat["meters"]["prefix"]["hit"]

@@ -7,7 +7,7 @@ import pytest
 from shared.errors import BugError, ClientError
 from shared.events import Inputs, Limits, Params, Usage, WalkResult
 from shared.plans import (
-    AtHand,
+    PendingStep,
     Chain,
     Finish,
     Join,
@@ -54,7 +54,7 @@ def result(**facts: int) -> StepResult:
 RESULTS = tuple(enumerate((result(thoughts=2), result(), result(), result())))
 
 
-def names(at_hand: tuple[AtHand, ...] | Finish) -> list[tuple[int, str, tuple[str, ...]]]:
+def names(at_hand: tuple[PendingStep, ...] | Finish) -> list[tuple[int, str, tuple[str, ...]]]:
     """Index, partition and walks of each step at hand."""
     assert not isinstance(at_hand, Finish)
     return [(step.index, step.partition, tuple(walk.name for walk in step.walks)) for step in at_hand]

@@ -72,7 +72,7 @@ def test_every_subject_that_is_written_is_in_the_stream() -> None:
         SUBJECTS.output("g", "r", "w0"),
     ]
     assert all(any(matches(p, subject) for p in SUBJECTS.logged()) for subject in written)
-    assert not any(matches(p, SUBJECTS.beat("worker", "0")) for p in SUBJECTS.logged())
+    assert not any(matches(p, SUBJECTS.heartbeat("worker", "0")) for p in SUBJECTS.logged())
 
 
 def test_who_reads_outputs_reads_epochs_too() -> None:

@@ -271,10 +271,10 @@ def log_is_full(sim: "Simulation") -> str | None:
     sim.log.is_full = True
     full_ms = sim.random.choice([20, 300, 2500])
 
-    def make_room() -> None:
+    def set_max_messages() -> None:
         sim.log.is_full = False
 
-    sim.later(full_ms, make_room)
+    sim.later(full_ms, set_max_messages)
     return f"the log is full for {full_ms} ms"
 
 

@@ -58,7 +58,7 @@ class StreamConfig(msgspec.Struct, frozen=True):
     metadata: dict[str, str] = {}
 
 
-class Peer(msgspec.Struct, frozen=True):
+class ClusterPeer(msgspec.Struct, frozen=True):
     """One server that follows the stream's leader."""
 
     name: str
@@ -66,11 +66,11 @@ class Peer(msgspec.Struct, frozen=True):
     offline: bool = False
 
 
-class Group(msgspec.Struct, frozen=True):
+class ClusterInfo(msgspec.Struct, frozen=True):
     """The servers that keep a stream; `leader` is empty while there is none."""
 
     leader: str = ""
-    replicas: list[Peer] = []
+    replicas: list[ClusterPeer] = []
 
 
 class StreamInfo(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
 
     created: str = ""
     config: StreamConfig = StreamConfig()
-    cluster: Group | None = None
+    cluster: ClusterInfo | None = None
     state: _StreamState | None = None
     error: ApiError | None = None
 

@@ -8,7 +8,7 @@ import asyncio
 from typing import Final
 
 from shared.log.nats import api
-from shared.log.nats.connection import Connection
+from shared.log.nats.connection import NatsConnection
 from shared.log.nats.cursor import Cursor
 from shared.log.nats.subject_filter import cover, pays, sieve
 from shared.log.port import LogUnavailableError
@@ -19,7 +19,7 @@ _TICK_S: Final = 1.0
 class Consumer:
     """One reader's consumer: one at a time, as many as it takes."""
 
-    def __init__(self, connection: Connection, stream: str, subjects: list[str], cursor: Cursor) -> None:
+    def __init__(self, connection: NatsConnection, stream: str, subjects: list[str], cursor: Cursor) -> None:
         self._connection = connection
         self._stream = stream
         self._subjects = subjects
@@ -48,10 +48,10 @@ class Consumer:
         request = api.consumer_request(self._stream, self._name, inbox, subjects, self._cursor.position + 1)
         subject = f"$JS.API.CONSUMER.CREATE.{self._stream}.{self._name}"
         try:
-            info = await self._connection.ask(subject, request, api.ConsumerInfo)
+            info = await self._connection.call_api(subject, request, api.ConsumerInfo)
             if info.error is not None:
                 raise LogUnavailableError(
-                    f"{self._connection.where} made no reader of {subjects}: {info.error.description} "
+                    f"{self._connection.label} made no reader of {subjects}: {info.error.description} "
                     f"(code {info.error.err_code})"
                 )
         except BaseException:

@@ -1,6 +1,6 @@
-"""Who a process is to a NATS server, and how it knows the server: one value, from the configuration on.
+"""The credentials of a process for a NATS server, and the certificates by which it verifies the server.
 
-What is secret in it is in no `repr`, so that no log line and no traceback can hold it.
+No secret appears in a `repr`, so no log line and no traceback contains one.
 """
 
 import ssl
@@ -14,25 +14,25 @@ from shared.log.nats import nkeys
 
 
 class CredentialsError(ClientError):
-    """Credentials that cannot be used; says which, and never what is secret in them."""
+    """Credentials that cannot be used. The message names the credential but none of its secrets."""
 
     code = "nats_credentials"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """What is shown to a server: an nkey, else a name and password, else a token, else nothing.
+    """The credentials for a server: an nkey, or else a name and password, or else a token, or else none.
 
     Attributes:
-        token: what a server with one secret for all asks for.
-        user: the name that the password is of.
-        seed: an nkey's; it stays here, and a server's challenge is signed with it.
-        ca_file: whose certificates are believed; with it, nothing is said to a server without TLS.
-        cert_file: our own certificate, where the server wants one.
+        token: the secret of a server with one token for all clients.
+        user: the name that belongs to the password.
+        seed: the seed of an nkey. It signs a server's challenge and never leaves the process.
+        ca_file: the trusted certificates. With it, nothing is sent to a server without TLS.
+        cert_file: the client's certificate, if the server requires one.
         key_file: the private key of that certificate.
 
     Raises:
-        CredentialsError: the seed is none, or a name comes without its password.
+        CredentialsError: the seed is invalid, or a name has no password.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -45,49 +45,48 @@ class Credentials:
 
     def __post_init__(self) -> None:
         if (self.user is None) != (self.password is None):
-            raise CredentialsError("a NATS user and its password come together: one of them is missing")
+            raise CredentialsError("expected both a NATS user and its password, found one of them")
         if (self.cert_file is None) != (self.key_file is None):
-            raise CredentialsError("a certificate and its private key come together: one of them is missing")
+            raise CredentialsError("expected both a certificate and its private key, found one of them")
         if self.seed is not None:
             _ = self.public_key
 
     @cached_property
     def public_key(self) -> str | None:
-        """The nkey that the server knows us by."""
+        """The public nkey, by which the server knows this client."""
         try:
             return nkeys.public_key(self.seed) if self.seed is not None else None
         except nkeys.SeedError as error:
             raise CredentialsError(str(error)) from None
 
-    @property
-    def told(self) -> dict[str, str]:
-        """All that is said, by name, secrets too: what another value of the same can be made of."""
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: value for name, value in found.items() if value is not None}
+    def as_dict(self) -> dict[str, str]:
+        """Return all fields that are set, including secrets, as arguments for another `Credentials`."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def inbox_prefix(self) -> str:
-        """Where answers come to: our own, if the server has it so. NATS' default, for who has no name."""
+        """The subject prefix for replies: a private one for a named client, else NATS' default."""
         who = self.public_key or self.user or ""
         return f"_INBOX_{who}" if is_token(who) else "_INBOX"
 
     @property
-    def said(self) -> str:
-        """What is shown, in words for an error message."""
+    def description(self) -> str:
+        """The kind of credentials, for messages; without secrets."""
         if self.public_key is not None:
             return f"the key {self.public_key}"
         return f"the user {self.user!r} and its password" if self.user is not None else "the token"
 
     def sign(self, nonce: str) -> bytes:
-        """The answer to a server's challenge."""
+        """Return the signature for a server's challenge."""
         assert self.seed is not None
         return nkeys.sign(self.seed, nonce)
 
     def tls(self) -> ssl.SSLContext | None:
-        """How the server is known to be the right one; None where nothing is said of that.
+        """Return the TLS context that verifies the server; None if no certificates are configured.
 
         Raises:
-            CredentialsError: a file cannot be read, or is no certificate or key.
+            CredentialsError: a file cannot be read, or is not a certificate or key.
         """
         if self.ca_file is None and self.cert_file is None:
             return None
@@ -95,7 +94,7 @@ class Credentials:
             context = ssl.create_default_context(cafile=self.ca_file)
             if self.cert_file is not None:
                 context.load_cert_chain(self.cert_file, self.key_file)
-        except OSError as error:  # an ssl.SSLError is one
+        except OSError as error:  # includes ssl.SSLError
             files = ", ".join(
                 name for name in (self.ca_file, self.cert_file, self.key_file) if name is not None
             )
@@ -103,5 +102,5 @@ class Credentials:
         return context
 
 
-NOBODY: Final = Credentials()
-"""For a server that asks for nothing."""
+ANONYMOUS: Final = Credentials()
+"""No credentials, for a server that requires none."""

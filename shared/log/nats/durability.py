@@ -28,7 +28,7 @@ PROMISES: Final[Mapping[Durability, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
+class StreamPolicy:
     """How the log of a deployment is to be kept.
 
     Attributes:

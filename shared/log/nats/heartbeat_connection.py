@@ -1,37 +1,39 @@
-"""A connection for beats alone: who must be heard, whatever the log does to it, says so on one of its own.
+"""A separate NATS connection for heartbeats, so that the log's traffic never delays them.
 
-It reads nothing and stores nothing. While the server is away beats are lost, and nobody waits.
+It reads nothing and stores nothing. Heartbeats are lost while the server is away, and no caller waits.
 """
 
-from shared.log.nats.connection import Connection
+from shared.log.nats.connection import NatsConnection
 from shared.log.nats.credentials import Credentials
 
 
-class BeatLine:
-    """A way out for beats; made by `open_line`, and belongs to the event loop it was made in."""
+class HeartbeatConnection:
+    """Sends heartbeats. It belongs to the event loop in which `open_heartbeat_connection` made it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: NatsConnection) -> None:
         self._connection = connection
 
-    async def beat(self, subject: str, data: bytes) -> None:
-        """Tell whoever listens now."""
+    async def send_heartbeat(self, subject: str, data: bytes) -> None:
+        """Send a heartbeat to all current subscribers."""
         self._connection.send_publish(subject, "", data, None)
 
     async def close(self) -> None:
         await self._connection.close()
 
 
-async def open_line(url: str, *, credentials: Credentials, name: str, timeout_s: float) -> BeatLine:
+async def open_heartbeat_connection(
+    url: str, *, credentials: Credentials, name: str, timeout_s: float
+) -> HeartbeatConnection:
     """Connect; `name` labels the connection on the server.
 
     Raises:
-        LogUnavailableError: nobody answers within `timeout_s`, or it refuses the credentials.
+        LogUnavailableError: no server answers within `timeout_s`, or it refuses the credentials.
     """
-    connection = Connection(url)
-    connection.where += ", for beats"  # beside another connection that says the same of itself
+    connection = NatsConnection(url)
+    connection.label += ", for heartbeats"  # the process logs the same of its other connection
     try:
         await connection.open(credentials=credentials, name=name, timeout_s=timeout_s)
     except BaseException:
         await connection.close()
         raise
-    return BeatLine(connection)
+    return HeartbeatConnection(connection)

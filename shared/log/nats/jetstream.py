@@ -15,14 +15,13 @@ from typing import Final, TypeVar
 import msgspec
 
 from shared.errors import DalSegnoError
-from shared.log.acceptance import Acceptance
 from shared.log.nats import api, provisioning
-from shared.log.nats.connection import Connection
+from shared.log.nats.connection import NatsConnection
 from shared.log.nats.consumer import Consumer
-from shared.log.nats.credentials import NOBODY, Credentials
+from shared.log.nats.credentials import ANONYMOUS, Credentials
 from shared.log.nats.cursor import Cursor
-from shared.log.nats.durability import Keeping, check_stream
-from shared.log.nats.outbox import FULL_TOLD, Entry, Outbox, Refused
+from shared.log.nats.durability import StreamPolicy, check_stream
+from shared.log.nats.outbox import FULL_MESSAGE, Outbox, OutboxEntry, PublishRefused
 from shared.log.port import (
     Durability,
     DurabilityError,
@@ -34,6 +33,7 @@ from shared.log.port import (
     StoredRecord,
     WrongLastSequenceError,
 )
+from shared.log.publish_checks import PublishChecks
 from shared.subjects import Subjects
 from shared.telemetry import timeline
 
@@ -60,7 +60,7 @@ _DECODE_ACK: Final = msgspec.json.Decoder(api.PubAck).decode
 async def connect(
     url: str,
     *,
-    credentials: Credentials = NOBODY,
+    credentials: Credentials = ANONYMOUS,
     subjects: Subjects,
     name: str,
     durability: Durability = "process",
@@ -86,7 +86,7 @@ async def provision(
     url: str,
     credentials: Credentials,
     subjects: Subjects,
-    keeping: Keeping | None = None,
+    keeping: StreamPolicy | None = None,
     *,
     timeout_s: float = 0.0,
 ) -> None:
@@ -96,8 +96,8 @@ async def provision(
         LogUnavailableError: the server cannot be reached, has no JetStream, or refuses the stream.
         DurabilityError: it does not give the durability that is asked for.
     """
-    keeping = keeping or Keeping()
-    connection = Connection(url)
+    keeping = keeping or StreamPolicy()
+    connection = NatsConnection(url)
     deadline = asyncio.get_running_loop().time() + timeout_s
     try:
         await connection.open(credentials=credentials, name="dalsegno-provision", timeout_s=timeout_s)
@@ -119,11 +119,11 @@ class JetStreamLog:
         on_change: Callable[[bool], None] | None,
     ) -> None:
         self.on_change = on_change
-        self._acceptance = Acceptance(subjects)
+        self._checks = PublishChecks(subjects)
         self._prefix = subjects.prefix
         self._stream = subjects.stream
         self._max_pending = max_pending
-        self._connection = Connection(
+        self._connection = NatsConnection(
             url, connected=self._connected, disconnected=self._disconnected, denied=self._fail
         )
         self._outbox = Outbox(self._transmit)
@@ -178,7 +178,7 @@ class JetStreamLog:
 
     async def _attested(self) -> api.StreamInfo:
         info = await self._info()
-        self._durability = check_stream(self._asked, info, self._connection.where)
+        self._durability = check_stream(self._asked, info, self._connection.label)
         return info
 
     async def _connected(self) -> None:
@@ -187,7 +187,7 @@ class JetStreamLog:
         while True:
             try:
                 info = await self._same_log()
-                self._durability = check_stream(self._asked, info, self._connection.where)
+                self._durability = check_stream(self._asked, info, self._connection.label)
             except (LogUnavailableError, DurabilityError) as error:
                 _LOGGER.warning("waiting for the log: %s", error)
                 await pause.wait()
@@ -252,7 +252,7 @@ class JetStreamLog:
             self._behind_since_s = None
             return info
         failure = LogRegressedError(
-            f"the stream {self._stream!r} at {self._connection.where} {what}; every role begins anew on it: "
+            f"the stream {self._stream!r} at {self._connection.label} {what}; every role begins anew on it: "
             "restart those that nothing restarts"
         )
         self._fail(failure)
@@ -282,7 +282,7 @@ class JetStreamLog:
         now = asyncio.get_running_loop().time()
         self._behind_since_s = self._behind_since_s or now
         if now - self._behind_since_s < _DEPOSED_FOR_S:
-            raise LogUnavailableError(f"the stream {self._stream!r} at {self._connection.where} {what}")
+            raise LogUnavailableError(f"the stream {self._stream!r} at {self._connection.label} {what}")
 
     def _check_start(self, start_seq: int, state: LogState) -> None:
         if start_seq > state.last_seq + 1:
@@ -297,17 +297,22 @@ class JetStreamLog:
 
     # ---- writing --------------------------------------------------------------------------------------
     async def publish(
-        self, subject: str, data: bytes, *, expected_last_seq: int | None = None, waits_for_room: bool = True
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        expected_last_seq: int | None = None,
+        waits_while_full: bool = True,
     ) -> int:
-        self._acceptance.check(subject, data, self.max_payload)
+        self._checks.check(subject, data, self.max_payload)
         resent = False
         pause = _Pause()
         while True:
             try:
-                return await self._publish_once(subject, data, expected_last_seq, waits=waits_for_room)
-            except Refused as refused:
+                return await self._publish_once(subject, data, expected_last_seq, waits=waits_while_full)
+            except PublishRefused as refused:
                 if refused.code in api.FULL:
-                    raise LogFullError(FULL_TOLD) from None
+                    raise LogFullError(FULL_MESSAGE) from None
                 in_flight = refused.code == api.WRONG_LAST_SEQUENCE_IN_FLIGHT
                 resent = resent or refused.sent > 1
             assert expected_last_seq is not None
@@ -328,7 +333,7 @@ class JetStreamLog:
     async def _publish_once(
         self, subject: str, data: bytes, expected_last_seq: int | None, *, waits: bool
     ) -> int:
-        """Wait for the ack; an expectation that does not hold is `Refused`."""
+        """Wait for the ack; an expectation that does not hold is `PublishRefused`."""
         stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         number = self._outbox.post(
             subject, data, _setter(stored), _exception_setter(stored), expected_last_seq, waits
@@ -339,7 +344,7 @@ class JetStreamLog:
             self._outbox.discard(number)
 
     def post(self, subject: str, data: bytes, stored: Callable[[int], None] | None = None) -> None:
-        self._acceptance.check(subject, data, self.max_payload)
+        self._checks.check(subject, data, self.max_payload)
         self._outbox.post(subject, data, stored)
 
     def stats(self) -> LogStats:
@@ -352,7 +357,7 @@ class JetStreamLog:
     async def drain(self) -> None:
         await self._outbox.drain()
 
-    def _transmit(self, number: int, entry: Entry) -> None:
+    def _transmit(self, number: int, entry: OutboxEntry) -> None:
         self._connection.send_publish(
             entry.subject, f"{self._ack_prefix}{number}", entry.data, entry.expected
         )
@@ -475,28 +480,28 @@ class JetStreamLog:
 
     async def _info(self) -> api.StreamInfo:
         subject = f"$JS.API.STREAM.INFO.{self._stream}"
-        info = await self._connection.ask(subject, b"", api.StreamInfo, timeout_s=_STATE_TIMEOUT_S)
+        info = await self._connection.call_api(subject, b"", api.StreamInfo, timeout_s=_STATE_TIMEOUT_S)
         if info.error is None:
             return info
         if info.error.err_code == api.STREAM_NOT_FOUND:
             raise LogUnavailableError(
-                f"{self._connection.where} has no stream {self._stream!r}: "
+                f"{self._connection.label} has no stream {self._stream!r}: "
                 f"run `dalsegno provision --nats {self._connection.address} --prefix {self._prefix}`"
             )
         raise LogUnavailableError(
-            f"{self._connection.where} cannot tell about {self._stream!r}: {info.error.description} "
+            f"{self._connection.label} cannot tell about {self._stream!r}: {info.error.description} "
             f"(code {info.error.err_code})"
         )
 
     async def _message(self, query: dict[str, int | str]) -> StoredRecord | None:
         subject = f"$JS.API.STREAM.MSG.GET.{self._stream}"
-        reply = await self._connection.ask(subject, msgspec.json.encode(query), api.MessageReply)
+        reply = await self._connection.call_api(subject, msgspec.json.encode(query), api.MessageReply)
         if reply.error is None:
             return reply.record()
         if reply.error.err_code == api.NO_MESSAGE:
             return None
         raise LogUnavailableError(
-            f"{self._connection.where} cannot look up {query} in {self._stream!r}: {reply.error.description}"
+            f"{self._connection.label} cannot look up {query} in {self._stream!r}: {reply.error.description}"
         )
 
     def _raise_failure(self) -> None:
@@ -504,7 +509,7 @@ class JetStreamLog:
             raise self._failure
 
     # ---- beats ----------------------------------------------------------------------------------------
-    async def beat(self, subject: str, data: bytes) -> None:
+    async def send_heartbeat(self, subject: str, data: bytes) -> None:
         self._connection.send_publish(subject, "", data, None)
 
     async def listen(self, subject: str) -> AsyncGenerator[tuple[str, bytes], None]:

@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from threading import Thread
 
 
-class Names:
+class NameLookup:
     """The lookups under way; for one event loop."""
 
     def __init__(self) -> None:

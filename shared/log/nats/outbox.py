@@ -35,10 +35,10 @@ _STALLED_AFTER_S: Final = 3.0
 """A log that answers stores an event in milliseconds, and in seconds when it is very busy."""
 _BELIEVED_FOR_S: Final = 2.0
 """A refusal that nobody waits behind any more is believed for so long: the log may have room by then."""
-FULL_TOLD: Final = "the log is full: nothing new is taken; try again later"
+FULL_MESSAGE: Final = "the log is full: no new requests are accepted; try again later"
 
 
-class Refused(Exception):  # noqa: N818 - an answer, handled by the one who asked
+class PublishRefused(Exception):  # noqa: N818 - an answer, handled by the one who asked
     """The log refused for good what somebody waits for; `sent` says how often it had been sent by then."""
 
     def __init__(self, code: int, sent: int) -> None:
@@ -47,7 +47,7 @@ class Refused(Exception):  # noqa: N818 - an answer, handled by the one who aske
         self.sent = sent
 
 
-class Entry:
+class OutboxEntry:
     """One event on its way."""
 
     __slots__ = (
@@ -106,7 +106,7 @@ class Outbox:
 
     def __init__(
         self,
-        transmit: Callable[[int, Entry], None],
+        transmit: Callable[[int, OutboxEntry], None],
         *,
         max_entries: int = 65_536,
         max_bytes: int = 64 * 1024 * 1024,
@@ -121,7 +121,7 @@ class Outbox:
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._loop = asyncio.get_running_loop()
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, OutboxEntry] = {}
         self._bytes = 0
         self._number = 0
         self._online = False
@@ -160,9 +160,9 @@ class Outbox:
                 f"bound is {self._max_entries} ({self._max_bytes} bytes): is it away or full? Try again later"
             )
         if self._probed is not None and self._refusal in FULL and not waits:
-            raise LogFullError(FULL_TOLD)
+            raise LogFullError(FULL_MESSAGE)
         self._number += 1
-        entry = Entry(subject, data, stored, failed, expected, waits)
+        entry = OutboxEntry(subject, data, stored, failed, expected, waits)
         self._entries[self._number] = entry
         self._bytes += len(data)
         if self._online and self._probed is None:
@@ -284,7 +284,7 @@ class Outbox:
         if oldest.sent and self._probed is None and waits_s > _STALLED_AFTER_S:
             self._stalled_s = now
 
-    def _send(self, number: int, entry: Entry) -> None:
+    def _send(self, number: int, entry: OutboxEntry) -> None:
         entry.sent += 1
         if entry.sent == 1:
             entry.first_sent_s = self._loop.time()
@@ -324,7 +324,7 @@ class Outbox:
             self._probe_timer.cancel()
             self._probe_timer = None
 
-    def _remove(self, number: int) -> Entry | None:
+    def _remove(self, number: int) -> OutboxEntry | None:
         entry = self._entries.pop(number, None)
         if entry is None:
             return None
@@ -342,10 +342,10 @@ class Outbox:
         while self._drains and not self._drains[0].left:
             self._drains.pop(0).done.set_result(None)
 
-    def _give_back(self, number: int, entry: Entry, code: int) -> None:
+    def _give_back(self, number: int, entry: OutboxEntry, code: int) -> None:
         self._remove(number)
         assert entry.failed is not None
-        self._call(entry.failed, Refused(code, entry.sent))
+        self._call(entry.failed, PublishRefused(code, entry.sent))
 
     def _call(self, callback: Callable[[Any], None], argument: object) -> None:
         try:

@@ -108,7 +108,7 @@ def _written(role: str, subjects: Subjects) -> list[str]:
             subjects.walk("*"),
             subjects.ready("*", "*"),
             subjects.output("*", "*", CONDUCTOR_WRITER),
-            subjects.beat("conductor", "*"),
+            subjects.heartbeat("conductor", "*"),
         ]
     if (found := _WORKER.fullmatch(role)) is not None:
         rank = int(found[1])
@@ -117,7 +117,7 @@ def _written(role: str, subjects: Subjects) -> list[str]:
             subjects.edge("*", rank, "*"),
             subjects.worker(rank),
             subjects.output("*", "*", worker_writer(rank)),
-            subjects.beat("worker", str(rank)),
+            subjects.heartbeat("worker", str(rank)),
         ]
     raise ValueError(
         f"{role!r} is no role: expected {PROVISIONER}, {CONDUCTOR}, {GATEWAY}, {READER}, {CLIENT}, "
@@ -133,8 +133,8 @@ def _heard(role: str, subjects: Subjects) -> list[str]:
         # A service of another's making listens plainly, and for answers where NATS' clients do by default:
         # no role of ours does there.
         plain = [subjects.walk("*"), subjects.output("*", "*", "*"), subjects.conductor("*")]
-        return ["_INBOX.>", *plain, subjects.worker_any(), subjects.beats()]
-    return [subjects.beats()] if role in {CONDUCTOR, GATEWAY} else []
+        return ["_INBOX.>", *plain, subjects.worker_any(), subjects.heartbeats()]
+    return [subjects.heartbeats()] if role in {CONDUCTOR, GATEWAY} else []
 
 
 def _managing(stream: str) -> list[str]:

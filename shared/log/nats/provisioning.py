@@ -3,13 +3,13 @@
 from collections.abc import Awaitable, Callable
 
 from shared.log.nats import api, monitoring
-from shared.log.nats.connection import Connection
+from shared.log.nats.connection import NatsConnection
 from shared.log.nats.credentials import Credentials
 from shared.log.nats.durability import (
     CLUSTER_NEEDS,
     METADATA,
     REPLICAS,
-    Keeping,
+    StreamPolicy,
     check_group,
     check_stream,
     check_synced,
@@ -30,7 +30,7 @@ class Provisioner:
     def __init__(
         self, url: str, subjects: Subjects, connected: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        self._connection = Connection(url, connected=connected)
+        self._connection = NatsConnection(url, connected=connected)
         self._subjects = subjects
 
     async def open(self, credentials: Credentials, *, timeout_s: float) -> None:
@@ -48,14 +48,14 @@ class Provisioner:
             LogUnavailableError: the server does not say.
         """
         subject = f"$JS.API.STREAM.INFO.{self._subjects.stream}"
-        info = await self._connection.ask(subject, b"", api.StreamInfo)
+        info = await self._connection.call_api(subject, b"", api.StreamInfo)
         if info.error is None:
             return info.log_state()
         if info.error.err_code == api.STREAM_NOT_FOUND:
             return None
-        raise LogUnavailableError(f"{self._connection.where}: {info.error.description}")
+        raise LogUnavailableError(f"{self._connection.label}: {info.error.description}")
 
-    async def provide(self, keeping: Keeping) -> None:
+    async def provide(self, keeping: StreamPolicy) -> None:
         """Make the stream, or bring the one there is up to date.
 
         Raises:
@@ -68,7 +68,7 @@ class Provisioner:
         await self._connection.close()
 
 
-async def provide(connection: Connection, subjects: Subjects, keeping: Keeping) -> None:
+async def provide(connection: NatsConnection, subjects: Subjects, keeping: StreamPolicy) -> None:
     """Make the stream, or bring the one there is up to date.
 
     Raises:
@@ -80,15 +80,15 @@ async def provide(connection: Connection, subjects: Subjects, keeping: Keeping) 
         info = await _make(connection, subjects, keeping, "process")  # until it is known to be more
         keepers = [info.cluster.leader, *(one.name for one in info.cluster.replicas)] if info.cluster else []
         told = [await monitoring.ask(monitor) for monitor in keeping.monitors]
-        check_synced(keepers or [connection.server_name], told, connection.where)
+        check_synced(keepers or [connection.server_name], told, connection.label)
     info = await _make(connection, subjects, keeping, promise)
-    check_stream(promise, info, connection.where)
-    if promise == "cluster" and not check_group(info, connection.where):
-        raise LogUnavailableError(f"{connection.where}: the stream {subjects.stream!r} has no leader yet")
+    check_stream(promise, info, connection.label)
+    if promise == "cluster" and not check_group(info, connection.label):
+        raise LogUnavailableError(f"{connection.label}: the stream {subjects.stream!r} has no leader yet")
 
 
 async def _make(
-    connection: Connection, subjects: Subjects, keeping: Keeping, promise: Durability
+    connection: NatsConnection, subjects: Subjects, keeping: StreamPolicy, promise: Durability
 ) -> api.StreamInfo:
     """Made first, then updated: of several at once one makes it, and the others find it there."""
     stream = subjects.stream
@@ -104,15 +104,15 @@ async def _make(
         )
 
     replicas = REPLICAS[keeping.durability]
-    info = await connection.ask(f"$JS.API.STREAM.CREATE.{stream}", request(replicas), api.StreamInfo)
+    info = await connection.call_api(f"$JS.API.STREAM.CREATE.{stream}", request(replicas), api.StreamInfo)
     if info.error is not None and info.error.err_code == api.STREAM_NAME_IN_USE:
-        there = await connection.ask(f"$JS.API.STREAM.INFO.{stream}", b"", api.StreamInfo)
+        there = await connection.call_api(f"$JS.API.STREAM.INFO.{stream}", b"", api.StreamInfo)
         replicas = max(replicas, there.config.num_replicas)  # nobody asked to take copies away
-        info = await connection.ask(f"$JS.API.STREAM.UPDATE.{stream}", request(replicas), api.StreamInfo)
+        info = await connection.call_api(f"$JS.API.STREAM.UPDATE.{stream}", request(replicas), api.StreamInfo)
     if info.error is None:
         return info
     refusal = (
-        f"{connection.where} refused the stream {stream!r}: {info.error.description} "
+        f"{connection.label} refused the stream {stream!r}: {info.error.description} "
         f"(code {info.error.err_code})"
     )
     if keeping.durability == "cluster" and info.error.err_code in {api.NO_PEERS, api.NOT_CLUSTERED}:

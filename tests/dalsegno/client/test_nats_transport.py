@@ -265,7 +265,7 @@ async def test_health_is_what_the_beats_say() -> None:
                 told = {"conductor.c": {"state": "leading"}, "worker.0": {"state": "ready"}}
                 for name, beat in told.items():
                     role, _, who = name.partition(".")
-                    it.server.tell(SUBJECTS.beat(role, who), msgspec.msgpack.encode(beat))
+                    it.server.tell(SUBJECTS.heartbeat(role, who), msgspec.msgpack.encode(beat))
                 await asyncio.sleep(0)
 
         beating = tasks.create_task(beats())

@@ -23,7 +23,7 @@ from dalsegno.config import environment
 from dalsegno.security import certificates
 from shared.log.nats import jetstream
 from shared.log.nats.credentials import Credentials, CredentialsError
-from shared.log.nats.durability import Keeping
+from shared.log.nats.durability import StreamPolicy
 from shared.log.nats.private_server import nats_server_binary
 from shared.log.port import LogDeniedError, LogUnavailableError
 from shared.subjects import Subjects
@@ -191,7 +191,7 @@ async def test_a_server_that_another_authority_vouches_for_is_not_spoken_to(
     (tmp_path / "ca.pem").write_bytes(certificates.make(["localhost"]).authority)
     for ca_file in (str(tmp_path / "ca.pem"), ""):
         credentials = shown(made, "reader", ca_file=ca_file)
-        with pytest.raises(LogUnavailableError, match=r"not the server that is expected: .*certificate"):
+        with pytest.raises(LogUnavailableError, match=r"not the expected server: .*certificate"):
             await jetstream.connect(url, credentials=credentials, subjects=SUBJECTS, name="r", timeout_s=20)
 
 
@@ -295,7 +295,7 @@ async def test_three_servers_are_a_cluster_that_keeps_the_log(tmp_path: Path) ->
             }
             servers.enter_context(serving(configuration, **told))
         url = ",".join(f"tls://{host}:{ports}" for host in hosts)
-        keeping = Keeping(durability="cluster")
+        keeping = StreamPolicy(durability="cluster")
         await jetstream.provision(url, shown(folder, "provisioner"), SUBJECTS, keeping, timeout_s=60)
         log = await jetstream.connect(
             url,

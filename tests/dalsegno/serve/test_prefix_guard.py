@@ -1,3 +1,4 @@
+import re
 import asyncio
 
 import msgspec
@@ -13,7 +14,7 @@ OURS, OTHER = Subjects("ours"), Subjects("other")
 
 async def beating(log: MemoryLog, subject: str, beat: bytes) -> None:
     while True:
-        await log.beat(subject, beat)
+        await log.send_heartbeat(subject, beat)
         await asyncio.sleep(0)
 
 
@@ -29,13 +30,13 @@ async def listening(subject: str, beat: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("beat", "who"),
-    [(msgspec.msgpack.encode({"pid": 7}), "worker 0, process 7, is heard"), (b"\xc1", "worker 0 is heard")],
+    [(msgspec.msgpack.encode({"pid": 7}), "(worker 0, process 7)"), (b"\xc1", "(worker 0)")],
 )
 async def test_a_deployment_under_the_same_prefix_is_refused(beat: bytes, who: str) -> None:
-    said = f"alive under the prefix 'ours' at nats://127.0.0.1:4222 .{who}.: .* another with --prefix"
+    said = f"running under the prefix 'ours' at nats://127.0.0.1:4222 {re.escape(who)}: .* another with --prefix"
     with pytest.RaisesGroup(pytest.RaisesExc(PrefixInUseError, match=said)):
-        await listening(OURS.beat("worker", "0"), beat)
+        await listening(OURS.heartbeat("worker", "0"), beat)
 
 
 async def test_one_under_another_prefix_is_none_of_ours() -> None:
-    await listening(OTHER.beat("worker", "0"), b"\x80")
+    await listening(OTHER.heartbeat("worker", "0"), b"\x80")

@@ -11,9 +11,9 @@ import pytest
 
 from dalsegno.serve import retention_guard
 from dalsegno.serve.retention_guard import Disk, RetentionGuard, bound, most
-from shared.log.capacity import Room, room_in
-from shared.log.capacity_watch import RoomWatch
-from shared.log.nats.durability import Keeping
+from shared.log.capacity import Capacity, capacity_of
+from shared.log.capacity_watch import CapacityWatch
+from shared.log.nats.durability import StreamPolicy
 from shared.log.nats.jetstream import connect
 from shared.log.nats.private_server import NatsServer
 from shared.log.nats.provisioning import Provisioner
@@ -64,14 +64,14 @@ async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
 class Kept:
     """A keeper on one server, and what it said."""
 
-    def __init__(self, server: NatsServer, subjects: Subjects, keeping: Keeping | None = None) -> None:
+    def __init__(self, server: NatsServer, subjects: Subjects, keeping: StreamPolicy | None = None) -> None:
         self.said: list[str] = []
         self.restarts = 0
         self.connected_again = asyncio.Event()
         self.provisioner = Provisioner(server.url, subjects, self._on_connected)
         self.keeper = RetentionGuard(
             self.provisioner,
-            keeping or Keeping(),
+            keeping or StreamPolicy(),
             lambda text, _: self.said.append(text),
             folder=server.log_file.parent,
             failed_write=lambda: server.failed_write,
@@ -99,7 +99,7 @@ class Kept:
 async def keep(server: NatsServer, subjects: Subjects) -> AsyncIterator[Callable[..., Kept]]:
     opened: list[Kept] = []
 
-    def keep(keeping: Keeping | None = None) -> Kept:
+    def keep(keeping: StreamPolicy | None = None) -> Kept:
         opened.append(Kept(server, subjects, keeping))
         return opened[-1]
 
@@ -119,7 +119,7 @@ async def test_a_stream_that_is_lost_is_made_again_and_nobody_takes_it_for_the_o
     kept.said.clear()
     await delete_stream(server, subjects.stream)
     await kept.look()
-    assert kept.said == ["the log has lost its stream: it is made anew, and what it held is gone"]
+    assert kept.said == ["the log has lost its stream: it is created again; everything it held is gone"]
     with pytest.raises(LogRegressedError, match="anew"):
         async for _ in log.read([subjects.walk("r")], 1):
             pass
@@ -141,12 +141,12 @@ async def test_the_bound_follows_the_disk_and_nothing_is_deleted(
     for free in (GIB, 300 * MIB, 52 * MIB, 0, GIB):
         disk = Disk(total=GIB, free=free)
         bounds.append(await kept.look())
-        rooms.append(room_in(await log.state(), refuses=False))
+        rooms.append(capacity_of(await log.state(), refuses=False))
     stored = (await log.state()).bytes
     margin = Disk(total=GIB, free=0).margin
     assert bounds[:3] == [round(0.75 * GIB), round(0.75 * GIB), stored + 300 * MIB - margin]
     assert bounds[4:] == [1, round(0.75 * GIB)]  # 2 MB are stored, and the margin is 51 MiB
-    assert rooms == [Room.FREE, Room.FREE, Room.NEARLY_FULL, Room.FULL, Room.FREE]
+    assert rooms == [Capacity.FREE, Capacity.FREE, Capacity.NEARLY_FULL, Capacity.FULL, Capacity.FREE]
     assert (await log.state()).messages == 20
     await log.close()
 
@@ -154,7 +154,7 @@ async def test_the_bound_follows_the_disk_and_nothing_is_deleted(
 async def test_a_bound_that_was_told_is_kept_while_the_disk_allows_it(
     server: NatsServer, keep: Callable[..., Kept]
 ) -> None:
-    kept = keep(Keeping(max_bytes=5 * MIB))
+    kept = keep(StreamPolicy(max_bytes=5 * MIB))
     await kept.provisioner.open(server.credentials, timeout_s=5)
     assert await kept.look() == 5 * MIB
 
@@ -192,26 +192,26 @@ async def test_a_disk_that_others_fill_up_stops_the_log_until_there_is_room(
         await asyncio.sleep(0.01)
     with suppress(LogUnavailableError):  # a bound cannot even be written down
         await kept.keeper.look()
-    watch = RoomWatch(log)
-    await watch.look()
-    while not watch.words:  # noqa: ASYNC110 - time is what is waited for
+    watch = CapacityWatch(log)
+    await watch.poll()
+    while not watch.reason:  # noqa: ASYNC110 - time is what is waited for
         await asyncio.sleep(0.05)
     with pytest.raises((LogUnavailableError, LogFullError)):
-        watch.check()
+        watch.require_capacity()
     log.post(subjects.walk("r"), b"meanwhile")
     ballast.unlink()
     await kept.keeper.look()
     await log.drain()
     await kept.connected_again.wait()
     await kept.look()
-    await watch.look()
+    await watch.poll()
 
     assert "no space left on device" in kept.said[-2]
-    assert kept.said[-1] == "there is room on the log's disk again: its server is started anew"
+    assert kept.said[-1] == "the log's disk has space again: its server is restarted"
     assert kept.restarts == 1
     found = [record.data async for record in log.history([subjects.walk("r")])]
     assert {found[0], *found[1:]} == {b"before", bytes(500_000), b"meanwhile"}
-    watch.check()
+    watch.require_capacity()
     await log.close()
     await kept.provisioner.close()
     server.stop()

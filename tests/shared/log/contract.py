@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import pytest
 
 from shared.errors import BugError
-from shared.log.capacity import Room, room_in
+from shared.log.capacity import Capacity, capacity_of
 from shared.log.port import (
     Log,
     LogFullError,
@@ -36,12 +36,12 @@ class Deployment(Protocol):
     async def open(self, on_change: Callable[[bool], None] | None = None) -> Log: ...
     async def stop(self) -> None: ...
     async def start(self) -> None: ...
-    async def make_anew(self) -> None: ...
+    async def recreate(self) -> None: ...
     async def fill(self) -> None:
         """Fill the log, so that nothing more goes in."""
         ...
 
-    async def make_room(self) -> None: ...
+    async def set_max_messages(self) -> None: ...
 
 
 class Watch:
@@ -329,7 +329,7 @@ class LogContract:
     async def test_an_event_too_large_is_refused_before_it_is_sent(self, deployment: Deployment) -> None:
         log, subject = await deployment.open(), deployment.subjects.walk("r")
         too_large = bytes(log.max_payload + 1)
-        with pytest.raises(PayloadTooLargeError, match="bound is"):
+        with pytest.raises(PayloadTooLargeError, match="limit is"):
             log.post(subject, too_large)
         with pytest.raises(PayloadTooLargeError):
             await log.publish(subject, too_large)
@@ -364,7 +364,7 @@ class LogContract:
     async def test_a_closed_log_says_so_to_everybody(self, deployment: Deployment) -> None:
         log, subject = await deployment.open(), deployment.subjects.walk("r")
         reader = asyncio.ensure_future(anext(log.read([subject], 1)))
-        listener = asyncio.ensure_future(anext(log.listen(deployment.subjects.beats())))
+        listener = asyncio.ensure_future(anext(log.listen(deployment.subjects.heartbeats())))
         await asyncio.sleep(0)
         await log.close()
         assert not log.connected
@@ -380,11 +380,11 @@ class LogContract:
     # ---- beats ------------------------------------------------------------------------------------
     async def test_beats_reach_who_listens_and_are_not_stored(self, deployment: Deployment) -> None:
         log, other = await deployment.open(), await deployment.open()
-        subject = deployment.subjects.beat("worker", "0")
-        async with aclosing(other.listen(deployment.subjects.beats())) as beats:
+        subject = deployment.subjects.heartbeat("worker", "0")
+        async with aclosing(other.listen(deployment.subjects.heartbeats())) as beats:
             heard = asyncio.ensure_future(anext(beats))
             while not heard.done():  # until the listener is there, nobody hears them
-                await log.beat(subject, b"step 1")
+                await log.send_heartbeat(subject, b"step 1")
                 await asyncio.sleep(0)
             assert heard.result() == (subject, b"step 1")
         assert (await log.state()).last_seq == 0
@@ -476,7 +476,7 @@ class LogContract:
         waiting = asyncio.ensure_future(log.drain())
         assert (await log.state()).last_seq == before
         assert not waiting.done()
-        await deployment.make_room()
+        await deployment.set_max_messages()
         await waiting
         records = await collect(log.history([deployment.subjects.walk("waits")]))
         assert datas(records) == [b"%d" % number for number in range(50)]
@@ -487,17 +487,17 @@ class LogContract:
         log = await deployment.open()
         subject = deployment.subjects.request("new")
         await deployment.fill()
-        assert room_in(await log.state(), refuses=log.is_full) is not Room.FREE
+        assert capacity_of(await log.state(), refuses=log.is_full) is not Capacity.FREE
         for expected in (0, None):
             with pytest.raises(LogFullError, match="full"):
-                await log.publish(subject, b"1", expected_last_seq=expected, waits_for_room=False)
+                await log.publish(subject, b"1", expected_last_seq=expected, waits_while_full=False)
         refused = [log.is_full]
         log.post(deployment.subjects.walk("waits"), b"under way")
         with pytest.raises(LogFullError, match="full"):  # nor does it wait behind those that do
-            await log.publish(subject, b"1", expected_last_seq=0, waits_for_room=False)
-        await deployment.make_room()
+            await log.publish(subject, b"1", expected_last_seq=0, waits_while_full=False)
+        await deployment.set_max_messages()
         await log.drain()
-        assert await log.publish(subject, b"1", expected_last_seq=0, waits_for_room=False) > 0
+        assert await log.publish(subject, b"1", expected_last_seq=0, waits_while_full=False) > 0
         assert [*refused, log.is_full] == [True, False]
 
     async def test_a_log_made_anew_is_noticed_by_readers_and_writers(self, deployment: Deployment) -> None:
@@ -510,7 +510,7 @@ class LogContract:
             await deployment.stop()
             await watch.until(connected=False)
             log.post(subject, b"decided on what is gone")
-            await deployment.make_anew()
+            await deployment.recreate()
             with pytest.raises(LogRegressedError, match="anew"):
                 await anext(records)
         with pytest.raises(LogRegressedError, match="anew"):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shared.log.capacity import Room
-from shared.log.capacity_watch import RoomWatch
+from shared.log.capacity import Capacity
+from shared.log.capacity_watch import CapacityWatch
 from shared.log.memory import MemoryLog, MemoryStore
 from shared.log.port import LogFullError, LogUnavailableError
 from shared.subjects import Subjects
@@ -13,15 +13,22 @@ async def test_a_change_is_told_and_said_once(subjects: Subjects, caplog: pytest
     server = MemoryStore(subjects)
     server.append(subjects.walk("r"), bytes(900))
     changes: list[str] = []
-    watch = RoomWatch(MemoryLog(server), lambda: changes.append(watch.words))
+    watch = CapacityWatch(MemoryLog(server), lambda: changes.append(watch.reason))
     caplog.set_level("INFO")
     rooms = []
     for max_bytes in (None, 1_000, 1_000, 500, None, None):
         server.max_bytes = max_bytes
-        await watch.look()
-        rooms.append(watch.room)
+        await watch.poll()
+        rooms.append(watch.capacity)
 
-    assert rooms == [Room.FREE, Room.NEARLY_FULL, Room.NEARLY_FULL, Room.FULL, Room.FREE, Room.FREE]
+    assert rooms == [
+        Capacity.FREE,
+        Capacity.NEARLY_FULL,
+        Capacity.NEARLY_FULL,
+        Capacity.FULL,
+        Capacity.FREE,
+        Capacity.FREE,
+    ]
     assert [bool(words) for words in changes] == [True, False]
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "INFO"]
 
@@ -29,19 +36,19 @@ async def test_a_change_is_told_and_said_once(subjects: Subjects, caplog: pytest
 async def test_nothing_begins_without_room_or_without_a_log(subjects: Subjects) -> None:
     server = MemoryStore(subjects)
     server.append(subjects.walk("r"), bytes(900))
-    watch = RoomWatch(MemoryLog(server))
-    watch.check()  # nobody has looked yet
+    watch = CapacityWatch(MemoryLog(server))
+    watch.require_capacity()  # not polled yet
     server.max_bytes = 1_000
-    await watch.look()
+    await watch.poll()
     with pytest.raises(
-        LogFullError, match=r"the log is nearly full \(\d+ bytes of 1000 bytes\): nothing new"
+        LogFullError, match=r"the log is nearly full \(\d+ bytes of 1000 bytes\): no new requests"
     ):
-        watch.check()
+        watch.require_capacity()
     server.stop()
-    await watch.look()
+    await watch.poll()
     with pytest.raises(LogUnavailableError, match="the log does not answer"):
-        watch.check()
+        watch.require_capacity()
     server.start()
     server.max_bytes = None
-    await watch.look()
-    watch.check()
+    await watch.poll()
+    watch.require_capacity()

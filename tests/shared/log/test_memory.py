@@ -26,15 +26,15 @@ class _FakeDeployment:
     async def start(self) -> None:
         self.server.start()
 
-    async def make_anew(self) -> None:
-        self.server.make_anew()
+    async def recreate(self) -> None:
+        self.server.recreate()
         self.server.start()
 
     async def fill(self) -> None:
-        self.server.make_room(len(self.server.records))
+        self.server.set_max_messages(len(self.server.records))
 
-    async def make_room(self) -> None:
-        self.server.make_room(None)
+    async def set_max_messages(self) -> None:
+        self.server.set_max_messages(None)
 
 
 @pytest.fixture

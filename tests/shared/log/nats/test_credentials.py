@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from shared.log.nats import nkeys
-from shared.log.nats.credentials import NOBODY, Credentials, CredentialsError
+from shared.log.nats.credentials import ANONYMOUS, Credentials, CredentialsError
 from tests.hostile import NO_TOKENS
 
 SEED = "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY"
@@ -64,12 +64,12 @@ def test_no_repr_holds_a_secret() -> None:
         (Credentials(user="ada", password="simsim"), "simsim"),
         (Credentials(seed=SEED), SEED),
     ):
-        assert secret not in f"{shown!r} {shown} {shown.said}"
-        assert secret in shown.told.values()
+        assert secret not in f"{shown!r} {shown} {shown.description}"
+        assert secret in shown.as_dict().values()
 
 
 def test_each_has_a_place_for_answers_that_is_its_own() -> None:
-    assert NOBODY.inbox_prefix == Credentials(token="sesame").inbox_prefix == "_INBOX"
+    assert ANONYMOUS.inbox_prefix == Credentials(token="sesame").inbox_prefix == "_INBOX"
     assert Credentials(user="ada", password="simsim").inbox_prefix == "_INBOX_ada"
     for name in NO_TOKENS.values():
         assert Credentials(user=name, password="simsim").inbox_prefix == "_INBOX"
@@ -79,7 +79,7 @@ def test_each_has_a_place_for_answers_that_is_its_own() -> None:
 def test_another_value_of_the_same_is_made_of_what_is_told() -> None:
     shown = Credentials(seed=SEED, ca_file="/ca")
 
-    assert Credentials(**shown.told) == shown
+    assert Credentials(**shown.as_dict()) == shown
     assert pickle.loads(pickle.dumps(shown)) == shown
 
 
@@ -87,11 +87,11 @@ def test_another_value_of_the_same_is_made_of_what_is_told() -> None:
     "half", [{"user": "ada"}, {"password": "simsim"}, {"cert_file": "/cert"}, {"key_file": "/key"}]
 )
 def test_half_of_a_pair_is_refused(half: dict[str, str]) -> None:
-    with pytest.raises(CredentialsError, match="come together"):
+    with pytest.raises(CredentialsError, match="expected both"):
         Credentials(**half)
 
 
 def test_tls_is_asked_for_where_an_authority_or_a_certificate_is_named(tmp_path: Path) -> None:
-    assert NOBODY.tls() is None
+    assert ANONYMOUS.tls() is None
     with pytest.raises(CredentialsError, match=f"cannot use {tmp_path / 'none'} for TLS"):
         Credentials(ca_file=str(tmp_path / "none")).tls()

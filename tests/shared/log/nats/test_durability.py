@@ -10,8 +10,8 @@ import nats
 import pytest
 
 from shared.errors import DalSegnoError
-from shared.log.nats.api import Group, Peer, StreamConfig, StreamInfo
-from shared.log.nats.durability import METADATA, Keeping, Varz, check_group, check_stream, check_synced
+from shared.log.nats.api import ClusterInfo, ClusterPeer, StreamConfig, StreamInfo
+from shared.log.nats.durability import METADATA, StreamPolicy, Varz, check_group, check_stream, check_synced
 from shared.log.nats.jetstream import connect, provision
 from shared.log.nats.private_server import NatsServer
 from shared.log.port import Durability, DurabilityError, LogUnavailableError
@@ -73,14 +73,14 @@ def test_one_that_gives_less_is_refused_with_what_was_found(
 
 
 def test_a_cluster_is_three_servers_with_a_leader() -> None:
-    peers = [Peer("b"), Peer("c")]
+    peers = [ClusterPeer("b"), ClusterPeer("c")]
     info = _stream("cluster", 3)
     told = {
         peers_told: check_group(StreamInfo(config=info.config, cluster=group), "NATS")
         for peers_told, group in {
-            "all": Group("a", peers),
-            "no leader": Group("", peers),
-            "two": Group("a", peers[:1]),
+            "all": ClusterInfo("a", peers),
+            "no leader": ClusterInfo("", peers),
+            "two": ClusterInfo("a", peers[:1]),
         }.items()
     }
     assert told == {"all": True, "no leader": False, "two": False}
@@ -108,7 +108,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
         yield cluster
 
 
-async def _provide(cluster: Cluster, subjects: Subjects, keeping: Keeping) -> tuple[Durability, int]:
+async def _provide(cluster: Cluster, subjects: Subjects, keeping: StreamPolicy) -> tuple[Durability, int]:
     await provision(cluster.url, cluster.credentials, subjects, keeping, timeout_s=20)
     log = await connect(
         cluster.url,
@@ -124,7 +124,7 @@ async def _provide(cluster: Cluster, subjects: Subjects, keeping: Keeping) -> tu
         await log.close()
 
 
-async def _refusal(cluster: Cluster, subjects: Subjects, keeping: Keeping) -> DalSegnoError:
+async def _refusal(cluster: Cluster, subjects: Subjects, keeping: StreamPolicy) -> DalSegnoError:
     """Why a stream is not made; a server that is slow to answer is asked again."""
     while True:
         try:
@@ -137,32 +137,36 @@ async def _refusal(cluster: Cluster, subjects: Subjects, keeping: Keeping) -> Da
 async def test_a_server_is_asked_whether_it_syncs_and_believed_only_then(
     cluster: Cluster, subjects: Subjects, request: pytest.FixtureRequest
 ) -> None:
-    host = Keeping(durability="host", monitors=cluster.monitors)
+    host = StreamPolicy(durability="host", monitors=cluster.monitors)
     if "not synced" in request.node.name:
         refused = await _refusal(cluster, subjects, host)
         assert isinstance(refused, DurabilityError)
         assert "expected `sync_interval: always`" in refused.message
     else:
         assert await _provide(cluster, subjects, host) == ("host", 1)
-    blind = await _refusal(cluster, subjects, Keeping(durability="host"))
+    blind = await _refusal(cluster, subjects, StreamPolicy(durability="host"))
     assert isinstance(blind, DurabilityError)
     assert "no client of NATS can see" in blind.message
-    dead = Keeping(durability="host", monitors=["http://127.0.0.1:1"])
+    dead = StreamPolicy(durability="host", monitors=["http://127.0.0.1:1"])
     unheard = await _refusal(cluster, subjects, dead)
     assert isinstance(unheard, LogUnavailableError)
     assert "nats.monitors: http://127.0.0.1:1 does not tell" in unheard.message
 
 
 async def test_a_stream_gets_its_copies_and_keeps_them(cluster: Cluster, subjects: Subjects) -> None:
-    assert await _provide(cluster, subjects, Keeping()) == ("process", 1)
-    assert await _provide(cluster, subjects, Keeping(durability="cluster")) == ("cluster", 3)
-    assert await _provide(cluster, subjects, Keeping(max_bytes=1 << 30)) == ("process", 3)
+    assert await _provide(cluster, subjects, StreamPolicy()) == ("process", 1)
+    assert await _provide(cluster, subjects, StreamPolicy(durability="cluster")) == ("cluster", 3)
+    assert await _provide(cluster, subjects, StreamPolicy(max_bytes=1 << 30)) == ("process", 3)
 
 
 async def test_a_server_that_is_alone_is_no_cluster(nats_server: NatsServer, subjects: Subjects) -> None:
     with pytest.raises(DurabilityError, match=r"not supported in non-clustered mode.*at least 3 servers"):
         await provision(
-            nats_server.url, nats_server.credentials, subjects, Keeping(durability="cluster"), timeout_s=0
+            nats_server.url,
+            nats_server.credentials,
+            subjects,
+            StreamPolicy(durability="cluster"),
+            timeout_s=0,
         )
 
 
@@ -177,7 +181,7 @@ async def test_a_stream_that_gives_less_is_waited_for_no_longer_than_told(
         connect(url, credentials=credentials, subjects=subjects, name="t", durability="host", timeout_s=20)
     )
     await asyncio.sleep(0)
-    await provision(url, credentials, subjects, Keeping(durability="host", syncs_always=True))
+    await provision(url, credentials, subjects, StreamPolicy(durability="host", syncs_always=True))
     log = await waiting
     assert log.durability == "host"
     await log.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.log.nats.durability import Keeping
+from shared.log.nats.durability import StreamPolicy
 from shared.log.nats.jetstream import JetStreamLog, connect, provision
 from shared.log.nats.private_server import NatsServer
 from shared.subjects import Subjects
@@ -33,7 +33,9 @@ class _JetStreamDeployment:
         return log
 
     async def provide(self, max_bytes: int | None = None) -> None:
-        await provision(self.server.url, self.server.credentials, self.subjects, Keeping(max_bytes=max_bytes))
+        await provision(
+            self.server.url, self.server.credentials, self.subjects, StreamPolicy(max_bytes=max_bytes)
+        )
 
     async def stop(self) -> None:
         self.server.kill()
@@ -41,7 +43,7 @@ class _JetStreamDeployment:
     async def start(self) -> None:
         self.server.start()
 
-    async def make_anew(self) -> None:
+    async def recreate(self) -> None:
         # On another port, so that nobody of the deployment sees it half done.
         aside = NatsServer(self.server.log_file.parent)
         aside.start()
@@ -55,7 +57,7 @@ class _JetStreamDeployment:
         await log.publish(self.subjects.walk("filler"), bytes(4096))
         await self.provide(max_bytes=(await log.state()).bytes + 1)
 
-    async def make_room(self) -> None:
+    async def set_max_messages(self) -> None:
         await self.provide(max_bytes=None)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 
-from shared.log.nats.connection import Connection
-from shared.log.nats.credentials import NOBODY, Credentials
-from shared.log.nats.durability import Keeping
+from shared.log.nats.connection import NatsConnection
+from shared.log.nats.credentials import ANONYMOUS, Credentials
+from shared.log.nats.durability import StreamPolicy
 from shared.log.nats.jetstream import JetStreamLog, connect, provision
 from shared.log.nats.private_server import NatsServer
 from shared.log.port import LogRegressedError, LogUnavailableError, WrongLastSequenceError
@@ -175,15 +175,15 @@ async def test_a_refused_condition_after_a_resend_is_no_error_when_the_first_cop
     server: NatsServer, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = await _open(server, subjects)
-    real_send = Connection.send_publish
+    real_send = NatsConnection.send_publish
 
     def lose_the_ack(
-        connection: Connection, subject: str, reply: str, data: bytes, expected: int | None
+        connection: NatsConnection, subject: str, reply: str, data: bytes, expected: int | None
     ) -> None:
         real_send(connection, subject, f"{reply}.lost" if expected is not None else reply, data, expected)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Connection, "send_publish", lose_the_ack)
+        patch.setattr(NatsConnection, "send_publish", lose_the_ack)
         ours = asyncio.ensure_future(log.publish(subjects.epoch, b"ours", expected_last_seq=0))
         theirs = asyncio.ensure_future(
             log.publish(subjects.conductor("other"), b"theirs", expected_last_seq=0)
@@ -209,7 +209,7 @@ async def test_a_condition_refused_for_a_publish_under_way_is_tried_again_when_t
 ) -> None:
     log = await _open(server, subjects)
     with monkeypatch.context() as patch:  # the answer a replicated stream can give, and a single one never
-        patch.setattr(Connection, "send_publish", lambda *_: None)
+        patch.setattr(NatsConnection, "send_publish", lambda *_: None)
         publishing = asyncio.ensure_future(log.publish(subjects.epoch, b"1", expected_last_seq=0))
         await asyncio.sleep(0)
         (number,) = log._outbox._entries
@@ -272,7 +272,7 @@ async def test_a_slow_way_to_the_server_is_no_reason_to_leave_it(
 async def test_a_full_log_takes_events_again_once_its_oldest_have_left_it(
     server: NatsServer, subjects: Subjects
 ) -> None:
-    bounded = Keeping(max_bytes=100_000, max_age_s=1)
+    bounded = StreamPolicy(max_bytes=100_000, max_age_s=1)
     await provision(server.url, server.credentials, subjects, bounded)
     log = await _open(server, subjects)
     for number in range(40):
@@ -456,7 +456,7 @@ async def test_an_unreachable_server_is_one_clear_line(subjects: Subjects) -> No
         assert "\n" not in caught.value.message
         assert "secret" not in caught.value.message
     with pytest.raises(LogUnavailableError, match="cannot be reached"):
-        await provision(url, NOBODY, subjects)
+        await provision(url, ANONYMOUS, subjects)
 
 
 async def test_a_server_that_comes_late_is_waited_for(tmp_path: Path, subjects: Subjects) -> None:
@@ -558,7 +558,7 @@ async def test_any_number_may_provision_at_once(nats_server: NatsServer, subject
                     nats_server.url,
                     nats_server.credentials,
                     subjects,
-                    Keeping(max_bytes=1_000_000 * (1 + number % 2)),
+                    StreamPolicy(max_bytes=1_000_000 * (1 + number % 2)),
                 )
             )
     log = await _open(nats_server, subjects)

@@ -9,7 +9,7 @@ from functools import partial
 import nats
 import pytest
 
-from shared.log.nats.durability import Keeping
+from shared.log.nats.durability import StreamPolicy
 from shared.log.nats.jetstream import JetStreamLog, connect, provision
 from shared.log.port import LogUnavailableError, StoredRecord, WrongLastSequenceError
 from shared.subjects import Subjects
@@ -17,7 +17,7 @@ from tests.chaos.proxy import Proxy
 from tests.shared.log.cluster import HOST, Cluster, Member, running
 from tests.shared.log.contract import LogContract, collect, datas, take
 
-R3 = Keeping(durability="cluster")
+R3 = StreamPolicy(durability="cluster")
 _END = b"end"
 
 
@@ -50,7 +50,7 @@ class _R3Deployment:
         return log
 
     async def provide(self, max_bytes: int | None = None) -> None:
-        keeping = Keeping(durability="cluster", max_bytes=max_bytes)
+        keeping = StreamPolicy(durability="cluster", max_bytes=max_bytes)
         await provision(self._cluster.url, self._cluster.credentials, self.subjects, keeping, timeout_s=20)
 
     async def can_be_written_to(self) -> None:
@@ -66,7 +66,7 @@ class _R3Deployment:
     async def start(self) -> None:
         self._proxy.heal()
 
-    async def make_anew(self) -> None:
+    async def recreate(self) -> None:
         await self.remove()
         await self.provide()
         self._proxy.heal()
@@ -81,7 +81,7 @@ class _R3Deployment:
         await log.publish(self.subjects.walk("filler"), bytes(4096))
         await self.provide(max_bytes=(await log.state()).bytes + 1)
 
-    async def make_room(self) -> None:
+    async def set_max_messages(self) -> None:
         await self.provide(max_bytes=None)
 
 

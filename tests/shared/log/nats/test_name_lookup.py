@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared.log.nats.name_lookup import Names
+from shared.log.nats.name_lookup import NameLookup
 
 
 class NameServer:
@@ -37,17 +37,17 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[NameServer]:
 async def test_a_name_has_its_addresses_each_once(server: NameServer) -> None:
     server.answer.set()
 
-    assert await Names().addresses("nats", 4222) == ["10.0.0.1", "10.0.0.2"]
+    assert await NameLookup().addresses("nats", 4222) == ["10.0.0.1", "10.0.0.2"]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 async def test_an_address_is_not_looked_up(server: NameServer, address: str) -> None:
-    assert await Names().addresses(address, 4222) == [address]
+    assert await NameLookup().addresses(address, 4222) == [address]
     assert server.asked == []
 
 
 async def test_a_name_without_addresses_is_an_error_and_looked_up_again(server: NameServer) -> None:
-    names = Names()
+    names = NameLookup()
     server.trouble = socket.gaierror(-2, "Name or service not known")
     server.answer.set()
 
@@ -58,7 +58,7 @@ async def test_a_name_without_addresses_is_an_error_and_looked_up_again(server: 
 
 
 async def test_all_who_ask_meanwhile_share_one_lookup(server: NameServer) -> None:
-    names = Names()
+    names = NameLookup()
     given_up = asyncio.create_task(names.addresses("nats", 4222))
     await asyncio.to_thread(server.has_been_asked.wait)
     given_up.cancel()
@@ -73,7 +73,7 @@ async def test_all_who_ask_meanwhile_share_one_lookup(server: NameServer) -> Non
 
 def test_a_loop_ends_without_waiting_for_a_lookup(server: NameServer) -> None:
     async def give_up() -> None:
-        lookup = asyncio.create_task(Names().addresses("nats", 4222))
+        lookup = asyncio.create_task(NameLookup().addresses("nats", 4222))
         await asyncio.to_thread(server.has_been_asked.wait)
         lookup.cancel()
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shared.log.nats.outbox import RESEND_AFTER_S, Entry, Outbox, Refused
+from shared.log.nats.outbox import RESEND_AFTER_S, Outbox, OutboxEntry, PublishRefused
 from shared.log.port import LogFullError, LogUnavailableError, OutboxFullError
 
 _FULL = 10077
@@ -21,7 +21,7 @@ class _Wire:
         real_time = loop.time
         monkeypatch.setattr(loop, "time", lambda: real_time() + self._ahead_s)
 
-    def transmit(self, number: int, _entry: Entry) -> None:
+    def transmit(self, number: int, _entry: OutboxEntry) -> None:
         self.sent.append(number)
 
     def take(self) -> list[int]:
@@ -123,7 +123,7 @@ async def test_a_failed_condition_is_told_with_how_often_it_was_sent(wire: _Wire
     outbox.online()
     outbox.refused(number, 10071, "wrong last sequence")
     (failure,) = failures
-    assert isinstance(failure, Refused)
+    assert isinstance(failure, PublishRefused)
     assert (failure.code, failure.sent) == (10071, 2)
     assert len(outbox) == 0
 
@@ -283,7 +283,7 @@ async def test_who_does_not_wait_for_room_is_given_back_unless_a_copy_may_be_sto
     failures: list[Exception] = []
     first = outbox.post("s", b"x", None, failures.append, waits=False)
     outbox.refused(first, _FULL, "maximum bytes exceeded")
-    assert [type(one) for one in failures] == [Refused]
+    assert [type(one) for one in failures] == [PublishRefused]
     assert len(outbox) == 0
     again = outbox.post("s", b"x", None, failures.append, waits=False)
     outbox.online()  # it is sent a second time

@@ -15,7 +15,7 @@ import pytest
 
 from shared.events import MalformedEventError, decode
 from shared.log.nats import jetstream, nkeys
-from shared.log.nats.credentials import NOBODY, Credentials
+from shared.log.nats.credentials import ANONYMOUS, Credentials
 from shared.log.nats.permissions import permissions
 from shared.log.nats.private_server import NatsServer
 from shared.log.port import Log, LogDeniedError, LogUnavailableError
@@ -170,7 +170,7 @@ async def test_a_role_hears_what_is_for_it_and_nothing_else(server: NatsServer, 
 @pytest.mark.parametrize(
     "shown",
     [
-        NOBODY,
+        ANONYMOUS,
         Credentials(token="sesame"),
         Credentials(user="client", password="simsim"),
         Credentials(user="conductor", password=""),
@@ -263,10 +263,10 @@ async def test_a_worker_reads_live_what_is_for_it(server: NatsServer, conductor:
 async def test_beats_are_heard(server: NatsServer, conductor: Log) -> None:
     worker = await connect(server, "worker-0")
     try:
-        async with asyncio.timeout(30), aclosing(conductor.listen(SUBJECTS.beats())) as beats:
+        async with asyncio.timeout(30), aclosing(conductor.listen(SUBJECTS.heartbeats())) as beats:
             heard = asyncio.ensure_future(anext(beats))
             while not heard.done():
-                await worker.beat(SUBJECTS.beat("worker", "0"), b"alive")
+                await worker.send_heartbeat(SUBJECTS.heartbeat("worker", "0"), b"alive")
                 await asyncio.wait({heard}, timeout=0.05)
             assert heard.result() == ("ds.beat.worker.0", b"alive")
     finally:
@@ -387,7 +387,7 @@ async def test_a_consumer_delivers_no_beats_and_no_orders_to_the_server(
         inbox = client.new_inbox()
         delivered = await client.subscribe(inbox)
         assert [*await client.settle(), *await listener.settle()] == []
-        heard = asyncio.ensure_future(anext(aiter(conductor.listen(SUBJECTS.beats()))))
+        heard = asyncio.ensure_future(anext(aiter(conductor.listen(SUBJECTS.heartbeats()))))
         for number, target in enumerate(targets):
             assert await consumer(client, f"abuse-{number}", target) is None
             assert await consumer(client, f"empty-{number}", target, headers_only=True) is None

@@ -1,6 +1,6 @@
 import pytest
 
-from shared.log.nats.connection import Connection
+from shared.log.nats.connection import NatsConnection
 from shared.log.nats.servers import servers_in
 
 
@@ -18,7 +18,7 @@ def test_an_address_names_one_server_or_several(text: str, addresses: list[str])
 
 
 async def test_servers_that_a_cluster_no_longer_has_are_forgotten_but_none_that_was_named() -> None:
-    connection = Connection("nats://a:1")
+    connection = NatsConnection("nats://a:1")
     connection.options["dont_randomize"] = True
     connection._setup_server_pool(connection._urls)
     connection._current_server = connection._server_pool[0]
@@ -33,7 +33,7 @@ async def test_servers_that_a_cluster_no_longer_has_are_forgotten_but_none_that_
 
 
 async def test_all_of_them_are_named_and_no_secret_is() -> None:
-    connection = Connection("nats://user:sesame@a:1,nats://b:2")
-    assert connection.where == "NATS at a:1 or b:2"
+    connection = NatsConnection("nats://user:sesame@a:1,nats://b:2")
+    assert connection.label == "NATS at a:1 or b:2"
     assert connection.address == "nats://a:1,nats://b:2"
     assert sorted(connection._urls) == ["nats://b:2", "nats://user:sesame@a:1"]

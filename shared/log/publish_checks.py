@@ -1,4 +1,4 @@
-"""What a log takes, checked before anything is sent: both adapters refuse the same with the same words."""
+"""Checks of an event before it is sent, with the same errors in both implementations of the log."""
 
 import re
 from typing import Final
@@ -10,23 +10,23 @@ from shared.subjects import Subjects
 _SUBJECT: Final = re.compile(r"[^\s.*>]+(?:\.[^\s.*>]+)+")
 
 
-class Acceptance:
-    """The door of one deployment's log."""
+class PublishChecks:
+    """The checks for one deployment's log."""
 
     def __init__(self, subjects: Subjects) -> None:
         self._kinds = tuple(subject.removesuffix(">") for subject in subjects.logged())
         self._stream = subjects.stream
 
     def check(self, subject: str, data: bytes, max_payload: int) -> None:
-        """Let an event in.
+        """Check that the log can store an event.
 
         Raises:
-            PayloadTooLargeError: it has more than `max_payload` bytes.
-            BugError: nothing would store it: the log's writers refuse it, or they would try for ever.
+            PayloadTooLargeError: the event has more than `max_payload` bytes.
+            BugError: no stream has the subject, so its publisher would retry without end.
         """
         if len(data) > max_payload:
             raise PayloadTooLargeError(
-                f"an event of {len(data)} bytes on {subject!r} is too large for the log: the bound is "
+                f"an event of {len(data)} bytes on {subject!r} is too large for the log: the limit is "
                 f"{max_payload} bytes; send media by reference, or raise the server's max_payload"
             )
         if not subject.startswith(self._kinds) or _SUBJECT.fullmatch(subject) is None:

@@ -1,0 +1,56 @@
+"""Access to the NATS server: the credentials of a role, and the retention that the stream is asked for."""
+
+from pathlib import Path
+
+from configs.deployment import NatsSettings
+from configs.secrets import secret_in
+from shared.log.nats.credentials import Credentials
+from shared.log.nats.durability import StreamPolicy
+
+
+def stream_policy(settings: NatsSettings, *, syncs_always: bool = False) -> StreamPolicy:
+    """How the log is to be kept; `syncs_always`: by a server of ours, that was told to sync."""
+    return StreamPolicy(
+        durability=settings.durability,
+        monitors=settings.monitors,
+        syncs_always=syncs_always,
+        max_bytes=settings.max_bytes,
+        max_age_s=settings.max_age_s,
+    )
+
+
+def nats_credentials(settings: NatsSettings, role: str) -> Credentials:
+    """What `role` shows to the NATS server, told or in files.
+
+    Args:
+        settings: as they are told.
+        role: whose seed it is, where there is a folder of them: `gateway`, `worker-0`, ...
+
+    Raises:
+        ConfigError: a file cannot be read, or does not hold what it should.
+        CredentialsError: what is told cannot be used.
+    """
+    told: dict[str, str | None] = {}
+    if settings.seed:
+        told["seed"] = settings.seed
+    elif settings.credentials_file is not None:
+        told["seed"] = _nats_seed(Path(settings.credentials_file), role)
+    elif settings.user or settings.password:
+        told |= {"user": settings.user or None, "password": settings.password or None}
+    else:
+        told["token"] = _nats_token(settings)
+    return Credentials(
+        **told, ca_file=settings.ca_file, cert_file=settings.cert_file, key_file=settings.key_file
+    )
+
+
+def _nats_token(settings: NatsSettings) -> str | None:
+    if settings.token or settings.token_file is None:
+        return settings.token or None
+    return secret_in(Path(settings.token_file), "nats.token_file", "the token of the NATS server")
+
+
+def _nats_seed(path: Path, role: str) -> str:
+    if path.is_dir():
+        path = path / f"{role}.nk"
+    return secret_in(path, "nats.credentials_file", "an nkey's seed")
