@@ -1,16 +1,15 @@
-"""Where a model's nodes run: the file's `node_groups`, read against the family's graph. Pure.
+"""The placement of nodes on ranks: `node_groups` of a configuration, resolved against a model graph. Pure.
 
     node_groups:                                               prefill      decode      snac_chunk
       - {node_names: [LLM], ranks: [0, 1],                     LLM 0|1      LLM 2       snac_decoder 2
          graph_walks: [prefill]}
       - {node_names: [LLM, snac_decoder], ranks: [2]}
 
-Every node has, in every walk that runs it, exactly one group: the one that names both, else the one that
-names the node and no walks. A request gets one rank of each group: several ranks are replicas. What a
-request got is two maps, of nodes and of the walks in which a node is elsewhere (`assign`, `rank_of`).
+In every walk, each node belongs to exactly one group: the one that names both node and walk, otherwise the
+one that names the node and no walks. Several ranks of a group are replicas; a request uses one of them. The
+ranks of one request are recorded as two maps: a rank per node, and exceptions per walk (`assign`, `rank_of`).
 
-A group of `node_groups` says what was meant, and may be wrong: `resolve` finds it out. A `PlacedGroup` is
-right.
+`NodeGroup` is the unchecked input of `resolve`, `PlacedGroup` its checked result.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,19 +25,21 @@ from shared.ids import Rank
 
 
 class PlacementError(ValueError):
-    """A placement that cannot be; says group, key, value, and what would be right."""
+    """An invalid placement. The message names group, key, value and what was expected."""
 
 
 class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """These nodes run on these ranks, for all walks or for some.
+    """Nodes and the ranks that execute them, for all walks or for some.
 
     Attributes:
         node_names: nodes of the family; `decoder_lm` has `prepare` (template, tokenizer) and `llm`, `orpheus`
             has `prepare`, `LLM` and `snac_decoder`.
-        ranks: they run on these; a rank is one GPU, or one CPU process. Of several, each request gets one.
-        graph_walks: only in these walks; when absent, in all that no other group names for the node.
-        tp_size: so many ranks share one copy of the node with a KV cache: the first so many, the next so
-            many. Of each copy the first leads, and has the group's other nodes.
+        ranks: the ranks that execute these nodes: GPUs, or CPU processes. Several ranks are replicas: each
+            request uses one of them.
+        graph_walks: the walks to which the group applies; default: all walks that no other group names for
+            the node.
+        tp_size: ranks that share one node with a KV cache by tensor parallelism. Consecutive ranks form a TP
+            group; its first rank leads and executes the group's other nodes.
     """
 
     node_names: Annotated[list[str], Meta(min_length=1)]
@@ -49,14 +50,14 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedGroup:
-    """Nodes that are chosen a rank for together.
+    """Nodes whose rank is chosen together.
 
     Attributes:
         nodes: in the order of the file.
-        walks: in these; None: in all in which no other group has the node.
-        ranks: replicas, in the order of the file; of copies that are shared, who leads them.
-        followers: of each replica, who shares it with its leader; empty where nothing is shared.
-        shared: the nodes of which followers have a part.
+        walks: the walks to which the group applies; None: all walks that no other group names for the node.
+        ranks: the replicas, in the order of the file; of a TP group, its leader.
+        followers: the followers of each replica; empty without tensor parallelism.
+        shared: the nodes that followers execute a part of.
     """
 
     nodes: tuple[str, ...]
@@ -67,12 +68,12 @@ class PlacedGroup:
 
 
 def resolve(groups: Sequence[NodeGroup], graph: ModelGraph) -> tuple[PlacedGroup, ...]:
-    """The groups in which each (walk, node) of `graph` has exactly one home.
+    """Resolve groups so that each (walk, node) of `graph` belongs to exactly one.
 
-    A CPU node that no group names runs on the lowest rank: published placements know only what runs on GPUs.
+    A CPU node that no group names runs on the lowest rank: published placements list GPU nodes only.
 
     Raises:
-        PlacementError: a group cannot be, or a node has no home, or two.
+        PlacementError: a group is invalid, or a node belongs to no group or to two.
     """
     homes: dict[tuple[str, str], int] = {}  # (walk, node) -> the group that names both
     rest: dict[str, int] = {}  # node -> the group that names no walks
@@ -98,9 +99,9 @@ def resolve(groups: Sequence[NodeGroup], graph: ModelGraph) -> tuple[PlacedGroup
         if walks != ():
             placed.append(_placed(group, walks, graph))
     placed += _unnamed_cpu_nodes(graph, placed)
-    _refuse_homeless(groups, graph, homes, {node for group in placed for node in group.nodes}, rest)
+    _refuse_unplaced_nodes(groups, graph, homes, {node for group in placed for node in group.nodes}, rest)
     _refuse_two_kv_nodes(graph, placed)
-    _refuse_torn_copies(placed)
+    _refuse_split_tp_groups(placed)
     return tuple(placed)
 
 
@@ -119,18 +120,18 @@ def _placed(group: NodeGroup, walks: tuple[str, ...] | None, graph: ModelGraph) 
 
 
 def leaders_of(groups: Iterable[PlacedGroup]) -> list[Rank]:
-    """Every rank that gets orders, in order."""
+    """The ranks that receive orders, sorted."""
     return sorted({rank for group in groups for rank in group.ranks})
 
 
 def ranks_of(groups: Iterable[PlacedGroup]) -> list[Rank]:
-    """Every rank, in order: those that get orders, and those that follow one."""
+    """All ranks, sorted: those that receive orders, and their followers."""
     following = {rank for group in groups for copy in group.followers for rank in copy}
     return sorted({*following, *leaders_of(groups)})
 
 
 def nodes_on(groups: Iterable[PlacedGroup], rank: int) -> list[str]:
-    """The nodes a rank hosts, or has a part of, each once, in the order of the groups."""
+    """The nodes that a rank executes in whole or in part, each once, in the order of the groups."""
     found: list[str] = []
     for group in groups:
         if rank in group.ranks:
@@ -140,8 +141,8 @@ def nodes_on(groups: Iterable[PlacedGroup], rank: int) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def copy_of(groups: Iterable[PlacedGroup], rank: int) -> tuple[Rank, ...]:
-    """All members of the copy that a rank shares, its leader first; only itself where it shares none."""
+def tp_group_of(groups: Iterable[PlacedGroup], rank: int) -> tuple[Rank, ...]:
+    """The TP group of a rank, leader first; the rank alone if it shares no node."""
     copies = (
         (leader, *following)
         for group in groups
@@ -160,9 +161,9 @@ def home_of(groups: Iterable[PlacedGroup], walk: str, node: str) -> PlacedGroup:
 def assign(
     groups: Sequence[PlacedGroup], chosen: Sequence[int]
 ) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
-    """A request's `placement` and `walk_placement`, where `chosen` is its rank of each group.
+    """Build a request's `placement` and `walk_placement`. `chosen` has its rank of each group.
 
-    The first has every node; the second only the walks, and in them the nodes, that are elsewhere.
+    The first has every node; the second has, by walk, only the nodes with another rank there.
     """
     mine = list(zip(groups, chosen, strict=True))
     placement: dict[str, int] = {}
@@ -181,12 +182,12 @@ def assign(
 def rank_of(
     placement: Mapping[str, int], walk_placement: Mapping[str, Mapping[str, int]], walk: str, node: str
 ) -> int:
-    """The rank that runs `node` in `walk` for a request with these maps (`assign`)."""
+    """The rank that executes `node` in `walk`, according to a request's two maps (`assign`)."""
     elsewhere = walk_placement.get(walk, {})
     return elsewhere[node] if node in elsewhere else placement[node]
 
 
-# ---- what is wrong with one group ----------------------------------------------------------------------
+# ---- checks of one group ----------------------------------------------------------------------
 
 
 def _check(group: NodeGroup, graph: ModelGraph, where: str) -> None:
@@ -209,17 +210,17 @@ def _check(group: NodeGroup, graph: ModelGraph, where: str) -> None:
             sharable = [node for node, kind in graph.nodes.items() if kind is EngineKind.KV]
             raise PlacementError(
                 f"{where}: tp_size is {group.tp_size}, but none of {group.node_names} can be shared: only a "
-                f"node with a KV cache is, of {graph.family} {sharable}; leave tp_size away"
+                f"node with a KV cache is, of {graph.family} {sharable}; omit tp_size"
             )
 
 
 def _walks_of(group: NodeGroup, graph: ModelGraph, where: str) -> tuple[str, ...] | None:
-    """The walks a group is for, none that is no more; None for all there are for its nodes."""
+    """The walks of a group without those that no longer exist; None for all walks of its nodes."""
     if group.graph_walks is None:
         return None
     where = f"{where}: graph_walks"
     if not group.graph_walks:
-        raise PlacementError(f"{where}: expected at least one walk, or no such key for all, found []")
+        raise PlacementError(f"{where}: expected at least one walk, or no such key (all walks), found []")
     walks = tuple(walk for walk in dict.fromkeys(group.graph_walks) if walk not in graph.former_walks)
     for walk in walks:
         if walk not in graph.walks:
@@ -230,7 +231,7 @@ def _walks_of(group: NodeGroup, graph: ModelGraph, where: str) -> tuple[str, ...
         if not set(group.node_names) & set(graph.walks[walk].nodes):
             raise PlacementError(
                 f"{where}: walk {walk!r} runs none of {group.node_names}, "
-                f"but {sorted(graph.walks[walk].nodes)}; take it out"
+                f"but {sorted(graph.walks[walk].nodes)}; remove it"
             )
     return walks
 
@@ -241,7 +242,7 @@ def _near(word: str, known: Iterable[str]) -> str:
     return f", did you mean {lower[near]!r}?" if near else ""
 
 
-# ---- what is wrong between groups ----------------------------------------------------------------------
+# ---- checks between groups ----------------------------------------------------------------------
 
 
 def _unnamed_cpu_nodes(graph: ModelGraph, placed: Sequence[PlacedGroup]) -> list[PlacedGroup]:
@@ -252,15 +253,15 @@ def _unnamed_cpu_nodes(graph: ModelGraph, placed: Sequence[PlacedGroup]) -> list
     return [PlacedGroup(nodes=unnamed, walks=None, ranks=(leaders_of(placed)[0],))]
 
 
-def _refuse_homeless(
+def _refuse_unplaced_nodes(
     groups: Sequence[NodeGroup],
     graph: ModelGraph,
     homes: Mapping[tuple[str, str], int],
     named: set[str],
     rest: Mapping[str, int],
 ) -> None:
-    if homeless := sorted(set(graph.nodes) - named):
-        raise PlacementError(f"no node_group places {homeless}; add them to a group's node_names")
+    if unplaced := sorted(set(graph.nodes) - named):
+        raise PlacementError(f"no node_group places {unplaced}; add them to a group's node_names")
     for node in sorted(named):
         missing = [
             name for name, walk in graph.walks.items() if node in walk.nodes and (name, node) not in homes
@@ -274,7 +275,7 @@ def _refuse_homeless(
         if node not in rest and missing and mine:
             raise PlacementError(
                 f"no node_group places node {node!r} in the walks {missing}; add them to the graph_walks "
-                f"of {' or '.join(mine)}, or leave graph_walks away in one of its groups: it is for the rest"
+                f"of {' or '.join(mine)}, or omit graph_walks in one of its groups, which is for the rest"
             )
 
 
@@ -289,8 +290,8 @@ def _refuse_two_kv_nodes(graph: ModelGraph, placed: Sequence[PlacedGroup]) -> No
             )
 
 
-def _refuse_torn_copies(placed: Sequence[PlacedGroup]) -> None:
-    """A follower follows one leader and does nothing else; a node that is shared has one group."""
+def _refuse_split_tp_groups(placed: Sequence[PlacedGroup]) -> None:
+    """Refuse followers with two leaders or other tasks, and shared nodes in two groups."""
     for group in placed:
         for follower in (rank for copy in group.followers for rank in copy):
             if any(follower in other.ranks for other in placed) or (

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.deployment import ApiKey, ConfigError, GatewaySettings, api_keys
+from configs.deployment import ConfigError, GatewaySettings
+from configs.secrets import ApiKey, api_keys
 
 
 def pairs(*told: str, file: Path | None = None) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ from configs.placement import (
     NodeGroup,
     PlacementError,
     assign,
-    copy_of,
+    tp_group_of,
     home_of,
     leaders_of,
     nodes_on,
@@ -125,8 +125,8 @@ def test_ranks_that_share_a_copy_are_one_replica_and_the_first_of_them_gets_the_
     assert (leaders_of(groups), ranks_of(groups)) == ([1, 2, 6], [1, 2, 3, 4, 6])
     assert nodes_on(groups, 2) == ["LLM", "prepare", "vocoder"]
     assert nodes_on(groups, 3) == nodes_on(groups, 4) == ["LLM"], "a follower has its part and no more"
-    assert copy_of(groups, 4) == copy_of(groups, 6) == (6, 4)
-    assert copy_of(groups, 1) == (1,)
+    assert tp_group_of(groups, 4) == tp_group_of(groups, 6) == (6, 4)
+    assert tp_group_of(groups, 1) == (1,)
 
 
 def test_a_cpu_node_that_no_group_names_does_not_run_on_a_follower() -> None:
@@ -159,7 +159,7 @@ def test_walks_that_are_no_more_place_nothing() -> None:
         ([LLM, VOCODER], r"no node_group places \['other'\]; add them to a group's node_names"),
         (
             [LLM | {"graph_walks": ["prefill"]}, OTHER, VOCODER],
-            r"no node_group places node 'LLM' in the walks \['decode'\]; .* of node_groups\[0\], or leave",
+            r"no node_group places node 'LLM' in the walks \['decode'\]; .* of node_groups\[0\], or omit",
         ),
         (
             [*PLACED, LLM | {"graph_walks": ["prefill", "decode"], "ranks": [2]}],
@@ -169,7 +169,10 @@ def test_walks_that_are_no_more_place_nothing() -> None:
             [LLM | {"graph_walks": ["decod"]}],
             r"\[0\]: graph_walks: unknown walk 'decod', did you mean 'decode'\?; speaker has \['decode', ",
         ),
-        ([LLM | {"graph_walks": []}], r"graph_walks: expected at least one walk, or no such key for all"),
+        (
+            [LLM | {"graph_walks": []}],
+            r"graph_walks: expected at least one walk, or no such key \(all walks\)",
+        ),
         ([LLM | {"graph_walks": ["speak"]}], r"walk 'speak' runs none of \['LLM'\], but \['vocoder'\]"),
         ([LLM | {"ranks": [1, 1]}], r"\[0\]: ranks: expected each once, found \[1, 1\]"),
         ([LLM | {"node_names": ["LLM", "LLM"]}], r"\[0\]: node_names: expected each once"),

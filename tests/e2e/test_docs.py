@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import yaml
 
-from configs import deployment as config
+from configs import checks, files
 from configs.deployment import SECTIONS, DeploymentConfig, NodeGroup
 from dalsegno.config import environment
 from gateway import errors
@@ -126,14 +126,14 @@ def test_every_configuration_of_a_page_can_be_served(name: str, text: str, tmp_p
     if raw.get("model", "decoder_lm") != "decoder_lm":
         assert name in ELSEWHERE
         return
-    base = yaml.safe_load((config.configs_folder() / "demo.yaml").read_text())
+    base = yaml.safe_load((files.configs_folder() / "demo.yaml").read_text())
     whole = raw if "model" in raw else {**base, **raw}
     checkpoint = tmp_path / whole["checkpoint"]
     checkpoint.parent.mkdir(exist_ok=True)
     checkpoint.symlink_to(tiny_checkpoint(), target_is_directory=True)
     (tmp_path / "page.yaml").write_text(yaml.safe_dump(whole))
 
-    settings.parse(config.resolve(str(tmp_path / "page.yaml")).model_kwargs)
+    settings.parse(checks.resolve(str(tmp_path / "page.yaml")).model_kwargs)
 
 
 # ---- links ---------------------------------------------------------------------------------------------

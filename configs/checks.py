@@ -1,0 +1,296 @@
+"""Checks of a configuration: unknown keys, wrong values, paths, devices and placement, each a clear error."""
+
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from configs import placement, renamed_keys
+from configs.deployment import (
+    _ENGINE_PATHS,
+    _NATS_FILES,
+    MASK,
+    SECRETS,
+    SECTIONS,
+    ConfigError,
+    DeploymentConfig,
+)
+from configs.files import read
+from configs.placement import NodeGroup, PlacementError
+from configs.secrets import split_key
+from models import registry
+from models.base import ModelGraph
+from models.checkpoints import hub_cache as hub
+from shared.closest_match import closest_match
+from shared.validation_errors import Misfit, described, misfit
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+_DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+_EVERYWHERE: Final = frozenset({"0.0.0.0", "::", "*", "0"})  # noqa: S104 - refused
+
+
+def resolve(model: str, hub_cache: Path | None = None) -> DeploymentConfig:
+    """The configuration behind a name in `configs/`, a YAML file, or a checkpoint folder, as it is there.
+
+    `hub_cache` is where the hub's tools put their downloads, for a file that names no checkpoint.
+
+    Raises:
+        ConfigError: it is none of them, or cannot be served.
+    """
+    base = read(model)
+    return check(base.values, source=base.source, folder=base.folder, name=base.name, hub_cache=hub_cache)
+
+
+def check(
+    raw: Mapping[str, Any],
+    *,
+    source: str,
+    folder: Path,
+    name: str,
+    sources: Mapping[str, str] | None = None,
+    hub_cache: Path | None = None,
+) -> DeploymentConfig:
+    """The configuration in `raw`, with its paths made absolute and its placement checked.
+
+    Args:
+        raw: keys and values.
+        source: where they are from, for messages.
+        folder: what its relative paths are relative to.
+        name: the model's, unless `raw` has one.
+        sources: where single keys (`gateway.port`) are from, if not from `source`.
+        hub_cache: where the hub's tools put their downloads; asked where no checkpoint is named.
+
+    Raises:
+        ConfigError: it cannot be served; says source, key, value, and what would be right.
+        UnknownFamilyError: nobody serves such a model; told first, for such a file has keys of its own.
+    """
+    whence = _Whence(source, sources or {})
+    raw = {key: value for key, value in raw.items() if value is not None or key not in SECTIONS}
+    graph = _graph(raw.get("model"), whence)
+    raw = _with_current_names(raw, graph, whence)
+    _refuse_unknown_in(raw, whence)
+    _check_devices(raw.get("devices"), whence)
+    try:
+        config = msgspec.convert(raw, DeploymentConfig, str_keys=True)  # a rank in `devices` may be "0"
+    except msgspec.ValidationError as error:
+        found = misfit(error, raw, DeploymentConfig)
+        raise ConfigError(f"{whence.of(found.place)}: {discreet(found)}") from error
+    assert graph is not None  # a `model` that is no string does not convert
+    config = _with_paths(_with_checkpoint(config, graph, hub_cache, whence), graph, folder, whence)
+    config = msgspec.structs.replace(config, name=config.name or name)
+    if not _is_file(Path(config.checkpoint) / "config.json"):
+        what = "has no config.json" if os.path.lexists(config.checkpoint) else "does not exist"
+        raise ConfigError(f"{whence.of('checkpoint')}: checkpoint {config.checkpoint} {what}")
+    for key, secret in (
+        ("gateway.api_keys", config.gateway.api_keys),
+        ("nats.password", [config.nats.password]),
+        ("nats.seed", [config.nats.seed]),
+        ("nats.token", [config.nats.token]),
+    ):
+        if any(one is not None and split_key(one)[1] == MASK for one in secret):
+            raise ConfigError(
+                f"{whence.of(key)}: {key}: {MASK} stands for a secret that was not printed; "
+                "say it by environment, or in a file of its own"
+            )
+    _check_placement(config, graph, whence)
+    if unknown := sorted(config.walk_timeouts_s.keys() - graph.walks.keys()):
+        meant = closest_match(unknown[0], graph.walks)
+        raise ConfigError(
+            f"{whence.of('walk_timeouts_s')}: walk_timeouts_s: expected walks of {config.model} "
+            f"({', '.join(sorted(graph.walks))}), found {unknown[0][:80]!r}"
+            + (f"; did you mean {meant!r}?" if meant else "")
+        )
+    if config.nats.durability == "cluster" and config.nats.url is None:
+        raise ConfigError(
+            f"{whence.of('nats.durability')}: nats.durability: cluster needs a NATS cluster, and a private "
+            "server is one: name the cluster's servers with --nats or nats.url, or ask for host or process"
+        )
+    if config.data_plane.address in _EVERYWHERE:
+        raise ConfigError(
+            f"{whence.of('data_plane.address')}: data_plane.address: expected one address of this machine, "
+            f"the one that other workers reach; found {config.data_plane.address!r}, which is all of them"
+        )
+    return config
+
+
+def _graph(family: object, whence: "_Whence") -> ModelGraph | None:
+    if not isinstance(family, str):
+        return None
+    try:
+        return registry.graph(family)
+    except registry.UnknownFamilyError as error:
+        raise registry.UnknownFamilyError(f"{whence.of('model')}: {error.message}") from error
+
+
+def _with_current_names(
+    raw: Mapping[str, Any], graph: ModelGraph | None, whence: "_Whence"
+) -> Mapping[str, Any]:
+    """Return `raw` with the current names of the keys in `model_kwargs`; log a warning for each old name.
+
+    Raises:
+        ConfigError: a key is given by its old and its current name.
+    """
+    kwargs = raw.get("model_kwargs")
+    if not isinstance(kwargs, dict):
+        return raw
+    try:
+        current, renamed = renamed_keys.with_current_names(kwargs, graph.kwargs if graph is not None else ())
+    except ValueError as error:
+        raise ConfigError(f"{whence.of('model_kwargs')}: model_kwargs: {error}") from error
+    for old, new in renamed.items():
+        _LOGGER.warning("%s: %s", whence.of(f"model_kwargs.{old}"), renamed_keys.warning(old, new))
+    return {**raw, "model_kwargs": current}
+
+
+def _with_checkpoint(
+    config: DeploymentConfig, graph: ModelGraph, hub_cache: Path | None, whence: "_Whence"
+) -> DeploymentConfig:
+    """The configuration with a checkpoint: the one it names, else the downloaded one."""
+    if config.checkpoint:
+        return config
+    told = "name a folder in the key checkpoint, or with --checkpoint"
+    if not graph.repository:
+        raise ConfigError(f"{whence.of('checkpoint')}: checkpoint: expected a folder, found nothing; {told}")
+    found = hub.snapshot(hub_cache, graph.repository) if hub_cache is not None else None
+    if found is None:
+        where = f" in {hub_cache}" if hub_cache is not None else ""
+        raise ConfigError(
+            f"{whence.of('checkpoint')}: no checkpoint is named, and {graph.repository} was not downloaded: "
+            f"not found{where}; get it with `hf download {graph.repository}`, or {told}"
+        )
+    return msgspec.structs.replace(config, checkpoint=str(found))
+
+
+def discreet(found: Misfit) -> str:
+    """What does not fit, without the value where that is a secret."""
+    key = found.place.partition("[")[0]
+    if key not in SECRETS:
+        return found.message
+    return f"{found.place}: {found.problem.partition(', found')[0]}, found a value of another kind"
+
+
+def refuse_unknown(found: Mapping[str, Any], known_by: type[msgspec.Struct], where: str) -> None:
+    """Refuse a key that the struct does not have; msgspec would not say which one is near.
+
+    Raises:
+        ConfigError: names the key, and the nearest that is known.
+    """
+    known = {field.name: field.name for field in msgspec.structs.fields(known_by)}
+    for key in found:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key {key}; {neighbour(str(key), known)}")
+
+
+def neighbour(word: str, known: Mapping[str, str], listed: Iterable[str] | None = None) -> str:
+    """What may be meant by `word`: the nearest that is known, as it is to be written, or what there is."""
+    near = closest_match(word, known)
+    return f"did you mean {known[near]!r}?" if near else f"expected one of {list(listed or known.values())}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Whence:
+    """Where a value is from: a file, unless an environment variable or a flag said it."""
+
+    file: str
+    others: Mapping[str, str]
+
+    def of(self, place: str) -> str:
+        key = place.partition("[")[0]
+        while key and key not in self.others:
+            key = key.rpartition(".")[0]
+        return self.others.get(key, self.file)
+
+
+def _refuse_unknown_in(raw: Mapping[str, Any], whence: _Whence) -> None:
+    top = {field.name: field.name for field in msgspec.structs.fields(DeploymentConfig)}
+    inner = {
+        field.name: f"{section}.{field.name}"
+        for section, kind in SECTIONS.items()
+        for field in msgspec.structs.fields(kind)
+    }
+    for key in raw:
+        if key not in top:
+            raise ConfigError(
+                f"{whence.file}: unknown key {key}; {neighbour(str(key), inner | top, listed=top)}"
+            )
+    for section, kind in SECTIONS.items():
+        if isinstance(values := raw.get(section), dict):
+            refuse_unknown(values, kind, f"{whence.file}: {section}")
+    groups = raw.get("node_groups")
+    for number, group in enumerate(groups if isinstance(groups, list) else ()):
+        if isinstance(group, dict):
+            refuse_unknown(group, NodeGroup, f"{whence.of('node_groups')}: node_groups[{number}]")
+
+
+def _with_paths(
+    config: DeploymentConfig, graph: ModelGraph, folder: Path, whence: _Whence
+) -> DeploymentConfig:
+    """The configuration with its paths made absolute (`paths`)."""
+
+    def absolute(key: str, path: str) -> str:
+        try:
+            return str((folder / Path(path).expanduser()).resolve())
+        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, no home, a null byte
+            raise ConfigError(f"{whence.of(key)}: {key}: {path!r} is no path: {error}") from error
+
+    def absolute_if_told(key: str, path: str | None) -> str | None:
+        return absolute(key, path) if path is not None else None
+
+    keys_file = absolute_if_told("gateway.api_keys_file", config.gateway.api_keys_file)
+    nats_files = {name: absolute_if_told(f"nats.{name}", getattr(config.nats, name)) for name in _NATS_FILES}
+    own = {
+        name: absolute(f"model_kwargs.{name}", value)
+        for name, value in config.model_kwargs.items()
+        if name in (*graph.paths, *_ENGINE_PATHS) and isinstance(value, str)
+    }
+    return msgspec.structs.replace(
+        config,
+        model_kwargs=config.model_kwargs | own,
+        checkpoint=absolute("checkpoint", config.checkpoint),
+        data_dir=absolute_if_told("data_dir", config.data_dir),
+        gateway=msgspec.structs.replace(config.gateway, api_keys_file=keys_file),
+        nats=msgspec.structs.replace(config.nats, **nats_files),
+    )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long, a folder that is not ours to look into
+        return False
+
+
+def _check_devices(devices: object, whence: "_Whence") -> None:
+    """Say of what is wrong in the map which rank it is."""
+    for rank, device in devices.items() if isinstance(devices, dict) else ():
+        where = f"{whence.of(f'devices.{rank}')}: devices.{rank}"
+        if not str(rank).isdecimal():
+            raise ConfigError(f"{where}: expected a rank, an integer >= 0, found {described(rank)}")
+        if not isinstance(device, str) or not _DEVICE.fullmatch(device):
+            raise ConfigError(f"{where}: expected auto, cpu, cuda or cuda:N, found {described(device)}")
+
+
+def _check_placement(config: DeploymentConfig, graph: ModelGraph, whence: "_Whence") -> None:
+    try:
+        ranks = placement.ranks_of(placement.resolve(config.node_groups, graph))
+    except PlacementError as error:
+        raise ConfigError(f"{whence.of('node_groups')}: {error}") from error
+    if strangers := sorted(set(config.devices) - set(ranks)):
+        raise ConfigError(
+            f"{whence.of('devices')}: devices: expected ranks of node_groups, which are {ranks}, "
+            f"found {strangers}"
+        )
+    if len(ranks) > 1 and set(config.data_plane.transports) == {"local"}:
+        raise ConfigError(
+            f"{whence.of('data_plane.transports')}: data_plane.transports: expected a way from process to "
+            f"process, as shm or tcp, for the ranks {ranks}; found local alone"
+        )

@@ -1,0 +1,110 @@
+"""Secrets of a configuration: API keys, and secrets that are kept in files of their own."""
+
+import logging
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from configs.deployment import ConfigError, GatewaySettings
+
+_LOGGER: Final = logging.getLogger(__name__)
+_NAMED_KEY: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})=(?!=*$)(.+)", re.DOTALL)
+"""`name=secret`. Signs of equality at the end alone are a secret's own: base64 is padded with them."""
+
+
+_PADDED_CHARS: Final = 16
+"""What is shorter and ends so is no padded secret, but a name whose secret was forgotten."""
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may ask.
+
+    Attributes:
+        name: what logs and limits call its holder.
+        secret: what the holder sends; of printable ASCII without spaces, as a header is.
+    """
+
+    name: str
+    secret: str
+
+    def __repr__(self) -> str:  # a traceback or a log line shall not give it away
+        return f"ApiKey(name={self.name!r}, secret='***')"
+
+
+def api_keys(settings: GatewaySettings) -> tuple[ApiKey, ...]:
+    """Every key a gateway takes: those of the configuration, then those of its file.
+
+    A key without a name is called `key-<its place>`. A file that others can read is worth a warning.
+
+    Raises:
+        ConfigError: the file cannot be read, or a key cannot be sent, or one is there twice. No message
+            holds a secret.
+    """
+    told = [(f"gateway.api_keys[{place}]", text) for place, text in enumerate(settings.api_keys)]
+    if settings.api_keys_file is not None:
+        told += _lines(Path(settings.api_keys_file))
+    return _keys(told)
+
+
+def split_key(text: str) -> tuple[str, str]:
+    """The name, empty where there is none, and the secret in `name=secret`."""
+    told = _NAMED_KEY.fullmatch(text)
+    return (told[1], told[2]) if told else ("", text)
+
+
+def secret_in(path: Path, key: str, what: str) -> str:
+    """Read the one secret in a file.
+
+    Raises:
+        ConfigError: the file is not readable, or holds no secret; names the configuration key `key`.
+    """
+    secret = _text_of(path, key).strip()
+    if not secret:
+        raise ConfigError(f"{key}: {path} is empty; expected {what}")
+    return secret
+
+
+def _lines(path: Path) -> Iterable[tuple[str, str]]:
+    """The file's lines that hold something, and where each is."""
+    text = _text_of(path, "gateway.api_keys_file")
+    if path.stat().st_mode & stat.S_IROTH:
+        _LOGGER.warning("%s holds keys, and everybody on this machine can read it: chmod o-r", path)
+    lines = [(f"{path}, line {number}", line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+    told = [(where, line) for where, line in lines if line and not line.startswith("#")]
+    if not told:  # without a key everybody may ask: nobody who names a file means that
+        raise ConfigError(f"gateway.api_keys_file: {path} holds no key; expected one per line")
+    return told
+
+
+def _text_of(path: Path, key: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")  # editors on Windows put a mark before the first line
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise ConfigError(f"{key}: cannot read {path}: {why}") from error
+
+
+def _keys(told: Iterable[tuple[str, str]]) -> tuple[ApiKey, ...]:
+    found: dict[str, ApiKey] = {}
+    secrets: dict[str, str] = {}
+    for place, (where, text) in enumerate(told, 1):
+        name, secret = split_key(text)
+        if not name and text.endswith("=") and len(text) < _PADDED_CHARS:
+            raise ConfigError(f"{where}: expected a secret behind the sign of equality, found nothing")
+        if not secret or not all("!" <= char <= "~" for char in secret):
+            raise ConfigError(
+                f"{where}: expected `name=secret` or a secret, of printable ASCII without spaces; "
+                "found what no client could send"
+            )
+        name = name or f"key-{place}"
+        if name in found:
+            raise ConfigError(f"{where}: the name {name!r} is given to another key already")
+        if secret in secrets:
+            raise ConfigError(f"{where}: the key {name!r} has the secret of {secrets[secret]!r}")
+        found[name] = ApiKey(name=name, secret=secret)
+        secrets[secret] = name
+    return tuple(found.values())
