@@ -14,7 +14,7 @@ JOBS   ?= 3
 MODEL  ?= demo
 CODE   := configs conductor dalsegno gateway models shared workers
 
-.PHONY: setup serve test check fix bench soak chaos clean
+.PHONY: setup serve test test-fast test-packages check fix bench soak chaos clean
 
 setup: $(VENV)/.installed
 
@@ -32,11 +32,18 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 serve: setup
 	@$(BIN)/dalsegno serve $(MODEL) $(if $(PORT),--port $(PORT))
 
-# Three processes for two cores, each with whole files of tests: many wait for others that they have started, and
-# two leave a fifth of the cores idle. Those others are some hundred, of the same modules: whatever else is asked
-# for, let each module be compiled once.
+# Three test processes for two cores: many tests wait for processes that they started. Each takes whole files.
+# PYTHONDONTWRITEBYTECODE is unset so that the hundreds of started processes compile each module once.
 test: setup
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+
+# The tests that start no process, use no network and compute for less than about a second.
+test-fast: setup
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --fast --numprocesses 2 --dist load -q $(ARGS)
+
+# Wheel and sdist, each installed into a fresh environment: serve the demo model, ask one question.
+test-packages: setup
+	$(BIN)/python -m tests.packaging
 
 check: setup
 	$(BIN)/ruff format --check .

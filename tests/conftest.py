@@ -1,8 +1,10 @@
-"""What every test may use: one private nats-server per run, and a prefix of its own for each test."""
+"""Fixtures and hooks for all tests: one nats-server per run, a subject prefix per test, the fast lane."""
 
 import gc
 import itertools
+import sys
 from collections.abc import Generator, Iterator
+from typing import Final
 
 import pytest
 
@@ -10,15 +12,63 @@ from shared.log.nats.private_server import NatsServer
 from shared.subjects import Subjects
 
 _prefixes = itertools.count()
-_THRESHOLDS = (700, 10, 100)
-"""Of the collector of cycles. The last is ten times Python's: everything old is looked at seldom."""
+_running: list[pytest.Item] = []
+_THRESHOLDS: Final = (700, 10, 100)
+"""Of the cycle collector. The last is ten times Python's default: old objects are scanned rarely."""
+_STARTS_PROCESS: Final = frozenset(
+    {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
+)
+_USES_NETWORK: Final = frozenset({"socket.bind", "socket.connect"})
+_NEED_A_SERVER: Final = frozenset({"log_url", "nats_server"})
+"""Fixtures that start a process: their tests are marked `processes` by themselves."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="leave out tests marked `processes` or `slow`")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fast"):
+        sys.addaudithook(_refuse_processes_and_network)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if not _NEED_A_SERVER.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.processes)
+    if config.getoption("--fast"):
+        slow = [item for item in items if any(map(item.get_closest_marker, ("processes", "slow")))]
+        config.hook.pytest_deselected(items=slow)
+        left_out = {*slow}
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Refuse processes and network while a test runs, not while modules are imported."""
+    _running.append(item)
+    try:
+        return (yield)
+    finally:
+        _running.clear()
+
+
+def _refuse_processes_and_network(event: str, args: tuple[object, ...]) -> None:
+    """Fail a test of the fast lane that does what its missing marker promises it does not."""
+    if not _running:
+        return
+    is_network = event in _USES_NETWORK and isinstance(args[1], tuple)  # a Unix socket's address is a path
+    if event in _STARTS_PROCESS or is_network:
+        pytest.fail(
+            f"expected no process and no network, found {event}: mark the test with pytest.mark.processes"
+        )
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Leave what is imported and collected to itself: it stays, and there is nothing to find in it.
+    """Exempt imported and collected objects from garbage collection: they stay until the end.
 
-    Looking through its 700,000 objects took a third of the collection, and a fifth of the tests behind it.
+    Scanning these 700,000 objects took a third of the collection, and a fifth of the tests after it.
     """
     gc.disable()
     try:
@@ -31,7 +81,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    """A running nats-server with JetStream; shared, so leave it running and keep to your own prefix."""
+    """A running nats-server with JetStream. All tests share it: leave it running, use your own prefix."""
     server = NatsServer(tmp_path_factory.mktemp("nats"))
     server.start()
     yield server
@@ -45,5 +95,5 @@ def log_url(nats_server: NatsServer) -> str:
 
 @pytest.fixture
 def subjects() -> Subjects:
-    """Subjects under a prefix no other test uses; the stream is not made yet (see `provision`)."""
+    """Subjects under a prefix that no other test uses. The stream does not exist yet (see `provision`)."""
     return Subjects(f"t{next(_prefixes)}")

@@ -1,4 +1,4 @@
-"""Build the wheel and the sdist, install each into a fresh environment, serve the demo model, ask one question.
+"""Build wheel and sdist, install each into a fresh environment, serve the demo model, ask one question.
 
 Everything happens in a temporary folder outside the checkout, so that no module is imported from here.
 Needs the `build` package (dependency group `dev`), and the package index or pip's cache.
