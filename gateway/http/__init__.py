@@ -1,1 +1,1 @@
-"""HTTP below the routes: the socket, uvicorn's connection, its parser, request bodies."""
+"""The HTTP server below ASGI: socket, connections, parser and time limits; and request bodies."""

@@ -1,20 +1,20 @@
-"""One connection: uvicorn's, with an end to everything that a client can leave unfinished.
+"""One client connection: uvicorn's, with a time limit for everything that a client can leave unfinished.
 
     connected ──► head ──► body ──► answer ──► idle ──► head ...
        header_timeout_s    │          │          idle_timeout_s (uvicorn's)
                  body_timeout_s   send_timeout_s
                (gateway.middleware.body_limit)
 
-A head that does not end is answered with 408, one that is too long with 431, what is no HTTP with 400, and a
-connection too many with 503: each as every error is. A client that takes nothing of its answer is cut off:
-its answer would hold its place among those that are given, and what is written for it, for ever.
+An unfinished head is answered with 408, one that is too long with 431, a request that is no HTTP with 400,
+and a connection above the limit with 503; all errors have the common body. A client that reads nothing of its
+answer is disconnected: its answer would hold its place, and its buffered bytes, for ever.
 
-**Closing** a socket while its client still sends would reset it, and the client might never read the answer
-that says why. So when an answer was given before the request was read whole, the connection says that it has
-ended, and reads on for a while, throwing away what comes.
+**Lingering close.** Closing a socket while the client still sends would reset it, and the client might never
+read the answer. So after an answer that was given before the end of the request, the connection shuts down
+its sending side, and reads and discards bytes for a while.
 
-Time is looked at from outside (`Connection.look`), a few times in the shortest of the timeouts: one look at
-thousands of connections costs less than a timer for each of their phases.
+The server checks the time limits from outside (`Connection.check_timeouts`), a few times within the shortest
+of them: one check of thousands of connections costs less than a timer for each phase of each.
 """
 
 import asyncio
@@ -30,15 +30,15 @@ from uvicorn.server import ServerState
 
 from gateway import errors
 from gateway.errors import HttpError
-from gateway.http.parser import Parser
+from gateway.http.parser import UpgradeIgnoringParser
 from shared.errors import CapacityError, ClientError
 
 _LOGGER: Final = logging.getLogger(__name__)
 MAX_HEAD_BYTES: Final = 64 * 1024
 _FRAMING_PER_BYTE: Final = 16
-"""A byte in a chunk of its own has five around it. What there is beyond are extensions and trailers."""
-LINGER_S: Final = 5.0
-LINGER_BYTES: Final = 32 * 1024 * 1024
+"""The framing allowed per body byte. A chunk of one byte has five; more are extensions and trailers."""
+LINGERING_CLOSE_S: Final = 5.0
+LINGERING_CLOSE_BYTES: Final = 32 * 1024 * 1024
 _PHRASES: Final = {
     400: "Bad Request",
     408: "Request Timeout",
@@ -48,66 +48,66 @@ _PHRASES: Final = {
 
 
 class HeadTimeoutError(ClientError):
-    """The head of a request did not come."""
+    """The head of a request did not arrive in time."""
 
     code = "header_timeout"
     status = 408
 
 
 class HeadTooLargeError(ClientError):
-    """The head of a request is longer than any is."""
+    """The head of a request is too long."""
 
     code = "headers_too_large"
     status = 431
 
 
 class NotHttpError(ClientError):
-    """What came is no request."""
+    """The received bytes are not an HTTP request."""
 
     code = "invalid_http"
 
 
 class TooManyConnectionsError(CapacityError):
-    """As many connections are open as this gateway keeps."""
+    """The gateway has its maximum number of connections."""
 
     code = "too_many_connections"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """What a client may leave unfinished, and for how long; seconds."""
+    """The maximum number of connections, and time limits in seconds."""
 
     connections: int
     header_timeout_s: float
     send_timeout_s: float
 
     @property
-    def look_every_s(self) -> float:
+    def check_every_s(self) -> float:
         return min(1.0, max(0.01, min(self.header_timeout_s, self.send_timeout_s) / 4))
 
 
-class Wire:
-    """The transport that uvicorn writes to: it knows how much was taken, and closes without a reset.
+class ClientTransport:
+    """The transport that uvicorn writes to: it counts sent bytes, and closes without a reset.
 
     Attributes:
-        lingers: our side has ended, and what comes is thrown away.
-        owes: whether the client has still to send a part of its request.
+        is_lingering: the sending side is shut down, and received bytes are discarded.
+        request_is_open: the client has not sent its whole request.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self.transport = transport
-        self.lingers = False
-        self.owes = False
+        self.is_lingering = False
+        self.request_is_open = False
         self._written_bytes = 0
 
     @property
     def pending_bytes(self) -> int:
-        """What is written and not taken yet."""
+        """Bytes that are written and not sent yet."""
         return self.transport.get_write_buffer_size()
 
     @property
-    def taken_bytes(self) -> int:
-        """What the client's side of the network has taken so far."""
+    def sent_bytes(self) -> int:
+        """Bytes that the kernel has taken for the client so far."""
         return self._written_bytes - self.pending_bytes
 
     def write(self, data: bytes) -> None:
@@ -115,27 +115,27 @@ class Wire:
         self.transport.write(data)
 
     def is_closing(self) -> bool:
-        return self.lingers or self.transport.is_closing()
+        return self.is_lingering or self.transport.is_closing()
 
     def close(self) -> None:
         if self.is_closing():
             return
-        if not self.owes:
+        if not self.request_is_open:
             self.transport.close()
             return
-        self.lingers = True
-        self.transport.write_eof()  # behind what is still to be taken
+        self.is_lingering = True
+        self.transport.write_eof()  # after the bytes that are still to be sent
         self.transport.resume_reading()
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the transport's."""
+        """All other attributes are those of the transport."""
         return getattr(self.transport, name)
 
 
 class Connection(HttpToolsProtocol):
-    """See the module."""
+    """uvicorn's protocol with limits: see the module."""
 
-    wire: Wire
+    client_transport: ClientTransport
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Connection(HttpToolsProtocol):
         limits: ConnectionLimits,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.parser = cast("httptools.HttpRequestParser", Parser(self))
+        self.parser = cast("httptools.HttpRequestParser", UpgradeIgnoringParser(self))
         self._limits = limits
         self._head_since_s: float | None = None
         self._head_bytes = 0
@@ -155,45 +155,52 @@ class Connection(HttpToolsProtocol):
         self._body_bytes = 0
         self._framing_bytes = 0
         self._fault: ClientError | None = None
-        self._lingers_since_s: float | None = None
-        self._thrown_bytes = 0
+        self._lingering_since_s: float | None = None
+        self._discarded_bytes = 0
         self._stalled_since_s: float | None = None
-        self._taken_bytes = 0
+        self._sent_bytes = 0
 
     # ---- called by the event loop --------------------------------------------------------------------
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
-        self.wire = Wire(transport)
-        super().connection_made(cast("asyncio.Transport", self.wire))
+        self.client_transport = ClientTransport(transport)
+        super().connection_made(cast("asyncio.Transport", self.client_transport))
         self._head_since_s = time.monotonic()
         if len(self.connections) > self._limits.connections:
             self._refuse(
                 TooManyConnectionsError(
-                    f"{self._limits.connections} connections are open, and no more are taken; try again later"
+                    f"{self._limits.connections} connections are open, which is the limit; try again later"
                 )
             )
 
     def data_received(self, data: bytes) -> None:
-        if self.wire.lingers:
-            self._throw_away(len(data))
+        if self.client_transport.is_lingering:
+            self._discard(len(data))
             return
-        begins_in_head = self._head_since_s is not None or not self.wire.owes
+        begins_in_head = self._head_since_s is not None or not self.client_transport.request_is_open
         self._heads_begun = 0
         body_bytes = self._body_bytes
         super().data_received(data)
         if not begins_in_head and not self._heads_begun:
             self._framing_bytes += len(data) - (self._body_bytes - body_bytes)
             if self._framing_bytes > MAX_HEAD_BYTES + _FRAMING_PER_BYTE * self._body_bytes:
-                self._refuse(NotHttpError("there is more around the chunks of this body than in them"))
+                self._refuse(
+                    NotHttpError(
+                        "the framing of this body is larger than its contents: expected larger chunks"
+                    )
+                )
                 return
         if self._head_since_s is None:
-            if not self._is_answering and not self.wire.owes and self.timeout_keep_alive_task is None:
-                self._head_since_s = (
-                    time.monotonic()
-                )  # an empty line before a head: no timer of uvicorn's runs
+            if (
+                not self._is_answering
+                and not self.client_transport.request_is_open
+                and self.timeout_keep_alive_task is None
+            ):
+                # An empty line before a head: none of uvicorn's timers runs.
+                self._head_since_s = time.monotonic()
             return
         if begins_in_head and self._heads_begun <= 1:
             self._head_bytes += len(data)
-        if self._head_bytes > MAX_HEAD_BYTES and not self.wire.is_closing():
+        if self._head_bytes > MAX_HEAD_BYTES and not self.client_transport.is_closing():
             self._refuse(_head_too_large())
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -206,27 +213,27 @@ class Connection(HttpToolsProtocol):
         self._head_since_s, self._head_bytes = time.monotonic(), 0
         self._heads_begun += 1
         self._body_bytes = self._framing_bytes = 0
-        self.wire.owes = True
+        self.client_transport.request_is_open = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._head_since_s is not None:  # what comes behind a body is no header, and nobody waits for it
+        if self._head_since_s is not None:  # trailers after a body are not headers
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._head_since_s = None
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
             self._fault = _head_too_large()
-            raise self._fault  # to the parser, which stops
+            raise self._fault  # stops the parser
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
         self._body_bytes += len(body)
         if self.cycle.response_complete:
-            self._throw_away(len(body))
+            self._discard(len(body))
 
     def on_message_complete(self) -> None:
-        self.wire.owes = False
+        self.client_transport.request_is_open = False
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -234,18 +241,21 @@ class Connection(HttpToolsProtocol):
         self._refuse(self._fault or wrong)
 
     # ---- time ----------------------------------------------------------------------------------------
-    def look(self, now_s: float) -> None:
-        """End what has taken too long at `now_s`, a time of `time.monotonic`."""
-        if self._lingering_s(now_s) > LINGER_S or self._stalled_s(now_s) > self._limits.send_timeout_s:
-            self.wire.transport.abort()
-        elif self._is_answering or self.wire.is_closing() or self._head_since_s is None:
+    def check_timeouts(self, now_s: float) -> None:
+        """Apply the time limits at `now_s`, a time of `time.monotonic`."""
+        if (
+            self._lingering_s(now_s) > LINGERING_CLOSE_S
+            or self._stalled_s(now_s) > self._limits.send_timeout_s
+        ):
+            self.client_transport.transport.abort()
+        elif self._is_answering or self.client_transport.is_closing() or self._head_since_s is None:
             return
         elif now_s - self._head_since_s > self._limits.header_timeout_s:
             self._give_up_on_head()
 
     @property
     def _is_answered(self) -> bool:
-        """Whether there was a request, and the last one has its answer."""
+        """True after the answer to the last request."""
         cycle = cast(
             "RequestResponseCycle | None", self.cycle
         )  # None before the first, whatever uvicorn says
@@ -256,61 +266,61 @@ class Connection(HttpToolsProtocol):
         return bool(self.cycle) and not self._is_answered
 
     def _lingering_s(self, now_s: float) -> float:
-        """For how long the rest of a request has been thrown away."""
-        if not self.wire.lingers and not (
-            self._is_answered and self.wire.owes and self._head_since_s is None
+        """The seconds for which the rest of a request has been discarded."""
+        if not self.client_transport.is_lingering and not (
+            self._is_answered and self.client_transport.request_is_open and self._head_since_s is None
         ):
-            self._lingers_since_s, self._thrown_bytes = None, 0
+            self._lingering_since_s, self._discarded_bytes = None, 0
             return 0.0
-        if self._lingers_since_s is None:
-            self._lingers_since_s = now_s
-        return now_s - self._lingers_since_s
+        if self._lingering_since_s is None:
+            self._lingering_since_s = now_s
+        return now_s - self._lingering_since_s
 
     def _stalled_s(self, now_s: float) -> float:
-        """For how long the client has taken nothing of what is there for it."""
-        taken = self.wire.taken_bytes
-        waits = self.flow.write_paused or self.wire.is_closing()
+        """The seconds for which the client has read nothing of the bytes written for it."""
+        taken = self.client_transport.sent_bytes
+        waits = self.flow.write_paused or self.client_transport.is_closing()
         if (
             self._stalled_since_s is None
             or not waits
-            or not self.wire.pending_bytes
-            or taken > self._taken_bytes
+            or not self.client_transport.pending_bytes
+            or taken > self._sent_bytes
         ):
-            self._stalled_since_s, self._taken_bytes = now_s, taken
+            self._stalled_since_s, self._sent_bytes = now_s, taken
         return now_s - self._stalled_since_s
 
     def _give_up_on_head(self) -> None:
-        if not self._head_bytes and not self.wire.owes:
-            self.wire.transport.close()  # it has asked nothing
+        if not self._head_bytes and not self.client_transport.request_is_open:
+            self.client_transport.transport.close()  # no request has begun
             return
         self._refuse(
             HeadTimeoutError(
-                f"the head of the request did not come within {self._limits.header_timeout_s:g} s"
+                f"the head of the request did not arrive within {self._limits.header_timeout_s:g} s"
             )
         )
 
-    def _throw_away(self, size_bytes: int) -> None:
-        self._thrown_bytes += size_bytes
-        if self._thrown_bytes > LINGER_BYTES:
-            self.wire.transport.abort()
+    def _discard(self, size_bytes: int) -> None:
+        self._discarded_bytes += size_bytes
+        if self._discarded_bytes > LINGERING_CLOSE_BYTES:
+            self.client_transport.transport.abort()
 
     # ---- an answer without a request -------------------------------------------------------------------
     def _refuse(self, error: ClientError | CapacityError) -> None:
-        """Answer, where no application can, and close."""
+        """Send an error without the application, and close."""
         if self._is_answering:
             if self.cycle.response_started or self.pipeline:
-                self.wire.transport.abort()  # an answer is under way: nothing can be said in its middle
+                self.client_transport.transport.abort()  # an error cannot be sent within an answer
                 return
-            self.cycle.disconnected = True  # the application, which waits for the body, says nothing then
+            self.cycle.disconnected = True  # so that the application, which waits for the body, sends nothing
             self.cycle.message_event.set()
         _LOGGER.debug("%s: %s", self.client, error.message)
-        self.wire.owes = True  # who knows what it still sends
-        self.wire.write(_written(errors.of_exception(error)))
-        self.wire.close()
+        self.client_transport.request_is_open = True  # the client may still send
+        self.client_transport.write(_written(errors.of_exception(error)))
+        self.client_transport.close()
 
 
 def _head_too_large() -> HeadTooLargeError:
-    return HeadTooLargeError(f"the head of a request may have {MAX_HEAD_BYTES} bytes; this one has more")
+    return HeadTooLargeError(f"the head of the request is too large: expected at most {MAX_HEAD_BYTES} bytes")
 
 
 def _written(error: HttpError) -> bytes:

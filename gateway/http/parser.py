@@ -1,11 +1,11 @@
-"""httptools' parser, for a server that grants no upgrades.
+"""httptools' HTTP parser, made to ignore offers of a protocol upgrade.
 
-Java's own HTTP client and `curl --http2` offer HTTP/2 with their first request (`Upgrade: h2c`), whatever it
-is, and expect to be answered in HTTP/1.1 by who does not speak it (RFC 9110, 7.8). httptools stops at the end
-of such a head instead: the request is over for it, and what comes is another protocol. A body would be lost,
-and read as the next request.
+Java's HTTP client and `curl --http2` offer HTTP/2 with their first request (`Upgrade: h2c`), and expect an
+HTTP/1.1 answer from a server without HTTP/2 (RFC 9110, 7.8). httptools stops at the end of such a head
+instead, and takes the rest for another protocol: a body would be lost, and read as the next request.
 
-So the rest is read by another parser, which was told how the body is framed, and so stands at its beginning.
+So a second parser reads the rest. It is first given the framing headers, and so stands at the body's
+beginning.
 """
 
 from typing import Final, Protocol
@@ -15,8 +15,8 @@ import httptools
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
-class Events(Protocol):
-    """Who is told what was read."""
+class ParserCallbacks(Protocol):
+    """The receiver of the parser's callbacks."""
 
     def on_message_begin(self) -> None: ...
     def on_url(self, url: bytes) -> None: ...
@@ -26,21 +26,21 @@ class Events(Protocol):
     def on_message_complete(self) -> None: ...
 
 
-class Parser:
-    """Tells `events` what it reads, as httptools does."""
+class UpgradeIgnoringParser:
+    """A parser with httptools' interface, which calls `callbacks`."""
 
-    def __init__(self, events: Events) -> None:
-        self._events = events
+    def __init__(self, callbacks: ParserCallbacks) -> None:
+        self._callbacks = callbacks
         self._framing: list[tuple[bytes, bytes]] = []
-        self._is_behind_head = False
+        self._is_after_head = False
         self._offers_upgrade = False
         self._parser = self._new()
 
     def feed_data(self, data: bytes) -> None:
-        """Take what came.
+        """Parse received bytes.
 
         Raises:
-            httptools.HttpParserError: it is no HTTP.
+            httptools.HttpParserError: they are not HTTP.
         """
         rest = data
         while True:
@@ -48,11 +48,11 @@ class Parser:
                 self._parser.feed_data(rest)
             except httptools.HttpParserUpgrade as stopped:
                 rest = rest[stopped.args[0] :]
-                self._go_on_behind_head()
+                self._continue_after_head()
             else:
                 return
 
-    # ---- what uvicorn asks of the request whose head was read ---------------------------------------
+    # ---- called by uvicorn, after the head of a request ---------------------------------------------
     def get_http_version(self) -> str:
         return self._parser.get_http_version()
 
@@ -67,36 +67,36 @@ class Parser:
 
     # ---- called by httptools ------------------------------------------------------------------------
     def on_message_begin(self) -> None:
-        if not self._is_behind_head:
+        if not self._is_after_head:
             self._framing = []
-            self._events.on_message_begin()
+            self._callbacks.on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        if not self._is_behind_head:
-            self._events.on_url(url)
+        if not self._is_after_head:
+            self._callbacks.on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._is_behind_head:
+        if not self._is_after_head:
             if name.lower() in _FRAMING:
                 self._framing.append((name, value))
-            self._events.on_header(name, value)
+            self._callbacks.on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if not self._is_behind_head:
-            self._is_behind_head = True
+        if not self._is_after_head:
+            self._is_after_head = True
             self._offers_upgrade = self._parser.should_upgrade()
-            self._events.on_headers_complete()
+            self._callbacks.on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._events.on_body(body)
+        self._callbacks.on_body(body)
 
     def on_message_complete(self) -> None:
         if self._offers_upgrade:
-            return  # httptools says so of every head with an upgrade
-        self._is_behind_head = False
-        self._events.on_message_complete()
+            return  # httptools calls this after every head with an upgrade
+        self._is_after_head = False
+        self._callbacks.on_message_complete()
 
-    def _go_on_behind_head(self) -> None:
+    def _continue_after_head(self) -> None:
         self._offers_upgrade = False
         self._parser = self._new()
         fields = b"".join(b"%s: %s\r\n" % field for field in self._framing)
@@ -104,5 +104,5 @@ class Parser:
 
     def _new(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
         return parser

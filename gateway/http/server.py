@@ -1,7 +1,7 @@
-"""The socket, uvicorn, and how it ends.
+"""The HTTP server: its listening socket, uvicorn, and its shutdown.
 
-The socket is bound before anything else, so that a port that is taken is one clear line. Signals are not
-uvicorn's here: whoever runs the role cancels it.
+The socket is bound before anything else, so that a port in use is one clear error. uvicorn handles no signals
+here: the process that runs the role cancels it.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from gateway.http.connection import Connection, ConnectionLimits
 from shared.errors import CapacityError, ClientError
 
 CUT_S: Final = 2
-"""How long connections have to close once their answers are given, or given up."""
+"""The time in which connections must close after the last answers."""
 _OTHER_FILES: Final = 256
 
 
@@ -33,45 +33,45 @@ class ListenError(ClientError):
 
 
 class PortTakenError(CapacityError):
-    """Another process has the port: as a rule the gateway before this one, which still drains."""
+    """Another process has the port: often the previous gateway, which still drains."""
 
     code = "port_taken"
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, which ends when it is told to; its own asks ten times a second."""
+    """uvicorn's server, which exits at once when asked to; uvicorn polls ten times a second."""
 
-    def __init__(self, config: uvicorn.Config, look_every_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, check_every_s: float) -> None:
         super().__init__(config)
-        self._look_every_s = look_every_s
-        self._told = asyncio.Event()
+        self._check_every_s = check_every_s
+        self._exit_requested = asyncio.Event()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
     async def main_loop(self) -> None:
-        """End what clients leave unfinished, and keep the date of answers, until told to exit."""
-        while not await self.on_tick(0):  # 0: it counts ticks, and sets the date at every tenth
+        """Check the connections' time limits, and update the `date` of answers, until `exit`."""
+        while not await self.on_tick(0):  # 0: uvicorn counts ticks, and sets the date at every tenth
             now_s = time.monotonic()
             for connection in _connections(self):
-                connection.look(now_s)
+                connection.check_timeouts(now_s)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._look_every_s):
-                    await self._told.wait()
+                async with asyncio.timeout(self._check_every_s):
+                    await self._exit_requested.wait()
 
     def exit(self) -> None:
-        """Take nothing new, and close what is there."""
+        """Accept no new connections, and close the existing ones."""
         self.should_exit = True
-        self._told.set()
+        self._exit_requested.set()
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 is any free one.
+    """A listening socket; port 0 is any free one.
 
     Raises:
-        ListenError: the address is not ours.
-        PortTakenError: somebody listens there.
+        ListenError: the address cannot be used.
+        PortTakenError: another process listens there.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -93,7 +93,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where clients find it."""
+    """The URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -102,7 +102,7 @@ def url_of(listener: socket.socket) -> str:
 async def serving(
     app: ASGIApp, listener: socket.socket, settings: GatewaySettings | None = None
 ) -> AsyncIterator[None]:
-    """Serve `app` within the block. At its end what still runs is cut."""
+    """Serve `app` within the block. At its end the remaining connections are closed."""
     settings = settings or GatewaySettings()
     limits = ConnectionLimits(
         connections=settings.max_connections,
@@ -112,7 +112,7 @@ async def serving(
     config = uvicorn.Config(
         app,
         http=cast("type[Connection]", partial(Connection, limits=limits)),
-        timeout_keep_alive=cast("int", settings.idle_timeout_s),  # a fraction is fine with it
+        timeout_keep_alive=cast("int", settings.idle_timeout_s),  # uvicorn accepts fractions
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -121,17 +121,17 @@ async def serving(
         proxy_headers=False,
         timeout_graceful_shutdown=CUT_S + 1,
     )
-    server = _Server(config, limits.look_every_s)
-    _room_for_files(settings.max_connections)
+    server = _Server(config, limits.check_every_s)
+    _raise_file_limit(settings.max_connections)
     async with asyncio.TaskGroup() as tasks:
         http = tasks.create_task(server.serve([listener]), name="http")
         try:
             yield
         finally:
             server.exit()
-            await asyncio.wait({http}, timeout=CUT_S)  # in order, also when the block failed
-            for connection in _connections(server):  # what its client does not take
-                connection.wire.transport.abort()
+            await asyncio.wait({http}, timeout=CUT_S)  # in order, even if the block failed
+            for connection in _connections(server):  # clients that do not read
+                connection.client_transport.transport.abort()
             await asyncio.wait({http})
             listener.close()
 
@@ -140,8 +140,8 @@ def _connections(server: uvicorn.Server) -> list[Connection]:
     return [one for one in server.server_state.connections if isinstance(one, Connection)]
 
 
-def _room_for_files(connections: int) -> None:
-    """A connection is a file, and by default a process may have few: as many as it is allowed, then."""
+def _raise_file_limit(connections: int) -> None:
+    """Raise the limit of open files, since each connection is one and the default limit is low."""
     few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _OTHER_FILES
     if few != resource.RLIM_INFINITY and few < wanted:

@@ -107,7 +107,7 @@ class Serving:
     def look(self, later_s: float) -> None:
         """Look at all connections, so many seconds from now."""
         for one in list(self.connections):
-            one.look(time.monotonic() + later_s)
+            one.check_timeouts(time.monotonic() + later_s)
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Connection]:
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks at connections but the test, so that times can be told."""
-    monkeypatch.setattr(connection.ConnectionLimits, "look_every_s", 3600.0)
+    monkeypatch.setattr(connection.ConnectionLimits, "check_every_s", 3600.0)
 
 
 @asynccontextmanager
@@ -184,7 +184,7 @@ async def test_a_head_has_as_long_as_the_setting_says(made: list[Connection]) ->
         await client.send(b"x\r\n\r\n")
         assert (await client.answer())[0] == 200
         await client.send(HALF)
-        await until(lambda: made[0].wire.owes)
+        await until(lambda: made[0].client_transport.request_is_open)
         served.look(21)
         assert (await client.error())[0] == 408
 
@@ -353,8 +353,8 @@ async def test_a_client_that_takes_little_is_not(made: list[Connection]) -> None
         await until(lambda: made[0].flow.write_paused)
         for minute in range(10):
             served.look(55 * minute)
-            taken = made[0].wire.taken_bytes
-            while made[0].wire.taken_bytes == taken:
+            taken = made[0].client_transport.sent_bytes
+            while made[0].client_transport.sent_bytes == taken:
                 await client.reader.read(65536)
                 await asyncio.sleep(0)
         assert not app.left.is_set()
@@ -420,15 +420,15 @@ async def test_the_rest_of_a_request_is_thrown_away_for_a_while_only(made: list[
         await client.send(POST % 10**9)
         await client.answer()
         served.look(0)
-        assert made[0].wire.lingers
-        served.look(connection.LINGER_S + 1)
+        assert made[0].client_transport.is_lingering
+        served.look(connection.LINGERING_CLOSE_S + 1)
         await until(lambda: not made[0].connections)
 
 
 async def test_the_rest_of_a_request_is_thrown_away_up_to_a_bound(
     made: list[Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "LINGER_BYTES", 100_000)
+    monkeypatch.setattr(connection, "LINGERING_CLOSE_BYTES", 100_000)
     async with serving(made, Refusal(closes=True)) as served, served.client() as client:
         await client.send(POST % 10**9)
         with pytest.raises(ConnectionError):
@@ -445,7 +445,7 @@ async def test_a_connection_that_is_kept_waits_for_the_rest_of_a_request_but_not
         await client.send(b"x" * 10 + POST % 10)
         assert (await client.answer())[0] == 413
         served.look(0)
-        served.look(connection.LINGER_S + 1)
+        served.look(connection.LINGERING_CLOSE_S + 1)
         await until(lambda: not made[0].connections)
 
 

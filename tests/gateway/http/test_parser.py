@@ -5,7 +5,7 @@ from typing import Any
 import httptools
 import pytest
 
-from gateway.http.parser import Parser
+from gateway.http.parser import UpgradeIgnoringParser
 
 LENGTH = b"Content-Length: 5\r\n\r\nhello"
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\nTrailer: t\r\n\r\n"
@@ -50,7 +50,7 @@ class Seen:
 @pytest.mark.parametrize("offer", OFFERS)
 def test_a_body_is_read_whatever_is_offered_with_it(offer: str, rest: bytes, size: int) -> None:
     seen = Seen()
-    parser = Parser(seen)
+    parser = UpgradeIgnoringParser(seen)
     data = (b"POST /first HTTP/1.1\r\n" + OFFERS[offer] + rest) * 2 + NEXT
     for start in range(0, len(data), size):
         parser.feed_data(data[start : start + size])
@@ -63,14 +63,14 @@ def test_a_body_is_read_whatever_is_offered_with_it(offer: str, rest: bytes, siz
 @pytest.mark.parametrize("method", [b"GET", b"CONNECT"])
 def test_a_request_without_a_body_ends_with_its_head(method: bytes) -> None:
     seen = Seen()
-    Parser(seen).feed_data(method + b" /first HTTP/1.1\r\n" + OFFERS["h2c"] + b"\r\n" + NEXT)
+    UpgradeIgnoringParser(seen).feed_data(method + b" /first HTTP/1.1\r\n" + OFFERS["h2c"] + b"\r\n" + NEXT)
 
     assert seen.messages == [[b"/first", b"", True], [b"/next", b"", True]]
 
 
 def test_two_framings_are_no_http_with_an_offer_either() -> None:
     with pytest.raises(httptools.HttpParserError):
-        Parser(Seen()).feed_data(
+        UpgradeIgnoringParser(Seen()).feed_data(
             b"POST / HTTP/1.1\r\n"
             + OFFERS["h2c"]
             + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
