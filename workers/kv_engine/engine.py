@@ -18,7 +18,7 @@ from workers.kv_engine.attention.kernels import AttentionKernel
 from workers.kv_engine.attention.paged import ATTENTION
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.cache.blocks import BlockManager
-from workers.kv_engine.cache.pages import TURN_S
+from workers.kv_engine.cache.prefault import TURN_S
 from workers.kv_engine.config import KVEngineConfig
 from workers.kv_engine.counters import EngineStats, WorkCounters
 from workers.kv_engine.failures import StepFailedError
@@ -246,7 +246,7 @@ class KVEngine:
     def _schedule(self) -> tuple[list[Span], dict[str, DalSegnoError]]:
         """Return the spans of the next step, and the sequences whose import of keys and values failed."""
         scheduled = self._scheduler.schedule()
-        self._pool.reach(self._scheduler.blocks.high_water * self._scheduler.blocks.block_size)
+        self._pool.mark_used(self._scheduler.blocks.high_water * self._scheduler.blocks.block_size)
         failures = self._transfer.import_all(span.sequence for span in scheduled)
         return [span for span in scheduled if span.sequence.spec.key not in failures], failures
 

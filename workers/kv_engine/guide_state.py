@@ -20,24 +20,24 @@ Bits = npt.NDArray[np.uint8]
 
 
 class GuideState:
-    """What one sequence may choose: its guide, and which tokens end it.
-
-    It is a fold over the tokens the sequence has generated, whoever sampled them.
-    """
+    """The guide of one sequence after the tokens that it has generated, and the tokens that end it."""
 
     def __init__(self, guide: "CompiledGuide", spec: SequenceSpec) -> None:
         self._matcher = guide.matcher()
         self._begin = len(spec.prompt_ids)
-        self._ends = [token_id for token_id in sorted(spec.ends) if token_id < guide.vocab_size]
+        self._ends = [token_id for token_id in sorted(spec.end_ids) if token_id < guide.vocab_size]
         self._spelled_ends = [token_id for token_id in self._ends if token_id not in guide.marks]
         self._min_tokens = spec.sampling.min_tokens
         self._exhausts = spec.exhausts_guide
 
     def allowed(self, ids: Items[int]) -> Bits:
-        """What may come behind these tokens, the prompt's and those that followed it; lowest bit first.
+        """Return the tokens that may follow `ids`, as a bit set, lowest bit first.
+
+        Args:
+            ids: the prompt and all generated tokens.
 
         Raises:
-            InvalidGuideError: it is too much to follow.
+            InvalidGuideError: the guide is too expensive to follow.
         """
         bits, may_end = self._matcher.push(ids[self._begin + self._matcher.tokens :])
         for token_id in self._spelled_ends:
@@ -52,9 +52,9 @@ class GuideState:
         return max(1, len(ids) - self._begin - self._matcher.tokens)
 
     def condemn(self) -> None:
-        """It is taking for ever."""
+        """Make all later uses of the guide fail: it takes too long."""
         self._matcher.condemn()
 
     def _is_due(self, generated: int) -> bool:
-        """Whether the end may be chosen among other tokens."""
+        """True if the answer may end although other tokens are allowed."""
         return generated >= self._min_tokens and not self._exhausts

@@ -1,10 +1,9 @@
-"""Which models our own kernels know, on CPUs and on GPUs: decoders that are built like Llama, by their class.
+"""The models that our own CPU and GPU kernels support: decoders built like Llama, by their class.
 
-    states += o(attend(norm(states)))            queries and keys turned to their positions; Qwen3 norms them
-    states += down(silu(gate) * up), of norm     by head, Qwen2 gives them biases
+    states += o(attend(norm(states)))            queries and keys are rotated to their positions; Qwen3 norms
+    states += down(silu(gate) * up), of norm     them by head, Qwen2 adds biases
 
-What else a kind of kernel asks of a model it says itself (`workers.cpu_kernels.decoder`,
-`workers.kv_engine.gpu.decoder`).
+Each kind of kernel has further requirements (`workers.cpu_kernels.decoder`, `workers.kv_engine.gpu.decoder`).
 """
 
 from collections.abc import Callable
@@ -20,11 +19,11 @@ _WINDOWS: Final[dict[str, Callable[[Any], int | None]]] = {
     "Qwen2ForCausalLM": lambda attention: attention.sliding_window,
     "Qwen3ForCausalLM": lambda attention: attention.sliding_window,
 }
-"""The architectures that are known, and where each keeps how far a layer looks back."""
+"""The supported architectures, and the sliding window of an attention layer in each."""
 
 
 def unknown_in(node: Any) -> str:
-    """What in a node is not as in these models; empty where all is."""
+    """Return the first unsupported feature of a node; empty if there is none."""
     if node.architecture not in _WINDOWS:
         return str(node.architecture)
     config = node.model.config
@@ -37,20 +36,20 @@ def unknown_in(node: Any) -> str:
 
 
 def first_unknown(checks: dict[str, bool]) -> str:
-    """The first of these that is not known; empty where all are."""
+    """Return the name of the first check that is False; empty if all are True."""
     return next((what for what, is_known in checks.items() if not is_known), "")
 
 
 def window_of(architecture: str, attention: Any) -> int | None:
-    """How many tokens a layer's attention looks back, its own included; None is all of them.
+    """Return the sliding window of an attention layer in tokens, its own included; None is no window.
 
-    By the class, not by what the configuration holds: a Llama whose file has a `sliding_window` has none.
+    The class decides, not the configuration: a Llama has no window even if its file has a `sliding_window`.
     """
     return _WINDOWS[architecture](attention)
 
 
 class LlamaLike:
-    """What a node whose layers our kernels compute has of the one it is made from, on CPUs and on GPUs."""
+    """Base of the nodes whose layers our kernels compute: the attributes of the original node."""
 
     def __init__(self, node: Any, kernels: str) -> None:
         self._node: Final = node
@@ -67,9 +66,9 @@ class LlamaLike:
         self._angles: Final = node.model.model.rotary_emb
 
     def use_attention(self, name: str) -> None:
-        """See `workers.kv_engine.node.KVNode`."""
+        """See `workers.kv_engine.node.Backbone`."""
         self._node.use_attention(name)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """The ids themselves: `forward` takes them, as well as embeddings."""
+        """Return the ids: `forward` embeds them."""
         return token_ids

@@ -13,21 +13,7 @@ from typing import Protocol
 
 import torch
 
-from models.base import KVLayout
-
-
-class TokenStep(Protocol):
-    """The part of a step that a node may read.
-
-    Attributes:
-        token_ids: (T,) int32, the ids of the packed tokens.
-        positions: (T,) int32, the position of each token in its sequence, from 0.
-    """
-
-    @property
-    def token_ids(self) -> torch.Tensor: ...
-    @property
-    def positions(self) -> torch.Tensor: ...
+from models.base import KVLayout, TokenStep
 
 
 class Backbone(Protocol):

@@ -1,12 +1,11 @@
-"""Forwards, launched and read: what a step computes, up to its tokens.
+"""Execution of steps on the device: launch a forward, and read its tokens later.
 
     build ── embed, layers ── head ── adjust, mask ── sample ── tokens ··· read
     └──────────────────────── launch ────────────────────────┘
 
-On a GPU a launch waits for nothing that it launches. So the step behind one that is replayed
-(`workers.kv_engine.gpu.cuda_graphs`) can be launched before that is read: its tokens are taken where they lie on
-the device. All of it is launched on one stream, and whatever is launched later finds done what was launched
-before. On a CPU a launch has computed when it returns.
+On a GPU a launch is asynchronous. So the step after a replayed one (`workers.kv_engine.gpu.cuda_graphs`) can
+be launched before the replayed one is read: it takes its input tokens from the device. All launches are on
+one stream, so each one finds the results of the earlier ones. On a CPU a launch computes before it returns.
 """
 
 from collections.abc import Callable
@@ -36,15 +35,19 @@ from workers.kv_engine.sampling.sampler import NOT_A_TOKEN, node_key, sample
 from workers.kv_engine.sequence import Span
 from workers.kv_engine.step import StepBuilder, UnreadTokens
 
-_NOT_READ: Final = 0
-"""Stands in a sequence for a token that is on the device."""
+_PLACEHOLDER: Final = 0
+"""The id in a sequence of a token that is known only on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a forward came to: sampled tokens, and the scores asked for; each in the order of the spans.
+    """The result of a forward.
 
-    `failures`: sequences whose token is none, and why.
+    Attributes:
+        tokens: the sampled tokens, in the order of the spans.
+        scores: the scores of those tokens whose sequences request them.
+        prompt_scores: the scores of prompt tokens, in the order of the spans.
+        failures: the errors of sequences without a valid token, by key.
     """
 
     tokens: list[int]
@@ -58,9 +61,11 @@ class LaunchedStep:
     """A forward that is under way.
 
     Attributes:
-        number: of all forwards, from 1.
-        read: waits for what it comes to; called once at most. Raises what it failed of.
-        tokens: of one that is replayed, where its tokens lie until the next one is launched: (S,) int64.
+        number: its number among all forwards, from 1.
+        spans: the spans that it computes.
+        read: waits for the result, or raises the error of the forward; called at most once.
+        tokens: (S,) int64, the sampled tokens of a replayed step on the device, until the next launch; None
+            for other steps.
     """
 
     number: int
@@ -68,26 +73,27 @@ class LaunchedStep:
     read: Callable[[], StepResult]
     tokens: torch.Tensor | None = None
 
-    def tokens_of(self, spans: Items[Span], ran: StepResult) -> list[int]:
-        """Of what it came to, the tokens of these of its spans; some may be missing where each has one."""
+    def tokens_of(self, spans: Items[Span], result: StepResult) -> list[int]:
+        """Return the tokens of a part of its spans. It is a part only if each span has one token."""
         if len(spans) == len(self.spans):
-            return ran.tokens
+            return result.tokens
         wanted = set(spans)
-        return [token for span, token in zip(self.spans, ran.tokens, strict=True) if span in wanted]
+        return [token for span, token in zip(self.spans, result.tokens, strict=True) if span in wanted]
 
 
 class Runner:
     """Runs the steps of one engine over `node` and its `pool`.
 
     Args:
-        builder: makes the steps' tensors, for `max_sequences` sequences and `max_step_tokens` tokens at most.
-        followers: who runs each forward too, where the node is a part of one.
-        capture: who records the steps of decodes, which are replayed then; not where there are followers.
-        laps: who is told what a step is doing.
+        builder: makes the tensors of a step, for at most `max_sequences` sequences and `max_step_tokens`
+            tokens.
+        followers: the other ranks of a TP group, which run each forward, too.
+        capture: records the steps of decodes, which are replayed; ignored with followers.
+        laps: records the durations of the parts of a step.
 
     Attributes:
-        forwards: how many were launched.
-        poolers: the states of prompts that are pooled, as far as they are computed.
+        forwards: the number of launched forwards.
+        poolers: the pooled hidden states of prompts so far, by key.
     """
 
     def __init__(
@@ -121,32 +127,32 @@ class Runner:
             )
 
     def launch(self, spans: list[Span]) -> LaunchedStep:
-        """Launch one forward; whatever was launched before has been read."""
+        """Launch one forward; all earlier ones have been read."""
         self.forwards += 1
         return self._launch(spans, None)
 
     def launch_after(self, before: LaunchedStep, spans: list[Span]) -> LaunchedStep:
-        """Launch the forward behind one that is replayed and not read yet.
+        """Launch the forward after a replayed one that is not read yet.
 
-        Every one of `spans` is of one token: the one that `before` samples for its sequence. What goes wrong
-        is raised when it is read, for until then it is no one's concern.
+        Each of `spans` is one token: the token that `before` samples for its sequence. An error of the launch
+        is raised by `LaunchedStep.read`, for the caller has yet to read `before`.
         """
-        assert before.tokens is not None, "its tokens lie nowhere"
+        assert before.tokens is not None, "only a replayed step has its tokens on the device"
         self.forwards += 1
         place = {span.sequence: place for place, span in enumerate(before.spans)}
         unread = UnreadTokens(tokens=before.tokens, places=[place[span.sequence] for span in spans])
         for span in spans:
-            span.sequence.ids.append(_NOT_READ)
+            span.sequence.ids.append(_PLACEHOLDER)
         try:
             return self._launch(spans, unread)
-        except Exception as error:  # noqa: BLE001 - raised again by who reads
+        except Exception as error:  # noqa: BLE001 - raised again by `read`
             return LaunchedStep(number=self.forwards, spans=spans, read=partial(_raise, error))
         finally:
             for span in spans:
                 del span.sequence.ids[-1]
 
     def forget(self, key: str) -> None:
-        """A sequence is gone."""
+        """Drop the state of a sequence that has left the engine."""
         self.poolers.pop(key, None)
 
     @torch.inference_mode()
@@ -165,7 +171,7 @@ class Runner:
                 self._followers.computing(step) if self._followers is not None else nullcontext(),
             ):
                 hidden = self._node.forward(self._node.embed(step.token_ids), step)
-        self._fold(spans, hidden)
+        self._pool_states(spans, hidden)
         if self._laps is not None:
             self._laps.lap("forward")
         wanted, scores, prompt_scores = step.scored, list[TokenScore](), list[TokenScore]()
@@ -176,13 +182,13 @@ class Runner:
             )
         if not step.logit_indices.numel():
             return LaunchedStep(
-                number=self.forwards, spans=spans, read=partial(_end_of, hidden, prompt_scores)
+                number=self.forwards, spans=spans, read=partial(_finish, hidden, prompt_scores)
             )
         if recorded is None:
             logits = self._node.head(hidden, step.logit_indices)
         is_changed = step.adjusted is not None or masks is not None
-        # What is scored are the logits as the model made them.
-        made = logits.clone() if is_changed and wanted else logits
+        # Scores are of the logits before any change.
+        raw = logits.clone() if is_changed and wanted else logits
         if step.adjusted is not None:
             adjust(logits, step.adjusted)
         failures = masks.apply(logits) if masks is not None else {}
@@ -192,22 +198,22 @@ class Runner:
             tokens = sample(logits, step.sampling, self._node_key)
         if wanted and wanted.sampled.numel():
             taken = tokens.index_select(0, wanted.sampled)
-            scores = score(lambda at: made.index_select(0, at), wanted.sampled, taken, **sizes)
+            scores = score(lambda at: raw.index_select(0, at), wanted.sampled, taken, **sizes)
         arriving = self._arrivals.begin(tokens)
 
         def read() -> StepResult:
-            ran = StepResult(tokens=arriving(), scores=scores, prompt_scores=prompt_scores)
+            result = StepResult(tokens=arriving(), scores=scores, prompt_scores=prompt_scores)
             if masks is not None:
-                ran.failures.update({key: as_dalsegno_error(error) for key, error in failures.items()})
-                _find_stuck(masks, ran, lambda row: self._node.head(hidden, step.logit_indices[row, None]))
-            return ran
+                result.failures.update({key: as_dalsegno_error(error) for key, error in failures.items()})
+                _find_stuck(masks, result, lambda row: self._node.head(hidden, step.logit_indices[row, None]))
+            return result
 
         return LaunchedStep(
             number=self.forwards, spans=spans, read=read, tokens=tokens if recorded is not None else None
         )
 
-    def _fold(self, spans: Items[Span], hidden: torch.Tensor) -> None:
-        """Take the states of prompts that are pooled, each once."""
+    def _pool_states(self, spans: Items[Span], hidden: torch.Tensor) -> None:
+        """Add the hidden states of pooled prompts to their poolers, each state once."""
         offset = 0
         for span in spans:
             spec, unreported = span.sequence.spec, span.unreported
@@ -219,28 +225,29 @@ class Runner:
 
 
 class _Arrivals:
-    """Tokens on their way to the host: to two places in turns, for two steps may be under way.
+    """Copies sampled tokens to the host, to two buffers in turn, because two steps may be under way.
 
     Args:
-        most: tokens of a step.
+        max_tokens: the most tokens that a step samples.
     """
 
-    def __init__(self, most: int, device: torch.device) -> None:
-        self._places = cycle([_Place(most), _Place(most)]) if device.type == "cuda" else None
+    def __init__(self, max_tokens: int, device: torch.device) -> None:
+        is_cuda = device.type == "cuda"
+        self._buffers = cycle([_HostBuffer(max_tokens), _HostBuffer(max_tokens)]) if is_cuda else None
 
     def begin(self, tokens: torch.Tensor) -> Callable[[], list[int]]:
-        """Send them, (S,) int64; what is given waits for them."""
-        if self._places is None:
+        """Start the copy of (S,) int64 tokens; return a function that waits for them."""
+        if self._buffers is None:
             found: list[int] = tokens.tolist()
             return lambda: found
-        return next(self._places).begin(tokens)
+        return next(self._buffers).begin(tokens)
 
 
-class _Place:
+class _HostBuffer:
     """Pinned memory for the tokens of a step."""
 
-    def __init__(self, most: int) -> None:
-        self._tokens = torch.empty(most, dtype=torch.int64, pin_memory=True)
+    def __init__(self, max_tokens: int) -> None:
+        self._tokens = torch.empty(max_tokens, dtype=torch.int64, pin_memory=True)
         self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def begin(self, tokens: torch.Tensor) -> Callable[[], list[int]]:
@@ -255,8 +262,8 @@ class _Place:
         return found
 
 
-def _end_of(hidden: torch.Tensor, prompt_scores: list[TokenScore]) -> StepResult:
-    """Of a step that samples nothing: nothing is read back, but what it takes is learned from."""
+def _finish(hidden: torch.Tensor, prompt_scores: list[TokenScore]) -> StepResult:
+    """Wait for a step that samples nothing: its duration is measured."""
     if hidden.is_cuda:
         torch.cuda.current_stream(hidden.device).synchronize()
     return StepResult(tokens=[], prompt_scores=prompt_scores)
@@ -267,11 +274,11 @@ def _raise(error: Exception) -> StepResult:
 
 
 @torch.inference_mode()
-def _find_stuck(masks: StepMasks, ran: StepResult, logits_of: Callable[[int], torch.Tensor]) -> None:
-    """Tell those whom guide and bans leave nothing from those whose model makes no numbers."""
+def _find_stuck(masks: StepMasks, result: StepResult, logits_of: Callable[[int], torch.Tensor]) -> None:
+    """Set an error for guided sequences without an allowed token; NaN logits are reported elsewhere."""
     for row, key in zip(masks.rows, masks.keys, strict=True):
-        if ran.tokens[row] == NOT_A_TOKEN and logits_of(row).max().isfinite():
-            ran.failures[key] = ClientError(
-                "bad_words: with them there is no token left to choose that the guide allows",
+        if result.tokens[row] == NOT_A_TOKEN and logits_of(row).max().isfinite():
+            result.failures[key] = ClientError(
+                "bad_words and the guide leave no token to choose: remove some bad_words",
                 code="nothing_left",
             )

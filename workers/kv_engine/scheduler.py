@@ -1,23 +1,26 @@
-"""The scheduler: who takes part in the next step.
+"""The scheduler: admission, preemption, and the spans of the next step. Imports no torch.
 
 The policy, in order:
 
-1. **Who is first.** Higher `priority`; then the earlier deadline; then the tenant that was served least; then
-   who came first.
-2. **Who gets in.** Whoever is first, while there are a row and blocks for all that it has to compute, and a
-   block for each that runs already. Nobody overtakes for want of room. What the prefix cache has is not
-   computed again; who wants what another is just computing waits for it, and lets others pass.
-3. **What a step is.** One token of every sequence that decodes; then spans of prompts within the budget of
-   `max_step_tokens`, beside decodes no more than their pace allows (`prefill_budget`). But where prompts
-   without that limit would bring `MIN_BURST` sequences to their first token, and twice as many as decode,
-   they
-   are not held to it: a crowd that is let in by a few tokens a step keeps itself waiting.
-4. **When blocks run out.** A sequence takes blocks as it grows. When there is none left, who is last by (1)
-   is *preempted*: it gives its blocks back and waits again, with its tokens; what the prefix cache still has
-   of them then is not computed again. The first one always gets on, so all do.
+1. **Order.** Higher `priority` first; then the earlier deadline; then the tenant that was served least; then
+the
+   earlier arrival.
+2. **Admission.** The first sequence is admitted if there is a free row, blocks for all tokens that it has to
+   compute, and one more block for each running sequence. No sequence overtakes another for lack of room.
+   Cached tokens are not computed again. A sequence that needs a block which another one is computing just now
+   waits for it, and lets others pass.
+3. **Steps.** One token of every sequence that decodes; then spans of prompts, up to `max_step_tokens`, and
+next
+   to decodes up to the prefill budget (`prefill_budget`). The prefill budget is ignored in a burst: if
+   prompts without it would bring `MIN_BURST` sequences to their first token, and twice as many as decode. A
+   burst that is computed in small pieces delays itself.
+4. **Preemption.** A sequence allocates blocks as it grows. If none is free, the last sequence by (1) is
+   *preempted*: it releases its blocks and waits again, with its tokens; what is still cached of them then is
+       not
+   computed again. The first sequence always progresses, so all of them do.
 
-A sequence that is held takes part in no step and keeps what it has. One that could never fit is refused.
-No torch here: `tests/workers/kv_engine/test_scheduler.py` simulates it without a model.
+A held sequence takes part in no step and keeps its row and blocks. A sequence that could never fit is
+refused. `tests/workers/kv_engine/test_scheduler.py` simulates the scheduler without a model.
 """
 
 from collections import Counter, deque
@@ -33,20 +36,19 @@ from workers.kv_engine.prefill_budget import PrefillBudget
 from workers.kv_engine.sequence import Sequence, Span
 
 MIN_BURST: Final = 4
-"""So many first tokens in one step are worth a pause of those who have theirs."""
+"""The fewest first tokens in one step for which the sequences that decode are slowed down."""
 
 
 class Scheduler:
     """Admission and batching over one pool.
 
     Args:
-        blocks: the pool's blocks.
-        max_sequences: how many sequences may run at once.
-        max_step_tokens: the budget of a step. At least `max_sequences`, so that a prompt always gets on
-            beside the sequences that decode.
+        blocks: the blocks of the pool.
+        max_sequences: the most sequences that run at once.
+        max_step_tokens: the most tokens of a step. At least `max_sequences`, so that all decodes fit.
         max_positions: the model's context length.
-        prefix_cache: whether what was computed is kept for others that begin with the same.
-        pace: how much of prompts is computed beside decodes; None is as much as the budget has.
+        prefix_cache: keep computed blocks for later sequences with the same prefix.
+        prefill_budget: limits prompt tokens next to decodes; None is no limit.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Scheduler:
     ) -> None:
         if max_sequences < 1 or max_step_tokens < max_sequences:
             raise ValueError(
-                f"max_step_tokens must be at least max_sequences, and that at least 1; "
+                "expected max_step_tokens >= max_sequences >= 1, "
                 f"found max_step_tokens={max_step_tokens}, max_sequences={max_sequences}"
             )
         self.blocks = blocks
@@ -78,17 +80,17 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would compute anything, or admit anybody."""
+        """True if a step would compute or admit a sequence."""
         return any(not sequence.held for sequence in self.running) or (
-            bool(self.waiting) and self._seat_of(min(self.waiting, key=self._order)) is not None
+            bool(self.waiting) and self._admission_path(min(self.waiting, key=self._order)) is not None
         )
 
     @property
-    def admits(self) -> bool:
-        """Whether anybody who waits could be let in now."""
+    def can_admit(self) -> bool:
+        """True if a waiting sequence could be admitted now."""
         for sequence in sorted(self.waiting, key=self._order):
             path = self._cached(sequence)
-            if not self._is_computed_now(sequence, path):
+            if not self._is_being_computed(sequence, path):
                 return self._fits(sequence, path)
         return False
 
@@ -96,7 +98,7 @@ class Scheduler:
         """Queue a sequence.
 
         Raises:
-            ClientError: it can never run here.
+            ClientError: it can never fit the model's context or the pool.
         """
         limit, what = min(
             (self.max_positions, "the model's context length"),
@@ -111,11 +113,11 @@ class Scheduler:
             )
         self._arrivals += 1
         sequence.arrival = self._arrivals
-        self._welcome(sequence.spec.tenant)
+        self._count_in(sequence.spec.tenant)
         self.waiting.append(sequence)
 
     def schedule(self) -> list[Span]:
-        """Admit who fits, make room for who grows, and choose the next step's spans: decodes first."""
+        """Admit sequences, allocate blocks, and return the spans of the next step: decodes first."""
         self._admit()
         self._grow()
         decodes: list[Span] = []
@@ -131,7 +133,10 @@ class Scheduler:
         return decodes + self._prefills(prompts, len(decodes)) if prompts else decodes
 
     def allocate_spare(self, sequence: Sequence, tokens: int) -> int:
-        """How many of so many tokens more a sequence has room for, of blocks nobody needs now."""
+        """Allocate spare blocks for up to `tokens` more tokens; return for how many there is room.
+
+        Blocks that the running sequences need for their next tokens are not spare.
+        """
         size = self.blocks.block_size
         missing = self.blocks.blocks_for(len(sequence.ids) + tokens) - len(sequence.blocks)
         spare = self.blocks.free - len(self.running)
@@ -140,7 +145,7 @@ class Scheduler:
         return min(tokens, len(sequence.blocks) * size - len(sequence.ids))
 
     def advance(self, spans: Iterable[Span]) -> None:
-        """The spans are in the pool."""
+        """Note that the spans were computed: their keys and values are in the pool."""
         size, served = self.blocks.block_size, self._served
         for span in spans:
             sequence = span.sequence
@@ -148,81 +153,82 @@ class Scheduler:
             sequence.reported = max(sequence.reported, computed)
             served[sequence.spec.tenant] += span.count
             if sequence.is_cacheable and computed // size > len(sequence.cached_path):
-                self._keep(sequence)
+                self._cache_blocks(sequence)
 
     def cached_tokens(self, sequence: Sequence) -> int:
-        """Of how many of a sequence's first tokens keys and values are kept now, for all that begin alike."""
+        """Return how many of a sequence's first tokens are in the prefix cache."""
         if self.cache is None:
             return 0
-        path = self.cache.match([*sequence.ids, 0], sequence.spec.cache_root)  # of which the last is never
+        path = self.cache.match([*sequence.ids, 0], sequence.spec.cache_root)  # the last is never matched
         return len(path) * self.blocks.block_size
 
     def hide_from_cache(self, sequence: Sequence) -> None:
-        """Have nobody begin with what was computed of a sequence."""
+        """Remove the blocks of a sequence from the prefix cache: their contents may be wrong."""
         if self.cache is not None and sequence.cached_path:
             self.cache.hide(sequence.cached_path[0])
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence: finished, failed or cancelled; its blocks and its row are free again."""
+        """Remove a finished, failed or cancelled sequence, and free its blocks and row."""
         if sequence.row is None:
             self.waiting.remove(sequence)
         else:
-            self._unseat(sequence)
+            self._evict(sequence)
 
-    # ---- who is first ------------------------------------------------------------------------------
+    # ---- order -------------------------------------------------------------------------------------
     def _order(self, sequence: Sequence) -> tuple[float, float, int, int]:
         spec = sequence.spec
         deadline = inf if spec.deadline_ns is None else spec.deadline_ns
         return (-spec.priority, deadline, self._served[spec.tenant], sequence.arrival)
 
-    def _welcome(self, tenant: str) -> None:
-        """A tenant that was away begins where the others are: nobody saves up service."""
-        here = {sequence.spec.tenant for sequence in (*self.running, *self.waiting)}
-        if not here:
+    def _count_in(self, tenant: str) -> None:
+        """Raise the served count of a returning tenant to the lowest of those present."""
+        present = {sequence.spec.tenant for sequence in (*self.running, *self.waiting)}
+        if not present:
             self._served.clear()
-        elif tenant not in here:
-            self._served[tenant] = max(self._served[tenant], min(self._served[other] for other in here))
+        elif tenant not in present:
+            self._served[tenant] = max(self._served[tenant], min(self._served[other] for other in present))
 
-    # ---- who gets in -------------------------------------------------------------------------------
+    # ---- admission ---------------------------------------------------------------------------------
     def _admit(self) -> None:
         for sequence in sorted(self.waiting, key=self._order):
             path = self._cached(sequence)
-            if self._is_computed_now(sequence, path):
+            if self._is_being_computed(sequence, path):
                 continue
             if not self._fits(sequence, path):
                 break
-            self._seat(sequence, path)
+            self._admit_one(sequence, path)
         if self.waiting and not self.running:
-            raise BugError("the pool is idle, and yet its first sequence does not fit")
+            raise BugError("the pool is idle, but its first waiting sequence does not fit")
 
-    def _seat_of(self, sequence: Sequence) -> list[PrefixNode] | None:
-        """What is cached of a sequence that could be let in now; None of one that could not."""
+    def _admission_path(self, sequence: Sequence) -> list[PrefixNode] | None:
+        """Return the cached path of a sequence that could be admitted now; None if it could not."""
         path = self._cached(sequence)
         return path if self._fits(sequence, path) else None
 
     def _cached(self, sequence: Sequence) -> list[PrefixNode]:
-        """What the cache has of a sequence; nothing of one that brings its own or tells of all its prompt."""
+        """Return the cached path of a sequence; none if it imports its own or needs its prompt's states."""
         if self.cache is None or sequence.computed or sequence.needs_prompt_states:
             return []
         return self.cache.match(sequence.ids, sequence.spec.cache_root)
 
-    def _is_computed_now(self, sequence: Sequence, path: list[PrefixNode]) -> bool:
-        """Whether another is computing the block that this one needs next."""
+    def _is_being_computed(self, sequence: Sequence, path: list[PrefixNode]) -> bool:
+        """True if another sequence is computing the block that this one needs next."""
         if self.cache is None or sequence.computed or sequence.needs_prompt_states:
             return False
         if len(path) >= (len(sequence.ids) - 1) // self.blocks.block_size:
             return False
-        by = self._end(self.cache, sequence, path).computing.get(self.cache.content(sequence.ids, len(path)))
+        end = self._cache_end(self.cache, sequence, path)
+        by = end.computing.get(self.cache.content(sequence.ids, len(path)))
         return isinstance(by, Sequence) and not by.held
 
     def _fits(self, sequence: Sequence, path: list[PrefixNode]) -> bool:
         if not self._free_rows:
             return False
-        kept = sum(self.blocks.is_evictable(node.block) for node in path)
+        evictable = sum(self.blocks.is_evictable(node.block) for node in path)
         needed = self.blocks.blocks_for(len(sequence.ids)) - len(path)
-        return needed + len(self.running) <= self.blocks.free - kept
+        return needed + len(self.running) <= self.blocks.free - evictable
 
-    def _seat(self, sequence: Sequence, path: list[PrefixNode]) -> None:
+    def _admit_one(self, sequence: Sequence, path: list[PrefixNode]) -> None:
         self.waiting.remove(sequence)
         shared = [node.block for node in path]
         self.blocks.share(shared)
@@ -238,17 +244,17 @@ class Scheduler:
         self.running.append(sequence)
         self._announce(sequence)
 
-    def _unseat(self, sequence: Sequence) -> None:
+    def _evict(self, sequence: Sequence) -> None:
         assert sequence.row is not None
-        self._silence(sequence)
+        self._withdraw(sequence)
         self.running.remove(sequence)
         self.blocks.release(sequence.blocks)
         self._free_rows.append(sequence.row)
         sequence.blocks, sequence.cached_path, sequence.row = [], [], None
 
-    # ---- who grows ---------------------------------------------------------------------------------
+    # ---- growth and preemption ---------------------------------------------------------------------
     def _grow(self) -> None:
-        """A block for each that decodes past its last one; who is last gives way where there is none."""
+        """Allocate a block for each sequence whose next token needs one; preempt the last if none is free."""
         size = self.blocks.block_size
         growing = [s for s in self.running if len(s.ids) > len(s.blocks) * size and not s.held]
         for sequence in sorted(growing, key=self._order) if len(growing) > self.blocks.free else growing:
@@ -258,55 +264,55 @@ class Scheduler:
                 sequence.blocks += self.blocks.allocate(1)
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._unseat(sequence)
+        self._evict(sequence)
         sequence.computed = sequence.imported
         self.waiting.append(sequence)
         self.counters.preemptions += 1
 
-    # ---- what is kept ------------------------------------------------------------------------------
-    def _keep(self, sequence: Sequence) -> None:
-        """Cache the blocks of a sequence that are full now."""
+    # ---- the prefix cache --------------------------------------------------------------------------
+    def _cache_blocks(self, sequence: Sequence) -> None:
+        """Put the full blocks of a sequence into the prefix cache."""
         assert self.cache is not None
-        self._silence(sequence)
+        self._withdraw(sequence)
         while len(sequence.cached_path) < sequence.computed // self.blocks.block_size:
             number = len(sequence.cached_path)
             node = self.cache.insert(
-                self._end(self.cache, sequence, sequence.cached_path),
+                self._cache_end(self.cache, sequence, sequence.cached_path),
                 self.cache.content(sequence.ids, number),
                 sequence.blocks[number],
             )
-            if node is None:  # another was as quick: what follows is cached behind its block, not behind ours
+            if node is None:  # an equal block was cached meanwhile: later blocks belong after that one
                 sequence.is_cacheable = False
                 return
             sequence.cached_path.append(node)
         self._announce(sequence)
 
     def _announce(self, sequence: Sequence) -> None:
-        """Say which block it computes next, of those it knows the content of."""
+        """Note in the cache which block a sequence computes next, if its content is known."""
         number = len(sequence.cached_path)
         if sequence.is_cacheable and number < len(sequence.ids) // self.blocks.block_size:
             assert self.cache is not None
-            end = self._end(self.cache, sequence, sequence.cached_path)
+            end = self._cache_end(self.cache, sequence, sequence.cached_path)
             end.computing.setdefault(self.cache.content(sequence.ids, number), sequence)
 
-    def _silence(self, sequence: Sequence) -> None:
+    def _withdraw(self, sequence: Sequence) -> None:
         if self.cache is None or not sequence.is_cacheable:
             return
-        end = self._end(self.cache, sequence, sequence.cached_path)
+        end = self._cache_end(self.cache, sequence, sequence.cached_path)
         content = self.cache.content(sequence.ids, len(sequence.cached_path))
         if end.computing.get(content) is sequence:
             del end.computing[content]
 
     @staticmethod
-    def _end(cache: PrefixCache, sequence: Sequence, path: list[PrefixNode]) -> PrefixNode:
-        """What a sequence's next block is cached behind, if these are before it."""
+    def _cache_end(cache: PrefixCache, sequence: Sequence, path: list[PrefixNode]) -> PrefixNode:
+        """Return the cache node after which a sequence's next block is inserted."""
         return path[-1] if path else cache.root(sequence.spec.cache_root)
 
-    # ---- prompts -----------------------------------------------------------------------------------
+    # ---- spans of prompts --------------------------------------------------------------------------
     def _prefills(self, prompts: list[Sequence], decodes: int) -> list[Span]:
-        """The spans of prompts beside so many decodes."""
+        """Return the spans of prompts for a step with so many decodes."""
         prompts.sort(key=self._order)
-        # There are never more decodes than rows, and the budget covers the rows: only prompts are cut.
+        # There are at most `max_sequences` decodes, and `max_step_tokens` covers them: only prompts are cut.
         budget = self.max_step_tokens - decodes
         if self.prefill_budget is None:
             return _cut(prompts, budget)
@@ -319,7 +325,7 @@ class Scheduler:
 
 
 def _cut(prompts: Iterable[Sequence], budget: int) -> list[Span]:
-    """Spans of so many tokens in all, of those who come first."""
+    """Return spans of at most `budget` tokens in total, of the first prompts."""
     spans: list[Span] = []
     for sequence in prompts:
         if budget == 0:

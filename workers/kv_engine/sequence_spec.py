@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended: the model said so, or the limit."""
+    """The reason for the end of a sequence: a stop or end-of-sequence token, or a length limit."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -21,22 +21,22 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a token is chosen from its logits.
+    """Parameters of the choice of a token from its logits.
 
     Attributes:
-        temperature: 0 is greedy, and then of the rest only what changes logits matters.
-        top_k: keep the k likeliest tokens (and what ties with the last of them); 0 or less is off.
+        temperature: 0 is greedy; then only the parameters that change logits have an effect.
+        top_k: keep the k likeliest tokens, and those tied with the last of them; 0 or less is off.
         top_p: of those, keep the fewest that hold this share of the probability; 1 is off.
         min_p: of those, keep the ones at least this times as likely as the likeliest; 0 is off.
-        seed: with the draw's index, the node and `sample_index` it keys every draw.
-        sample_index: which of several answers to the same request this is.
-        repetition_penalty: 1 is off; above, tokens of the prompt and the answer become less likely.
-        presence_penalty, frequency_penalty: taken from the logit of a token of the answer, once and for
-            each time it was generated.
-        logit_bias: token ids, and what is added to their logits.
+        seed: keys every random draw, with the index of the draw, the node and `sample_index`.
+        sample_index: the number of this answer among several answers to one request.
+        repetition_penalty: makes tokens of the prompt and of the answer less likely if above 1; 1 is off.
+        presence_penalty, frequency_penalty: subtracted from the logit of a token of the answer, once and for
+            each of its occurrences.
+        logit_bias: pairs of a token id and the number that is added to its logit.
         bad_words: sequences of token ids that are never completed.
-        min_tokens: no token ends the answer before it has so many; a guided one ends where nothing else may
-            follow, too.
+        min_tokens: no token ends the answer before it has so many. A guided answer may end earlier if its
+            guide allows no other token.
     """
 
     temperature: float = 0.0
@@ -68,36 +68,36 @@ class Sampling:
                 f"repetition_penalty must be finite and above 0, found {self.repetition_penalty}"
             )
         if not all(self.bad_words):
-            raise ValueError("bad_words must have a token each, found one without")
+            raise ValueError("each of bad_words must have at least one token, found an empty one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvExport:
-    """Where a sequence's keys and values go when it ends: the tensor's key, and its scope in the store."""
+    """The destination of exported keys and values: the tensor's key, and its scope in the store."""
 
     key: str
     scope: str
 
 
 class PoolingMode(StrEnum):
-    """How the states of a prompt's tokens become one vector, or stay; in sentence-transformers' words."""
+    """The reduction of a prompt's hidden states to one vector, named as in sentence-transformers."""
 
     FIRST = "cls"
     LAST = "lasttoken"
     MEAN = "mean"
     WEIGHTED_MEAN = "weightedmean"
-    """Each state counts as often as its position says, from 1."""
+    """The weight of each state is its position, from 1."""
     NONE = "none"
-    """They stay: one vector for each token."""
+    """No reduction: one vector for each token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pooling:
-    """How a prompt becomes an embedding.
+    """The computation of an embedding from a prompt.
 
     Attributes:
-        normalize: the vector is brought to length 1.
-        dimensions: so many of its first numbers; None is all of them.
+        normalize: scale the vector to length 1.
+        dimensions: keep so many of its first numbers; None is all of them.
     """
 
     mode: PoolingMode
@@ -106,7 +106,7 @@ class Pooling:
 
     @property
     def needs_all(self) -> bool:
-        """Whether every token's state is needed, also of those whose keys and values are cached."""
+        """True if the states of all tokens are needed, also of those whose keys and values are cached."""
         return self.mode is not PoolingMode.LAST
 
 
@@ -114,30 +114,31 @@ class Pooling:
 class SequenceSpec:
     """A request to the engine.
 
-    Keys and values are handed on as one tensor, (layers, 2, tokens, kv_heads, head_dim), of the tokens the
-    pool has them of: of a sequence that ended these are all but the last, which was sampled and not run.
+    Keys and values are imported and exported as one tensor, (layers, 2, tokens, kv_heads, head_dim). A
+    finished sequence has them for all tokens but the last, which was sampled but not run.
 
     Attributes:
-        key: the caller's name for it; unique among the live ones.
-        prefix_ids: tokens an earlier attempt generated already.
-        max_tokens: at most so many generated tokens, those of the prefix included; 0 is for a prompt that
-            is not answered, but scored, pooled or kept.
-        eos_ids: tokens that end the answer.
-        ignore_eos: take them as any other token.
-        stop_token_ids: tokens that end it whatever the model thinks of them.
-        guide: what the answer has to be. `exhausts_guide`: it does not end as long as anything else may
-            follow.
-        logprobs: score each generated token, and so many of the likeliest beside it; None is not.
-        scores_prompt: score the prompt's tokens too, all but the first.
-        pooling: make one vector of its prompt's hidden states.
-        caches_prompt: compute its prompt for others that begin alike.
-        export: hand its keys and values on when it ends with a token of its own.
-        kv: keys and values of its first tokens, computed elsewhere; they are not computed again.
-        priority: who has a higher one comes first; `deadline_ns`: of those who have the same, the earlier.
-        tenant: whose it is: of equals, whose are served least come first.
-        cache_root: keys and values are shared with those alone that have the same.
-        on_kv_read: called in the engine's thread once `kv` was copied and is not looked at any more; what
-            it raises, because the bytes were no longer the tensor's, fails the sequence alone.
+        key: the caller's name for the sequence; unique among the live ones.
+        prefix_ids: tokens that an earlier attempt generated.
+        max_tokens: the most generated tokens, those of the prefix included. 0 is for a prompt without an
+            answer: it is scored, pooled or cached.
+        eos_ids: the model's end-of-sequence tokens.
+        ignore_eos: treat `eos_ids` as any other token.
+        stop_token_ids: tokens that always end the answer.
+        guide: the grammar of the answer.
+        exhausts_guide: the answer does not end while its guide allows any other token.
+        logprobs: score each generated token, and report so many of the likeliest; None is no scores.
+        scores_prompt: score the prompt's tokens, too, all but the first.
+        pooling: compute an embedding of the prompt.
+        caches_prompt: compute the prompt for the prefix cache.
+        export: export the keys and values when the sequence ends with a token that was sampled here.
+        kv: imported keys and values of the first tokens; these tokens are not computed again.
+        on_kv_read: called in the engine's thread after `kv` was copied. It raises if the bytes are no longer
+            those of the tensor; then only this sequence fails.
+        priority: sequences with a higher one come first.
+        deadline_ns: at equal priority, sequences with an earlier one come first.
+        tenant: at equal deadline, sequences of the tenant that was served least come first.
+        cache_root: keys and values are shared only between sequences with an equal one.
     """
 
     key: str
@@ -164,18 +165,18 @@ class SequenceSpec:
 
     @property
     def has_prompt_output(self) -> bool:
-        """Whether there is something to compute where no token is to be generated."""
+        """True if the prompt has a result even if no token is generated."""
         is_scored = self.scores_prompt and len(self.prompt_ids) > 1
         return is_scored or self.pooling is not None or self.caches_prompt
 
     @property
-    def ends(self) -> frozenset[int]:
-        """The tokens that end this answer."""
+    def end_ids(self) -> frozenset[int]:
+        """The token ids that end this answer."""
         return self.stop_token_ids if self.ignore_eos else self.stop_token_ids | self.eos_ids
 
     @property
     def adjusts_logits(self) -> bool:
-        """Whether it is to change logits before a token is chosen from them."""
+        """True if its logits are changed before a token is chosen."""
         sampling = self.sampling
         return bool(
             sampling.repetition_penalty != 1
@@ -188,17 +189,17 @@ class SequenceSpec:
 
     @property
     def delays_end(self) -> bool:
-        """Whether what ends it cannot be chosen at first. Of a guided one that is its guide's matter."""
-        return bool(self.sampling.min_tokens and self.ends and self.guide is None)
+        """True if its end tokens are banned at first; the guide bans them in a guided sequence."""
+        return bool(self.sampling.min_tokens and self.end_ids and self.guide is None)
 
     @property
     def can_speculate(self) -> bool:
-        """Whether tokens may be guessed: nothing is done to its logits that depends on the tokens before."""
+        """True if tokens may be drafted: no change of its logits depends on earlier tokens."""
         return not self.adjusts_logits and self.logprobs is None and self.guide is None
 
     @property
     def token_ids_by_field(self) -> dict[str, Items[int]]:
-        """All token ids in it, by what names them."""
+        """All token ids of the request, by the name of the field."""
         sampling = self.sampling
         return {
             "prompt": self.prompt_ids,
@@ -210,19 +211,19 @@ class SequenceSpec:
 
     @property
     def bannable_ids(self) -> frozenset[int]:
-        """The tokens that some step may not choose."""
-        held = self.ends if self.delays_end else frozenset()
-        return held | {word[-1] for word in self.sampling.bad_words}
+        """The token ids that are banned in some step."""
+        delayed = self.end_ids if self.delays_end else frozenset()
+        return delayed | {word[-1] for word in self.sampling.bad_words}
 
     @property
     def finished(self) -> FinishReason | None:
-        """How the prefix ended the answer already; None while there is something left to compute."""
+        """The finish reason if the prefix ends the answer; None if there is something left to compute."""
         if not self.prefix_ids:
             return None
         return self.finish_reason(self.prefix_ids[-1], len(self.prefix_ids))
 
     def finish_reason(self, token_id: int, generated: int) -> FinishReason | None:
-        """Whether the answer ends with `token_id`, the last of `generated` tokens."""
+        """Return the finish reason if the answer ends with `token_id`, its token number `generated`."""
         if token_id in self.stop_token_ids or (token_id in self.eos_ids and not self.ignore_eos):
             return FinishReason.STOP
         return FinishReason.LENGTH if generated >= self.max_tokens else None

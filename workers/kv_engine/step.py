@@ -1,16 +1,16 @@
-"""The step as fixed tensors: what the spans of one step mean, in int32 buffers that never move.
+"""The tensors of a step: token ids, positions, slots, spans and sampling parameters, in fixed buffers.
 
-Two blocks of memory, each one flat int32 buffer on the host (pinned for a GPU) with a twin on the
-device. Per step: token ids, positions, slots, spans, what to sample and how. Per row, rewritten only
-when another sequence takes the row: the block table. On the CPU a twin is the buffer itself. Addresses
-and strides stay the same from step to step, so a step can be captured; a layer reads these tensors and
-runs no Python per request.
+There are two flat int32 buffers on the host (pinned for a GPU), each with a mirror on the device. One is
+written for each step: token ids, positions, slots, spans, and the parameters of sampling. The other holds the
+block table, and a row of it is written only when another sequence takes the row. On a CPU the mirror is the
+buffer itself. Addresses and strides stay the same from step to step, so a step can be recorded and replayed;
+a layer reads these tensors and runs no Python per request.
 
-A captured step computes as many rows as it was captured for. Those that a step has too few are padding:
-spans of one token each in one cell of the pool that is nobody's.
+A recorded step computes the number of rows that it was recorded for. If a step has fewer, the rest is
+padding: spans of one token each, in a pool cell that no sequence uses.
 
-KV length, position and slot are three different things: how many keys a span sees, where a token
-stands in its text, and which cell of the pool is its own.
+KV length, position and slot are different: the number of keys that a span attends to, the place of a token in
+its sequence, and the cell of the pool that holds its keys and values.
 """
 
 from collections.abc import Sequence as Items
@@ -31,7 +31,7 @@ Int32s = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """The step's B spans on the host, packed one behind the other."""
+    """The B spans of a step on the host, in the order of the packed tokens."""
 
     query_offsets: Int32s  # (B + 1,)
     kv_lengths: Int32s  # (B,)
@@ -41,9 +41,9 @@ class Spans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step: T tokens of B spans, of which S are sampled behind. Views of the fixed buffers.
+    """One step: T tokens of B spans, after S of which a token is sampled. Views of the fixed buffers.
 
-    `scored` and `adjusted` are not of the buffers: they come and go with the few that ask.
+    `scored` and `adjusted` are separate tensors, and None if no sequence requests them.
     """
 
     token_ids: torch.Tensor  # (T,) int32
@@ -62,18 +62,18 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadTokens:
-    """The tokens of a step of decodes, which nobody has read yet, and whose of them go on.
+    """The sampled tokens of a step of decodes that is not read yet: the inputs of the next step.
 
     Attributes:
-        places: which of them is the last token of each span of the step behind.
+        places: for each span of the next step, the index of its token.
     """
 
-    tokens: torch.Tensor  # (S,) int64, on the device; below 0 where there is none
+    tokens: torch.Tensor  # (S,) int64, on the device; negative if no token was sampled
     places: list[int]
 
 
-class _Twins:
-    """Named regions of one flat int32 buffer on the host, and of its twin on the device."""
+class _MirroredBuffer:
+    """Named regions of one flat int32 buffer on the host, and of its mirror on the device."""
 
     def __init__(self, sizes: dict[str, int], device: torch.device) -> None:
         total = sum(sizes.values())
@@ -90,26 +90,26 @@ class _Twins:
         self._copied: Final = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
 
     def upload(self) -> None:
-        """Begin to copy the host's side to the device; `wait` before it is written again."""
+        """Start the copy of the host buffer to the device; `wait` before writing to it again."""
         if self._copied is not None:
             self._device.copy_(self._host, non_blocking=True)
             self._copied.record(torch.cuda.current_stream(self._device.device))
 
     def wait(self) -> None:
-        """Until the last copy is done: for a step that is not read yet nobody else has waited."""
+        """Wait for the end of the last copy: reading the step, which also waits for it, may come later."""
         if self._copied is not None:
             self._copied.synchronize()
 
 
 _PARAMS: Final = ("temperature", "top_p", "top_k", "min_p", "seed_low", "seed_high", "sample_index")
-"""How a row is sampled: kept on the host by row, and copied for those that a step samples."""
+"""The sampling parameters, kept by row on the host; each step copies those of its sampled rows."""
 
 
 class StepBuilder:
-    """Turns spans into a `Step`, in buffers allocated once.
+    """Builds a `Step` of spans, in buffers that are allocated once.
 
     Args:
-        padding_block: of the pool; its first cell is for padding, and nobody else's. None is without padding.
+        padding_block: a block of the pool whose first cell is used for padding only; None is without padding.
     """
 
     def __init__(
@@ -124,14 +124,14 @@ class StepBuilder:
     ) -> None:
         self._block_size = block_size
         self._padding_block = padding_block
-        self._owners: list[tuple[Sequence, int] | None] = [None] * max_sequences
+        self._row_owners: list[tuple[Sequence, int] | None] = [None] * max_sequences
         self._written = [0] * max_sequences
         tokens = dict.fromkeys(("token_ids", "positions", "slots"), max_step_tokens)
         spans = dict.fromkeys(("rows", "kv_lengths", "places"), max_sequences)
         sampled = dict.fromkeys(("logit_indices", "draws", *_PARAMS), max(max_sequences, max_step_tokens))
-        self._step = _Twins(tokens | spans | sampled | {"query_offsets": max_sequences + 1}, device)
-        # The last row is padding's.
-        self._table = _Twins({"blocks": (max_sequences + 1) * max_blocks}, device)
+        self._step = _MirroredBuffer(tokens | spans | sampled | {"query_offsets": max_sequences + 1}, device)
+        # The last row is for padding.
+        self._table = _MirroredBuffer({"blocks": (max_sequences + 1) * max_blocks}, device)
         self._blocks = self._table.host["blocks"].reshape(max_sequences + 1, max_blocks)
         self._params: Final = {name: np.zeros(max_sequences, np.int32) for name in _PARAMS}
         self._temperature = self._params["temperature"].view(np.float32)
@@ -143,17 +143,17 @@ class StepBuilder:
         self._sampling_state = SamplingState(max_sequences, device)
 
     def build(self, spans: Items[Span], *, rows: int = 0, unread: UnreadTokens | None = None) -> Step:
-        """The step that computes `spans`; valid until the next call.
+        """Return the step that computes `spans`; valid until the next call.
 
-        Where `rows` is given, the buffers hold a step of so many spans of one token each, as `captured` has
-        it: those of `spans`, and padding. Every one of `spans` is of one token and sampled then.
-
-        Where `unread` is given, too, these tokens are on the device alone, and what the sequences have in
-        their places is not looked at.
+        Args:
+            spans: at most `max_sequences` spans.
+            rows: pad the step to so many spans of one token each, for a replay (`captured`); each of `spans`
+                is then one token that is sampled after. 0 is without padding.
+            unread: the tokens of the spans are on the device alone; those in the sequences are placeholders.
         """
         self._step.wait()
         self._table.wait()
-        self._seat(spans)
+        self._write_rows(spans)
         starts = np.fromiter((span.start for span in spans), np.int32, len(spans))
         counts = np.fromiter((span.count for span in spans), np.int32, len(spans))
         ids: list[int] = []
@@ -173,13 +173,13 @@ class StepBuilder:
         blocks = self._blocks[np.repeat(host["rows"][:batch], counts), positions // self._block_size]
         host["slots"][:total] = blocks * self._block_size + positions % self._block_size
 
-        # Behind each guess a token is sampled, too: `sampled` has its span's index once for each.
+        # A token is sampled after each draft, too: `sampled` has the index of a span once for each sample.
         sampled = [n for n, span in enumerate(spans) if span.samples for _ in range(1 + span.drafted)]
         before_last = [back for span in spans if span.samples for back in range(span.drafted, -1, -1)]
         host["logit_indices"][: len(sampled)] = offsets[1:][sampled] - 1 - np.array(before_last, np.int32)
-        admissions = host["rows"][:batch][sampled]
+        sampled_rows = host["rows"][:batch][sampled]
         for name in _PARAMS:
-            host[name][: len(sampled)] = self._params[name][admissions]
+            host[name][: len(sampled)] = self._params[name][sampled_rows]
         host["draws"][: len(sampled)] = [
             spans[n].sequence.generated - back for n, back in zip(sampled, before_last, strict=True)
         ]
@@ -192,15 +192,15 @@ class StepBuilder:
             self._feed(unread.tokens, batch)
         scored = self._scored(spans, offsets, sampled)
         adjusted = self._sampling_state.rows([spans[index].sequence for index in sampled])
-        return self._views(batch, total, self._sampling_rows(admissions), scored, adjusted)
+        return self._views(batch, total, self._sampling_rows(sampled_rows), scored, adjusted)
 
     def captured(self, rows: int, *, is_random: bool = False, is_filtered: bool = False) -> Step:
-        """A step of so many spans of one token, all sampled: what `build` fills in, at the same addresses.
+        """Return a step of `rows` sampled spans of one token each, at the addresses that `build` writes to.
 
         Args:
-            rows: how many.
-            is_random: whether they are sampled as rows of which some are not greedy.
-            is_filtered: as rows of which some have any filter.
+            rows: the number of spans.
+            is_random: prepare for rows that are not greedy.
+            is_filtered: prepare for rows with top-k, top-p or min-p.
         """
         sampling = self._sampling_views(
             rows,
@@ -213,35 +213,35 @@ class StepBuilder:
         return self._views(rows, rows, sampling, None, None)
 
     def _feed(self, tokens: torch.Tensor, batch: int) -> None:
-        """Put the spans' tokens in, of those that were sampled; no model must see one that is none."""
+        """Write the input tokens on the device; a negative one, of a failed sequence, becomes 0."""
         taken = tokens.index_select(0, self._step.device["places"][:batch])
         self._step.device["token_ids"][:batch].copy_(taken.clamp_(min=0))
 
     def _pad(self, batch: int, rows: int) -> None:
-        """Fill up with padding. How it is sampled is left as it was: nobody reads what comes of it."""
-        assert self._padding_block is not None, "padding has no block"
+        """Write padding into the rows after the batch. Their sampling parameters do not matter."""
+        assert self._padding_block is not None, "made without a padding block"
         host = self._step.host
         host["token_ids"][batch:rows] = 0
         host["positions"][batch:rows] = 0
         host["slots"][batch:rows] = self._padding_block * self._block_size
-        host["rows"][batch:rows] = len(self._owners)
+        host["rows"][batch:rows] = len(self._row_owners)
         host["kv_lengths"][batch:rows] = 1
         host["query_offsets"][batch + 1 : rows + 1] = np.arange(batch + 1, rows + 1)
         host["logit_indices"][batch:rows] = np.arange(batch, rows)
 
-    def _seat(self, spans: Items[Span]) -> None:
-        """Write the table's row of every sequence that is new in its row."""
+    def _write_rows(self, spans: Items[Span]) -> None:
+        """Write the block table and sampling parameters of the sequences that are new in their rows."""
         is_changed = False
         for span in spans:
             sequence = span.sequence
             row = sequence.row
             assert row is not None
-            if self._owners[row] == (sequence, sequence.admissions):
+            if self._row_owners[row] == (sequence, sequence.admissions):
                 if self._written[row] != len(sequence.blocks):
                     self._write_blocks(row, sequence.blocks, self._written[row])
                     is_changed = True
                 continue
-            self._owners[row], is_changed = (sequence, sequence.admissions), True
+            self._row_owners[row], is_changed = (sequence, sequence.admissions), True
             sampling, params = sequence.spec.sampling, self._params
             self._blocks[row] = 0
             self._write_blocks(row, sequence.blocks, 0)
@@ -256,7 +256,7 @@ class StepBuilder:
             self._table.upload()
 
     def _write_blocks(self, row: int, blocks: list[int], start: int) -> None:
-        """Write a row's blocks from the `start`-th on."""
+        """Write the block table of a row, from the `start`-th block on."""
         self._blocks[row, start : len(blocks)] = blocks[start:]
         self._written[row] = len(blocks)
 
@@ -311,18 +311,18 @@ class StepBuilder:
             adjusted=adjusted,
         )
 
-    def _sampling_rows(self, admissions: Int32s) -> SamplingRows:
-        """The rows that are sampled, by where their sequences sit."""
-        is_random, top_k = self._temperature[admissions] > 0, self._params["top_k"][admissions]
-        has_top_k, has_top_p = is_random & (top_k > 0), is_random & (self._top_p[admissions] < 1)
-        # A top-p without a top-k beside it may reach far down.
+    def _sampling_rows(self, sampled_rows: Int32s) -> SamplingRows:
+        """Return the sampling parameters of the sampled rows; `sampled_rows` has the row of each."""
+        is_random, top_k = self._temperature[sampled_rows] > 0, self._params["top_k"][sampled_rows]
+        has_top_k, has_top_p = is_random & (top_k > 0), is_random & (self._top_p[sampled_rows] < 1)
+        # A top-p without a top-k may need any number of candidates.
         is_narrow = bool(has_top_k.any()) and not bool((has_top_p & ~has_top_k).any())
         return self._sampling_views(
-            len(admissions),
+            len(sampled_rows),
             is_random=bool(is_random.any()),
             has_top_k=bool(has_top_k.any()),
             has_top_p=bool(has_top_p.any()),
-            has_min_p=bool((is_random & (self._min_p[admissions] > 0)).any()),
+            has_min_p=bool((is_random & (self._min_p[sampled_rows] > 0)).any()),
             candidates=int(top_k[has_top_k].max()) if is_narrow else None,
         )
 

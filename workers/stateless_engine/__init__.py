@@ -1,7 +1,7 @@
-"""The stateless engine: nodes that remember nothing, fired in batches by a thread of their own.
+"""The stateless engine: batched execution of nodes without state, in a thread of its own.
 
-scheduler.py   which node is next, and with which of its firings    pure
-firing.py      what a firing is given, and what it came to          no torch
-thread.py      the thread, and the event loop's side of it          no torch
-nodes.py       the nodes on their device: bytes to tensors and back
+scheduler.py   the choice of the next node and its batch      pure
+firing.py      firings and their results                      no torch
+thread.py      the thread, and its interface to the loop      no torch
+nodes.py       the nodes on their device; bytes and tensors
 """

@@ -1,4 +1,4 @@
-"""What a firing of a stateless node is given, and what it came to: bytes, not tensors. No torch."""
+"""Firings (executions of a stateless node) and their results, with bytes instead of tensors. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from workers.data_plane.port import Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Firing:
-    """One firing; the attributes are those of `models.base.Item`."""
+    """One execution of a node; the attributes are those of `models.base.Item`."""
 
     node: str
     inputs: Mapping[str, Array]
@@ -22,7 +22,7 @@ class Firing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiringResult:
-    """What a firing came to: outputs by edge, facts for the plan, and loops that end with this iteration."""
+    """The result of a firing: outputs by edge, facts for the plan, and the loops that it ends."""
 
     outputs: Mapping[str, Array]
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -31,12 +31,13 @@ class FiringResult:
 
 @dataclass(slots=True)
 class StatelessStats:
-    """What the engine has done since it was made; counted in its thread and read beside it.
+    """Work done since the engine was made; its thread writes the fields while other threads read them.
 
     Attributes:
-        waiting: firings that are there and not taken yet.
-        batches, firings, failed: calls of nodes, the firings in them, and those of them that failed.
-        busy_s: how long nodes took.
+        waiting: queued firings.
+        batches: executed batches.
+        firings, failed: firings in those batches, and those of them that failed.
+        busy_s: the total duration of the batches.
     """
 
     waiting: int = 0

@@ -1,10 +1,10 @@
-"""Stateless nodes on their device: a batch of firings becomes tensors, and what comes out bytes again.
+"""Stateless nodes on their device: a batch of firings becomes tensors, and the results become bytes.
 
-A firing fails alone. A node tells which one failed, or raises: then each firing of the batch is run once
-more by itself, which a node without a state allows.
+A firing fails alone. A node returns an error for it, or raises; then each firing of the batch is run once
+more by itself, which is possible because the node has no state.
 
-On a GPU they are computed on the calling thread's stream (`workers.kv_engine.gpu.cuda_streams`): what goes
-out is in main memory, and the thread has waited for it.
+On a GPU the nodes compute on the calling thread's stream (`workers.kv_engine.gpu.cuda_streams`). Results are
+in main memory, and complete, when `run` returns.
 """
 
 import logging
@@ -29,11 +29,11 @@ class NodeFailedError(WorkerError):
 
 
 class StatelessNodes:
-    """The nodes of one rank, on `device`; make and call it in one thread.
+    """The stateless nodes of one rank, on `device`; to be made and called in one thread.
 
     Args:
-        with_kv_node: a KV node is on the same device in this process, and is to be let go first.
-        cpu_cores: how many of the machine's cores are for the rank, on a CPU; all when absent.
+        with_kv_node: a KV node on the same device in this process has precedence.
+        cpu_cores: on a CPU, how many of the machine's cores the rank uses; None is all of them.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class StatelessNodes:
 
     @torch.inference_mode()
     def run(self, node: str, firings: Sequence[Firing]) -> list[FiringResult | DalSegnoError]:
-        """What each firing came to; one that fails does not raise."""
+        """Return the result or the error of each firing."""
         items = [self._item(firing) for firing in firings]
         results = iter(self._run(node, [item for item in items if isinstance(item, Item)]))
         return [
@@ -70,7 +70,7 @@ class StatelessNodes:
                 path=firing.path,
                 chunk=firing.chunk,
             )
-        except (ValueError, RuntimeError) as error:  # not its bytes, or no memory for them
+        except (ValueError, RuntimeError) as error:  # invalid bytes, or no memory for the tensor
             return error
 
     def _run(self, node: str, items: Sequence[Item]) -> list[StatelessResult | Exception]:
@@ -78,7 +78,7 @@ class StatelessNodes:
             return []
         try:
             results = self._nodes[node].run(items)
-        except Exception as error:  # noqa: BLE001 - whatever a model stumbles over, it is this batch's
+        except Exception as error:  # noqa: BLE001 - an error of a model fails this batch only
             _LOGGER.warning(
                 "node %s: %s: %s, in a batch of %d", node, type(error).__name__, error, len(items)
             )
@@ -86,9 +86,9 @@ class StatelessNodes:
                 return [error]
             return [result for item in items for result in self._run(node, [item])]
         if len(results) != len(items):
-            return [BugError(f"node {node!r} gave {len(results)} results for {len(items)} firings")] * len(
-                items
-            )
+            return [
+                BugError(f"node {node!r} returned {len(results)} results for {len(items)} firings")
+            ] * len(items)
         return results
 
 
@@ -97,7 +97,11 @@ def _fired(node: str, result: StatelessResult | Exception) -> FiringResult | Dal
         return _failure(node, result)
     try:
         outputs = {name: to_array(tensor) for name, tensor in result.outputs.items()}
-    except (RuntimeError, AttributeError, TypeError) as error:  # the device failed, or it is no tensor
+    except (
+        RuntimeError,
+        AttributeError,
+        TypeError,
+    ) as error:  # the device failed, or the output is not a tensor
         return _failure(node, error)
     return FiringResult(outputs=outputs, facts=result.facts, stops=result.stops)
 

@@ -1,8 +1,8 @@
-"""The micro-scheduler: which node is next, and with which of its firings.
+"""The micro-scheduler: the choice of the next node and its batch of firings.
 
-The node that was served least recently is next, with all its firings that wait, in order, as far as it
-takes them together. So each node waits for one batch of every other node at most, however much comes for
-those. Pure: it knows neither time nor what a firing is.
+The node that was served least recently is next, with its waiting firings in order, up to its largest batch.
+So each node waits for at most one batch of every other node, however many firings those have. Pure: it knows
+neither time nor the content of a firing.
 """
 
 from collections import deque
@@ -13,23 +13,22 @@ T = TypeVar("T")
 
 
 class MicroScheduler(Generic[T]):
-    """Firings of type T that wait, by node.
+    """Waiting firings of type T, by node.
 
     Args:
-        max_batch: by node, how many of its firings are taken together.
+        max_batch: the largest batch of each node, by its name.
     """
 
     def __init__(self, max_batch: Mapping[str, int]) -> None:
-        for node, most in max_batch.items():
-            if most < 1:
-                raise ValueError(f"node {node!r}: max_batch must be at least 1, found {most}")
+        for node, limit in max_batch.items():
+            if limit < 1:
+                raise ValueError(f"node {node!r}: max_batch must be at least 1, found {limit}")
         self._max_batch = dict(max_batch)
-        self._waiting: dict[str, deque[T]] = {
-            node: deque() for node in max_batch
-        }  # least recently served first
+        # The least recently served node first.
+        self._waiting: dict[str, deque[T]] = {node: deque() for node in max_batch}
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return the number of waiting firings."""
         return sum(map(len, self._waiting.values()))
 
     def add(self, node: str, firing: T) -> None:
@@ -37,9 +36,9 @@ class MicroScheduler(Generic[T]):
         self._waiting[node].append(firing)
 
     def take(self) -> tuple[str, list[T]] | None:
-        """The next node and its firings, which do not wait any more; None when none waits."""
+        """Remove and return the next node's batch; None if no firing waits."""
         node = next((node for node, firings in self._waiting.items() if firings), None)
         if node is None:
             return None
-        firings = self._waiting[node] = self._waiting.pop(node)  # now the one that was served last
+        firings = self._waiting[node] = self._waiting.pop(node)  # to the end: served most recently
         return node, [firings.popleft() for _ in range(min(len(firings), self._max_batch[node]))]

@@ -30,7 +30,7 @@ from shared.walks import CLIENT, Edge, Loop, Node, Parallel, Sequential, compile
 from tests.workers import harness
 from tests.workers.cluster import until
 from tests.workers.harness import EOS, LIFE, SUBJECTS, chat, ready, rigged, told_of, turns
-from workers.execution.walk_chain import WalkChain
+from workers.execution.walk_execution import WalkExecution
 from workers.generation.output_chunks import HELD_CHUNKS
 from workers.generation.prompt_echo import token_logprobs
 from workers.kv_engine.sequence_spec import Sampling
@@ -231,18 +231,18 @@ async def test_a_stop_behind_the_end_says_nothing() -> None:
 async def test_an_order_that_is_dropped_as_a_node_is_to_fire_leaves_no_work_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begin = WalkChain._start
+    begin = WalkExecution._start
 
     async with rigged() as rig:
         dropped = asyncio.Event()
 
         def drop(*args: Any) -> None:
             if rig.processing.calls:
-                rig.executor.end(RequestEnded("r"))
+                rig.executor.end_request(RequestEnded("r"))
                 dropped.set()
             begin(*args)
 
-        monkeypatch.setattr(WalkChain, "_start", drop)
+        monkeypatch.setattr(WalkExecution, "_start", drop)
         rig.start(
             ready("r", WalkCall(name="count", inputs={"sum": inline_ids("s", [0])}, args={"rounds": 2}))
         )
@@ -279,7 +279,7 @@ async def test_a_higher_attempt_drops_the_lower_one_without_a_word() -> None:
 async def test_an_order_whose_request_ends_in_the_same_breath_says_nothing() -> None:
     async with rigged() as rig:
         rig.start(ready("r", *chat()))
-        rig.executor.end(RequestEnded("r"))
+        rig.executor.end_request(RequestEnded("r"))
         await turns()
 
         assert rig.executor.running == 0
@@ -410,9 +410,9 @@ async def test_nothing_is_computed_when_the_answer_had_ended(
 @pytest.mark.parametrize(
     ("pieces", "message"),
     [
-        ([("abX", b"abc")], "differ from character 2"),
-        ([("ab", b"abc")], "differ from character 2"),
-        ([("abcde", b"abcde"), ("f", b"f")], r"ended \(length\) after 5 tokens"),
+        ([("abX", b"abc")], "difference from character 2"),
+        ([("ab", b"abc")], "difference from character 2"),
+        ([("abcde", b"abcde"), ("f", b"f")], r"ends \(length\) after 5 of them"),
     ],
 )
 async def test_text_that_was_released_is_never_contradicted(
@@ -437,7 +437,7 @@ async def test_a_later_step_goes_on_behind_the_output_of_earlier_ones() -> None:
             rig.engine.run_out()
             first = await rig.event(WalkCompleted)
             if not remembered:  # as on another rank, or in another life
-                rig.executor._outputs.clear()
+                rig.executor._track_states.forget("r")
             rig.start(ready("r", WalkCall(name="greet", inputs={"name": harness.text("you")}), step=1))
             await turns()
             chunks = await until_chunk(rig, first.output.chunks)
@@ -552,8 +552,8 @@ async def test_how_to_choose_tokens_is_told_to_the_engine_and_a_stop_token_ends_
         done = await rig.event(WalkCompleted)
 
         [spec] = rig.engine.submitted
-        assert spec.sampling == Sampling(**sampling, seed=5)
-        assert spec.stop_token_ids == spec.ends == frozenset([33])
+        assert spec.sampling == Sampling(**sampling | {"logit_bias": [(65, -1.5)]}, seed=5)
+        assert spec.stop_token_ids == spec.end_ids == frozenset([33])
         assert rig.released() == "Hi"
         assert done.results[-1].facts == {"completion_tokens": 3, "finish_reason": "stop"}
 
@@ -869,7 +869,7 @@ async def test_what_a_node_says_goes_out_in_the_order_of_its_firings_whatever_ta
 
     monkeypatch.setattr(harness, "TOY", IN_TURN)
     monkeypatch.setattr(harness.ToyProcessing, "run", run)
-    monkeypatch.setattr("workers.execution.walk_chain.copied", copied_late)
+    monkeypatch.setattr("workers.execution.step_values.copied", copied_late)
     async with rigged() as rig:
         inputs = {"number": inline_ids("n", [1]), "word": harness.text("0 ")}
         rig.start(ready("r", WalkCall(name="talk", inputs=inputs, args={"times": 3})))
@@ -906,10 +906,13 @@ async def test_an_unexpected_error_is_internal_and_its_trace_stays_in_the_proces
 @pytest.mark.parametrize(
     ("walks", "message"),
     [
-        ([WalkCall(name="nowhere")], "toy has no walk 'nowhere'"),
+        ([WalkCall(name="nowhere")], "order of walk 'nowhere': expected a walk of toy"),
         ([WalkCall(name="greet")], "takes the inputs"),
-        ([WalkCall(name="paint")], "stateless engine, which this rank has not"),
-        ([WalkCall(name="decode", inputs={"token": inline_ids("t", [1])}, args={"max_tokens": 3})], "no row"),
+        ([WalkCall(name="paint")], "expected a stateless engine on this rank"),
+        (
+            [WalkCall(name="decode", inputs={"token": inline_ids("t", [1])}, args={"max_tokens": 3})],
+            "expected an input 'token_ids' to start",
+        ),
         ([*chat(), chat()[0]], "fires again outside of a resident loop"),
     ],
 )
@@ -1090,13 +1093,13 @@ async def test_what_a_node_puts_out_waits_with_it_while_the_log_is_away(
 
 async def test_when_idle_it_is_finished_and_otherwise_not_in_time() -> None:
     async with rigged() as rig:
-        assert await rig.executor.finish(0)
+        assert await rig.executor.wait_idle(0)
         rig.engine.says["r"] = [65, EOS]
         rig.start(ready("r", *chat()))
         await rig.engine.has()
-        assert not await rig.executor.finish(0)
+        assert not await rig.executor.wait_idle(0)
         await rig.executor.abandon()
-        assert await rig.executor.finish(0)
+        assert await rig.executor.wait_idle(0)
         await turns()
         assert not rig.server.records
 

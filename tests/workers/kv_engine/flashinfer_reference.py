@@ -1,7 +1,7 @@
-"""FlashInfer where there is no GPU: its wrappers of paged attention as they are documented, in torch.
+"""A reference implementation of FlashInfer's paged attention wrappers in torch, for machines without a GPU.
 
-    the classes         what 0.6.13 documents of `plan` and `run`, with its signatures
-    without_a_device    FlashInfer's own classes, if it is installed; what they launch is computed in torch
+    the classes         `plan` and `run` as documented for 0.6.13, with its signatures
+    without_a_device    FlashInfer's own classes, if it is installed; torch computes their launches
 
 The first need nothing, the second show that the first are right about everything but the kernels. To have
 them without CUDA, in 18 MB: `pip install --no-deps --target FOLDER flashinfer-python==0.6.13 apache-tvm-ffi
@@ -29,7 +29,7 @@ def attended(
     logits_soft_cap: float,
     sm_scale: float,
 ) -> torch.Tensor:
-    """What the kernels compute, span by span: pages of (pages, page size, K, D), queries at the end."""
+    """Compute attention span by span: pages of (pages, page size, K, D), queries at the end of the keys."""
     group = q.shape[1] // k.shape[2]
     out = torch.empty_like(q)
     for span in range(len(last_page_len)):
@@ -52,7 +52,7 @@ def attended(
 
 
 class _Wrapper:
-    """What both have in common.
+    """The common part of both wrappers.
 
     Attributes:
         compute: what a `run` launches.
@@ -284,7 +284,7 @@ def without_a_device(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def _for_prompts(backend: str, *of_module: Any) -> Any:
-    """What `csrc/batch_prefill.cu` is compiled to; it knows windows and caps if it was compiled with them."""
+    """The compiled `csrc/batch_prefill.cu`; windows and caps work if it was compiled with them."""
     *_, has_window, has_cap, _ = of_module
     assert backend == "fa2"
 
@@ -310,7 +310,7 @@ def _for_prompts(backend: str, *of_module: Any) -> Any:
 
 
 def _for_decodes(*of_module: Any) -> Any:
-    """What `csrc/batch_decode.cu` is compiled to."""
+    """The compiled `csrc/batch_decode.cu`."""
     *_, has_window, has_cap = of_module
 
     def plan(*args: Any) -> list[int]:

@@ -1,7 +1,7 @@
 """Runs kernels in Triton's interpreter, in its own process: `python -m tests.workers.kv_engine.interpreted`.
 
-The interpreter has to be asked for before Triton is imported, and transformers imports it in every process
-of tests. What the process finds out it prints, as one line of JSON.
+The interpreter must be enabled before Triton is imported, and transformers imports Triton in every test
+process. The process prints its results as one line of JSON.
 """
 
 import json
@@ -62,7 +62,7 @@ DECODERS: Final[dict[str, Family]] = {
 
 
 def made(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A step of it, queries, and a pool's keys and values; cells that are nobody's hold no numbers."""
+    """A step of the case, queries, and a pool's keys and values; unused slots hold NaN."""
     generator = torch.Generator().manual_seed(0)
     spans, most = len(case.shapes), max(-(-keys // case.block_size) for _, keys in case.shapes)
     counts = torch.tensor([queries for queries, _ in case.shapes])
@@ -113,7 +113,7 @@ def expected(
 
 
 def errors() -> dict[str, float]:
-    """How far the kernel is from the definition, at most, in each case."""
+    """The largest error of the kernel against the definition, by case."""
     from workers.kv_engine.attention.triton import attend  # noqa: PLC0415 - only where it is interpreted
 
     found: dict[str, float] = {}
@@ -126,7 +126,7 @@ def errors() -> dict[str, float]:
 
 
 def replays() -> dict[str, Any]:
-    """What engines answer whose decodes are held against their recording, and one over torch alone."""
+    """Answers of engines whose decodes are compared with their recording, and of one with torch only."""
     from models.decoder_lm.nodes import load  # noqa: PLC0415 - takes seconds
     from tests.tiny import tiny_checkpoint  # noqa: PLC0415
     from tests.workers.kv_engine.engines import make_engine  # noqa: PLC0415
@@ -161,7 +161,7 @@ def replays() -> dict[str, Any]:
 
 
 def decoders() -> dict[str, float]:
-    """How far layers by the kernels are from transformers', in standard deviations of the logits."""
+    """Errors of the fused layers against transformers', in standard deviations of the logits."""
     from models.decoder_lm.nodes import load  # noqa: PLC0415 - takes seconds
     from tests.tiny import tiny_checkpoint  # noqa: PLC0415
     from workers.kv_engine import selfcheck  # noqa: PLC0415
@@ -185,7 +185,7 @@ def decoders() -> dict[str, float]:
 
 @contextmanager
 def _as_on_a_gpu(kernel: AttentionKernel) -> Iterator[None]:
-    """Pools made inside find that a kernel attends on their device."""
+    """Inside, new pools get this kernel as their device's default."""
     with patch("workers.kv_engine.attention.pool.default_kernel", lambda _: kernel):
         yield
 
@@ -194,7 +194,7 @@ CHECKS: Final[dict[str, Callable[[], Any]]] = {"errors": errors, "replays": repl
 
 
 def found() -> dict[str, Any]:
-    """What all checks find, run in a process where Triton is interpreted."""
+    """Run all checks in a process with Triton's interpreter, and return their results."""
     told = subprocess.run(
         (sys.executable, "-W", "error", "-m", "tests.workers.kv_engine.interpreted"),
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},

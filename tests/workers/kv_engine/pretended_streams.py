@@ -1,4 +1,4 @@
-"""CUDA's streams, pretended: each knows what has been done when it comes to what is launched on it next."""
+"""Simulated CUDA streams: each launch records which work was done before it."""
 
 import threading
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Launch:
-    """What was launched, where, and how soon a GPU takes it up; `behind` is what is done by then."""
+    """A launch, its stream and its priority; `behind` is the work done before it."""
 
     what: str
     stream: Stream
@@ -38,7 +38,7 @@ class Launch:
 
 
 class PretendedStreams:
-    """What `torch.cuda` has of streams.
+    """The stream functions of `torch.cuda`.
 
     Attributes:
         default: the stream that threads begin on.
@@ -57,7 +57,7 @@ class PretendedStreams:
         return stream
 
     def launch(self, what: str, priority: int | None = None) -> None:
-        """On the calling thread's stream; `priority` is that of a recording, where it is one."""
+        """Launch on the calling thread's stream; `priority` is given for a recording."""
         stream = self.current
         one = Launch(what, stream, stream.priority if priority is None else priority, set(stream.done))
         if self._recording is not None:
@@ -78,7 +78,7 @@ class PretendedStreams:
 
     @contextmanager
     def recording(self, graph: Any, *, stream: Stream, **_: Any) -> Iterator[None]:
-        """As `torch.cuda.graph`: nothing is done, and each launch keeps its stream's priority."""
+        """Like `torch.cuda.graph`: nothing runs, and each launch keeps its stream's priority."""
         self._recording = []
         with self.on(stream):
             yield

@@ -1,4 +1,4 @@
-"""Who records steps where there is no CUDA: a replay computes again."""
+"""A recorder of steps for machines without CUDA: a replay computes again."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -11,7 +11,7 @@ from workers.kv_engine.gpu.cuda_graphs import Replay
 from workers.kv_engine.step import Step
 
 NOT_IN_A_GRAPH: Final = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "lift_fresh")
-"""What makes the host wait for the device, or copies from the host's own memory: CUDA refuses it."""
+"""Operations that make the host wait for the device, or copy from pageable memory: CUDA refuses them."""
 
 
 class Again:
@@ -112,7 +112,7 @@ class _Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _flat(given: object) -> Iterable[object]:
-    """What is given, and of a step what a kernel reads of it."""
+    """The arguments, with a step reduced to what a kernel reads."""
     for leaf in tree_leaves(given):
         if isinstance(leaf, Step):
             yield from (leaf.query_offsets, leaf.kv_lengths, leaf.rows, leaf.block_table, leaf.slots)

@@ -1,4 +1,4 @@
-"""A node that two engines share, in one process: the leader is the test's, the follower runs in a thread."""
+"""A node shared by two engines in one process: the test drives the leader, the follower runs in a thread."""
 
 import socket
 from collections.abc import Iterator, Mapping

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from workers.kv_engine.attention.kernels import AttentionKernel, default_kernel
-from workers.kv_engine.cache.pages import Pages
+from workers.kv_engine.cache.prefault import PagePrefault
 from workers.kv_engine.node import KVNode
 from workers.machine import memory
 
@@ -38,7 +38,7 @@ class PagedPool:
         self.keys: Final = _zeros(shape, device, dtype).unbind()
         self.values: Final = _zeros(shape, device, dtype).unbind()
         self.kernel = kernel if kernel is not None else default_kernel(device.type)
-        self._pages: Final = Pages([*self.keys, *self.values]) if device.type == "cpu" else None
+        self._prefault: Final = PagePrefault([*self.keys, *self.values]) if device.type == "cpu" else None
 
     @classmethod
     def of(cls, node: KVNode, *, slots: int, kernel: AttentionKernel | None = None) -> "PagedPool":
@@ -59,14 +59,14 @@ class PagedPool:
         other.kernel = kernel
         return other
 
-    def reach(self, tokens: int) -> None:
+    def mark_used(self, tokens: int) -> None:
         """Note that the first `tokens` slots are in use; on a CPU `prepare` commits the pages after them."""
-        if self._pages is not None:
-            self._pages.reach(tokens)
+        if self._prefault is not None:
+            self._prefault.mark_used(tokens)
 
-    def prepare(self, most_s: float) -> bool:
-        """Commit memory pages of slots that are used next, for `most_s`; return True if more are left."""
-        return self._pages is not None and self._pages.take(most_s)
+    def prepare(self, max_s: float) -> bool:
+        """Commit memory pages of slots that are used next, for `max_s`; return True if more are left."""
+        return self._prefault is not None and self._prefault.commit(max_s)
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:

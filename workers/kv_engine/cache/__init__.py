@@ -1,1 +1,1 @@
-"""The paged KV cache: blocks, memory pages, the prefix cache, transfer between ranks."""
+"""The KV pool's blocks, the prefix cache over them, and the prefault of their memory pages."""

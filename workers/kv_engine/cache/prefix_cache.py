@@ -1,14 +1,14 @@
-"""The prefix cache: which blocks hold the keys and values of which beginnings of texts.
+"""The prefix cache: a radix tree over full blocks of the KV pool. Imports no torch.
 
-A radix tree over full blocks. An edge is the content of one block, a path from the root the content of a
-prefix: so two texts share exactly the blocks of their common beginning, and a block is found only behind the
-very tokens that are before it. The content is compared, not a digest of it: a hit cannot be somebody else's.
+The edge to a node is the content of one block (its token ids), and the path from the root is the content of a
+prefix. So two sequences share exactly the blocks of their common prefix. Contents are compared, not digests:
+another prefix never matches.
 
-One tree is for one pool, and so for one set of weights, position rule and mask; `root` of a sequence keeps
-apart what must not be shared even if the tokens are equal.
+A tree belongs to one pool, and so to one set of weights, positions and masks. Sequences with different roots
+share nothing, even if their tokens are equal.
 
-Blocks that are in use stay; of the others the pool takes what it needs, the least recently used first, and
-of a path the end before the beginning (`workers.kv_engine.cache.blocks`).
+Blocks in use stay. Of the others, the pool takes what it needs, the least recently used first, and the end of
+a path before its beginning (`workers.kv_engine.cache.blocks`).
 """
 
 from collections.abc import Hashable, Sequence
@@ -24,10 +24,11 @@ Content: TypeAlias = tuple[int, ...]
 
 @dataclass(slots=True, eq=False)
 class PrefixNode:
-    """A cached block, or a root, which has none.
+    """A cached block, or a root, which has no block.
 
     Attributes:
-        computing: contents behind it that a running sequence computes now: who wants the same may wait.
+        computing: the contents after this node that running sequences are computing now, with the sequences.
+            Sequences that need the same content may wait for it.
     """
 
     block: int
@@ -46,18 +47,18 @@ class PrefixCache:
     def __init__(self, pool: BlockManager) -> None:
         self._pool = pool
         self._roots: dict[Hashable, PrefixNode] = {}
-        self._of_block: dict[int, PrefixNode] = {}
+        self._nodes: dict[int, PrefixNode] = {}  # by block
         pool.on_evicted = self._forget
 
     @property
     def size(self) -> int:
-        """How many blocks are cached, in use or kept."""
-        return len(self._of_block)
+        """The number of cached blocks, with and without users."""
+        return len(self._nodes)
 
     def match(self, ids: Sequence[int], root: Hashable = None) -> list[PrefixNode]:
-        """The longest path that `ids` begin with; full blocks, never all of `ids`.
+        """Return the longest cached path that is a prefix of `ids`.
 
-        One token at least is left to compute, for the next one is sampled behind it.
+        The last token is never part of it: it has to be computed, for the next token is sampled after it.
         """
         found: list[PrefixNode] = []
         node = self.root(root)
@@ -70,37 +71,38 @@ class PrefixCache:
         return found
 
     def root(self, root: Hashable = None) -> PrefixNode:
-        """Where the texts begin that are kept apart as `root`."""
+        """Return the root node of the sequences with this root."""
         node = self._roots.get(root)
         if node is None:
             node = self._roots[root] = PrefixNode(_NO_BLOCK, (), None)
         return node
 
     def content(self, ids: Sequence[int], number: int) -> Content:
-        """What the block `number` of a text holds."""
+        """Return the content of block `number` of a sequence."""
         size = self._pool.block_size
         return tuple(ids[number * size : (number + 1) * size])
 
     def insert(self, parent: PrefixNode, content: Content, block: int) -> PrefixNode | None:
-        """Cache a block that is full now; None where an equal one is there: this stays its owner's alone."""
+        """Cache a full block; return None, and cache nothing, if an equal block is cached already."""
         if content in parent.children:
             return None
-        if block in self._of_block:
+        if block in self._nodes:
             raise BugError(f"block {block} is cached already")
-        if parent.block != _NO_BLOCK and self._of_block.get(parent.block) is not parent:
-            raise BugError(f"block {block} is to be cached behind one that is not")
-        node = parent.children[content] = self._of_block[block] = PrefixNode(block, content, parent)
+        if parent.block != _NO_BLOCK and self._nodes.get(parent.block) is not parent:
+            raise BugError(f"cannot cache block {block}: the block before it is not cached")
+        node = parent.children[content] = self._nodes[block] = PrefixNode(block, content, parent)
         self._pool.cache(block)
         return node
 
     def hide(self, node: PrefixNode) -> None:
-        """Let nobody find a block and what is cached behind it; the pool takes them in their turn."""
+        """Remove a block and the blocks after it from matching; the pool evicts them later."""
         assert node.parent is not None, "a root has no block"
-        if node.parent.children.get(node.content) is node:  # and not hidden before, and another in its place
+        # Another node may have taken the place of a node that was hidden before.
+        if node.parent.children.get(node.content) is node:
             del node.parent.children[node.content]
 
     def _forget(self, block: int) -> None:
-        node = self._of_block.pop(block)
+        node = self._nodes.pop(block)
         if node.children:
-            raise BugError(f"block {block} is evicted before what is cached behind it")
+            raise BugError(f"block {block} is evicted before the blocks after it")
         self.hide(node)

@@ -19,11 +19,12 @@ from typing import Any, Final
 import torch
 from torch.nn.functional import linear
 
+from models.base import TokenStep
 from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
 from workers.kv_engine.gpu.triton_layers import add_rms_norm, rotate_and_store, silu_and_mul
 from workers.kv_engine.kernel_models import LlamaLike
-from workers.kv_engine.node import KVNode, TokenStep
+from workers.kv_engine.node import KVNode
 
 _LOGGER: Final = logging.getLogger(__name__)
 

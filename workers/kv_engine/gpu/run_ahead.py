@@ -30,7 +30,7 @@ def plan_step_ahead(spans: Items[Span], scheduler: Scheduler) -> list[Span] | No
     continuing = [
         span.sequence for span in spans if span.sequence.generated + 1 < span.sequence.spec.max_tokens
     ]
-    if scheduler.waiting and (len(continuing) < len(spans) or scheduler.admits):
+    if scheduler.waiting and (len(continuing) < len(spans) or scheduler.can_admit):
         return None
     blocks = scheduler.blocks
     size = blocks.block_size

@@ -1,1 +1,1 @@
-"""Tensor parallelism inside the engine: leader, followers, collectives."""
+"""Tensor parallelism inside the engine: leader, followers, connections and collectives."""

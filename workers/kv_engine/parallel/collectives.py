@@ -1,13 +1,13 @@
-"""The seam through which members of a shared copy add up what they computed: `models.base.Peers`.
+"""Collectives of a tensor-parallel group by torch.distributed, the implementation of `models.base.Peers`.
 
     CPU   gloo, over TCP between the members' addresses
-    GPU   NCCL, over whatever connects the GPUs
+    GPU   NCCL, over the links between the GPUs
 
-torch.distributed's process groups are made here directly, without its global state: members of different
-copies, and tests, may live in one process. Only tensors pass: nothing is pickled.
+Process groups are created without torch.distributed's global state, so members of different groups, and
+tests, can share a process. Only tensors are exchanged; nothing is pickled.
 
-A member that dies closes its connections, and whoever waits for its part is told at once; one that does not
-answer, within `PATIENCE_S`.
+A member that dies closes its connections, and the waiting members fail at once. If a member does not answer,
+they fail after `COLLECTIVE_TIMEOUT_S`.
 """
 
 import re
@@ -22,42 +22,42 @@ from workers.kv_engine.parallel.connection import GroupLostError
 from workers.kv_engine.parallel.rendezvous import Rendezvous
 
 _DISTRIBUTED: Final[Any] = torch.distributed
-"""Much of it has no types."""
-PATIENCE_S: Final = 60.0
-"""Members compute the same at the same time: nobody waits longer for another's part of a layer."""
-CONNECT_S: Final = 600.0
-"""For so long the others may still be starting; one that is gone meanwhile is seen by its connection."""
+"""Typed as Any: much of it has no types."""
+COLLECTIVE_TIMEOUT_S: Final = 60.0
+"""The most time to wait for another member's part: members compute the same layer at the same time."""
+CONNECT_TIMEOUT_S: Final = 600.0
+"""Other members may still be starting; the loss of one is noticed by its connection before."""
 
 
 class TorchPeers:
-    """The members, by torch.distributed."""
+    """The members of a group, connected by torch.distributed."""
 
-    def __init__(self, meeting: Rendezvous, device: torch.device) -> None:
-        """Connect with the others; waits for them.
+    def __init__(self, rendezvous: Rendezvous, device: torch.device) -> None:
+        """Connect with the other members, and wait for them.
 
         Raises:
-            GroupLostError: one of them does not come.
-            CapacityError: this torch has nothing that connects such devices.
+            GroupLostError: a member does not connect.
+            CapacityError: this torch has no backend for the device.
         """
-        self.index: Final = meeting.index
-        self.size: Final = meeting.size
+        self.index: Final = rendezvous.index
+        self.size: Final = rendezvous.size
         try:
-            listening = meeting.listener.detach() if meeting.listener is not None else None
+            listening = rendezvous.listener.detach() if rendezvous.listener is not None else None
             self._store = _DISTRIBUTED.TCPStore(
-                meeting.address,
-                meeting.port,
+                rendezvous.address,
+                rendezvous.port,
                 None,
                 listening is not None,
-                timeout=timedelta(seconds=CONNECT_S),
+                timeout=timedelta(seconds=CONNECT_TIMEOUT_S),
                 wait_for_workers=False,
                 master_listen_fd=listening,
             )
-            store = _DISTRIBUTED.PrefixStore(meeting.key, self._store)
+            store = _DISTRIBUTED.PrefixStore(rendezvous.key, self._store)
             make = _nccl if device.type == "cuda" else _gloo
-            self._group = make(store, meeting)
+            self._group = make(store, rendezvous)
         except RuntimeError as error:
             raise _lost("the members cannot be connected", error) from error
-        self._group.set_timeout(timedelta(seconds=PATIENCE_S))
+        self._group.set_timeout(timedelta(seconds=COLLECTIVE_TIMEOUT_S))
 
     def add(self, tensor: torch.Tensor) -> None:
         try:
@@ -74,25 +74,25 @@ class TorchPeers:
         return torch.cat(parts, dim=-1)
 
 
-def _gloo(store: Any, meeting: Rendezvous) -> Any:
+def _gloo(store: Any, rendezvous: Rendezvous) -> Any:
     gloo = _DISTRIBUTED.ProcessGroupGloo
-    options = gloo._Options()  # noqa: SLF001 - no public way to say at which address
-    options._devices = [gloo.create_device(hostname=meeting.own_address)]  # noqa: SLF001
-    options._timeout = timedelta(seconds=CONNECT_S)  # noqa: SLF001
-    return gloo(store, meeting.index, meeting.size, options)
+    options = gloo._Options()  # noqa: SLF001 - no public way to set the address
+    options._devices = [gloo.create_device(hostname=rendezvous.own_address)]  # noqa: SLF001
+    options._timeout = timedelta(seconds=CONNECT_TIMEOUT_S)  # noqa: SLF001
+    return gloo(store, rendezvous.index, rendezvous.size, options)
 
 
-def _nccl(store: Any, meeting: Rendezvous) -> Any:
+def _nccl(store: Any, rendezvous: Rendezvous) -> Any:
     if not _DISTRIBUTED.is_nccl_available():
         raise CapacityError("tp_size on GPUs needs a torch with NCCL, and this one has none")
     nccl = _DISTRIBUTED.ProcessGroupNCCL
-    # Sums are a part of steps, and have a stream of their own: it goes first as theirs (`gpu_streams`).
+    # Sums belong to steps but run on another stream, so it gets the same high priority (`gpu.cuda_streams`).
     options = nccl.Options(is_high_priority_stream=True)
-    options._timeout = timedelta(seconds=CONNECT_S)  # noqa: SLF001 - no public way
-    return nccl(store, meeting.index, meeting.size, options)
+    options._timeout = timedelta(seconds=CONNECT_TIMEOUT_S)  # noqa: SLF001 - no public way
+    return nccl(store, rendezvous.index, rendezvous.size, options)
 
 
 def _lost(what: str, error: Exception) -> GroupLostError:
-    # Without the place in gloo's sources, and its advice.
+    # Without the location in gloo's sources and its advice.
     why = re.sub(r"^\[[^]]*\] ", "", str(error)).partition("\n")[0].partition(". ")[0]
-    return GroupLostError(f"{what} ({why}): all members of the copy begin anew")
+    return GroupLostError(f"{what} ({why}): the whole group restarts")

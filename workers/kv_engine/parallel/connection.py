@@ -1,9 +1,10 @@
-"""A connection between the leader of a shared copy and one follower: messages, whole and in order.
+"""A connection between the leader of a tensor-parallel group and one follower: whole messages, in order.
 
-    length (uint32, little-endian) | so many bytes
+    length (uint32, little-endian) | that many bytes
 
-Used by the engines' threads, which wait. A member that is gone closes it; one whose machine is gone is found
-out by the kernel's probes within half a minute, for a leader with nothing to do says nothing for hours.
+The engine threads use it with blocking calls. It is closed when a member's process ends. If a member's
+machine is lost, the kernel's keepalive probes find out within half a minute, because an idle leader may send
+nothing for hours.
 """
 
 import socket
@@ -12,23 +13,23 @@ from typing import Final
 
 from shared.errors import WorkerError
 
-MOST_BYTES: Final = 2**28
-"""A step is some kilobytes; who says more than this is no member."""
+MAX_MESSAGE_BYTES: Final = 2**28
+"""A step has some kilobytes; a longer message does not come from a member."""
 _LENGTH: Final = struct.Struct("<I")
-_WHILE_S: Final = 3600.0
-"""Who takes nothing for so long is gone; what is said may take longer, and is waited for on."""
+_IO_TIMEOUT_S: Final = 3600.0
+"""A peer that accepts no data for this long is considered lost. Reads continue after it."""
 _PROBES: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
-"""After so many seconds without a word, every so many, so often (Linux)."""
+"""Seconds of silence before the first probe, seconds between probes, number of probes (Linux)."""
 
 
 class GroupLostError(WorkerError):
-    """A member of a shared copy is gone, and with it the copy: every member's process begins anew."""
+    """A member of a tensor-parallel group is lost, and the group with it: all its processes restart."""
 
     code = "group_lost"
 
 
 def probe(connection: socket.socket) -> None:
-    """Have the kernel ask whether the other end's machine is there, where nothing is said for long."""
+    """Enable keepalive probes, which detect the loss of the peer's machine on an idle connection."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _PROBES.items():
         if hasattr(socket, name):
@@ -36,14 +37,14 @@ def probe(connection: socket.socket) -> None:
 
 
 class Connection:
-    """One end of the connection; `who` is at the other."""
+    """One end of a connection; `peer` describes the other end."""
 
-    def __init__(self, connection: socket.socket, who: str) -> None:
-        self.who: Final = who
+    def __init__(self, connection: socket.socket, peer: str) -> None:
+        self.peer: Final = peer
         self._socket = connection
-        # Not `setblocking`: an event loop that looks at it too may have it return at once (uvloop does), and
-        # with a timeout it is waited for all the same.
-        connection.settimeout(_WHILE_S)
+        # Not `setblocking`: an event loop that watches the socket may make it non-blocking (uvloop does).
+        # With a timeout, Python waits in either case.
+        connection.settimeout(_IO_TIMEOUT_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         probe(connection)
 
@@ -51,10 +52,10 @@ class Connection:
         return self._socket.fileno()
 
     def send(self, data: bytes) -> None:
-        """Say it; waits while the other end takes nothing.
+        """Send a message; block while the peer accepts no data.
 
         Raises:
-            GroupLostError: the other end is gone.
+            GroupLostError: the peer is lost.
         """
         try:
             self._socket.sendall(_LENGTH.pack(len(data)) + data)
@@ -62,34 +63,36 @@ class Connection:
             raise self._lost(error) from error
 
     def receive(self) -> bytearray:
-        """Wait for what the other end says.
+        """Wait for the next message.
 
         Raises:
-            GroupLostError: it is gone.
+            GroupLostError: the peer is lost.
         """
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        if length > MOST_BYTES:
-            raise GroupLostError(f"{self.who} announces {length} bytes: expected at most {MOST_BYTES}")
+        if length > MAX_MESSAGE_BYTES:
+            raise GroupLostError(
+                f"{self.peer} announces {length} bytes: expected at most {MAX_MESSAGE_BYTES}"
+            )
         return self._exactly(length)
 
     def has_ended(self) -> bool:
-        """Whether the other end is gone, without waiting; it has nothing to say otherwise."""
+        """Return True if the peer is lost, without blocking."""
         try:
-            # By a socket of its own, which never waits: what is there to read, another thread may read first.
-            with self._socket.dup() as looking:
-                looking.setblocking(False)
-                return not looking.recv(1, socket.MSG_PEEK)
+            # Peek with a non-blocking duplicate: another thread may read pending data first.
+            with self._socket.dup() as duplicate:
+                duplicate.setblocking(False)
+                return not duplicate.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:
             return True
 
     def close(self) -> None:
-        """End it for both; who waits in `receive`, at either end, is told."""
+        """Close the connection for both ends; blocked calls of `receive` at either end raise."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # the other end was faster
+            return  # the peer closed it first
         finally:
             self._socket.close()
 
@@ -109,4 +112,4 @@ class Connection:
         return data
 
     def _lost(self, why: object) -> GroupLostError:
-        return GroupLostError(f"{self.who} is gone ({why}); all members of its copy begin anew")
+        return GroupLostError(f"{self.peer} is gone ({why}); its whole group restarts")

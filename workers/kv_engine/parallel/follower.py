@@ -1,7 +1,7 @@
-"""The engine of a rank that follows: it runs the forwards its leader says, and nothing else.
+"""The engine of a follower rank: it runs the forwards that its leader sends, and nothing else.
 
-It has the node's part and a pool of its own, of as many blocks as the leader's, and knows no sequences: which
-blocks hold what, and what becomes of the hidden states, the leader knows.
+It has its part of the node and a pool with as many blocks as the leader's. It knows no sequences; the leader
+decides what the blocks hold and uses the hidden states.
 """
 
 from typing import Final, Never
@@ -18,15 +18,14 @@ from workers.machine.cpu_threads import cores, threads_for, use_cpu_threads
 
 
 class FollowerEngine:
-    """The part of `node` that this rank computes, over a pool of `num_blocks` blocks of `block_size` tokens.
+    """This rank's part of `node`, over a pool of `num_blocks` blocks of `block_size` tokens.
 
-    Making one takes part in the proof that pool and stock model agree, as the leader's engine does. On a CPU
-    it sets how many threads torch uses, so make it in the thread that runs it. `kernel` attends over the
-    pool, as `PagedPool.of` has it.
+    The constructor takes part in the leader's self-check at load. On a CPU it sets torch's number of threads,
+    so create it in the thread that runs it. `kernel` attends over the pool, as in `PagedPool.of`.
 
     Attributes:
-        kernels: who computes its part's layers (`workers.kv_engine.node.KVNode`).
-        forwards: how many were run.
+        kernels: what computes its part of the layers (`workers.kv_engine.node.KVNode`).
+        forwards: the number of forwards so far.
     """
 
     def __init__(
@@ -51,10 +50,10 @@ class FollowerEngine:
 
     @torch.inference_mode()
     def run(self) -> Never:
-        """Follow until the leader is gone.
+        """Run forwards until the group is lost.
 
         Raises:
-            GroupLostError: it is, or another member.
+            GroupLostError: the leader or another member is lost.
         """
         while True:
             step = self._leader.step(self.node.device)

@@ -1,11 +1,11 @@
-"""Members of a shared copy in step: the leader says what the next forward is of, the followers run it too.
+"""Lockstep of a tensor-parallel group: the leader sends each step, and the followers run the same forward.
 
-    leader    room for blocks, dtype   ─┐
-    follower  room for blocks, dtype   ─┴─> the least room, which all take; the dtype has to be the same
-    leader    a step                   ──> follower: the same forward, over the same blocks of its own pool
+    leader    number of blocks, dtype   ─┐
+    follower  number of blocks, dtype   ─┴─> the smallest number, for all; the dtype must be the same
+    leader    a step                    ──> follower: the same forward, over the same blocks of its own pool
 
-A step is int32 numbers: how many tokens, spans, blocks of a span, and tokens of a block; then the arrays of
-`Step` that a forward reads. What is sampled, and how, the leader alone knows.
+A step is an int32 array: the numbers of tokens, spans, blocks per span and tokens per block; then the arrays
+of `Step` that a forward reads. Only the leader has the sampling parameters.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,76 +22,77 @@ from workers.kv_engine.step import Int32s, Spans, Step
 
 _HEAD: Final = 4
 _COUNT: Final = 8
-"""Bytes of how many blocks there are."""
+"""Bytes of the number of blocks."""
 
 
 class Followers:
-    """Those who compute with this engine, as its leader has them."""
+    """The leader's connections to its followers."""
 
-    def __init__(self, lines: Sequence[Connection]) -> None:
-        self._lines = lines
+    def __init__(self, connections: Sequence[Connection]) -> None:
+        self._connections = connections
 
     def agree(self, blocks: int, dtype: torch.dtype) -> int:
-        """How many blocks each member's pool has, when all have loaded; waits for that.
+        """Wait until all members have loaded, and return the number of blocks of each member's pool.
 
         Raises:
-            ConfigError: the members do not compute in the same dtype, and cannot add up what they compute.
+            ConfigError: the members do not compute in the same dtype, so their results cannot be added.
         """
-        told = [line.receive() for line in self._lines]
-        for line, data in zip(self._lines, told, strict=True):
+        answers = [connection.receive() for connection in self._connections]
+        for connection, data in zip(self._connections, answers, strict=True):
             if data[_COUNT:] != str(dtype).encode():
+                other = data[_COUNT:].decode(errors="replace")
                 raise ConfigError(
-                    f"this rank computes in {dtype}, {line.who} in {data[_COUNT:].decode(errors='replace')}: "
-                    "their processors suit different ones; name one in model_kwargs.dtype"
+                    f"this rank computes in {dtype}, {connection.peer} in {other}: their processors "
+                    "prefer different dtypes, but all must use the same; set model_kwargs.dtype"
                 )
-        least = min(blocks, *(int.from_bytes(data[:_COUNT], "little") for data in told))
-        for line in self._lines:
-            line.send(least.to_bytes(_COUNT, "little"))
+        least = min(blocks, *(int.from_bytes(data[:_COUNT], "little") for data in answers))
+        for connection in self._connections:
+            connection.send(least.to_bytes(_COUNT, "little"))
         return least
 
     @contextmanager
     def computing(self, step: Step) -> Iterator[None]:
-        """Have the others run the step's forward beside the one inside.
+        """Let the followers run the step's forward concurrently with the code inside.
 
         Raises:
-            GroupLostError: that failed here or there: the members are in step no more.
+            GroupLostError: it failed on a member, so the members are no longer in step.
         """
-        data = packed(step)
-        for line in self._lines:
-            line.send(data)
+        data = pack_step(step)
+        for connection in self._connections:
+            connection.send(data)
         try:
             yield
         except GroupLostError:
             raise
         except Exception as error:
             raise GroupLostError(
-                f"the leader's forward failed ({type(error).__name__}: {error}), and nobody knows how far "
-                "the others got: all members of the copy begin anew"
+                f"the leader's forward failed ({type(error).__name__}: {error}), and the progress of the "
+                "other members is unknown: the whole group restarts"
             ) from error
 
 
 class Leader:
-    """Who says what is computed, as a follower has it."""
+    """A follower's connection to its leader."""
 
-    def __init__(self, line: Connection) -> None:
-        self._line = line
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     def agree(self, blocks: int, dtype: torch.dtype) -> int:
-        """How many blocks each member's pool has, when all have loaded; waits for that."""
-        self._line.send(blocks.to_bytes(_COUNT, "little") + str(dtype).encode())
-        return int.from_bytes(self._line.receive(), "little")
+        """Send this member's number of blocks, and return the group's."""
+        self._connection.send(blocks.to_bytes(_COUNT, "little") + str(dtype).encode())
+        return int.from_bytes(self._connection.receive(), "little")
 
     def step(self, device: torch.device) -> Step:
         """Wait for the next step.
 
         Raises:
-            GroupLostError: there will be none, or what came is none.
+            GroupLostError: the leader is lost, or sent an invalid step.
         """
-        return unpacked(self._line.receive(), device)
+        return unpack_step(self._connection.receive(), device)
 
 
-def packed(step: Step) -> bytes:
-    """What a forward reads of a step."""
+def pack_step(step: Step) -> bytes:
+    """Return the part of a step that a forward reads, as bytes."""
     spans = step.spans
     columns = -(-int(spans.kv_lengths.max()) // spans.block_size)
     head = np.array([len(step.token_ids), len(spans.kv_lengths), columns, spans.block_size], np.int32)
@@ -104,18 +105,18 @@ def packed(step: Step) -> bytes:
     return head.tobytes() + b"".join(np.ascontiguousarray(array, np.int32).tobytes() for array in arrays)
 
 
-def unpacked(data: bytearray, device: torch.device) -> Step:
-    """A step that samples nothing, of what `packed` made.
+def unpack_step(data: bytearray, device: torch.device) -> Step:
+    """Return the step that `pack_step` encoded, without sampling.
 
     Raises:
-        GroupLostError: that is no step.
+        GroupLostError: the data is not a step.
     """
     numbers = np.frombuffer(data, np.int32, len(data) // 4)
     tokens, batch, columns, block_size = numbers[:_HEAD].tolist() if len(numbers) >= _HEAD else (0, 0, 0, 0)
     sizes = [tokens] * 3 + [batch + 1, batch, batch * columns]
     if min(tokens, batch, columns, block_size) < 1 or _HEAD + sum(sizes) != len(numbers):
         raise GroupLostError(
-            f"the leader sent {len(data)} bytes that are no step: are all members of one version?"
+            f"the leader sent {len(data)} bytes that are not a step: expected all members to run one version"
         )
     parts: list[Int32s] = np.split(numbers[_HEAD:], np.cumsum(sizes)[:-1])
     token_ids, positions, slots, query_offsets, kv_lengths = (

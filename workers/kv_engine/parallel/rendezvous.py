@@ -1,4 +1,4 @@
-"""Where the members of a shared copy meet to connect with one another. No torch."""
+"""The address at which the members of a tensor-parallel group connect for their collectives. No torch."""
 
 import socket
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Where they meet, and as which of them one comes.
+    """A member's view of the rendezvous.
 
     Attributes:
-        index: of the member; 0 leads.
-        size: how many they are.
-        address: the leader's, where torch's store listens at `port`.
-        own_address: the member's, to be reached at by the others.
-        key: what the entries in the store begin with: random, so that no two copies take one another's.
-        listener: of the leader alone: listens at `address` and `port`.
+        index: the member's index; 0 is the leader.
+        size: the number of members.
+        address: the leader's address, where torch's store listens at `port`.
+        own_address: this member's address, at which the others reach it.
+        key: random prefix of the entries in the store, so that groups cannot mix them up.
+        listener: of the leader only: a socket that listens at `address` and `port`.
     """
 
     index: int

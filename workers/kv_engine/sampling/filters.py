@@ -32,8 +32,8 @@ _CACHED_WEIGHTS: Final = 2**19
 def threshold(weights: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     """Return the least weight that each row keeps: (S, V) int64 to (S,).
 
-    Top-p keeps the fewest of top-k's tokens that hold its share. Min-p is relative to the likeliest token, which
-    every filter keeps.
+    Top-p keeps the fewest of top-k's tokens that hold its share. Min-p is relative to the likeliest token,
+    which every filter keeps.
     """
     least = torch.zeros_like(weights[:, 0])
     if rows.has_top_k or rows.has_top_p:

@@ -3,7 +3,7 @@
     step begins ── forward ─────────────────────── head, adjust ── forbidden tokens: minus infinity ── sample
                └── a thread: follow the last token, fill in the mask ──┘
 
-The allowed tokens are determined by the last token, and are needed only when the logits are there. So one
+The allowed tokens are determined by the last token, and are needed only when the logits are ready. So one
 thread next to the engine's follows the guides of a step; the guide library releases the interpreter lock
 meanwhile. A step without guided sequences has no cost.
 
@@ -61,14 +61,14 @@ class StepMasks:
         Returns:
             The sequences whose guide failed, with the error.
         """
-        told = self._forbidden()
-        forbidden = told.on(logits.device, logits.shape[-1])
+        result = self._forbidden()
+        forbidden = result.on(logits.device, logits.shape[-1])
         if len(self.rows) == len(logits):
             logits.masked_fill_(forbidden, -torch.inf)
         else:
             rows = torch.tensor(self.rows, device=logits.device)
             logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(forbidden, -torch.inf))
-        return told.failures
+        return result.failures
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +119,10 @@ class _MaskDeadline:
             self._now = None
 
     def abandon(self) -> GuideState | None:
-        """Abandon the mask thread if it has used up its time, and return the guide that it follows; else None.
+        """Abandon the mask thread if it has used up its time, and return its current guide; else return None.
 
-        Called from the engine's thread, concurrently. The mask thread then starts with no other guide, because only
-        one thread may use a matcher at a time.
+        Called from the engine's thread, concurrently. The mask thread then starts with no other guide,
+        because only one thread may use a matcher at a time.
         """
         with self._lock:
             if self._now is None:
@@ -197,7 +197,7 @@ class GuideThread:
                 continue
             sequence = span.sequence
             if sequence.guide_state is not None:
-                assert not span.drafted, "what is guided is not guessed"
+                assert not span.drafted, "guided sequences do not speculate"
                 rows.append(place)
                 guided.append((sequence, sequence.guide_state))
             place += 1 + span.drafted
@@ -207,38 +207,43 @@ class GuideThread:
         begun = self._submit(guided)
         return StepMasks(rows, keys, lambda: self._wait(guided, *begun))
 
-    def _submit(self, guided: "list[tuple[Sequence, GuideState]]") -> "tuple[Future[_MaskResult], _MaskDeadline]":
+    def _submit(
+        self, guided: "list[tuple[Sequence, GuideState]]"
+    ) -> "tuple[Future[_MaskResult], _MaskDeadline]":
         if self._thread is None or self._buffer is None:
             self._thread = _MaskThread()
             self._buffer = torch.zeros(self._shape, dtype=torch.uint8, pin_memory=self._is_cuda)
         deadline = _MaskDeadline()
-        return self._thread.submit(partial(self._fill, guided, self._buffer, turn)), turn
+        return self._thread.submit(partial(self._fill, guided, self._buffer, deadline)), deadline
 
     def _wait(
-        self, guided: "list[tuple[Sequence, GuideState]]", future: "Future[_MaskResult]", turn: _MaskDeadline
+        self,
+        guided: "list[tuple[Sequence, GuideState]]",
+        future: "Future[_MaskResult]",
+        deadline: _MaskDeadline,
     ) -> _MaskResult:
         while True:
             try:
                 return future.result(MASK_S)
             except TimeoutError:
-                stuck = turn.abandon()
+                stuck = deadline.abandon()
             if stuck is None:
                 continue  # the thread has not had the CPU, or all rows together take long
             stuck.condemn()
             if self._thread is not None:
                 self._thread.abandon()
             self._thread = self._buffer = None
-            future, turn = self._submit(guided)
+            future, deadline = self._submit(guided)
 
     def _fill(
-        self, guided: "list[tuple[Sequence, GuideState]]", buffer: torch.Tensor, turn: _MaskDeadline
+        self, guided: "list[tuple[Sequence, GuideState]]", buffer: torch.Tensor, deadline: _MaskDeadline
     ) -> _MaskResult:
         """Compute the masks, in the mask thread."""
         bits, failures = buffer[: len(guided)], dict[str, Exception]()
         host = bits.numpy()
         for row, (sequence, follower) in zip(host, guided, strict=True):
             row[:] = 0
-            if not turn.begin(follower, sequence.ids):
+            if not deadline.begin(follower, sequence.ids):
                 break
             try:
                 allowed = follower.allowed(sequence.ids)
@@ -247,7 +252,7 @@ class GuideThread:
             except Exception as error:  # noqa: BLE001 - an error of a guide fails one sequence
                 failures[sequence.spec.key] = error
                 row[:] = _ALL_ALLOWED
-        turn.end()
+        deadline.end()
         flags: torch.Tensor | None = None
         if not self._is_cuda:
             turned = np.unpackbits(~host, axis=-1, count=self._vocab_size, bitorder="little")

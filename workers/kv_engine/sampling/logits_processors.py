@@ -1,8 +1,8 @@
 """Adjustments of logits before sampling, in this order.
 
     logit bias            is added
-    repetition penalty    divides positive logits and multiplies negative ones, of tokens that are in the prompt
-                          or were generated (as in transformers)
+    repetition penalty    divides positive logits and multiplies negative ones, of tokens that are in the
+                          prompt or were generated (as in transformers)
     presence, frequency   are subtracted from generated tokens, once and once per occurrence (as in OpenAI)
     bans                  set minus infinity: tokens that would complete a bad word, and before `min_tokens`
                           those that would end the answer

@@ -72,7 +72,7 @@ def _cached_slices(logits: torch.Tensor, token_ids: torch.Tensor) -> Iterator[tu
 def _score(
     logits: torch.Tensor, token_ids: torch.Tensor, top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return log probabilities (n, 1), and the ids and log probabilities of the likeliest (n, top); float64."""
+    """Return log probabilities (n, 1), and the likeliest ids with theirs (n, top), in float64."""
     logprobs = torch.log_softmax(logits, dim=-1)
     taken = logprobs.gather(-1, token_ids.clamp(min=0)[:, None])
     likely = _likeliest(logits, top) if top else token_ids.new_empty(len(token_ids), 0)
@@ -81,8 +81,8 @@ def _score(
 
 def _likeliest(logits: torch.Tensor, top: int) -> torch.Tensor:
     """Return the ids of the `top` largest logits of each row, in order: (n, vocab) float32 to (n, top)."""
-    # The key has the bits of the float, as an integer of the same order, and below them the id, so that no two
-    # keys are equal. In place, because on a CPU fresh memory would take most of the time.
+    # A key has the bits of the float, as an integer of the same order, and below them the id, so that no
+    # two keys are equal. In place, because on a CPU fresh memory would take most of the time.
     bits = logits.view(torch.int32)
     ascending = (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits)
     ids = torch.arange(logits.shape[-1], device=logits.device)

@@ -44,9 +44,9 @@ class StatePooler:
         self._weight += weight
 
     def vector(self) -> Array:
-        """Return the pooled vector, (dimensions,) float32, or all states, (tokens, hidden), if none is pooled.
+        """Return the pooled vector, (dimensions,) float32, or all states, (tokens, hidden), without pooling.
 
-        The first `dimensions` numbers are taken before normalisation, so the shortened vector has length 1, too.
+        The first `dimensions` numbers are taken before normalisation, so shorter vectors also have length 1.
         """
         if self._kept:
             return _array(torch.cat(self._kept))

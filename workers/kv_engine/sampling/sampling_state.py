@@ -1,15 +1,15 @@
 """Per-row sampling state on the device: tokens with a bias, penalty or ban, and their counts.
 
 Only rows that adjust logits have a state: a list of distinct tokens with their marks
-(`workers.kv_engine.sampling.logits_processors`). It is built from the sequence's ids when the sequence is first
-sampled, including those of an earlier attempt, so a resumed answer is penalised as if it had not been
+(`workers.kv_engine.sampling.logits_processors`). It is built from the sequence's ids when the sequence is
+first sampled, including those of an earlier attempt, so a resumed answer is penalised as if it had not been
 interrupted. After that each step writes only the changes of its one new token.
 
 A state takes 12 bytes per token. The table has the width of the widest state, rounded up to a power of two,
-for every row: 256 rows of up to 4096 distinct tokens take 12 MiB. Counts for a vocabulary of 150k would take
-148 MiB, and 43 ms to apply to 32 rows; here 32 prompts of 1000 tokens take 0.8 ms, and of 4000 tokens 1.8 ms
-(one core; 2026-11). The table is allocated at the first adjusted row. Without adjusted rows a step costs a
-microsecond.
+for every row: 256 rows of up to 4096 distinct tokens take 12 MiB. Counts for a vocabulary of 150k would
+take 148 MiB, and 43 ms to apply to 32 rows; here 32 prompts of 1000 tokens take 0.8 ms, and of 4000 tokens
+1.8 ms (one core; 2026-11). The table is allocated at the first adjusted row. Without adjusted rows a step
+costs a microsecond.
 """
 
 from collections.abc import Iterable
@@ -21,10 +21,10 @@ import torch
 
 from workers.kv_engine.sampling.logits_processors import (
     BAD_WORD,
-    ENDS_BAD_WORD,
-    EARLY_END,
-    IN_PROMPT,
     COUNT_ONE,
+    EARLY_END,
+    ENDS_BAD_WORD,
+    IN_PROMPT,
     LogitAdjustments,
 )
 from workers.kv_engine.sequence import Sequence
@@ -47,7 +47,7 @@ class SamplingState:
         return self._table.nbytes
 
     def rows(self, sampled: Items[Sequence]) -> LogitAdjustments | None:
-        """Return the adjustments of the sampled rows, up to date with their last token; None if there are none."""
+        """Return the adjustments of the sampled rows, up to their last tokens; None if there are none."""
         adjusted = [place for place, sequence in enumerate(sampled) if sequence.adjusts_logits]
         if not adjusted:
             return None
@@ -94,7 +94,9 @@ class SamplingState:
             )
         )
         slots = torch.arange(width, device=rows.device)
-        slots = torch.where(slots < rows[2][:, None], slots, 0)  # after its end a state repeats its first slot
+        slots = torch.where(
+            slots < rows[2][:, None], slots, 0
+        )  # after its end a state repeats its first slot
         ids, marks, bias = self._table[:, rows[1], :width].gather(-1, slots.expand(_PLANES, -1, -1))
         return LogitAdjustments(
             rows=rows[0],
@@ -137,10 +139,11 @@ class _SequenceState:
         )
         self._read = len(spec.prompt_ids)
         self._forbids_end = spec.delays_end
-        self._mark(spec.ends if self._forbids_end else (), EARLY_END)
+        self._mark(spec.end_ids if self._forbids_end else (), EARLY_END)
         # As in transformers, an end token is not a bad word by itself.
         self._mark(
-            (word[0] for word in sampling.bad_words if len(word) == 1 and word[0] not in spec.eos_ids), BAD_WORD
+            (word[0] for word in sampling.bad_words if len(word) == 1 and word[0] not in spec.eos_ids),
+            BAD_WORD,
         )
         self._words: dict[int, list[tuple[list[int], int]]] = {}  # by their second-last token
         for word in sampling.bad_words:
@@ -156,7 +159,7 @@ class _SequenceState:
                 self._count(token_id, COUNT_ONE)
             self._read = len(ids)
         if self._forbids_end and self.sequence.generated >= self.sequence.spec.sampling.min_tokens:
-            self._unmark(self.sequence.spec.ends, EARLY_END)
+            self._unmark(self.sequence.spec.end_ids, EARLY_END)
             self._forbids_end = False
         if self._words:
             self._unmark(self._completing, ENDS_BAD_WORD)

@@ -1,1 +1,1 @@
-"""Speculative decoding: drafts by a smaller model and their verification."""
+"""Speculative decoding: tokens drafted by prompt lookup or a smaller model, and their verification."""

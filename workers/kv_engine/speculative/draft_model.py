@@ -1,8 +1,8 @@
-"""A smaller model that guesses: it runs ahead of the served one, over a pool of its own.
+"""A draft model: a smaller model that drafts tokens for the served one, with its own pool.
 
-It knows every sequence as far as it has read it; what the served model did not take of its guesses it reads
-again. Each guess is drawn with the very bits the served model's draw will have: where the two agree on what
-is likely, they mostly agree on the token.
+It keeps each sequence as far as it has computed it, and computes again what the served model did not accept.
+Each draft is sampled with the random numbers that the served model will use for this token. So if the two
+models agree on the probabilities, they mostly agree on the token.
 """
 
 from collections import deque
@@ -23,10 +23,10 @@ from workers.kv_engine.step import StepBuilder
 
 
 class DraftModel:
-    """Guesses of `node`, for the served node of the name `served` (a `speculation.Proposer`).
+    """Drafts by `node` for the served node named `served` (a `proposer.Proposer`).
 
-    Its pool has as many blocks as the served one's: whoever fits there fits here. `kernel` attends over
-    it, as `PagedPool.of` has it.
+    Its pool has as many blocks as the served model's, so every sequence fits. `kernel` attends over it, as in
+    `PagedPool.of`.
     """
 
     def __init__(
@@ -58,18 +58,20 @@ class DraftModel:
         check_node(node, kernel)
 
     def propose(self, sequences: Items[Sequence], most: Items[int]) -> list[list[int]]:
-        ours = [self._caught_up(one, count) for one, count in zip(sequences, most, strict=True)]
+        own_sequences = [self._caught_up(one, count) for one, count in zip(sequences, most, strict=True)]
         left = {
-            id(own): count for own, count in zip(ours, most, strict=True) if own is not None and count > 0
+            id(own): count
+            for own, count in zip(own_sequences, most, strict=True)
+            if own is not None and count > 0
         }
-        begins = {id(own): len(own.ids) for own in ours if own is not None}
-        going = [own for own in ours if own is not None and id(own) in left]
-        while going:
-            going = self._step(going)
-            for own in going:
+        starts = {id(own): len(own.ids) for own in own_sequences if own is not None}
+        active = [own for own in own_sequences if own is not None and id(own) in left]
+        while active:
+            active = self._step(active)
+            for own in active:
                 left[id(own)] -= 1
-            going = [own for own in going if left[id(own)] > 0 and own.pending == 1]
-        return [own.ids[begins[id(own)] :] if own is not None else [] for own in ours]
+            active = [own for own in active if left[id(own)] > 0 and own.pending == 1]
+        return [own.ids[starts[id(own)] :] if own is not None else [] for own in own_sequences]
 
     def forget(self, key: str) -> None:
         own = self._read.pop(key, None)
@@ -79,7 +81,7 @@ class DraftModel:
             self._blocks.release(own.blocks)
 
     def _caught_up(self, served: Sequence, count: int) -> Sequence | None:
-        """What is read of a sequence, as far as it still holds; None of one there is no room for."""
+        """Return the draft sequence, cut to its common prefix with `served`; None if there is no room."""
         own = self._read.get(served.spec.key)
         if own is None:
             if not self._rows:
@@ -98,10 +100,10 @@ class DraftModel:
         return own
 
     @torch.inference_mode()
-    def _step(self, going: list[Sequence]) -> list[Sequence]:
-        """Read on; those that got a token more."""
+    def _step(self, active: list[Sequence]) -> list[Sequence]:
+        """Run one step, and return the sequences that got another token."""
         budget, spans = self._budget, []
-        for own in going:
+        for own in active:
             count = min(own.pending, budget)
             if count:
                 spans.append(Span(own, own.computed, count))
@@ -117,9 +119,9 @@ class DraftModel:
         )
         for span in spans:
             span.sequence.computed += span.count
-        grown: list[Sequence] = []
+        extended: list[Sequence] = []
         for span, token in zip(done, tokens, strict=True):
             if token != NOT_A_TOKEN:
                 span.sequence.ids.append(token)
-                grown.append(span.sequence)
-        return grown
+                extended.append(span.sequence)
+        return extended

@@ -1,15 +1,17 @@
-"""Speculation: tokens are guessed, and the model says in one forward how many of the guesses are its own.
+"""Speculative decoding: a proposer drafts tokens, and the model verifies them in one forward.
 
-A decode that can_speculate runs its last token and the guesses behind it as one span, and samples behind each of
-them with the very draw that this token would have had alone. A guess stands as far as it is what was sampled:
-so the answer is, token by token, what it is without speculation, greedy or not, whoever guesses. What did not
-stand is cut off again: its keys and values are behind the end of what counts, and are written over.
+A decode that speculates runs its last token and the drafted tokens as one span, and samples after each of
+them with the random numbers that this token would have had without speculation. A draft is accepted if it
+equals the sampled token. So the answer is the same, token by token, as without speculation, greedy or not,
+for any proposer. Rejected drafts are cut off; their keys and values are after the end of the sequence and are
+overwritten.
 
-Who guesses is a `Proposer`: `PromptLookup`, here, finds what followed the same tokens before; a smaller model
-is in `workers.kv_engine.speculative.draft_model`. Sequences whose logits are adjusted, scored or guided do
-not speculate: what is done to the logits behind a guess depends on the guess.
+`PromptLookup` is a `Proposer` that repeats what followed the same tokens before;
+`workers.kv_engine.speculative.draft_model` uses a smaller model. Sequences whose logits are adjusted, scored
+or guided do not speculate, because the adjustment after a draft would depend on the draft.
 
-How many guesses a sequence gets follows its luck: doubled when all stood, halved when not. No torch here.
+The number of drafts follows the acceptance: doubled if all were accepted, else halved
+(`workers.kv_engine.sequence.DraftLength`). No torch here.
 """
 
 from collections.abc import Sequence as Items
@@ -19,57 +21,57 @@ from typing import Final, Protocol
 from workers.kv_engine.sequence import Sequence
 
 _NGRAMS: Final = (3, 2)
-"""How many tokens must have been the same, the longest first."""
+"""The lengths of the matched n-grams, the longest first."""
 
 
 class Proposer(Protocol):
-    """Who guesses."""
+    """A source of draft tokens."""
 
     def propose(self, sequences: Items[Sequence], most: Items[int]) -> list[list[int]]:
-        """What may follow each sequence's `ids`: at most so many tokens, none where there is no guess."""
+        """Return at most `most` tokens that may follow each sequence; an empty list is no draft."""
         ...
 
     def forget(self, key: str) -> None:
-        """A sequence is gone."""
+        """Drop the state of a sequence that is gone."""
         ...
 
 
 class PromptLookup:
-    """Guesses what followed the same tokens the last time, in the prompt or in the answer."""
+    """Drafts the tokens that followed the same n-gram last time, in the prompt or the answer."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, _Text] = {}
+        self._texts: dict[str, _NgramIndex] = {}
 
     def propose(self, sequences: Items[Sequence], most: Items[int]) -> list[list[int]]:
-        return [self._of(sequence).guess(count) for sequence, count in zip(sequences, most, strict=True)]
+        return [self._of(sequence).draft(count) for sequence, count in zip(sequences, most, strict=True)]
 
     def forget(self, key: str) -> None:
         self._texts.pop(key, None)
 
-    def _of(self, sequence: Sequence) -> "_Text":
+    def _of(self, sequence: Sequence) -> "_NgramIndex":
         text = self._texts.get(sequence.spec.key)
         if text is None or text.ids is not sequence.ids:
-            text = self._texts[sequence.spec.key] = _Text(sequence.ids)
+            text = self._texts[sequence.spec.key] = _NgramIndex(sequence.ids)
         return text
 
 
 @dataclass(slots=True)
-class _Text:
-    """One sequence's tokens, and where each short run of them ended last."""
+class _NgramIndex:
+    """The tokens of one sequence, and the end of the last occurrence of each n-gram."""
 
     ids: list[int]
-    ended: dict[tuple[int, ...], int] = field(default_factory=dict)
+    last_ends: dict[tuple[int, ...], int] = field(default_factory=dict)
     indexed: int = 0
 
-    def guess(self, most: int) -> list[int]:
-        # The run that ends the text is indexed when something follows it: it is looked for, not found.
+    def draft(self, most: int) -> list[int]:
+        # The n-gram at the end of the text is indexed only when another token follows it.
         for end in range(max(self.indexed, 1), len(self.ids)):
             for length in _NGRAMS:
                 if end >= length:
-                    self.ended[tuple(self.ids[end - length : end])] = end
+                    self.last_ends[tuple(self.ids[end - length : end])] = end
         self.indexed = len(self.ids)
         for length in _NGRAMS:
-            last = self.ended.get(tuple(self.ids[-length:]))
+            last = self.last_ends.get(tuple(self.ids[-length:]))
             if last is not None:
                 return self.ids[last : last + most]
         return []

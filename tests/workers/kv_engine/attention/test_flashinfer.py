@@ -1,4 +1,4 @@
-"""Attention by FlashInfer: what it is told of a step is right. Its kernels themselves need a GPU."""
+"""FlashInfer's plans and inputs for each step. Its kernels need a GPU and are not tested."""
 
 import logging
 from inspect import signature
@@ -61,7 +61,7 @@ def test_every_token_gets_what_the_definition_of_attention_says(library: Library
 def test_a_recorded_step_computes_whatever_it_was_planned_for(
     library: Library, group: int, window: int | None
 ) -> None:
-    """It is recorded with padding: spans of one token, in blocks that are nobody's."""
+    """The recording uses padding: spans of one token in a reserved block."""
     padding = Case(shapes=((1, 1),) * len(DECODES), group=group, window=window)
     cases = [
         Case(shapes=shapes, group=group, window=window)
@@ -154,7 +154,7 @@ def test_a_replayed_step_launches_what_was_recorded_over_the_same_memory(
     assert recorder.replays > 20
 
 
-# ---- whether it is there -----------------------------------------------------------------------------
+# ---- availability -----------------------------------------------------------------------------
 
 
 def node(**changes: Any) -> Any:
@@ -164,7 +164,7 @@ def node(**changes: Any) -> Any:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """As if it were here, and its compiler in this folder; for no test asks for more."""
+    """Pretend that FlashInfer is installed, and that its compiler is in this folder."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "nvcc").touch()
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
@@ -254,7 +254,7 @@ def test_kernels_that_come_compiled_need_no_compiler(
     assert isinstance(choose_attention(node(), "flashinfer"), FlashInfer)
 
 
-# ---- what stands for it, against what it is ----------------------------------------------------------
+# ---- the reference implementation against the package --------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["__init__", "plan", "run", "reset_workspace_buffer"])
@@ -264,7 +264,7 @@ def test_its_own_classes_have_the_parameters_that_are_documented(name: str, meth
 
     def parameters(of: Any) -> list[tuple[str, Any, Any]]:
         found = signature(getattr(getattr(of, name), method)).parameters.values()
-        # Types of numbers are told by name there.
+        # The reference names number types by strings.
         return [
             (one.name, one.kind, None if one.name.endswith("data_type") else one.default) for one in found
         ]

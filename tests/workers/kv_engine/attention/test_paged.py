@@ -13,7 +13,7 @@ from workers.kv_engine.step import Spans
 
 
 def spans(shapes: list[tuple[int, int]], block_size: int = 4) -> Spans:
-    """Spans of (queries, keys), each on blocks of its own."""
+    """Spans of (queries, keys), each on separate blocks."""
     counts, lengths = zip(*shapes, strict=True)
     most = -(-max(lengths) // block_size)
     return Spans(

@@ -1,4 +1,4 @@
-"""The kernel against attention's definition, in Triton's interpreter; and that it compiles for a GPU."""
+"""The Triton kernel against the definition of attention, in Triton's interpreter; it compiles for a GPU."""
 
 from pathlib import Path
 from typing import Any, Final

@@ -105,7 +105,7 @@ def test_behind_what_was_evicted_nothing_can_be_cached() -> None:
     pool.release(blocks)
     taken = pool.allocate(2)
 
-    with pytest.raises(BugError, match="behind one that is not"):
+    with pytest.raises(BugError, match="the block before it is not cached"):
         cache.insert(node, (3, 4), taken[0])
 
 

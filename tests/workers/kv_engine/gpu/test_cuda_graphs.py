@@ -1,4 +1,4 @@
-"""Recorded steps: replayed, they give what steps that run unrecorded give."""
+"""Replayed steps give the same results as unrecorded steps."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Each engine's thread launches on a stream of its own, behind the loading of its weights; steps go first."""
+"""Each engine's thread launches on its own stream, after its weights are loaded; steps have priority."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ def in_a_thread(work: Callable[[], object]) -> None:
 
 
 def no_progress(done: int, total: int, name: str) -> None:
-    """Nobody is told."""
+    """Discard the progress."""
 
 
 # ---- a thread's stream ---------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Speaking:
 
 @pytest.fixture
 def launched(streams: PretendedStreams, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
-    """What a rank launches whose nodes are on a GPU; in truth they are on the CPU."""
+    """Record the launches of a rank with nodes on a simulated GPU; they run on the CPU."""
     load, forward = node_loading.load_node, DecoderLM.forward
     nodes = {EngineKind.KV: ["llm"], EngineKind.STATELESS: ["vocoder"]}
 
@@ -158,7 +158,9 @@ def streams_of(launched: list[Launch], what: str) -> set[Stream]:
 async def test_steps_of_the_model_and_of_the_one_that_guesses_are_launched_on_the_threads_own_stream(
     launched: list[Launch], streams: PretendedStreams
 ) -> None:
-    settings = EngineSettings(max_sequences=2, speculative_tokens=2, draft_model=str(tiny_checkpoint("qwen3")))
+    settings = EngineSettings(
+        max_sequences=2, speculative_tokens=2, draft_model=str(tiny_checkpoint("qwen3"))
+    )
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_outputs(outputs: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Layers by our GPU kernels: in Triton's interpreter, against transformers' modules."""
+"""The fused GPU layers, in Triton's interpreter, against transformers' modules."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""A step ahead: tokens are those of an engine that reads each step before it launches the next."""
+"""Steps launched ahead give the same tokens as steps that are read before the next launch."""
 
 import json
 from collections import Counter
@@ -77,7 +77,7 @@ def test_where_all_have_their_tokens_there_is_none() -> None:
 
 
 def test_who_grows_in_it_has_a_block_for_it() -> None:
-    """Blocks of two: behind its fourth token `a` needs a third, and `b` has room."""
+    """Blocks of two tokens: after its fourth token `a` needs a third block, and `b` has room."""
     of = scheduler(rows=2)
     a, b = sequence("a", 3), sequence("b", 4)
     spans = decoding(of, a, b)
@@ -178,7 +178,7 @@ def work(of: KVEngine) -> WorkCounters:
 
 
 def left(of: KVEngine) -> list[Output]:
-    """What is left, until there is no work."""
+    """Run the engine until there is no work left, and return the outputs."""
     outputs: list[Output] = []
     while of.has_work:
         outputs += of.step()
@@ -278,7 +278,7 @@ def test_blocks_of_who_ended_are_given_on_at_once_and_nobody_reads_what_is_writt
 def test_an_answer_that_fills_a_block_with_its_last_token_is_cached_without_what_came_behind(
     qwen3: DecoderLM,
 ) -> None:
-    """Block and step behind it are one: its 16 tokens are run, and a 17th was, for nobody."""
+    """Its 16 tokens fill the block and were computed; the 17th was computed ahead and discarded."""
     one, expected = stopped(
         spec(prompt_ids=list(range(8))), answer(qwen3, spec(prompt_ids=list(range(8)))), 8
     )
@@ -421,7 +421,7 @@ class Late:
 def test_tokens_of_two_steps_that_are_under_way_arrive_in_two_places(
     qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "_Place", Late)
+    monkeypatch.setattr(runner, "_HostBuffer", Late)
     ahead = engine(qwen3)
     ahead._runner._arrivals = runner._Arrivals(6, torch.device("cuda"))
     wishes = [spec("a"), spec("b", prompt_ids=[9, 9, 9], max_tokens=17)]
@@ -530,7 +530,7 @@ SEEDS = 16
 
 @dataclass(frozen=True)
 class Asked:
-    """A request, when it comes, and what it is answered if nobody disturbs it."""
+    """A request, its arrival, and its answer without interruptions."""
 
     boundary: int
     spec: SequenceSpec
@@ -539,7 +539,7 @@ class Asked:
 
 @dataclass
 class History:
-    """What happens at which boundary between two calls."""
+    """The events at each boundary between two calls."""
 
     asked: list[Asked]
     sizes: dict[str, Any]
@@ -605,7 +605,7 @@ def drawn(seed: int, texts: list[tuple[SequenceSpec, list[int]]]) -> History:
 
 
 def lived(of: KVEngine, history: History) -> dict[str, list[Output]]:
-    """All outputs, by key; nobody who is cancelled or held has any."""
+    """Return all outputs by key; check that cancelled and held sequences have none."""
     outputs: dict[str, list[Output]] = {one.spec.key: [] for one in history.asked}
     gone, held = set[str](), set[str]()
     for boundary in count():
@@ -672,4 +672,4 @@ def test_tokens_are_the_same_whatever_happens(
 def nodes_of(of: KVEngine) -> list[Any]:
     """All that the prefix cache has."""
     cache = of._scheduler.cache
-    return [] if cache is None else [*cache._roots.values(), *cache._of_block.values()]
+    return [] if cache is None else [*cache._roots.values(), *cache._nodes.values()]

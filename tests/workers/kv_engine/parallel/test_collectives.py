@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def meetings(size: int) -> list[Rendezvous]:
-    """What the members of a copy on this machine are told."""
+    """Return the rendezvous of each member of a group on this machine."""
     listener = socket.create_server(("127.0.0.1", 0))
     address, port = listener.getsockname()
     return [
@@ -53,19 +53,21 @@ def test_a_member_that_is_gone_is_told_of_at_once() -> None:
     one = both.pop()
     both.clear()
 
-    with pytest.raises(GroupLostError, match=r"a sum over all members failed \([A-Z][^/]+\): all members"):
+    with pytest.raises(
+        GroupLostError, match=r"a sum over all members failed \([A-Z][^/]+\): the whole group"
+    ):
         one.add(torch.ones(3))
 
 
 def test_members_that_do_not_come_are_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collectives, "CONNECT_S", 0.2)
+    monkeypatch.setattr(collectives, "CONNECT_TIMEOUT_S", 0.2)
 
     with pytest.raises(GroupLostError, match="the members cannot be connected"):
         TorchPeers(meetings(2)[0], CPU)
 
 
 def test_a_member_that_does_not_answer_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collectives, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(collectives, "COLLECTIVE_TIMEOUT_S", 0.2)
     one, other = members(2)
 
     with pytest.raises(GroupLostError, match="a sum over all members failed"):

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 
 from tests.workers.kv_engine.shared_node import lines
-from workers.kv_engine.parallel import connection as line
-from workers.kv_engine.parallel.connection import MOST_BYTES, Connection, GroupLostError
+from workers.kv_engine.parallel import connection as connection_module
+from workers.kv_engine.parallel.connection import MAX_MESSAGE_BYTES, Connection, GroupLostError
 
 
 @pytest.fixture
@@ -29,7 +29,9 @@ def test_messages_arrive_whole_and_in_order(ends: tuple[Connection, Connection])
 
 
 @pytest.mark.parametrize("closed", [0, 1])
-def test_who_waits_is_told_when_either_end_is_closed(ends: tuple[Connection, Connection], closed: int) -> None:
+def test_who_waits_is_told_when_either_end_is_closed(
+    ends: tuple[Connection, Connection], closed: int
+) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(ends[1].receive)
         ends[closed].close()
@@ -52,7 +54,7 @@ def test_a_loop_that_looks_at_a_line_too_changes_nothing_for_who_waits_at_it(
 
 
 def test_who_has_nothing_to_say_for_long_is_waited_for_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "_WHILE_S", 0.001)
+    monkeypatch.setattr(connection_module, "_IO_TIMEOUT_S", 0.001)
     with lines() as (one, other), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(other.receive)
         assert wait([waiting], timeout=0.02).not_done, "it gave up"
@@ -72,7 +74,7 @@ def test_that_the_other_end_is_gone_is_seen_without_waiting(ends: tuple[Connecti
 
 
 def test_looking_at_a_line_waits_for_nothing_although_another_thread_reads_what_came() -> None:
-    """What has come wakes both the loop, which looks, and the thread that reads: who is first, varies."""
+    """Incoming data wakes both the loop, which checks, and the thread that reads; the order varies."""
     with lines() as (one, other), ThreadPoolExecutor(1) as pool:
         for number in range(300):
             waiting = pool.submit(other.receive)
@@ -88,9 +90,11 @@ def test_who_announces_too_much_is_no_member() -> None:
         socket.create_connection(server.getsockname()[:2]) as stranger,
     ):
         connection, _ = server.accept()
-        stranger.sendall((MOST_BYTES + 1).to_bytes(4, "little"))
+        stranger.sendall((MAX_MESSAGE_BYTES + 1).to_bytes(4, "little"))
         end = Connection(connection, "a stranger")
 
-        with pytest.raises(GroupLostError, match=f"announces {MOST_BYTES + 1} bytes: expected at most"):
+        with pytest.raises(
+            GroupLostError, match=f"announces {MAX_MESSAGE_BYTES + 1} bytes: expected at most"
+        ):
             end.receive()
         end.close()

@@ -1,4 +1,4 @@
-"""Engines that share a node: the tokens are those of one engine that has all of it."""
+"""Engines that share a node give the same tokens as one engine with the whole node."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ from tests.workers.kv_engine.oracle import clear_text, ids, run
 from tests.workers.kv_engine.shared_node import lines, parts, shared
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.parallel.connection import GroupLostError
-from workers.kv_engine.parallel.lockstep import Followers, Leader, packed, unpacked
+from workers.kv_engine.parallel.lockstep import Followers, Leader, pack_step, unpack_step
 from workers.kv_engine.sequence import Sequence as Row
 from workers.kv_engine.sequence import Span
 from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
@@ -53,7 +53,7 @@ def halves() -> list[DecoderLM]:
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 def test_two_that_share_a_node_answer_as_generate_does(family: Family) -> None:
-    """Nine tokens a step: prompts are cut, and beside others' decodes."""
+    """Nine tokens per step: prompts are chunked and batched with decodes."""
     texts, expected = zip(*(clear_text(family, length, TOKENS) for length in (6, 38, 66)), strict=True)
     specs = [SequenceSpec(key=str(n), prompt_ids=text, max_tokens=TOKENS) for n, text in enumerate(texts)]
 
@@ -80,7 +80,7 @@ def test_members_that_compute_in_different_dtypes_are_told_before_they_add_anyth
 def test_kept_beginnings_guesses_and_draws_are_the_leaders_alone(
     halves: list[DecoderLM], qwen3: DecoderLM
 ) -> None:
-    """What the follower is told are blocks: who shares them, or whose guess it is, it need not know."""
+    """The follower receives blocks only; it does not need to know about sharing or drafts."""
     text, _ = clear_text("qwen3", 38, TOKENS)
     specs = [
         SequenceSpec(key="first", prompt_ids=text * 2, max_tokens=TOKENS),
@@ -126,7 +126,7 @@ def test_a_forward_that_fails_ends_the_copy_and_not_just_its_requests(
         monkeypatch.setattr(halves[0], "forward", stumble)
 
         with pytest.raises(
-            GroupLostError, match=r"forward failed \(MemoryError: no room\), and nobody knows"
+            GroupLostError, match=r"forward failed \(MemoryError: no room\), and the progress"
         ):
             engine.step()
 
@@ -163,7 +163,7 @@ def test_a_step_comes_out_as_it_went_in() -> None:
     builder = StepBuilder(max_sequences=3, max_step_tokens=32, max_blocks=6, block_size=4, device=CPU)
     step = builder.build([Span(row("a", 9, [5, 2, 4], 2), 4, 5), Span(row("b", 6, [1, 3], 0), 5, 1)])
 
-    found = unpacked(bytearray(packed(step)), CPU)
+    found = unpack_step(bytearray(pack_step(step)), CPU)
 
     for name in ("token_ids", "positions", "slots", "query_offsets", "kv_lengths"):
         assert torch.equal(getattr(found, name), getattr(step, name)), name
@@ -177,5 +177,5 @@ def test_a_step_comes_out_as_it_went_in() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"1234", bytes(64), np.arange(1, 20, dtype=np.int32).tobytes()])
 def test_what_is_no_step_is_not_computed(data: bytes) -> None:
-    with pytest.raises(GroupLostError, match=rf"sent {len(data)} bytes that are no step"):
-        unpacked(bytearray(data), CPU)
+    with pytest.raises(GroupLostError, match=rf"sent {len(data)} bytes that are not a step"):
+        unpack_step(bytearray(data), CPU)

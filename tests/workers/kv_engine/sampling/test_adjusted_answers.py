@@ -1,6 +1,6 @@
 """Greedy answers under penalties, biases and bans are those of `generate` with the same settings.
 
-The texts come one by one and are cut into spans, beside others that ask for nothing or for something else.
+The texts arrive one by one and are chunked, in batches with other settings and with none.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The threshold that is searched is the one a sort finds, and keeps what transformers keeps."""
+"""The searched threshold equals that of a sort, and keeps the same tokens as transformers."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ WIDE = 3000
 
 
 def weights_of(logits: torch.Tensor) -> torch.Tensor:
-    """As the sampler makes them."""
+    """Weights as the sampler computes them."""
     top = logits.max(-1, keepdim=True).values
     return ((logits - top).exp().double() * WEIGHT_ONE).long()
 
@@ -39,7 +39,7 @@ def row(kind: str, width: int = WIDE) -> torch.Tensor:
             return torch.from_numpy(random.choice([WEIGHT_ONE, 7], width))
         case "many ties":
             return weights_of(torch.from_numpy(random.integers(0, 6, width)).float()[None])[0]
-        case "one apart":  # what only the last digit tells apart
+        case "one apart":  # weights that differ in the last digit only
             return WEIGHT_ONE - torch.from_numpy(random.permutation(width))
         case "tiny":
             return torch.from_numpy(random.permutation(width))
@@ -110,7 +110,7 @@ SAMPLINGS = (
 
 
 def stock_kept(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """What transformers keeps of a row, in the order in which `generate` asks its warpers."""
+    """The tokens of a row that transformers keeps, with the order of `generate`'s warpers."""
     warpers = LogitsProcessorList([TemperatureLogitsWarper(float(sampling.temperature))])
     if sampling.top_k:
         warpers.append(TopKLogitsWarper(sampling.top_k))

@@ -1,4 +1,4 @@
-"""Guided answers: they are what their guide says, whatever the weights, the company and the interruptions."""
+"""Guided answers match their guide, for any weights, batch and interruption."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from workers.data_plane.port import Array
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.failures import StepFailedError
 from workers.kv_engine.outputs import Output
-from workers.kv_engine.sampling.grammar_masks import GuideThread, _MaskThread, _MaskDeadline, unpack_forbidden
+from workers.kv_engine.sampling.grammar_masks import GuideThread, _MaskDeadline, _MaskThread, unpack_forbidden
 from workers.kv_engine.sequence_spec import FinishReason, KvExport, Sampling, SequenceSpec
 
 PROMPT = [5, 6, 7, 8]
@@ -170,7 +170,7 @@ def test_a_grammar_is_followed(qwen3: DecoderLM) -> None:
 
 
 def test_any_object_is_one(qwen3: DecoderLM) -> None:
-    closers = processing_of().encode('"}]', add_special_tokens=False)
+    closers = processing_of()._tokenizer.encode('"}]', add_special_tokens=False)
     likes = Sampling(temperature=1.0, logit_bias=[(token_id, 4.0) for token_id in closers])
     specs = [
         spec(str(seed), guide=compiled(json_object=True), sampling=replace(likes, seed=seed))
@@ -189,7 +189,7 @@ def test_any_object_is_one(qwen3: DecoderLM) -> None:
 
 
 def naive(guide: CompiledGuide, ends: Items[int], limit: int, *, bias: dict[int, float]) -> list[int]:
-    """The greedy answer, token by token: the stock model's logits, and a mask made anew for every token."""
+    """The greedy answer by the stock model's logits and a new mask for every token."""
     answer: list[int] = []
     while len(answer) < limit:
         bits, may_end = guide.matcher().push(answer)
@@ -265,7 +265,7 @@ def test_a_draw_takes_what_is_allowed_as_often_as_the_model_likes_it() -> None:
 
     chosen = [text_of(ids(answer)) for answer in found.values()]
     logprobs = log_softmax("qwen3", PROMPT)[-1]
-    [*allowed] = (processing_of().encode(text, add_special_tokens=False)[0] for text in texts)
+    [*allowed] = (processing_of()._tokenizer.encode(text, add_special_tokens=False)[0] for text in texts)
     shares = logprobs[allowed].softmax(-1).tolist()
     statistic = sum(
         (chosen.count(text) - draws * share) ** 2 / (draws * share)
@@ -285,7 +285,7 @@ def test_log_probabilities_stay_those_of_the_model(qwen3: DecoderLM) -> None:
     assert found.logprob == pytest.approx(float(log_softmax("qwen3", PROMPT)[-1][found.token_id]), abs=1e-4)
 
 
-# ---- where it ends -------------------------------------------------------------------------------
+# ---- the end of an answer -------------------------------------------------------------------------------
 
 
 def answer_to(node: DecoderLM, **changes: Any) -> tuple[str, FinishReason | None]:
@@ -329,7 +329,7 @@ def test_an_end_that_is_ignored_comes_where_nothing_else_may_follow(qwen3: Decod
 
 
 def test_a_token_that_stops_the_answer_is_an_end_and_no_text(qwen3: DecoderLM) -> None:
-    [stop] = processing_of().encode("x", add_special_tokens=False)
+    [stop] = processing_of()._tokenizer.encode("x", add_special_tokens=False)
     likes = Sampling(logit_bias=[(stop, 100.0)])
     asked: dict[str, Any] = {"guide": compiled(regex="x{0,3}[0-9]{2}"), "sampling": likes}
 
@@ -351,7 +351,7 @@ def test_an_answer_may_end_with_a_stop_token_alone(qwen3: DecoderLM) -> None:
 
 
 def test_bad_words_that_leave_the_guide_nothing_fail_the_request_alone(qwen3: DecoderLM) -> None:
-    [word] = processing_of().encode("7", add_special_tokens=False)
+    [word] = processing_of()._tokenizer.encode("7", add_special_tokens=False)
     stuck = spec("stuck", guide=compiled(regex="ab7"), sampling=Sampling(bad_words=[[word]]))
     other = spec("other", guide=compiled(choice=["ab7"]))
 
@@ -469,7 +469,7 @@ def test_a_guide_that_is_too_much_to_follow_fails_its_request_alone(qwen3: Decod
 
 
 class Spinning:
-    """A guide that computes for its second token until it is condemned, and longer: until it is let go."""
+    """A guide that computes for its second token until it is condemned, and further until it is released."""
 
     marks = frozenset[int]()
     vocab_size = 512
@@ -546,7 +546,7 @@ def test_a_thread_of_masks_ends_with_who_asked_it() -> None:
 def test_a_thread_that_waits_for_the_processor_has_used_up_nothing(
     qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What counts is what the thread computes: a busy machine condemns nobody."""
+    """Only the thread's CPU time counts: a busy machine condemns no guide."""
     monkeypatch.setattr("workers.kv_engine.sampling.grammar_masks.MASK_S", 0.001)
     asked: list[None] = []
     enough = Event()
@@ -589,7 +589,7 @@ def test_who_is_not_guided_pays_nothing(qwen3: DecoderLM, monkeypatch: pytest.Mo
 
 
 def test_the_masks_are_made_while_the_forward_runs(qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waits for the other's beginning: one behind the other, neither would come to its end."""
+    """Each waits for the other to begin: run one after the other, neither would finish."""
     forward_begins, mask_begins = Event(), Event()
     guide = compiled(choice=["ab"])
     matcher = guide.matcher()
@@ -644,4 +644,4 @@ def test_a_model_may_have_more_rows_than_the_tokenizer_has_tokens(qwen3: Decoder
     assert masks.apply(logits) == {}
 
     allowed = logits[0].isfinite().nonzero().flatten().tolist()
-    assert allowed == processing_of().encode("a", add_special_tokens=False)
+    assert allowed == processing_of()._tokenizer.encode("a", add_special_tokens=False)

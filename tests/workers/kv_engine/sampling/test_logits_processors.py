@@ -48,7 +48,9 @@ def random_logits(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal((rows, VOCAB)) * 4).float()
 
 
-def adjusted(logits: torch.Tensor, sequences: Items[Sequence], ledger: SamplingState | None = None) -> torch.Tensor:
+def adjusted(
+    logits: torch.Tensor, sequences: Items[Sequence], ledger: SamplingState | None = None
+) -> torch.Tensor:
     changed = logits.clone()
     rows = (ledger or SamplingState(len(sequences), CPU)).rows(sequences)
     if rows is not None:
@@ -72,7 +74,7 @@ def stock(logits: torch.Tensor, of: Sequence) -> torch.Tensor:
         words = [list(word) for word in sampling.bad_words]
         processors.append(NoBadWordsLogitsProcessor(words, eos_token_id=sorted(of.spec.eos_ids)))
     if sampling.min_tokens:
-        ends = sorted(of.spec.ends)
+        ends = sorted(of.spec.end_ids)
         processors.append(MinNewTokensLengthLogitsProcessor(len(PROMPT), sampling.min_tokens, ends))
     banned: torch.Tensor = processors(ids, found[None])[0]
     return banned
@@ -98,7 +100,7 @@ SAMPLINGS = (
     ),
 )
 SPOKEN = [11, 7, 11, 11, 60, 9, 3, 11, EOS, 8, 11, 11]
-"""What is generated, whatever the logits: an answer as it grows."""
+"""An answer as it grows, with tokens that do not depend on logits."""
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -114,7 +116,7 @@ def test_a_growing_answer_is_adjusted_as_transformers_does(sampling: Sampling) -
 
 
 def test_every_sampling_changes_something() -> None:
-    """The test above can fail: a ledger that says nothing does not pass it."""
+    """Negative control for the test above: a state without marks does not pass."""
     for sampling in SAMPLINGS[1:]:
         grown = sequence(sampling, prefix=SPOKEN[:3])
         logits = random_logits(1)

@@ -1,4 +1,4 @@
-"""Log probabilities are those of the stock model's logits, whoever is beside a row and however it samples."""
+"""Log probabilities equal those of the stock model's logits, for any batch and sampling."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,7 +34,7 @@ def spec(prompt: list[int], key: str = "a", **changes: Any) -> SequenceSpec:
 
 
 def check(found: Sequence[TokenScore], expected: torch.Tensor, token_ids: list[int], top: int) -> None:
-    """That each score is what the rows of `expected` say of the tokens that came behind them."""
+    """Check each score against the rows of `expected` and the token after each."""
     assert [score.token_id for score in found] == token_ids
     for score, row in zip(found, expected, strict=True):
         assert score.logprob == pytest.approx(float(row[score.token_id]), abs=TOLERANCE)
@@ -44,7 +44,7 @@ def check(found: Sequence[TokenScore], expected: torch.Tensor, token_ids: list[i
 
 
 def close(found: Sequence[TokenScore], other: Sequence[TokenScore]) -> bool:
-    """Whether two rows of scores are the same but for rounding."""
+    """Return True if two lists of scores are equal up to rounding."""
     return all(
         (a.token_id, [id for id, _ in a.top]) == (b.token_id, [id for id, _ in b.top])
         and a.logprob == pytest.approx(b.logprob, abs=TOLERANCE)
@@ -142,7 +142,7 @@ def test_a_batch_in_which_nobody_asks_computes_no_log_probability(
 def test_the_head_of_a_prompt_is_computed_in_slices(
     qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Room for seven rows of logits: a prompt of forty takes six slices, and says the same."""
+    """Slices of seven rows of logits: a prompt of forty takes six slices, with the same result."""
     [prompt] = prompts(1, seed=2, shortest=40)
     whole = run_all(engine(qwen3, max_step_tokens=100), [spec(prompt, scores_prompt=True)])["a"]
     heights: list[int] = []

@@ -1,4 +1,4 @@
-"""Prompts to vectors: transformers' own states, pooled; in pieces, among others, and after a preemption."""
+"""Embeddings equal transformers' pooled states: in chunks, in batches, and after a preemption."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tokens from logits: the right distribution, the same bits wherever the row sits."""
+"""The sampler has the right distribution, and gives the same bits in any row."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ GREEDY = Sampling()
 
 
 def rows(samplings: Sequence[Sampling], draws: Sequence[int]) -> SamplingRows:
-    """What a step would carry for these rows."""
+    """The sampling rows of a step."""
     random = [s for s in samplings if s.temperature > 0]
     widths = [s.top_k for s in random if s.top_k > 0]
     is_wide = any(s.top_p < 1 and s.top_k <= 0 for s in random)

@@ -1,4 +1,4 @@
-"""Guessed tokens: the answer is what it is without them, and takes fewer steps."""
+"""Speculation gives the same answers in fewer steps."""
 
 from dataclasses import replace
 from typing import Any
@@ -59,7 +59,7 @@ def noisy() -> DecoderLM:
     return node
 
 
-# ---- who guesses ---------------------------------------------------------------------------------
+# ---- proposers ---------------------------------------------------------------------------------
 
 
 def guesses(text: list[int], most: int = 4) -> list[int]:
@@ -140,7 +140,7 @@ def test_a_model_that_guesses_its_own_tokens_takes_a_fraction_of_the_steps(qwen3
         counts = guessing.stats().cache
         assert len(answer) == 31
         assert counts.accepted == counts.drafted == 24
-        assert guessing.forwards == 1 + 6  # the prompt's, and six of four guesses and one more
+        assert guessing.forwards == 1 + 6  # the prompt's step, and six of four drafts and one more token
 
 
 def test_a_model_much_like_it_is_mostly_right_also_with_random_draws(
@@ -168,13 +168,15 @@ def test_guesses_behind_an_end_do_not_stand(qwen3: DecoderLM) -> None:
 
 def test_an_answer_is_never_longer_than_it_may_be(qwen3: DecoderLM) -> None:
     for max_tokens in (1, 2, 3, 6):
-        outputs = run(engine(qwen3, draft(qwen3), speculative_tokens=8), [spec("a", [3, 1, 4], max_tokens=max_tokens)])
+        outputs = run(
+            engine(qwen3, draft(qwen3), speculative_tokens=8), [spec("a", [3, 1, 4], max_tokens=max_tokens)]
+        )
         assert len(outputs["a"]) == max_tokens
         assert outputs["a"][-1].finish == "length"
 
 
 def test_what_did_not_stand_is_not_kept_for_others(qwen3: DecoderLM, noisy: DecoderLM) -> None:
-    """The prefix cache holds tokens that were taken, and no guess."""
+    """The prefix cache holds tokens that were taken, and no draft."""
     guessing = engine(qwen3, draft(noisy), speculative_tokens=8)
     text = list(range(40, 60))
     answer = ids(run(guessing, [spec("a", text, max_tokens=30)])["a"])
