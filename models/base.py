@@ -1,11 +1,11 @@
-"""A model's three faces, as the planes see them.
+"""Contracts of model families: the graph, and the interfaces of their CPU nodes and torch nodes.
 
-    graph.py        pure: nodes, walks, plan                      read by the conductor (and by workers)
-    processing.py   CPU nodes: chat template, tokenizer, media    run by workers, no torch
-    nodes.py        torch modules                                 run by workers' engines
+    graph.py        pure: nodes, walks, plan, claim               imported by conductor, workers, gateway
+    processing.py   CPU nodes: tokenizer, chat template, media    imported by workers; no torch
+    nodes.py        torch modules                                 imported by workers
 
-A family is a folder here, or a package that registers its folder under the entry point group
-`dalsegno.models` (see `models.registry`).
+A family is a folder of `models`, or a package with an entry point of the group `dalsegno.models` (see
+`models.registry`). The contract of KV nodes is `workers.kv_engine.node.KVNode`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 EMBEDDING: Final = "embedding"
-"""The modality of a vector that stands for a text: float32, little-endian."""
+"""The modality of a text's embedding, a vector: float32, little-endian."""
 HIDDEN_STATES: Final = "hidden_states"
 """The modality of a prompt's last hidden states, (tokens, hidden): float32, little-endian, in pieces."""
 OF_PROMPTS: Final = frozenset({EMBEDDING, HIDDEN_STATES})
-"""Modalities for which a prompt is computed and not answered."""
+"""Modalities of outputs that are computed from the prompt alone; nothing is generated."""
 
 
 class EngineKind(StrEnum):
-    """What runs a node: a CPU thread (`processing.py`), the KV-cache engine, the stateless engine."""
+    """The executor of a node: a CPU thread (`processing.py`), the KV engine, or the stateless engine."""
 
     CPU = "cpu"
     KV = "kv"
@@ -42,29 +42,30 @@ class EngineKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelGraph:
-    """The pure face: which nodes there are, which walks lead over them, and which walk comes next.
+    """The nodes, walks and plan of a family. Pure: it imports no tokenizer and no torch.
 
     Attributes:
-        family: the name of the folder.
-        nodes: each node's engine.
-        walks: compiled at load.
+        family: the name of the family.
+        nodes: the executor of each node.
+        walks: compiled, by name.
         plan: starts the plan of one request.
-        modalities: what a client may send, e.g. `("text",)`; what it may get, the walks say (`outputs`).
-        media: by modality, what a client needs to read a chunk's bytes (an audio's sample rate).
-        repository: where its usual checkpoint is on the Hugging Face hub; empty where there is no usual one.
-        former_walks: names that published placements use for walks there are no more; they place nothing.
-        voices: who can speak, the first by default; none where nobody speaks.
-        kwargs: keys of `model_kwargs` that are the family's own, beside the engine's; `nodes.load` gets them.
-        paths: those of `kwargs` that are paths; in a file they are relative to it, and arrive absolute.
-        embeds: a KV node makes an embedding of its prompt, or puts out its hidden states, where its walk is
-            told how (`pooling`).
+        modalities: the input modalities, e.g. `("text",)`. The output modalities follow from the walks, see
+            `outputs`.
+        media: by modality, what a client needs to decode the bytes of a chunk, e.g. the sample rate of audio.
+        repository: the usual checkpoint on the Hugging Face hub; empty if there is none.
+        former_walks: names of removed walks that published placements still use; they are ignored.
+        voices: the voices of a speech model, the default first.
+        kwargs: the keys of `model_kwargs` that belong to the family; `nodes.load` receives them.
+        paths: those of `kwargs` that are paths. In a file they are relative to it; `load` gets absolute
+            paths.
+        embeds: its KV node can emit an embedding or the hidden states of a prompt (`pooling`).
         claims: the claim to a checkpoint folder, for `dalsegno serve FOLDER`; None: the family is served by
             name only.
         serves: the checkpoints it claims, in words, for error messages.
-        streams: what is between its walks, by the stream's name and the node that takes it; found in them.
+        streams: the streams between its walks, by the stream's name and the consuming node; derived.
 
     Raises:
-        WalkError: a stream has no feeder, or no single consumer, or is fed by edges that differ.
+        WalkError: a stream has no feeder, no single consumer, or feeders whose edges differ.
     """
 
     family: str
@@ -88,32 +89,32 @@ class ModelGraph:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The modalities its walks put out to the client, sorted; then those of its prompts."""
+        """The output modalities of its walks, sorted, followed by those of `OF_PROMPTS` if it has them."""
         routes = (route for walk in self.walks.values() for node in walk.node_table for route in node.routes)
-        put_out = sorted({route.to.modality for route in routes if isinstance(route.to, Client)})
-        return (*put_out, *(sorted(OF_PROMPTS) if self.embeds else ()))
+        emitted = sorted({route.to.modality for route in routes if isinstance(route.to, Client)})
+        return (*emitted, *(sorted(OF_PROMPTS) if self.embeds else ()))
 
     @property
     def tracks(self) -> dict[str, str]:
-        """The track of each node that speaks to the client; it has no name where one node alone speaks."""
-        speaking = {
+        """The track of each node that emits output to the client; empty if there is a single one."""
+        output_nodes = {
             node.name
             for walk in self.walks.values()
             for node in walk.node_table
             if any(isinstance(route.to, Client) for route in node.routes)
         }
-        return {node: node if len(speaking) > 1 else "" for node in sorted(speaking)}
+        return {node: node if len(output_nodes) > 1 else "" for node in sorted(output_nodes)}
 
     @property
     def digest(self) -> str:
-        """The digest of nodes and walks: equal for equal graphs, in every process."""
+        """The digest of family, nodes and walks: equal for equal graphs, in every process."""
         walks = {name: walk.describe() for name, walk in self.walks.items()}
         return digest_of((self.family, {n: str(kind) for n, kind in self.nodes.items()}, walks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuResult:
-    """What a CPU node came to: facts for the plan, and handles for later walks."""
+    """The result of a CPU node: facts for the plan, and handles of its output tensors, by edge."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
     outputs: Mapping[str, Handle] = field(default_factory=dict)
@@ -128,12 +129,26 @@ class KVLayout:
     head_dim: int
 
 
-class Peers(Protocol):
-    """The members that share one copy of a node, as its modules meet them. All of them do the same at once.
+class TokenStep(Protocol):
+    """The part of a step that a KV node may read.
 
     Attributes:
-        index: which of them this one is, from 0.
-        size: how many there are.
+        token_ids: (T,) int32, the ids of the packed tokens.
+        positions: (T,) int32, the position of each token in its sequence, from 0.
+    """
+
+    @property
+    def token_ids(self) -> "torch.Tensor": ...
+    @property
+    def positions(self) -> "torch.Tensor": ...
+
+
+class Peers(Protocol):
+    """The tensor-parallel group of a node, as its modules use it. All members call the same methods in turn.
+
+    Attributes:
+        index: the index of this member, from 0.
+        size: the number of members.
     """
 
     @property
@@ -142,21 +157,21 @@ class Peers(Protocol):
     def size(self) -> int: ...
 
     def add(self, tensor: "torch.Tensor") -> None:
-        """Put the sum of all members' tensors in the place of each."""
+        """Replace the tensor by the sum of all members' tensors, in place (all-reduce)."""
         ...
 
     def join(self, tensor: "torch.Tensor") -> "torch.Tensor":
-        """All members' tensors, one behind the other along the last dimension."""
+        """Concatenate all members' tensors along the last dimension (all-gather)."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkOf:
-    """Which chunk of a stream a firing takes.
+    """The chunk of a stream that one execution of a node consumes.
 
     Attributes:
-        number: from 0.
-        fresh: how many of its items, the last ones, no chunk before it had.
+        number: counts the chunks of the stream, from 0.
+        fresh: the number of its items, at its end, that were in no earlier chunk.
         last: no chunk follows.
     """
 
@@ -167,14 +182,14 @@ class ChunkOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One firing of a stateless node.
+    """The input of one execution of a stateless node.
 
     Attributes:
-        inputs: tensors on the node's device, by edge. They are shared: read them, do not write into them.
-        args: the walk's arguments.
-        chunk: of the node's streaming input, where it has one.
-        seed: the request's; with the node's name and `path` it keys every draw of randomness.
-        path: the iteration of each loop around it, outermost first.
+        inputs: tensors on the node's device, by edge. They are shared: a node must not write into them.
+        args: the arguments of the walk, plain values.
+        seed: the request's seed. All randomness must be derived from it, the node's name and `path`.
+        path: the iteration of each loop around the node, the outermost first.
+        chunk: the chunk of the node's streaming input, if it has one.
     """
 
     inputs: Mapping[str, "torch.Tensor"]
@@ -186,9 +201,13 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatelessResult:
-    """What one firing of a stateless node came to; `stops` are loops that end with this iteration.
+    """The result of one execution of a stateless node.
 
-    The outputs are taken as they are, not copied: a node does not write into them again.
+    Attributes:
+        outputs: tensors, by edge. They are not copied: the node must not write into them again. For an edge
+            to `CLIENT("text")` the tensor is the text in UTF-8, of dtype uint8.
+        facts: plain values for the plan.
+        stops: the loops that end with this iteration.
     """
 
     outputs: Mapping[str, "torch.Tensor"]
@@ -197,61 +216,72 @@ class StatelessResult:
 
 
 class StatelessNode(Protocol):
-    """A node without a state of its own: encoders, decoders, vocoders, denoisers.
+    """A node without state between executions: an encoder, a decoder, a vocoder, a denoiser.
 
-    `nodes.load(checkpoint, node, ...)` of a family makes it. `run` is called by one thread.
+    `nodes.load(checkpoint, node, ...)` of a family returns it. One thread calls `run`.
     """
 
     @property
     def max_batch(self) -> int:
-        """How many firings one call may take together."""
+        """The most items of one call of `run`."""
         ...
 
     def run(self, items: Sequence[Item]) -> list[StatelessResult | Exception]:
-        """Fire once for each item; an item's result does not depend on those beside it.
+        """Execute the node once per item. The result of an item must not depend on the others in the batch.
 
-        An exception in an item's place fails that item alone; one that is raised fails them all.
+        An exception in the place of a result fails that item alone; an exception that is raised fails all.
         """
         ...
 
 
 class TextDecoder(Protocol):
-    """Token ids to text, one at a time."""
+    """Detokenizer of one output: token ids to text, one at a time."""
 
     def push(self, token_id: int) -> str:
-        """The text this token completes; empty while a character is incomplete."""
+        """The text that this token completes; empty while a character is incomplete."""
         ...
 
     def flush(self) -> str:
-        """What is left at the end: an incomplete character becomes U+FFFD."""
+        """The rest of the text; an incomplete character becomes U+FFFD."""
         ...
 
     def bytes_of(self, token_id: int) -> bytes:
-        """The token's own bytes, whatever came before: a part of a character, at times."""
+        """The bytes of the token by itself; they may be a part of a character."""
         ...
 
 
 class Processing(Protocol):
-    """The CPU face, loaded once per worker. `run` is called from threads and must be re-entrant."""
+    """The CPU nodes of a checkpoint: what `processing.load(checkpoint, *, max_seq_len)` of a family returns.
+
+    A worker loads it once and calls `run` from several threads: it must be re-entrant. A family whose plan
+    passes guides to its KV node implements `models.text.guiding.Guiding` too. All members are required, also
+    in a family without text.
+    """
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The tokens that end an answer; none for a family that generates none."""
+        """The end-of-sequence tokens; empty for a family that generates no tokens."""
         ...
 
     @property
     def tool_calls(self) -> str:
-        """How its model writes calls of tools (`models.text.tool_calls`); empty where it cannot."""
+        """The name of the format of tool calls (`models.text.tool_calls`); empty if there is none."""
         ...
 
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
-        """Run the CPU node `node`. `key` prefixes the keys of the handles it puts out.
+        """Execute the CPU node `node`. The same inputs and arguments must give the same result.
+
+        Args:
+            node: the name of the node.
+            key: prefix of the keys of its output handles.
+            inputs: handles, by edge.
+            args: the arguments of the walk, plain values.
 
         Raises:
-            ClientError: the request asks for something impossible.
+            ClientError: the request is invalid, or cannot be served.
         """
         ...
 
     def text_decoder(self) -> TextDecoder:
-        """A fresh decoder for one output."""
+        """A new detokenizer, for one output. Called only for sequences of KV nodes."""
         ...

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import torch
 
-from models.base import Peers
+from models.base import Peers, TokenStep
 from models.checkpoints.progress import Progress, silent
 from models.transformers_lm.loader import examine_decoder, load_decoder
-from models.transformers_lm.node import DecoderLM, TokenStep
+from models.transformers_lm.node import DecoderLM
 from shared.errors import BugError
 
 __all__ = ["NODE", "DecoderLM", "TokenStep", "examine", "load"]

@@ -6,19 +6,12 @@ function the layers go through.
 
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from models.base import KVLayout
-
-
-class TokenStep(Protocol):
-    """What of a step this node reads."""
-
-    @property
-    def positions(self) -> torch.Tensor: ...
+from models.base import KVLayout, TokenStep
 
 
 class DecoderLM:

@@ -1,12 +1,11 @@
-"""A Llama-like decoder whose layers are computed by the CPU kernels: a node of the engine.
+"""A Llama-like decoder on a CPU whose layers are computed by the CPU kernels: a node of the engine.
 
-Made from a loaded node, whose weights it packs for the kernels, layer by layer. Embeddings and the angles of
-positions stay with transformers' modules; between them and the logits a step is one call, whatever number of
-layers and requests it has. Of the kernels' results none depends on who else is in the step.
+It is made from a loaded node, and packs the weights layer by layer. Transformers' modules still compute the
+embedding and the angles of positions. Everything from there to the last norm is one call per step,
+whatever the number of layers and requests. No result depends on the other sequences in the step.
 
-Which models are computed like this: `workers.kv_engine.kernel_models`. That it is computed right is shown
-for each checkpoint when it is loaded, as for every node: against the model as transformers runs it
-(`workers.kv_engine.selfcheck`).
+`workers.kv_engine.kernel_models` lists the supported models. As for every node, the results are checked
+at load against transformers' model (`workers.kv_engine.selfcheck`).
 """
 
 import ctypes
@@ -15,31 +14,32 @@ from typing import Any, Final
 
 import torch
 
+from models.base import TokenStep
 from shared.errors import BugError, WorkerError
 from workers.cpu_kernels import library
 from workers.cpu_kernels.library import Library
-from workers.cpu_kernels.packing import DTYPES, LANES, Packing
+from workers.cpu_kernels.packing import DTYPES, LANES, MatrixPacker
 from workers.kv_engine import kernel_models
 from workers.kv_engine.attention import paged
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.kernel_models import LlamaLike
-from workers.kv_engine.node import KVNode, TokenStep
+from workers.kv_engine.node import KVNode
 from workers.kv_engine.selfcheck import text_for
 from workers.kv_engine.step import Step
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-_MOST_DIM: Final = 256
-_MOST_SHARERS: Final = 32
-"""Heads that share a head of keys, at most."""
+_MAX_HEAD_DIM: Final = 256
+_MAX_HEADS_PER_KV_HEAD: Final = 32
+"""The most heads that share one head of keys."""
 
 
 def use_cpu_kernels(node: KVNode, *, threads: int) -> KVNode:
-    """A CPU's node, computed by the kernels where they can; else as it is, and the log says why.
+    """Return the node computed by the CPU kernels, or the node itself if they cannot do it; log which.
 
-    Call it before the node is proven; what is packed is let go of in transformers' model, layer by layer.
+    Call it before the node is checked. Weights are freed in transformers' model as they are packed.
     """
-    if reason := _in_the_way(node):
+    if reason := _unsupported(node):
         _LOGGER.info("%s is computed by torch: the CPU kernels do not support %s", node.name, reason)
         return node
     kernels = library.load()
@@ -50,8 +50,8 @@ def use_cpu_kernels(node: KVNode, *, threads: int) -> KVNode:
     return NativeDecoder(node, kernels, threads=threads)
 
 
-def _in_the_way(node: Any) -> str:
-    """What of a node the kernels do not know; empty where they know all."""
+def _unsupported(node: Any) -> str:
+    """The property of the node that the kernels do not support; empty if none."""
     if unknown := kernel_models.unknown_in(node):
         return unknown
     if node.dtype not in DTYPES:
@@ -60,15 +60,15 @@ def _in_the_way(node: Any) -> str:
     dim = node.model.model.layers[0].self_attn.head_dim
     sharers = config.num_attention_heads // config.num_key_value_heads
     checks = {
-        f"heads of {dim}": dim % (2 * LANES) == 0 and dim <= _MOST_DIM,
+        f"heads of {dim}": dim % (2 * LANES) == 0 and dim <= _MAX_HEAD_DIM,
         f"states of {config.hidden_size}": config.hidden_size % LANES == 0,
-        f"{sharers} heads on one of keys": sharers <= _MOST_SHARERS,
+        f"{sharers} heads on one of keys": sharers <= _MAX_HEADS_PER_KV_HEAD,
     }
     return kernel_models.first_unknown(checks)
 
 
 class NativeDecoder(LlamaLike):
-    """A node that has the results of `node`, computed by the kernels (`workers.kv_engine.node.KVNode`)."""
+    """A `workers.kv_engine.node.Node` with the same results as `node`, computed by the CPU kernels."""
 
     def __init__(self, node: Any, kernels: Library, *, threads: int) -> None:
         super().__init__(node, kernels.variant)
@@ -78,16 +78,16 @@ class NativeDecoder(LlamaLike):
             raise MemoryError
         self._dtype: Final = DTYPES[node.dtype]
         text = text_for(node)
-        # Now, while there is a model to ask.
-        self._proof: Final[tuple[torch.Tensor, torch.Tensor]] = (text, node.reference(text))
+        # Computed now, because packing frees the weights of the model.
+        self._reference: Final[tuple[torch.Tensor, torch.Tensor]] = (text, node.reference(text))
         self._pool: PagedPool | None = None
         self._cells: tuple[Any, Any] = (None, None)
         body = node.model.model
         self._hidden: Final[int] = node.model.config.hidden_size
         head = node.model.lm_head.weight
-        packing = Packing(kernels, self._context, node.dtype)
-        self._kept: Final[list[Any]] = [packing]
-        self._head: Final = packing.stacked([head])
+        packing = MatrixPacker(kernels, self._context, node.dtype)
+        self._memory: Final[list[Any]] = [packing]
+        self._head: Final = packing.stack([head])
         if head is not self._embed.weight:
             head.data = head.data.new_empty(0)
         self._layers: Final = (library.Layer * self.layout.layers)(
@@ -106,26 +106,26 @@ class NativeDecoder(LlamaLike):
             layer=self._layers,
             norm=self._floats(body.norm.weight),
         )
-        _LOGGER.info("%s: packed into %.0f MB", node.name, packing.nbytes / 1e6)
+        _LOGGER.info("%s: weights packed into %.0f MB", node.name, packing.nbytes / 1e6)
 
     def __del__(self) -> None:
         if context := getattr(self, "_context", None):
             self._kernels.close(context)
 
     def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
-        """The T tokens' hidden states, (T, hidden) float32.
+        """Return the T tokens' hidden states, (T, hidden) float32.
 
         Raises:
-            WorkerError: there is no memory for them.
+            WorkerError: there is not enough memory for the activations.
         """
-        pool, whole = paged.current()
+        pool, batch = paged.current()
         keys, values = self._cells_of(pool)
         embedded = inputs if inputs.is_floating_point() else self._embed(inputs)
-        # A copy in any case: the layers write over it.
+        # Always a copy: the layers overwrite it.
         hidden = embedded.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         cos, sin = (one.contiguous() for one in self._angles(hidden[None], step.positions[None]))
-        told = _step_of(whole, cos, sin, keys, values, hidden)
-        self._check(self._kernels.body(self._context, self._model, told))
+        c_step = _to_c_step(batch, cos, sin, keys, values, hidden)
+        self._check(self._kernels.body(self._context, self._model, c_step))
         return hidden
 
     def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -140,22 +140,24 @@ class NativeDecoder(LlamaLike):
         return logits
 
     def reference(self, token_ids: torch.Tensor) -> torch.Tensor:
-        text, logits = self._proof
+        text, logits = self._reference
         if not torch.equal(text, token_ids):
-            raise BugError("the weights are packed: only the text of the proof was run before they were")
+            raise BugError(
+                "the reference logits exist for the text of the self-check only: the weights are packed"
+            )
         return logits
 
     # ---- weights -----------------------------------------------------------------------------------
-    def _layer(self, layer: Any, packing: Packing) -> library.Layer:
+    def _layer(self, layer: Any, packing: MatrixPacker) -> library.Layer:
         own, mlp = layer.self_attn, layer.mlp
         projections = (own.q_proj, own.k_proj, own.v_proj)
         biases = [projection.bias for projection in projections]
         norms = [getattr(own, name, None) for name in ("q_norm", "k_norm")]
         packed = library.Layer(
-            qkv=packing.stacked([projection.weight for projection in projections]),
-            o=packing.stacked([own.o_proj.weight]),
-            gate_up=packing.paired(mlp.gate_proj.weight, mlp.up_proj.weight),
-            down=packing.stacked([mlp.down_proj.weight]),
+            qkv=packing.stack([projection.weight for projection in projections]),
+            o=packing.stack([own.o_proj.weight]),
+            gate_up=packing.interleave(mlp.gate_proj.weight, mlp.up_proj.weight),
+            down=packing.stack([mlp.down_proj.weight]),
             norm_in=self._floats(layer.input_layernorm.weight),
             norm_post=self._floats(layer.post_attention_layernorm.weight),
             q_norm=self._floats(norms[0].weight) if norms[0] is not None else None,
@@ -169,13 +171,13 @@ class NativeDecoder(LlamaLike):
         return packed
 
     def _floats(self, values: torch.Tensor) -> int:
-        """The address of a float32 copy that stays."""
+        """Return the address of a float32 copy that stays allocated."""
         copy = values.detach().to(torch.float32, copy=True).contiguous()
-        self._kept.append(copy)
+        self._memory.append(copy)
         return copy.data_ptr()
 
     def _cells_of(self, pool: PagedPool) -> tuple[Any, Any]:
-        """The addresses of the pool's keys and values, layer by layer."""
+        """Return the addresses of the pool's keys and values, by layer."""
         if pool is not self._pool:
             addresses = ctypes.c_void_p * self.layout.layers
             self._pool = pool
@@ -188,13 +190,13 @@ class NativeDecoder(LlamaLike):
     @staticmethod
     def _check(status: int) -> None:
         if status:
-            raise WorkerError("there is no memory left for a step: expected room for its activations")
+            raise WorkerError("out of memory: the activations of a step could not be allocated")
 
 
-def _step_of(
+def _to_c_step(
     step: Step, cos: torch.Tensor, sin: torch.Tensor, keys: Any, values: Any, hidden: torch.Tensor
 ) -> library.Step:
-    """A step as the kernels are told of it."""
+    """Return the step as the kernels' structure."""
     return library.Step(
         tokens=len(step.positions),
         spans=len(step.rows),
