@@ -1,8 +1,8 @@
 // Products of bfloat16 by the tile unit of Intel's Advanced Matrix Extensions.
 //
-// A tile is sixteen rows of 64 bytes. What `tiles.h` packs is what the unit wants for weights: a row has
-// two k of sixteen columns. With DALSEGNO_EMULATED_AMX the unit is written out in C++, so that the
-// arithmetic around it is tested on processors that have none.
+// A tile is sixteen rows of 64 bytes. Weights packed by `tiles.h` have the unit's layout: a row holds two k of
+// sixteen columns. With DALSEGNO_EMULATED_AMX the unit is emulated in C++, so that the code around it can be
+// tested on processors without AMX.
 #pragma once
 
 #include "numbers.h"
@@ -68,11 +68,11 @@ inline bool allowed() { return true; }
 #else
 
 inline void shape(const Palette& palette) {
-  asm volatile("" ::: "memory");  // GCC's loads do not say what they read: here all that was written has to be there
+  asm volatile("" ::: "memory");  // GCC's tile loads do not declare what they read, so flush all writes here
   _tile_loadconfig(&palette);
 }
 
-// The compiler wants the tiles' numbers as they are written: one function for each that is used.
+// The intrinsics require tile numbers as literals, so there is one function per tile in use.
 template <int tile>
 void zero();
 template <int tile>
@@ -99,7 +99,7 @@ DALSEGNO_PRODUCT(0, 4, 5) DALSEGNO_PRODUCT(1, 4, 6) DALSEGNO_PRODUCT(2, 4, 7) DA
 #undef DALSEGNO_FACTOR
 #undef DALSEGNO_PRODUCT
 
-// The operating system keeps the unit's registers only for processes that have asked.
+// The operating system saves the unit's registers only for processes that have requested it.
 inline bool allowed() {
   constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
   return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
@@ -107,8 +107,8 @@ inline bool allowed() {
 
 #endif
 
-// Rows of x times a unit of four panels: tiles 0 to 3 are sums, 4 is x, 5 to 7 are weights.
-// Rows of x times the next `depth` of a unit: added to y, or in its place.
+// Multiplies rows of x with the next `depth` k of a unit of four panels, and adds to y or overwrites it.
+// Tiles 0 to 3 are sums, 4 is x, 5 to 7 are weights.
 inline void multiply_unit(const bfloat16* x, size_t stride, int rows, const bfloat16* w, int depth, bool adds,
                           const char* next, size_t bytes, Floats* y) {
   constexpr size_t TILE_ROW = 64, Y_ROW = UNIT * sizeof(Floats);

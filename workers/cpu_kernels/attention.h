@@ -1,9 +1,9 @@
 // Attention of packed queries over the paged pool.
 //
-// Keys are met in tiles of 64, counted from the beginning of the text, and a query's weights are kept as its
-// largest score so far, their sum, and the values they weigh (online softmax, Milakov and Gimelshein 2018).
-// A key that a query must not see changes nothing, to the bit. So what a query comes to does not
-// depend on how its prompt was cut, nor on who else is in the step.
+// Keys are read in tiles of 64, counted from the beginning of the text. For each query the largest score so far,
+// the sum of weights and the weighted values are kept (online softmax, Milakov and Gimelshein 2018). A key that a
+// query must not see has exactly no effect. So the result of a query does not depend on how its prompt was split
+// nor on the other sequences of the step.
 #pragma once
 
 #include <algorithm>
@@ -16,32 +16,32 @@
 namespace dalsegno {
 
 constexpr int KEYS = 64;
-constexpr int MOST_ROWS = 32;  // heads times queries that are computed together
+constexpr int MOST_ROWS = 32;  // heads times queries computed together
 constexpr int MOST_DIM = 256;
 
 struct Shape {
   int heads, kv_heads, dim;
-  int window;  // how many keys a query sees, its own included; 0 is all before it
+  int window;  // number of keys that a query sees, its own included; 0 is all
   float scaling;
 };
 
-// What of a step attention needs: see `Step` in body.cpp.
+// The part of `Step` (body.cpp) that attention needs.
 struct Cells {
   const int32_t* table;  // (spans' rows, blocks)
   int table_stride;
   int block_size;
 };
 
-// Queries of one span, and heads of keys, that are computed together.
+// Queries of one span and key heads that are computed together.
 struct QueryTile {
   int first, count;  // packed tokens
-  int position;      // of the first, in its text
+  int position;      // of the first query in its text
   int row;           // of the block table
-  int head, heads;   // of keys, from which one on
+  int head, heads;   // first key head, and their number
 };
 
 #if defined(__AVX512F__)
-// Sixteen sums at once, each in the same tree.
+// Sixteen sums at once, each in the same order, as a tree.
 inline Floats sums(const Floats (&v)[16]) {
   __m512 a[8], b[4];
   for (int i = 0; i < 8; ++i) {
@@ -52,7 +52,7 @@ inline Floats sums(const Floats (&v)[16]) {
     const __m512d p = _mm512_castps_pd(a[2 * i]), q = _mm512_castps_pd(a[2 * i + 1]);
     b[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(p, q)), _mm512_castpd_ps(_mm512_unpackhi_pd(p, q)));
   }
-  // A lane of 128 bits has four sums, each still in four parts.
+  // Each 128-bit lane has four sums, each of them still split over the four lanes.
   const __m512 c = _mm512_add_ps(_mm512_shuffle_f32x4(b[0], b[1], 0x88), _mm512_shuffle_f32x4(b[0], b[1], 0xDD));
   const __m512 d = _mm512_add_ps(_mm512_shuffle_f32x4(b[2], b[3], 0x88), _mm512_shuffle_f32x4(b[2], b[3], 0xDD));
   return (Floats)_mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x88), _mm512_shuffle_f32x4(c, d, 0xDD));
@@ -65,7 +65,7 @@ inline Floats sums(const Floats (&v)[16]) {
 }
 #endif
 
-// How many numbers of a head `add_products` multiplies in one go.
+// The number of elements of a head that `add_products` multiplies at once.
 template <class T>
 constexpr int FACTORS = sizeof(T) == 2 ? 2 * LANES : LANES;
 inline void add_products(Floats& into, Floats q, Floats k) { into += q * k; }
@@ -80,7 +80,7 @@ inline void add_products(Floats& into, Words q, Words k) {
 inline Floats factors(const float* at) { return load(at); }
 inline Words factors(const bfloat16* at) { return load_raw<Words>(at); }
 
-// Scores of `rows` queries with `16 / rows` keys.
+// Computes the scores of `rows` queries with `16 / rows` keys.
 template <class T, int rows>
 inline void score(const T* const* keys, const T* q, int dim, float scaling, float* scores) {
   constexpr int each = 16 / rows;
@@ -98,7 +98,7 @@ inline void score(const T* const* keys, const T* q, int dim, float scaling, floa
     std::memcpy(scores + row * KEYS, reinterpret_cast<const float*>(&found) + row * each, each * sizeof(float));
 }
 
-// Add the values of `count` keys to what `rows` queries have, each by its weight; `vectors` of them at a time.
+// Adds the weighted values of `count` keys to the sums of `rows` queries, `vectors` vectors at a time.
 template <class T, int rows, int vectors>
 inline void weigh(const T* const* values, const float* weights, int count, float* out) {
   Floats sums[rows][vectors];
@@ -135,7 +135,7 @@ inline void weigh_keys(const T* const* values, const float* weights, int count, 
   }
 }
 
-// As many rows at a time as are computed together: `work` is told how many, and from which on.
+// Splits rows into groups of 4, 2 and 1; `work` receives the size and the first row of each.
 template <class Work>
 inline void by_rows(int rows, const Work& work) {
   for (int row = 0; row < rows;) {
@@ -149,8 +149,9 @@ inline void by_rows(int rows, const Work& work) {
   }
 }
 
-// Attends for one tile of queries after another, with some heads of keys: all heads that share these, of `query`
-// (tokens, heads * dim) in float32. A row is a head's query: head by head, no more than `MOST_ROWS` of them.
+// Computes attention for one query tile after another: some key heads and all query heads that share them, of
+// `query` (tokens, heads * dim) in float32. A row is the query of one head; rows are ordered by head, and there are
+// at most `MOST_ROWS`.
 template <class T>
 class Attending {
  public:
@@ -175,7 +176,7 @@ class Attending {
     }
   }
 
-  // What was computed last.
+  // Stores the result computed last.
   void keep(T* out, size_t out_stride) const {
     for (int row = 0; row < rows(); ++row) {
       T* to = out + token_of(row) * out_stride + head_of(row) * shape_.dim;
@@ -193,12 +194,12 @@ class Attending {
     return static_cast<size_t>(tile_.head + row / rows_of_head()) * group() + row % group();
   }
 
-  // Heads side by side are read as they lie in memory: some keys of all of them, then the next. The fewer, the more
-  // evenly is memory asked, but no fewer than are scored together: 16 by a row alone, 8 by two. One by itself has all
-  // of a tile at once.
+  // The number of keys read at once. Several heads are read in memory order: some keys of all heads, then the next
+  // keys. Fewer keys load memory more evenly, but at least as many as are scored together: 16 for one row, 8 for
+  // two. A single head reads a whole tile at once.
   int keys_at_once() const { return std::max<int>(group() % 2 ? 16 : 8, std::bit_floor<unsigned>(KEYS / tile_.heads)); }
 
-  // Where the tile's keys and values are, and the next tile's first keys.
+  // Finds the addresses of the tile's keys and values, and of the next tile's first keys.
   void look_up(int begin, int end) {
     const int32_t* blocks = cells_.table + static_cast<size_t>(tile_.row) * cells_.table_stride;
     const auto offset_of = [&](int at) {
@@ -210,12 +211,12 @@ class Attending {
       keys_[key] = pool_keys_ + at;
       values_[key] = pool_values_ + at;
     }
-    for (int key = count_; key < KEYS; ++key) keys_[key] = keys_[count_ - 1];  // some are scored, none is seen
+    for (int key = count_; key < KEYS; ++key) keys_[key] = keys_[count_ - 1];  // padding: may be scored, is never seen
     following_ = std::clamp(end - begin - KEYS, 0, keys_at_once());
     for (int key = 0; key < following_; ++key) next_[key] = pool_keys_ + offset_of(begin + KEYS + key);
   }
 
-  // Have cells brought to the cache: a head's part of one is too short for the processor to see what is read next.
+  // Prefetches slots: a head's part of a slot is too short for the processor's own prefetcher.
   void fetch(const T* const* cells, int count, int head) const {
     for (int cell = 0; cell < count; ++cell)
       for (int at = 0; at < shape_.dim; at += 64 / static_cast<int>(sizeof(T)))
@@ -254,7 +255,7 @@ class Attending {
     }
   }
 
-  // A row's scores made weights, and what it has so far as small beside them as it is.
+  // Turns a row's scores into weights, and rescales its sums so far to the new maximum.
   void soften(int row, int begin) {
     const int position = tile_.position + query_of(row);
     const int end = std::min(count_, position + 1 - begin);
@@ -265,7 +266,7 @@ class Attending {
     Floats top = load(mine);
     for (int at = LANES; at < KEYS; at += LANES) top = larger(top, load(mine + at));
     const float here = largest(top);
-    if (here == -INFINITY) {  // it sees none of them
+    if (here == -INFINITY) {  // the row sees none of the keys
       std::memset(mine, 0, sizeof scores_[row]);
       return;
     }
@@ -289,7 +290,7 @@ class Attending {
   const Cells& cells_;
   QueryTile tile_{};
   const T *pool_keys_, *pool_values_;
-  int count_ = 0, following_ = 0;  // keys of the tile, and of the next one that are fetched
+  int count_ = 0, following_ = 0;  // keys of the tile, and prefetched keys of the next one
   const T *keys_[KEYS], *values_[KEYS], *next_[KEYS];
   alignas(64) T q_[MOST_ROWS][MOST_DIM];
   alignas(64) float sums_[MOST_ROWS][MOST_DIM];

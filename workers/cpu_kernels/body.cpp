@@ -1,8 +1,8 @@
-// The layers of a Llama-like decoder, computed in one call: all of a step between its embeddings and its
-// logits. Seen from Python as a few C functions over plain structures (`workers/cpu_kernels/library.py`).
+// The layers of a Llama-like decoder in one call: all of a step between its embeddings and its logits. Python
+// calls them as C functions over plain structures (`workers/cpu_kernels/library.py`).
 //
-// Activations stay in float32 between products; what goes into one, and the keys and values in the pool, are of
-// the weights' type.
+// Activations are float32 between products. The inputs of products, and the keys and values in the pool, have the
+// weights' type.
 
 #include <algorithm>
 #include <cstdlib>
@@ -22,7 +22,7 @@ namespace {
 extern "C" {
 struct Matrix {
   const void* data;
-  const int32_t* lists;  // squeezed: where each unit's patches begin; else null
+  const int32_t* lists;  // if squeezed: the first patch of each unit; else null
   const Patch* patches;
   int32_t n, k;
 };
@@ -49,13 +49,13 @@ struct Step {
   const int32_t *rows, *query_offsets, *kv_lengths;    // (spans,), (spans + 1,), (spans,)
   const int32_t* block_table;                          // (rows, table_stride)
   const float *cos, *sin;                              // (tokens, dim)
-  void* const* keys;                                   // of each layer: (slots, kv_heads, dim)
+  void* const* keys;                                   // by layer: (slots, kv_heads, dim)
   void* const* values;
-  float* hidden;  // (tokens, hidden): in, the embeddings; out, the states behind the last norm
+  float* hidden;  // (tokens, hidden): input embeddings; output states after the last norm
 };
 }
 
-// Memory that only grows, from one step to the next.
+// Memory for activations, which only grows from step to step.
 class Scratch {
  public:
   ~Scratch() { std::free(data_); }
@@ -88,7 +88,7 @@ Packed<T> packed(const Matrix& matrix) {
   return {static_cast<const T*>(matrix.data), matrix.n, matrix.k, matrix.lists, matrix.patches};
 }
 
-// Root mean square norm (Zhang and Sennrich 2019) of so many numbers, full vectors of them.
+// Root mean square norm (Zhang and Sennrich 2019) of `size` numbers, a multiple of LANES.
 template <class T>
 void norm(const float* x, const float* weight, int size, float eps, T* out) {
   Floats squares = Floats{};
@@ -97,7 +97,7 @@ void norm(const float* x, const float* weight, int size, float eps, T* out) {
   for (int at = 0; at < size; at += LANES) store(out + at, load(x + at) * scale * load(weight + at));
 }
 
-// Rotary embedding (Su et al. 2021) of one head, with halves that turn together.
+// Rotary embedding (Su et al. 2021) of one head, whose halves rotate against each other.
 inline void rotate(float* x, const float* cos, const float* sin, int dim) {
   const int half = dim / 2;
   for (int at = 0; at < half; at += LANES) {
@@ -113,19 +113,19 @@ inline void put_floats(float* to, const Floats* unit) {
   for (int v = 0; v < UNIT; ++v) store(to + v * LANES, unit[v]);
 }
 
-// What the members of a team share of one step.
+// The data of one step that the members of a team share.
 template <class T>
 struct Body {
   const Model& model;
   const Step& step;
   const std::vector<QueryTile>& tiles;
   float* qkv;    // (tokens, qkv_width)
-  T* narrow;     // (tokens, hidden_depth or heads * dim): what goes into qkv, o, gate_up
+  T* narrow;     // (tokens, hidden_depth or heads * dim): the input of qkv, o and gate_up
   T* wide;       // (tokens, intermediate_depth)
   float* state;  // (tokens, hidden_width)
   int qkv_width, narrow_width, wide_width, state_width;
 
-  static constexpr int PHASES = 8;  // of a layer
+  static constexpr int PHASES = 8;  // per layer
 
   void operator()(Team::Member& member) const {
     int phase = 0;
@@ -166,7 +166,7 @@ struct Body {
     });
   }
 
-  // Add a product to the residual stream.
+  // Adds a product to the residual stream.
   auto adding(const float* bias, int biased) const {
     return [this, bias, biased](int row, int column, const Floats* y) {
       float* to = state + row * size_t(state_width) + column;
@@ -178,7 +178,7 @@ struct Body {
     };
   }
 
-  // A token's queries turned; its keys turned, and with its values in the pool.
+  // Rotates a token's queries and keys, and stores its keys and values in the pool.
   void turn_and_keep(const Layer& layer, int token, T* keys, T* values) const {
     const int dim = model.dim, q = model.heads * dim, kv = model.kv_heads * dim;
     float* mine = qkv + token * size_t(qkv_width);
@@ -209,8 +209,8 @@ struct Body {
   }
 };
 
-// What is taken by one after the other: a prompt by some of its tokens for each head of keys; of who decodes all
-// heads, side by side in memory, or fewer where there are not enough of them to go round.
+// The query tiles of a step, which members take one by one. A prompt is split into some tokens per key head. A
+// decode has all heads, which are adjacent in memory, in one tile, or fewer heads if there are too few tiles.
 const std::vector<QueryTile>& tiles_of(std::vector<QueryTile>& tiles, const Model& model, const Step& step, int members) {
   const int group = model.heads / model.kv_heads, most = std::max(1, MOST_ROWS / 2 / group);
   const int fair = std::max(1, model.kv_heads * step.spans / (2 * members));
@@ -230,7 +230,7 @@ const std::vector<QueryTile>& tiles_of(std::vector<QueryTile>& tiles, const Mode
 
 template <class T>
 void run_body(Context& context, const Model& model, const Step& step) {
-  // Rows are as wide as the units that are written to them.
+  // Rows are padded to whole units, because products write whole units.
   const int heads = model.heads * model.dim, unit = UNIT * LANES;
   const int qkv_width = round_up(heads + 2 * model.kv_heads * model.dim, unit);
   const int narrow_width = row_stride<T>(round_up(std::max(model.hidden, heads), unit));
@@ -278,7 +278,7 @@ void run_linear(Context& context, const Packed<T>& w, const float* x, int rows, 
   });
 }
 
-// Each unit of a packed matrix once.
+// Calls `work` once per unit of a packed matrix.
 template <class Work>
 void of_units(void* context, const Packed<bfloat16>& w, const Work& work) {
   static_cast<Context*>(context)->team.run(1, [&](Team::Member& member) {
@@ -296,7 +296,7 @@ using namespace dalsegno;
 #pragma GCC visibility push(default)
 extern "C" {
 
-// What it was compiled for, and whether this process may use it.
+// The kind of processor it was compiled for, and whether this process may use its instructions.
 const char* dalsegno_variant() {
 #if defined(DALSEGNO_AMX)
   return "amx";
@@ -317,7 +317,7 @@ int dalsegno_allowed() {
 #endif
 }
 
-// Null where there is no memory, or no thread, left.
+// Returns null if there is not enough memory, or no thread can be created.
 void* dalsegno_open(int threads) {
   try {
     return new Context(threads);
@@ -327,7 +327,7 @@ void* dalsegno_open(int threads) {
 }
 void dalsegno_close(void* context) { delete static_cast<Context*>(context); }
 
-// How many pieces were kept by another thread than the one that had taken them.
+// The number of pieces that were kept by another thread than the one that had taken them.
 int64_t dalsegno_helped(void* context) { return static_cast<Context*>(context)->team.helped(); }
 
 // Bytes of a packed matrix (n, k).
@@ -346,14 +346,14 @@ void dalsegno_pack(void* context, int dtype, void* into, const void* w, int32_t 
   });
 }
 
-// Bytes of a packed matrix of bfloat16 (n, k) that is squeezed; 0 where that is not done.
+// Bytes of a squeezed bfloat16 matrix (n, k); 0 if this processor cannot read squeezed weights.
 int64_t dalsegno_squeezed_bytes(int32_t n, int32_t k) {
   if (!DALSEGNO_SQUEEZES) return 0;
   const Packed<bfloat16> w{nullptr, n, k};
   return w.units() * squeezed_unit_bytes(w.depth());
 }
 
-// How many patches a packed matrix needs, those that end the lists included; `lists` says where each unit's begin.
+// Returns the number of patches of a packed matrix, end markers included, and sets each unit's first in `lists`.
 int64_t dalsegno_count_patches(void* context, const Matrix* plain, int32_t* lists) {
   const Packed<bfloat16> w = packed<bfloat16>(*plain);
   of_units(context, w, [&](int unit, const Squeezing& squeezing) { lists[unit] = squeezing.patches() + 1; });
@@ -362,7 +362,7 @@ int64_t dalsegno_count_patches(void* context, const Matrix* plain, int32_t* list
   return total;
 }
 
-// Write a packed matrix squeezed, and its patches where `lists` has them.
+// Squeezes a packed matrix, and writes its patches at the places in `lists`.
 void dalsegno_squeeze(void* context, const Matrix* plain, const int32_t* lists, void* into, Patch* patches) {
   const Packed<bfloat16> w = packed<bfloat16>(*plain);
   const size_t bytes = squeezed_unit_bytes(w.depth());
@@ -371,7 +371,7 @@ void dalsegno_squeeze(void* context, const Matrix* plain, const int32_t* lists, 
   });
 }
 
-// y (rows, n) = x (rows, k) W^T, in float32; y's rows are `stride` apart. 0, or 1 without memory.
+// y (rows, n) = x (rows, k) W^T, in float32; y's rows are `stride` apart. Returns 0, or 1 if out of memory.
 int dalsegno_linear(void* context, int dtype, const Matrix* w, const float* x, int32_t rows, float* y, int64_t stride) {
   try {
     auto& to = *static_cast<Context*>(context);

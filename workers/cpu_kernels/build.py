@@ -1,8 +1,8 @@
-"""Compiles the C++ kernels: at installation (`install.py`), or when they are first wanted.
+"""The compilation of the C++ kernels: at installation (`install.py`), or at their first use.
 
-There is a library for each kind of processor (`VARIANTS`), named after the sources it was made of: what an
-older version left behind is not taken for ours. Knows only the standard library: it runs where nothing is
-installed yet.
+There is one library per kind of processor (`VARIANTS`). Its file name contains a digest of the sources, so a
+library of an older version is not used. This module needs only the standard library, because it runs before
+any dependency is installed.
 """
 
 import hashlib
@@ -22,18 +22,23 @@ _X86_64 = ("x86_64", "AMD64")
 _FLAGS = (
     *("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-math-errno"),
     *("-Wall", "-Wextra", "-Werror", "-Wno-psabi"),
-    "-Wno-unknown-warning-option",  # Clang does not know the next one
-    "-Wno-maybe-uninitialized",  # of GCC's own intrinsics
+    "-Wno-unknown-warning-option",  # Clang does not have the next option
+    "-Wno-maybe-uninitialized",  # false positives in GCC's own intrinsics
 )
 
 
 class BuildError(Exception):
-    """The kernels could not be compiled; says why."""
+    """The kernels could not be compiled; the message says why."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The kernels for a kind of processor: what it must have, by the kernel's names, and how it is told."""
+    """A kind of processor.
+
+    Attributes:
+        needs: required CPU flags, by the Linux kernel's names.
+        flags: compiler options.
+    """
 
     name: str
     needs: frozenset[str]
@@ -54,8 +59,8 @@ VARIANTS = (
 """The best first."""
 
 
-def processor() -> frozenset[str]:
-    """What this machine's processor has, in the words of `/proc/cpuinfo`; nothing where that is not there."""
+def processor_flags() -> frozenset[str]:
+    """Return the CPU flags of this machine as in `/proc/cpuinfo`; empty if that cannot be read."""
     if platform.machine() not in _X86_64:
         return frozenset()
     try:
@@ -66,13 +71,13 @@ def processor() -> frozenset[str]:
     return frozenset(flags.split())
 
 
-def variants_for(has: frozenset[str]) -> list[Variant]:
-    """The variants such a processor can run, the best first."""
-    return [variant for variant in VARIANTS if variant.needs <= has]
+def variants_for(flags: frozenset[str]) -> list[Variant]:
+    """Return the variants that a processor with these flags can run, the best first."""
+    return [variant for variant in VARIANTS if variant.needs <= flags]
 
 
 def digest(variant: Variant) -> str:
-    """Of the sources, and of how they are compiled."""
+    """Return a digest of the sources and the compiler options."""
     found = hashlib.blake2b(repr((_FLAGS, variant.flags)).encode(), digest_size=6)
     for path in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]):
         found.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -80,12 +85,12 @@ def digest(variant: Variant) -> str:
 
 
 def file_name(variant: Variant) -> str:
-    """The file of a variant compiled from these sources."""
+    """Return the file name of the library of a variant, compiled from the current sources."""
     return f"kernels-{variant.name}-{digest(variant)}.so"
 
 
 def compiler() -> str | None:
-    """The C++ compiler: `CXX`, or the first of the usual names that is there."""
+    """Return the path of the C++ compiler: `CXX`, or the first of the usual names that exists."""
     named = os.environ.get("CXX")
     return (
         shutil.which(named)
@@ -95,15 +100,15 @@ def compiler() -> str | None:
 
 
 def build(variant: Variant, folder: Path, *, also: Sequence[str] = ()) -> Path:
-    """Compile a variant into `folder`; several may do so at once.
+    """Compile a variant into `folder`. Several processes may do so at the same time.
 
     Args:
-        variant: for which processor.
-        folder: is made if it is not there.
-        also: more flags; tests emulate what this machine lacks.
+        variant: the kind of processor.
+        folder: created if it does not exist.
+        also: more compiler options; tests use them to emulate instructions.
 
     Raises:
-        BuildError: there is no compiler, or it refused.
+        BuildError: there is no compiler, or the compilation failed.
         OSError: the folder cannot be written to.
     """
     command = compiler()
@@ -111,22 +116,22 @@ def build(variant: Variant, folder: Path, *, also: Sequence[str] = ()) -> Path:
         raise BuildError("no C++ compiler was found: on Debian, apt install g++ (or name one in CXX)")
     target = folder / file_name(variant)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as aside:
-        made = Path(aside) / target.name
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as temporary:
+        made = Path(temporary) / target.name
         arguments = [command, *_FLAGS, *variant.flags, *also, str(SOURCES / "body.cpp"), "-o", str(made)]
         try:
             ran = subprocess.run(arguments, capture_output=True, text=True, timeout=COMPILE_S, check=False)
         except subprocess.TimeoutExpired as error:
-            raise BuildError(f"{command} was not done after {COMPILE_S:.0f} s") from error
+            raise BuildError(f"{command} did not finish within {COMPILE_S:.0f} s") from error
         if ran.returncode:
-            said = ran.stderr.strip()[-2000:] or "it said nothing"
-            raise BuildError(f"{command} ended with status {ran.returncode}: {said}")
+            output = ran.stderr.strip()[-2000:] or "no output"
+            raise BuildError(f"{command} ended with status {ran.returncode}: {output}")
         made.replace(target)
     return target
 
 
 def clean(folder: Path) -> None:
-    """Remove what older sources were compiled to."""
+    """Remove libraries that were compiled from other sources."""
     kept = {file_name(variant) for variant in VARIANTS}
     for path in folder.glob("kernels-*.so"):
         if path.name not in kept:

@@ -1,7 +1,8 @@
-"""Compiles the kernels while the package is built: a hook of hatchling's (`pyproject.toml`).
+"""A hatchling build hook (`pyproject.toml`) that compiles the kernels while the package is built.
 
-For the processor it is built on, or with `DALSEGNO_KERNELS=all` for all there are: an image runs elsewhere.
-Without a compiler nothing is compiled and nothing fails: a worker then says that torch computes.
+It compiles for this machine's processor, or for all variants with `DALSEGNO_KERNELS=all`, because an image
+runs on other machines. Without a compiler it warns and the build succeeds; a worker then logs that torch
+computes the layers.
 """
 
 import os
@@ -10,14 +11,14 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-# There while a package is built, and only then.
+# Installed only while a package is built.
 from hatchling.builders.hooks.plugin.interface import (  # type: ignore[import-not-found]
     BuildHookInterface,
 )
 
 
 class KernelsHook(BuildHookInterface):  # type: ignore[misc]
-    """Makes the libraries, and the wheel one of this platform."""
+    """Adds the compiled libraries to the wheel, and tags the wheel for this platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
@@ -25,12 +26,12 @@ class KernelsHook(BuildHookInterface):  # type: ignore[misc]
         folder = Path(self.root) / "workers" / "cpu_kernels"
         sys.path.insert(0, str(folder))
         try:
-            import build  # type: ignore[import-not-found] # noqa: PLC0415 - by its path: the package is not there
+            import build  # type: ignore[import-not-found] # noqa: PLC0415 - the package is not installed yet
         finally:
             sys.path.remove(str(folder))
         built = folder / "built"
-        has_all = os.environ.get("DALSEGNO_KERNELS") == "all" and bool(build.processor())
-        wanted = build.VARIANTS if has_all else build.variants_for(build.processor())[:1]
+        has_all = os.environ.get("DALSEGNO_KERNELS") == "all" and bool(build.processor_flags())
+        wanted = build.VARIANTS if has_all else build.variants_for(build.processor_flags())[:1]
         for variant in wanted:
             if (built / build.file_name(variant)).is_file():
                 continue
@@ -42,5 +43,5 @@ class KernelsHook(BuildHookInterface):  # type: ignore[misc]
         if any(built.glob("*.so")):
             build_data["artifacts"].append("workers/cpu_kernels/built/*.so")
             build_data["pure_python"] = False
-            # Loaded by ctypes: any Python of this platform will do.
+            # ctypes loads the libraries, so any Python version of this platform works.
             build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

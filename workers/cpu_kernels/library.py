@@ -1,7 +1,7 @@
-"""The compiled kernels as Python sees them: a few C functions over plain structures.
+"""The Python binding of the compiled kernels: a few C functions over plain structures, by ctypes.
 
-`load` finds the library for this machine's processor, or has it compiled; where that cannot be it says why,
-and torch computes instead. Nothing here knows a model.
+`load` finds the library for this machine's processor or compiles it. If neither is possible it logs the
+reason, and torch computes instead. This module does not depend on any model.
 """
 
 import ctypes
@@ -24,13 +24,13 @@ FLOAT32, BFLOAT16 = 0, 1
 
 
 class Patch(Structure):
-    """A weight that has no place among those squeezed (`squeezed.h`)."""
+    """A weight that a squeezed unit cannot represent (`squeezed.h`)."""
 
     _fields_: ClassVar[_Fields] = [("step", c_int32), ("place", c_uint16), ("bits", c_uint16)]
 
 
 class Matrix(Structure):
-    """A packed matrix: (n, k), n of them the columns of a product; squeezed if it has `lists` of patches."""
+    """A packed matrix (n, k); n is the number of columns of a product. Squeezed matrices have `lists`."""
 
     _fields_: ClassVar[_Fields] = [
         *((name, c_void_p) for name in ("data", "lists", "patches")),
@@ -39,7 +39,7 @@ class Matrix(Structure):
 
 
 class Layer(Structure):
-    """A decoder layer's weights; norms and biases are float32, those that are not there null."""
+    """The weights of a decoder layer. Norms and biases are float32; absent ones are null."""
 
     _fields_: ClassVar[_Fields] = [
         *((name, Matrix) for name in ("qkv", "o", "gate_up", "down")),
@@ -49,7 +49,7 @@ class Layer(Structure):
 
 
 class Model(Structure):
-    """What is the same in every step."""
+    """The properties of a model that are the same in every step."""
 
     _fields_: ClassVar[_Fields] = [
         *(
@@ -71,11 +71,11 @@ class Step(Structure):
 
 
 class Library:
-    """A loaded library.
+    """A loaded library of kernels.
 
     Attributes:
-        variant: for which kind of processor it was compiled.
-        is_allowed: whether this process may use what that kind has; AMX is asked for.
+        variant: the kind of processor that it was compiled for.
+        is_allowed: whether the operating system lets this process use the instructions; AMX needs permission.
     """
 
     def __init__(self, path: Path) -> None:
@@ -111,26 +111,28 @@ class Library:
 
 @cache
 def load() -> Library | None:
-    """The library for this processor; None where there is none, which is said once."""
-    for variant in build.variants_for(build.processor()):
+    """Return the library for this processor, or None; the first call logs the reason."""
+    for variant in build.variants_for(build.processor_flags()):
         try:
             library = Library(find_or_build(variant))
         except (BuildError, OSError) as error:
-            _LOGGER.warning("the CPU kernels are not there, torch computes instead (slower): %s", error)
+            _LOGGER.warning("the CPU kernels are not available, torch computes instead (slower): %s", error)
             return None
         if library.is_allowed:
             return library
-        _LOGGER.info("CPU kernels for %s: the operating system does not allow them", variant.name)
+        _LOGGER.info(
+            "CPU kernels for %s: the operating system does not permit their instructions", variant.name
+        )
     _LOGGER.info("there are no CPU kernels for this processor: torch computes")
     return None
 
 
 def find_or_build(variant: Variant) -> Path:
-    """The library of a variant, made at installation or now.
+    """Return the path of the library of a variant, compiled at installation or now.
 
     Raises:
         BuildError: it cannot be compiled.
-        OSError: there is nowhere to put it.
+        OSError: no folder is writable.
     """
     name = build.file_name(variant)
     if (path := BUILT / name).is_file():
@@ -138,10 +140,10 @@ def find_or_build(variant: Variant) -> Path:
     cache_folder = _cache_folder()
     if (path := cache_folder / name).is_file():
         return path
-    _LOGGER.info("compiling the CPU kernels for %s: some seconds, once", variant.name)
+    _LOGGER.info("compiling the CPU kernels for %s: this takes some seconds, once", variant.name)
     try:
         return build.build(variant, BUILT)
-    except OSError:  # installed by somebody else, or on what is mounted to be read only
+    except OSError:  # installed by another user, or on a read-only file system
         return build.build(variant, cache_folder)
 
 
@@ -149,5 +151,5 @@ def _cache_folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(home) if home else Path.home() / ".cache") / "dalsegno" / "kernels"
-    except RuntimeError as error:  # a user of whom the system knows nothing
+    except RuntimeError as error:  # the user has no home directory
         raise BuildError(f"{error} (name a folder in XDG_CACHE_HOME)") from error

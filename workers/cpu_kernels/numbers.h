@@ -1,7 +1,7 @@
-// Vectors of sixteen floats, bfloat16, and what is computed with them.
+// Vectors of sixteen floats, bfloat16 numbers, and functions of them.
 //
-// Written with the compiler's own vector types, so that the same lines are AVX-512, two AVX2 registers or
-// NEON; intrinsics only where a processor multiplies bfloat16 by itself.
+// The code uses the compiler's vector types, so the same lines compile to AVX-512, two AVX2 registers or NEON.
+// Intrinsics are used only for bfloat16 instructions.
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,7 @@
 namespace dalsegno {
 
 constexpr int LANES = 16;
-constexpr int UNIT = 4;  // vectors, of as many panels of a matrix, that are computed together
+constexpr int UNIT = 4;  // panels of a matrix, one vector of each, computed together
 
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
@@ -52,7 +52,7 @@ inline Floats load(const bfloat16* at) {
 inline float to_float(bfloat16 value) { return as<float>(static_cast<uint32_t>(value.bits) << 16); }
 
 inline void store(float* at, Floats values) { std::memcpy(at, &values, sizeof values); }
-// To the nearest, to the even one of two as near.
+// Rounds to nearest, ties to even.
 inline void store(bfloat16* at, Floats values) {
   const Words bits = as<Words>(values);
   const Words rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
@@ -62,7 +62,7 @@ inline void store(bfloat16* at, Floats values) {
 }
 
 inline float sum(Floats values) {
-  // Always in the same tree.
+  // Always summed in the same order, as a tree.
   float part[LANES];
   store(part, values);
   for (int width = LANES / 2; width; width /= 2)
@@ -83,13 +83,13 @@ inline float largest(Floats values) {
   return found;
 }
 
-// e to the power of each: 2^n times a polynomial of degree 6 on half an octave on either side (relative error
-// 2e-7). What is below the smallest normal number comes out near it; a NaN stays one.
+// The exponential: 2^n times a polynomial of degree 6 for half an octave on either side (relative error 2e-7).
+// Results below the smallest normal number are clamped near it; NaN stays NaN.
 inline Floats exponential(Floats x) {
   const Words is_low = (Words)(x < splat(-87.0f)), is_high = (Words)(x > splat(88.0f));
   Floats bounded = as<Floats>((as<Words>(splat(-87.0f)) & is_low) | (as<Words>(x) & ~is_low));
   bounded = as<Floats>((as<Words>(splat(88.0f)) & is_high) | (as<Words>(bounded) & ~is_high));
-  // Adding and taking away 1.5 * 2^23 rounds to a whole number, whose bits are the sum's lowest.
+  // Adding and subtracting 1.5 * 2^23 rounds to an integer, which is in the lowest bits of the sum.
   const Floats shift = splat(12582912.0f);
   const Floats sum = bounded * 1.44269504088896341f + shift;
   const Floats n = sum - shift;

@@ -1,6 +1,6 @@
-"""A model's matrices as the kernels read them: packed, and of bfloat16 squeezed where that can be done.
+"""The packing of a model's matrices for the kernels; bfloat16 matrices are also squeezed if possible.
 
-What a format is, is told where it is read: `tiles.h`, `squeezed.h`.
+`tiles.h` describes the packed format, and `squeezed.h` the squeezed one.
 """
 
 import ctypes
@@ -17,39 +17,39 @@ from workers.machine import memory
 
 DTYPES: Final = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 LANES: Final = 16
-_UNIT: Final = 64  # columns that are computed together
-_FEW: Final = 256
-"""One patch in so many weights is worth it."""
+_UNIT: Final = 64  # columns computed together
+_MIN_WEIGHTS_PER_PATCH: Final = 256
+"""Squeezing is worthwhile with at most one patch per this many weights."""
 
 
 class _Columns(IntEnum):
-    """Where the rows of a matrix go among the columns of the packed one (`tiles.h`)."""
+    """The mapping of the rows of a matrix to the columns of the packed matrix (`tiles.h`)."""
 
     PLAIN = 0
     GATE = 1
     UP = 2
 
 
-class Packing:
-    """Packs matrices, and keeps the memory of what it packed.
+class MatrixPacker:
+    """Packs matrices, and keeps their memory alive.
 
     Args:
-        context: of the library, whose threads do it.
-        dtype: what the weights are made to be.
+        context: the library's context; its threads do the work.
+        dtype: the dtype of the packed weights.
 
     Attributes:
-        nbytes: of all that was packed.
+        nbytes: total size of all packed matrices.
     """
 
     def __init__(self, kernels: Library, context: Any, dtype: torch.dtype) -> None:
         self._kernels: Final = kernels
         self._context: Final = context
         self._dtype: Final = dtype
-        self._kept: Final[list[Any]] = []
+        self._memory: Final[list[Any]] = []
         self.nbytes = 0
 
-    def stacked(self, weights: Sequence[torch.Tensor]) -> Matrix:
-        """One matrix of several (n, k), one below the other."""
+    def stack(self, weights: Sequence[torch.Tensor]) -> Matrix:
+        """Return several (n, k) matrices as one, stacked along n."""
         matrix, pages = self._zeros(sum(len(weight) for weight in weights), weights[0].shape[1])
         offset = 0
         for weight in weights:
@@ -57,8 +57,8 @@ class Packing:
             offset += len(weight)
         return self._finished(matrix, pages)
 
-    def paired(self, gate: torch.Tensor, up: torch.Tensor) -> Matrix:
-        """One of two (n, k), each column of the first beside that of the second it is multiplied with."""
+    def interleave(self, gate: torch.Tensor, up: torch.Tensor) -> Matrix:
+        """Return gate and up, both (n, k), as one matrix in which each column is next to its counterpart."""
         filled = -(-len(gate) // LANES) * LANES
         matrix, pages = self._zeros(2 * filled, gate.shape[1])
         self._pack(matrix, gate, _Columns.GATE, 0)
@@ -66,7 +66,7 @@ class Packing:
         return self._finished(matrix, pages)
 
     def _zeros(self, n: int, k: int) -> tuple[Matrix, mmap.mmap]:
-        """In large pages where the operating system has them: a step reads all of it once."""
+        """Allocate huge pages if the operating system has them: a step reads all of a matrix once."""
         pages = memory.zeros(self._kernels.packed_bytes(DTYPES[self._dtype], n, k))
         return Matrix(data=_address(pages), n=n, k=k), pages
 
@@ -77,7 +77,7 @@ class Packing:
         self._kernels.pack(self._context, dtype, matrix.data, weight.data_ptr(), n, k, k, columns, offset)
 
     def _finished(self, matrix: Matrix, pages: mmap.mmap) -> Matrix:
-        """The matrix squeezed, or as it is."""
+        """Return the matrix, squeezed if possible."""
         squeezed = self._squeezed(matrix) if self._dtype == torch.bfloat16 else None
         if squeezed is not None:
             return squeezed
@@ -85,13 +85,13 @@ class Packing:
         return matrix
 
     def _squeezed(self, matrix: Matrix) -> Matrix | None:
-        """None where the processor cannot, or too many weights would need a patch."""
+        """Return None if the processor cannot do it, or if too many weights need a patch."""
         nbytes = self._kernels.squeezed_bytes(matrix.n, matrix.k)
         if not nbytes:
             return None
         lists = (c_int32 * -(-matrix.n // _UNIT))()
         count = self._kernels.count_patches(self._context, byref(matrix), lists)
-        if count > len(lists) + matrix.n * matrix.k // _FEW:
+        if count > len(lists) + matrix.n * matrix.k // _MIN_WEIGHTS_PER_PATCH:
             return None
         pages, patches = memory.zeros(nbytes), (Patch * count)()
         self._kernels.squeeze(self._context, byref(matrix), lists, _address(pages), patches)
@@ -105,10 +105,10 @@ class Packing:
         )
 
     def _keep(self, pages: mmap.mmap, *others: Any) -> None:
-        self._kept.append((pages, *others))
+        self._memory.append((pages, *others))
         self.nbytes += len(pages) + sum(map(ctypes.sizeof, others))
 
 
 def _address(pages: mmap.mmap) -> int:
-    """Where they are; they stay there while there is a reference to them."""
+    """The address of the pages, valid as long as there is a reference to them."""
     return ctypes.addressof(ctypes.c_char.from_buffer(pages))

@@ -1,13 +1,13 @@
-// Weights of bfloat16 in three quarters of their memory, to the bit: a step of few rows takes as long as reading
-// them.
+// Squeezed weights: bfloat16 in three quarters of the memory, without loss. The time of a step of few rows is the
+// time to read the weights.
 //
-// A model's weights are of few magnitudes: fifteen exponents have nearly all of a unit's. A weight is kept as its
-// sign and mantissa, 8 bits, and as the number of its exponent among those and zero, 4 bits. What has another
-// exponent is a patch, in a list beside. (That exponents are nearly all there is to squeeze is told by Zhang et al.
-// 2025, "70% Size, 100% Accuracy", whose codes are of variable length.)
+// The weights of a model have few magnitudes: fifteen consecutive exponents cover nearly all weights of a unit. A
+// weight is stored as its sign and mantissa (8 bits) and the index of its exponent in a table of these fifteen and
+// zero (4 bits). A weight with another exponent is a patch in a separate list. (Zhang et al. 2025, "70% Size, 100%
+// Accuracy", show that exponents hold nearly all of the redundancy; their codes have variable length.)
 //
-// A unit is the table of its exponents, and for each two k its four vectors: 64 bytes of numbers (of each lane four,
-// one for each vector), 64 of the signs and mantissas of the first two vectors, and 64 of the others'.
+// A squeezed unit is its exponent table, then for each two k its four vectors: 64 bytes of exponent indices (four
+// per lane, one per vector), 64 bytes of signs and mantissas of the first two vectors, and 64 of the other two.
 #pragma once
 
 #include "numbers.h"
@@ -20,17 +20,17 @@
 
 namespace dalsegno {
 
-// A weight of a unit whose exponent is none of the table's.
+// A weight whose exponent is not in the unit's table.
 struct Patch {
-  int32_t step;    // which two k
-  uint16_t place;  // among the 128 numbers of these
+  int32_t step;    // the pair of k
+  uint16_t place;  // the index among the 128 weights of the pair
   uint16_t bits;
 };
-constexpr int32_t NO_STEP = INT32_MAX;  // of the patch that ends a unit's list
+constexpr int32_t NO_STEP = INT32_MAX;  // marks the end of a unit's list
 
 constexpr int EXPONENTS = 16;
 constexpr int SQUEEZED_STEP = 3 * 64;  // bytes of two k
-constexpr int TABLE_BYTES = 64;        // twice the table: a lane's number is looked up by five bits, of which one is foreign
+constexpr int TABLE_BYTES = 64;        // the table twice: a lookup uses five bits, and only four are index
 
 inline size_t squeezed_unit_bytes(int depth) { return TABLE_BYTES + size_t(depth) / 2 * SQUEEZED_STEP; }
 
@@ -41,7 +41,7 @@ struct SqueezedUnit {
 
 #if DALSEGNO_SQUEEZES
 
-// A unit's vectors, from the first k to the last.
+// Reads the vectors of a unit, from the first k to the last.
 class Unsqueezing {
  public:
   using Vector = Words;
@@ -54,7 +54,7 @@ class Unsqueezing {
   const char* at() const { return at_; }
 
   void next(Words (&now)[UNIT]) {
-    // From memory to the cache some microseconds before, across pages, which processors do not do by themselves.
+    // Prefetch some microseconds ahead, also across pages, which the processor's prefetcher does not do.
     constexpr int AHEAD = 32 * SQUEEZED_STEP;
     for (int line = 0; line < SQUEEZED_STEP; line += 64) __builtin_prefetch(at_ + AHEAD + line, 0, 3);
     const __m512i numbers = _mm512_loadu_si512(at_);
@@ -65,7 +65,7 @@ class Unsqueezing {
     now[3] = joined(_mm512_srli_epi16(numbers, 12), second, _mm512_srli_epi16(second, 8));
     at_ += SQUEEZED_STEP;
     if (step_++ == due_) [[unlikely]] {
-      Words copy[UNIT];  // or `now` would be in memory at every step
+      Words copy[UNIT];  // without the copy, `now` would be in memory in every step
       std::memcpy(copy, now, sizeof copy);
       patch_ = patched(copy, patch_);
       due_ = patch_->step;
@@ -74,7 +74,7 @@ class Unsqueezing {
   }
 
  private:
-  // Exponents by their numbers (the low bits of each lane), the sign from one's highest bit, mantissas from another's lowest.
+  // Joins exponents (by the index in each lane's low bits), signs (highest bits) and mantissas (lowest bits).
   Words joined(__m512i numbers, __m512i signs, __m512i mantissas) const {
     constexpr int BY_MASK = 0xCA, OR_MASKED = 0xF8;  // a ? b : c;  a | (b & c)
     const __m512i exponents = _mm512_permutexvar_epi16(numbers, table_);
@@ -82,7 +82,7 @@ class Unsqueezing {
     return (Words)_mm512_ternarylogic_epi32(signed_, mantissas, _mm512_set1_epi16(0x7F), OR_MASKED);
   }
 
-  // Put a step's patches where they belong; the next one is given.
+  // Applies the patches of a step, and returns the next patch.
   __attribute__((noinline)) static const Patch* patched(Words (&vectors)[UNIT], const Patch* patch) {
     uint16_t all[UNIT * 32];
     std::memcpy(all, vectors, sizeof all);
@@ -97,12 +97,11 @@ class Unsqueezing {
   int32_t step_ = 0, due_;
 };
 
-// How a unit is squeezed: which exponents have a number. Zero has the last one, and as many that follow one another
-// the others: a sample tells which.
+// Squeezes a unit. The last index of its table is zero; the others are consecutive exponents, chosen by a sample.
 class Squeezing {
  public:
   Squeezing(const bfloat16* unit, int depth) : unit_(unit), depth_(depth) {
-    constexpr int SAMPLE = 7;  // every seventh: of all columns
+    constexpr int SAMPLE = 7;  // every seventh weight, so all columns are sampled
     int seen[256] = {};
     for (size_t at = 0; at < size_t(UNIT) * LANES * depth; at += SAMPLE) ++seen[unit[at].bits >> 7 & 0xFF];
     int most = -1;
@@ -113,7 +112,7 @@ class Squeezing {
     }
   }
 
-  // How many weights need a patch.
+  // The number of weights that need a patch.
   int32_t patches() const {
     int32_t found = 0;
     for (int32_t step = 0; step < depth_ / 2; ++step)
@@ -121,7 +120,7 @@ class Squeezing {
     return found;
   }
 
-  // Write the unit, and its patches with the one that ends them: one more than there are.
+  // Writes the unit, its patches, and the end marker of the list: one entry more than there are patches.
   void write(char* into, Patch* patches) const {
     uint16_t table[EXPONENTS];
     for (int number = 0; number < IN_A_ROW; ++number) table[number] = static_cast<uint16_t>((base_ + number) << 7);
@@ -156,7 +155,7 @@ class Squeezing {
 
   struct Numbered {
     __m512i numbers;
-    __mmask32 others;  // lanes whose exponent has none
+    __mmask32 others;  // lanes whose exponent is not in the table
   };
 
   __m512i weights(int32_t step, int vector) const {

@@ -1,14 +1,14 @@
-// Threads that compute one step together, and how they share it.
+// A team of threads that compute a step together.
 //
-// A step is a row of phases, a phase so many pieces. Members take pieces as they get to them, and the next phase
-// begins when all pieces of one are done, whoever did them. In short phases (`each`) that is waited for. In long
-// ones (`share`) nobody waits for a member whose core the operating system has given to somebody else: who has
-// waited longer than pieces take computes the other's piece once more, where nobody else sees it. Who is ready
-// first keeps it; the other one throws its own away and comes after, through the phases that were done without it.
-// Only at the end of a call is everybody in it waited for.
+// A step is a sequence of phases, and a phase is a number of pieces. Members take pieces when they are free. The
+// next phase begins when all pieces are done, no matter by whom. In short phases (`each`) members wait for that.
+// In long phases (`share`) they do not wait for a member whose core the operating system has given to another
+// process: a member that has waited longer than pieces take computes the piece a second time, in private memory.
+// The first to finish keeps its result; the other discards its own and continues, through the phases that were
+// finished without it. Only the end of a call waits for all members in it.
 //
-// Such a straggler reads what others already write for later phases. That is meant: what it comes to is never
-// kept, and it takes no index from there.
+// Such a straggler may read data that others already write for later phases. This is intended: its results are
+// never kept, and it takes no index from that data.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@ inline void rest() {
 #endif
 }
 
-// Time that goes on evenly, in units of its own.
+// A monotonic clock, in its own units.
 inline uint64_t ticks() {
 #if defined(__x86_64__)
   return __builtin_ia32_rdtsc();
@@ -47,25 +47,25 @@ inline uint64_t ticks() {
 #endif
 }
 
-constexpr uint64_t LEAST_PATIENCE = 50'000;  // ticks, some tens of microseconds: also of who took no piece itself
+constexpr uint64_t LEAST_PATIENCE = 50'000;  // ticks, some tens of microseconds; also for a member that took no piece
 
-// Waits, and lets others have the core when that takes long.
+// Spins, and yields the core if the wait is long.
 class Waiting {
  public:
   void operator()() {
     if (++turns_ < 4000)
       rest();
     else
-      std::this_thread::yield();  // a member's core is somebody else's at the moment: perhaps this one helps
+      std::this_thread::yield();  // a member has lost its core, and may get this one
   }
 
  private:
   int turns_ = 0;
 };
 
-// Pieces of a phase that a member has taken and that nobody has kept yet: `left` of them, from `next` on.
+// Pieces of a phase that a member has taken and that are not kept yet: `left` pieces from `next` on.
 struct Range {
-  uint64_t bits;  // phase + 1 (16), next (32), how many are left from there on (16)
+  uint64_t bits;  // phase + 1 (16 bits), next (32), left (16)
   static Range of(int phase, int next, int end) {
     return {uint64_t(phase + 1) << 48 | uint64_t(next) << 16 | uint64_t(end - next)};
   }
@@ -75,17 +75,17 @@ struct Range {
   Range behind_next() const { return {bits + (uint64_t(1) << 16) - 1}; }
 };
 
-// What the others see of a member, in a cache line of its own.
+// The state of a member that others read, in a separate cache line.
 struct alignas(64) Seat {
   std::atomic<uint64_t> range{0};   // `Range`
-  std::atomic<uint64_t> done{0};    // phase + 1, and how many pieces of it this member has kept
+  std::atomic<uint64_t> done{0};    // phase + 1, and the number of its pieces that this member has kept
 };
 
 class Team {
  public:
   class Member;
 
-  // Throws std::system_error where the operating system has no thread left for it.
+  // Throws std::system_error if the operating system cannot create a thread.
   explicit Team(int size) : seats_(size < 1 ? 1 : size) {
     try {
       for (int number = 1; number < this->size(); ++number) threads_.emplace_back([this, number] { follow(number); });
@@ -100,14 +100,14 @@ class Team {
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  // Have members call `work(member)`, whose pieces are in so many phases. It is done when this returns, and
-  // nobody is in it. One caller at a time.
+  // Lets all members call `work(member)`, which has `phases` phases. When this returns, the work is done and no
+  // member is in it. One caller at a time.
   template <class Work>
   void run(int phases, const Work& work);
 
   int size() const { return static_cast<int>(seats_.size()); }
 
-  // How many pieces were kept by another member than the one who had taken them.
+  // The number of pieces that were kept by another member than the one that had taken them.
   int64_t helped() const { return helped_.load(std::memory_order_relaxed); }
 
  private:
@@ -120,7 +120,7 @@ class Team {
 
   void follow(int number);
 
-  // Whether there is something to take part in: who wakes up too late is not waited for.
+  // Joins the current work, if it is not over: a member that wakes up too late is not waited for.
   bool joins() {
     int inside = inside_.load(std::memory_order_relaxed);
     while (inside > 0)
@@ -135,21 +135,21 @@ class Team {
   std::atomic<bool> ends_{false};
   void (*work_)(const void*, Member&) = nullptr;
   const void* argument_ = nullptr;
-  uint64_t run_ = 0;  // how many there were: tells who joins which one it is
-  std::unique_ptr<std::atomic<int>[]> taken_;  // of each phase: how many pieces
+  uint64_t run_ = 0;  // number of the current run: tells a joining member which run it is
+  std::unique_ptr<std::atomic<int>[]> taken_;  // number of taken pieces, by phase
   int taken_size_ = 0;
   std::atomic<int64_t> helped_{0};
-  alignas(64) std::atomic<int> inside_{0};  // how many members are in the work; 0 where nobody may come any more
+  alignas(64) std::atomic<int> inside_{0};  // members in the work; 0 after it is closed
 };
 
-// One thread of a team, in its work. All members go through the same phases.
+// One thread of a team during its work. All members go through the same phases.
 class Team::Member {
  public:
   Member(Team& team, int number) : team_(team), number_(number) {}
 
   int team_size() const { return team_.size(); }
 
-  // Each piece of a phase once; all are done when it returns. For short ones: nobody helps with them.
+  // Computes each piece of a short phase once, without help; all are done on return.
   template <class Work>
   void each(int phase, int pieces, const Work& work) {
     enter(phase);
@@ -158,9 +158,9 @@ class Team::Member {
     for (Waiting wait; !is_done(phase, pieces);) wait();
   }
 
-  // The same for long ones, taken `at_once` at a time. `compute(piece, is_followed)` must write where no other member
-  // reads, for it may be done twice; `is_followed` says that the next piece is this member's, too. `keep(piece)` puts
-  // what was computed last in its place, and is called by one member alone.
+  // The same for long phases; pieces are taken `at_once` at a time. `compute(piece, is_followed)` may run twice, so
+  // it must write to memory that no other member reads; `is_followed` is true if the next piece is this member's,
+  // too. `keep(piece)` stores the result computed last; only one member calls it for a piece.
   template <class Compute, class Keep>
   void share(int phase, int pieces, int at_once, const Compute& compute, const Keep& keep) {
     enter(phase);
@@ -189,14 +189,14 @@ class Team::Member {
 
   int take(int phase, int count) { return team_.taken_[phase].fetch_add(count, std::memory_order_relaxed); }
 
-  // Compute what is left of a range, as long as there is some.
+  // Computes the pieces that are left of a range.
   template <class Compute, class Keep>
   void work_off(Seat& seat, int phase, const Compute& compute, const Keep& keep) {
     Range range{seat.range.load(std::memory_order_acquire)};
     while (range.has_any_of(phase)) {
       const int piece = range.next();
       compute(piece, range.left() > 1);
-      // Who moves the range on keeps the piece; who does not is told where it is now.
+      // The member that advances the range keeps the piece; the exchange gives the other the new range.
       if (!seat.range.compare_exchange_strong(range.bits, range.behind_next().bits, std::memory_order_acq_rel)) continue;
       range = range.behind_next();
       keep(piece);
@@ -209,7 +209,7 @@ class Team::Member {
     uint64_t sum = 0;
     for (const Seat& seat : team_.seats_) {
       const uint64_t done = seat.done.load(std::memory_order_acquire), of = done >> 32;
-      if (of > uint64_t(phase + 1)) return true;  // it was, or nobody would be further on
+      if (of > uint64_t(phase + 1)) return true;  // a member is in a later phase, so this one is done
       if (of == uint64_t(phase + 1)) sum += done & 0xFFFFFFFF;
     }
     return sum == uint64_t(pieces);
@@ -217,7 +217,7 @@ class Team::Member {
 
   Team& team_;
   const int number_;
-  uint64_t done_ = 0;  // `Seat::done` of this one
+  uint64_t done_ = 0;  // `Seat::done` of this member
 };
 
 template <class Work>
@@ -258,8 +258,8 @@ inline void Team::follow(int number) {
     seen = call_.load(std::memory_order_acquire);
     if (ends_) return;
     if (!joins()) continue;
-    // Who lost its core on the way from one run's call has come to the next run, and is called to it once more
-    // when it is through. Nobody goes through a run twice: what it had done would be taken back.
+    // A member that lost its core between the call and here may have joined the next run, and is then called to
+    // it again. It must not go through a run twice, because it would reset what it had done.
     if (std::exchange(last, run_) != run_) {
       Member member(*this, number);
       work_(argument_, member);

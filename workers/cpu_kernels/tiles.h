@@ -1,12 +1,12 @@
-// Matrices packed into panels of sixteen columns, and products with them.
+// Matrices packed into panels of sixteen columns, and their products.
 //
-// y = x W^T for weights W (n, k) as checkpoints have them. A panel holds sixteen of the n rows side by side, k
-// after k (of bfloat16: two k at a time, as the instructions want them), so that a product reads memory from
-// front to back. Each number of y is summed up over k from the first to the last, in one accumulator,
-// however many rows x has: so what a row comes to does not depend on who is computed beside it.
+// y = x W^T for weights W (n, k) as in checkpoints. A panel holds sixteen of the n rows next to each other, k by k
+// (for bfloat16 two k at a time, as the instructions need them), so a product reads memory sequentially. Each
+// number of y is summed over k in order, in one accumulator, for any number of rows of x. So the result of a row
+// does not depend on the other rows of the step.
 //
-// Weights come from memory at the pace of a few rows' arithmetic. The first rows of a step wait for them, the
-// others find them in the cache; while these are computed, what comes next is brought from memory already.
+// Reading weights takes as long as the arithmetic of a few rows. The first rows of a step wait for memory, the
+// others find the weights in the cache; meanwhile the next weights are prefetched.
 #pragma once
 
 #include <algorithm>
@@ -25,13 +25,13 @@
 namespace dalsegno {
 
 constexpr int UNITS_IN_A_ROW = 4;
-constexpr size_t BLOCK_BYTES = 384 << 10;  // of x, that stay in a core's cache beside a panel
+constexpr size_t BLOCK_BYTES = 384 << 10;  // of x, that fit into a core's cache together with a panel
 constexpr int MOST_ROWS_OF_BLOCK = 192;
 
 inline constexpr int round_up(int number, int multiple) { return (number + multiple - 1) / multiple * multiple; }
 
-// How far apart rows of so many numbers stand: an odd number of cache lines. Rows 2 KiB apart would all want the
-// same few places of the first cache.
+// The distance between rows of this many numbers: an odd number of cache lines. Rows 2 KiB apart would compete for
+// the same few sets of the L1 cache.
 template <class T>
 constexpr int row_stride(int numbers) {
   constexpr int LINE = 64 / sizeof(T);
@@ -42,8 +42,8 @@ template <class T>
 struct Format;
 template <>
 struct Format<float> {
-  static constexpr int DEPTH = 1;      // how many k stand together
-  static constexpr int GRAIN = LANES;  // k is filled up to a multiple of it
+  static constexpr int DEPTH = 1;      // number of k next to each other
+  static constexpr int GRAIN = LANES;  // k is padded to a multiple of it
 };
 template <>
 struct Format<bfloat16> {
@@ -51,7 +51,7 @@ struct Format<bfloat16> {
   static constexpr int GRAIN = 32;
 };
 
-// How many rows of x are computed at once: what registers allow.
+// The number of rows of x computed at once, limited by registers.
 #if defined(__AVX512F__)
 constexpr int ROWS = 6;
 #else
@@ -63,9 +63,9 @@ struct Packed {
   const T* data;
   int n;
   int k;
-  const int32_t* lists = nullptr;  // squeezed: where each unit's patches begin; else null
+  const int32_t* lists = nullptr;  // if squeezed: the first patch of each unit; else null
   const Patch* patches = nullptr;
-  int depth() const { return round_up(k, Format<T>::GRAIN); }  // what x's rows must be filled up to, with zeros
+  int depth() const { return round_up(k, Format<T>::GRAIN); }  // x's rows must be zero-padded to it
   int units() const { return (n + UNIT * LANES - 1) / (UNIT * LANES); }
   size_t unit_bytes() const {
     return lists ? squeezed_unit_bytes(depth()) : size_t(UNIT) * LANES * depth() * sizeof(T);
@@ -87,7 +87,7 @@ inline void multiply(Floats& into, const bfloat16* x, Words w) {
 inline Floats weights_at(const float* at) { return load(at); }
 inline Words weights_at(const bfloat16* at) { return load_raw<Words>(at); }
 
-// A unit's vectors as they lie there, panel by panel.
+// Reads the vectors of an unsqueezed unit, panel by panel.
 template <class T>
 class Plain {
  public:
@@ -103,13 +103,13 @@ class Plain {
   const size_t panel_;
 };
 
-// Memory to bring into the cache meanwhile: so many lines at each step, from there on.
+// Memory to prefetch: `lines` cache lines in each step, from `from` on.
 struct Ahead {
   const char* from;
   int lines;
 };
 
-// `rows` rows of x times the next `depth` of a unit: added to y (rows, UNIT), or in its place.
+// Multiplies `rows` rows of x with the next `depth` k of a unit; adds to y (rows, UNIT) or overwrites it.
 template <class T, class Weights, int rows>
 void multiply_rows(const T* x, size_t stride, Weights w, int depth, bool adds, Ahead ahead, Floats* y) {
   constexpr int STEP = Format<T>::DEPTH;
@@ -134,15 +134,15 @@ constexpr auto multiplies(std::integer_sequence<int, rows...>) {
 template <class T, class Weights>
 constexpr auto BY_ROWS = multiplies<T, Weights>(std::make_integer_sequence<int, ROWS>());
 
-// The rows of a block in tiles of as many as are computed at once.
+// The rows of a block, in tiles of at most ROWS rows.
 struct RowTiles {
   explicit RowTiles(int rows) : rows(rows), count((rows + ROWS - 1) / ROWS) {}
-  // As even as can be: eight rows are four and four, not six and two.
+  // Tiles are as even as possible: eight rows are four and four, not six and two.
   int first(int tile) const { return rows * tile / count; }
   const int rows, count;
 };
 
-// All rows of a block times so much of a unit, tile by tile; meanwhile so many bytes are brought from memory.
+// Multiplies all rows of a block with `depth` k of a unit, tile by tile, and prefetches `bytes` from `next`.
 template <class T>
 void multiply_plain(const T* x, size_t stride, const RowTiles& tiles, const T* unit, int depth, bool adds,
                     const char* next, size_t bytes, Floats* y) {
@@ -157,7 +157,7 @@ void multiply_plain(const T* x, size_t stride, const RowTiles& tiles, const T* u
 }
 
 #if DALSEGNO_SQUEEZES
-// The same with a squeezed unit, which is unpacked piece by piece: what the tiles share comes from the first cache.
+// The same with a squeezed unit. It is unpacked piece by piece, so the tiles share each piece in the L1 cache.
 inline void multiply_squeezed(const bfloat16* x, size_t stride, const RowTiles& tiles, const SqueezedUnit& unit,
                               int depth, bool is_followed, Floats* y) {
   Unsqueezing weights(unit);
@@ -187,8 +187,8 @@ inline void multiply_squeezed(const bfloat16* x, size_t stride, const RowTiles& 
 }
 #endif
 
-// All rows of a block times one unit: y (rows, UNIT). The next one is brought into the cache meanwhile, where it
-// is this thread's.
+// Multiplies all rows of a block with one unit: y (rows, UNIT). Prefetches the next unit if this thread computes
+// it.
 template <class T>
 void multiply_unit(const T* x, size_t stride, int rows, const Packed<T>& w, int number, bool is_followed, Floats* y) {
   const int depth = w.depth();
@@ -199,7 +199,7 @@ void multiply_unit(const T* x, size_t stride, int rows, const Packed<T>& w, int 
     if (w.lists)
       return multiply_squeezed(x, stride, tiles, {unit, w.patches + w.lists[number]}, depth, is_followed, y);
 #endif
-  // One tile reads as fast as memory is by itself.
+  // With one tile, the product itself reads at the speed of memory.
   const size_t ahead = is_followed && tiles.count > 1 ? w.unit_bytes() : 0;
   const T* weights = reinterpret_cast<const T*>(unit);
 #if defined(DALSEGNO_AMX)
@@ -209,19 +209,19 @@ void multiply_unit(const T* x, size_t stride, int rows, const Packed<T>& w, int 
   multiply_plain(x, stride, tiles, weights, depth, false, unit + w.unit_bytes(), ahead, y);
 }
 
-// All members: y = x W^T, for x (rows, depth). `put(row, column, vectors)` is told of each row of a unit; columns
-// beyond n are among them.
+// Computes y = x W^T for x (rows, depth), by all members. `put(row, column, vectors)` receives each row of a unit,
+// with columns beyond n.
 template <class T, class Put>
 void product(Team::Member& member, int phase, const T* x, size_t stride, int rows, const Packed<T>& w, const Put& put) {
   const int depth = w.depth(), units = w.units();
   const int most = std::clamp<int>(BLOCK_BYTES / (sizeof(T) * depth), ROWS, MOST_ROWS_OF_BLOCK);
-  // As even as can be: a block of two rows would read all weights once more.
+  // Blocks are as even as possible: a block of two rows would read all weights once more.
   const int fewest = (rows + most - 1) / most;
   const int block = std::min(round_up((rows + fewest - 1) / fewest, ROWS), MOST_ROWS_OF_BLOCK);
   const int blocks = (rows + block - 1) / block;
   const int at_once = std::clamp(units / (8 * member.team_size()), 1, UNITS_IN_A_ROW);
   Floats y[MOST_ROWS_OF_BLOCK * UNIT];
-  // All of a matrix for one block before the next: x comes from the cache, the weights once for each block.
+  // All of the matrix for one block before the next: x stays in the cache, weights are read once per block.
   const auto first = [&](int piece) { return piece / units * block; };
   const auto count = [&](int piece) { return std::min(block, rows - first(piece)); };
   member.share(
@@ -235,11 +235,11 @@ void product(Team::Member& member, int phase, const T* x, size_t stride, int row
       });
 }
 
-// Where the rows of a matrix go among the columns of the packed one.
+// The mapping of the rows of a matrix to the columns of the packed one.
 enum class Columns : int {
-  PLAIN = 0,  // behind one another, from an offset on
-  GATE = 1,   // sixteen of these,
-  UP = 2,     // and sixteen of those beside them, so that a unit has both
+  PLAIN = 0,  // consecutive, from an offset on
+  GATE = 1,   // sixteen gate columns,
+  UP = 2,     // then sixteen up columns, so that a unit has both
 };
 
 inline int packed_column(Columns columns, int number, int offset) {
@@ -247,7 +247,7 @@ inline int packed_column(Columns columns, int number, int offset) {
   return number / LANES * 2 * LANES + number % LANES + (columns == Columns::UP ? LANES : 0);
 }
 
-// All members: put the rows of `w` (n, k) where they belong. What is not put anywhere has to be zero already.
+// Packs the rows of `w` (n, k), by all members. Padding is not written, so `into` must be zero before.
 template <class T>
 void pack(Team::Member& member, int phase, T* into, const T* w, int n, int k, size_t stride, Columns columns, int offset) {
   constexpr int STEP = Format<T>::DEPTH, AT_ONCE = 32;

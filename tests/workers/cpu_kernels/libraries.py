@@ -14,7 +14,7 @@ from workers.cpu_kernels.build import Variant
 from workers.cpu_kernels.library import Library, find_or_build
 
 EMULATED: Final = "emulated_amx"
-_VARIANTS: Final = build.variants_for(build.processor())
+_VARIANTS: Final = build.variants_for(build.processor_flags())
 NAMES: Final = [EMULATED, *(variant.name for variant in _VARIANTS)]
 
 _FOLDER: Final = Path(__file__).parents[3] / ".pytest_cache" / "kernels"

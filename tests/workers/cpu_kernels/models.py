@@ -1,4 +1,4 @@
-"""Small decoders of random weights, in the shapes that the kernels tell apart."""
+"""Small decoders with random weights, in the shapes that the kernels treat differently."""
 
 from copy import deepcopy
 from typing import Any, Final
@@ -55,7 +55,7 @@ MODELS: Final[dict[str, tuple[Any, Any]]] = {
 
 
 def node(name: str = "qwen3", *, dtype: torch.dtype = torch.float32, **changes: Any) -> DecoderLM:
-    """A node whose greedy answers vary; the same weights each time."""
+    """Return a node whose greedy answers vary, with the same weights at each call."""
     kind, config = MODELS[name]
     config = deepcopy(config)
     for key, value in changes.items():

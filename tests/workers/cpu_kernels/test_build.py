@@ -1,4 +1,4 @@
-"""Which kernels a processor is given, and what becomes of a compiler's refusal."""
+"""The choice of a variant for a processor, and the errors of a compilation."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def test_a_compiler_that_refuses_is_told_with_what_it_said(
 def test_clang_is_not_told_of_warnings_it_does_not_know(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It refuses a warning it has never heard of, even one to be silent about, unless that is allowed."""
+    """Clang rejects unknown warning options, even with `-Wno-`, unless that is allowed."""
     compiler = tmp_path / "clang++"
     compiler.write_text(
         "#!/bin/sh\n"

@@ -1,4 +1,4 @@
-"""A decoder by the kernels answers as transformers' `generate` does, and nobody's answer hangs on others."""
+"""A decoder with CPU kernels answers like transformers' `generate`, and no answer depends on the batch."""
 
 import logging
 from functools import cache
@@ -24,7 +24,9 @@ LENGTHS: Final = (3, 30, 61, 100)
 
 
 def engine(of: KVNode, **sizes: Any) -> KVEngine:
-    return make_engine(of, **{"num_blocks": 200, "block_size": 8, "max_step_tokens": 64, "max_sequences": 8} | sizes)
+    return make_engine(
+        of, **{"num_blocks": 200, "block_size": 8, "max_step_tokens": 64, "max_sequences": 8} | sizes
+    )
 
 
 def prompts(*lengths: int) -> list[list[int]]:
@@ -43,7 +45,7 @@ def answers(by: KVEngine, texts: list[list[int]]) -> list[list[int]]:
 
 @cache
 def generated(name: str) -> list[list[int]]:
-    """What transformers answers to prompts of `LENGTHS`."""
+    """Transformers' answers to prompts of `LENGTHS`."""
     model = models.node(name).model
     how: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     return [
@@ -55,7 +57,7 @@ def generated(name: str) -> list[list[int]]:
 @pytest.mark.parametrize("variant", NAMES)
 @pytest.mark.parametrize("name", models.MODELS)
 def test_answers_are_those_of_generate(name: str, variant: str) -> None:
-    """Prompts cut at nine tokens beside others' decodes; texts beyond windows and tiles of 64 keys."""
+    """Prompts in chunks of nine tokens, batched with decodes; texts longer than windows and key tiles."""
     by_kernels = NativeDecoder(models.node(name), library(variant), threads=2)
 
     served = engine(by_kernels, max_step_tokens=9)
@@ -136,12 +138,12 @@ def test_packed_weights_are_let_go_of() -> None:
 
 
 def test_kernels_that_compute_something_else_are_found_out_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = decoder._step_of
+    right = decoder._to_c_step
 
     def shifted(step: Any, cos: torch.Tensor, sin: torch.Tensor, *rest: Any) -> Any:
         return right(step, sin, cos, *rest)
 
-    monkeypatch.setattr(decoder, "_step_of", shifted)
+    monkeypatch.setattr(decoder, "_to_c_step", shifted)
 
     with pytest.raises(UnsupportedArchitectureError, match="differ from its own"):
         engine(NativeDecoder(models.node(), library(NAMES[-1]), threads=1))

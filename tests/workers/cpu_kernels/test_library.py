@@ -43,7 +43,7 @@ class Product:
 
     @property
     def helped(self) -> int:
-        """How many pieces a thread did that another one had taken."""
+        """The number of pieces that another thread had taken."""
         found: int = self._by.helped(self._context)
         return found
 
@@ -147,7 +147,7 @@ def test_who_has_no_home_has_the_kernels_that_were_installed(
 def test_a_processor_that_is_not_known_has_no_kernels(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(build, "processor", frozenset)
+    monkeypatch.setattr(build, "processor_flags", frozenset)
     kernels.load.cache_clear()
 
     with caplog.at_level(logging.INFO):

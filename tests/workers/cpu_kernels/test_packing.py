@@ -1,4 +1,4 @@
-"""What is squeezed is the same to the bit, and smaller; what cannot be squeezed stays as it is."""
+"""Squeezed matrices are identical to the bit, and smaller; others stay plain."""
 
 import ctypes
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ import torch
 
 from tests.workers.cpu_kernels.libraries import NAMES, library
 from workers.cpu_kernels.library import BFLOAT16, Library, Matrix
-from workers.cpu_kernels.packing import Packing
+from workers.cpu_kernels.packing import MatrixPacker
 
 ROWS = (1, 2, 5, 6, 7, 13, 16, 33, 200)
 
 
-class Packed(Packing):
-    """Packs without squeezing, where that is said, and multiplies."""
+class Packed(MatrixPacker):
+    """A packer that multiplies, and can switch squeezing off."""
 
     def __init__(self, by: Library, *, threads: int = 2, squeezes: bool = True) -> None:
         self._by, self.context = by, by.open(threads)
@@ -62,7 +62,7 @@ def test_every_processor_with_avx512_squeezes() -> None:
 def test_products_are_the_same_to_the_bit(name: str, n: int, k: int) -> None:
     weight = normal(n, k)
     with packed(name) as one, packed(name, squeezes=False) as other:
-        squeezed, plain = one.stacked([weight]), other.stacked([weight])
+        squeezed, plain = one.stack([weight]), other.stack([weight])
         assert bool(squeezed.lists) is squeezes(name)
         assert not plain.lists
         for rows in ROWS:
@@ -72,7 +72,7 @@ def test_products_are_the_same_to_the_bit(name: str, n: int, k: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_of_any_kind_come_through(name: str) -> None:
-    """One by one, each as it is: multiplied by a row that has a one where it stands."""
+    """Read each weight back: multiply with a row that has a one in its place."""
     weight = normal(128, 640)
     rare = [0.0, -0.0, 1e-38, -1e-40, 3e38, -3e38, 1.0, -65504.0, 1e-20, float("inf"), float("-inf")]
     places = torch.randperm(weight.numel())[: len(rare)]
@@ -81,7 +81,7 @@ def test_weights_of_any_kind_come_through(name: str) -> None:
     weight[3:9, 100:102] = 2.0**-100
     weight[0, 0] = weight[127, 639] = 2.0**100
     with packed(name) as one:
-        matrix = one.stacked([weight])
+        matrix = one.stack([weight])
         assert bool(matrix.lists) is squeezes(name)
         found = torch.cat([one.product(matrix, rows) for rows in torch.eye(640).view(128, 5, 640)])
     finite = weight.isfinite().all(dim=1)
@@ -98,7 +98,7 @@ def test_what_is_not_a_number_stays_none_in_its_column(name: str) -> None:
     weight = normal(64, 96)
     weight[5, 17] = torch.nan
     with packed(name) as one:
-        y = one.product(one.stacked([weight]), torch.ones(9, 96))
+        y = one.product(one.stack([weight]), torch.ones(9, 96))
     assert y.isnan().any(dim=0).nonzero().flatten().tolist() == [5]
 
 
@@ -109,18 +109,18 @@ def test_weights_of_all_magnitudes_stay_as_they_are(name: str) -> None:
     weight = (torch.randn(256, 256) * 2.0 ** torch.randint(-60, 60, (256, 256))).bfloat16()
     x = torch.randn(7, 256)
     with packed(name) as one, packed(name, squeezes=False) as other:
-        matrix = one.stacked([weight])
+        matrix = one.stack([weight])
         assert not matrix.lists
         assert one.nbytes == library(name).packed_bytes(BFLOAT16, 256, 256)
-        assert same_bits(one.product(matrix, x), other.product(other.stacked([weight]), x))
+        assert same_bits(one.product(matrix, x), other.product(other.stack([weight]), x))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "plain"])
 def test_three_quarters_of_the_memory_are_left(name: str) -> None:
     weight = normal(1024, 1024)
     with packed(name) as one, packed(name, squeezes=False) as other:
-        one.stacked([weight])
-        other.stacked([weight])
+        one.stack([weight])
+        other.stack([weight])
         assert 0.75 < one.nbytes / other.nbytes < 0.76
 
 
@@ -128,16 +128,16 @@ def test_three_quarters_of_the_memory_are_left(name: str) -> None:
 def test_pairs_lie_beside_each_other_and_stacks_below_whoever_does_it(name: str) -> None:
     gate, up, x = normal(80, 64), normal(80, 64).flip(0), torch.randn(3, 64)
     with packed(name) as one, packed(name, threads=3) as three:
-        paired = [by.product(by.paired(gate, up), x) for by in (one, three)]
-        apart = [one.product(one.stacked([weight]), x) for weight in (gate, up)]
-        stacked = three.product(three.stacked([gate, up]), x)
-    assert torch.equal(paired[0], paired[1])
-    assert torch.equal(paired[0].view(3, -1, 2, 16).transpose(1, 2).reshape(3, 2, -1), torch.stack(apart, 1))
+        pairs = [by.product(by.interleave(gate, up), x) for by in (one, three)]
+        apart = [one.product(one.stack([weight]), x) for weight in (gate, up)]
+        stacked = three.product(three.stack([gate, up]), x)
+    assert torch.equal(pairs[0], pairs[1])
+    assert torch.equal(pairs[0].view(3, -1, 2, 16).transpose(1, 2).reshape(3, 2, -1), torch.stack(apart, 1))
     assert torch.equal(stacked, torch.cat(apart, 1))
 
 
 def test_numbers_of_32_bits_are_not_squeezed() -> None:
     by = library(NAMES[-1])
     context = by.open(1)
-    assert not Packing(by, context, torch.float32).stacked([normal(64, 64).float()]).lists
+    assert not MatrixPacker(by, context, torch.float32).stack([normal(64, 64).float()]).lists
     by.close(context)

@@ -27,7 +27,7 @@ TURNS = 20_000
 
 @contextmanager
 def on_one_core() -> Iterator[None]:
-    """For this thread, and for those that are made in it."""
+    """For this thread and the threads that it creates."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     try:
