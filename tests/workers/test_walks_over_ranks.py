@@ -514,7 +514,7 @@ async def test_a_stream_that_was_left_fails_the_step_that_would_go_on_with_it() 
         cluster.order("r", WalkCall(name="fixed"), step=4, partition="again")
         [failed] = await cluster.until(WalkFailed, "r")
 
-        assert "was left before its end" in failed.failure.message
+        assert "stopped consuming it before its end" in failed.failure.message
         await cluster.empty("r")
 
 

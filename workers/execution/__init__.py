@@ -1,1 +1,1 @@
-"""Execution of one order: its walks, node calls, output tracks and recovery."""
+"""Execution of orders on one rank: walks, node calls, output tracks, recovery of earlier output."""

@@ -1,17 +1,17 @@
 """KV nodes of one step: their calls start, continue and hand over sequences in the KV engine.
 
 The walks of a step share one sequence per KV node. Outside of a loop, a node call starts the sequence and
-completes with its first token. In a resident loop, a call completes when the sequence has ended, and stops the
-loop. So `prefill` starts a sequence and `decode` continues it to its end, while the engine runs without
+completes with its first token. In a resident loop, a call completes when the sequence has ended, and stops
+the loop. So `prefill` starts a sequence and `decode` continues it to its end, while the engine runs without
 interruption: tokens do not pass through the walk.
 
-If the node's next walk runs on another rank, the sequence generates one token here and emits nothing. Its keys
-and values, the token and its scores go to that rank (`workers.execution.sequence_handover`), which continues
-the sequence as if it had started there.
+If the node's next walk runs on another rank, the sequence generates one token here and emits nothing. Its
+keys and values, the token and its scores go to that rank (`workers.execution.sequence_handover`), which
+continues the sequence as if it had started there.
 
-The arguments of the walk that starts a sequence are a `models.sequence_request.SequenceRequest`. Released parts
-of an embedding, or of hidden states, stay as they are: the last bits of a computation may depend on the other
-sequences in its batches.
+The arguments of the walk that starts a sequence are a `models.sequence_request.SequenceRequest`. Released
+parts of an embedding, or of hidden states, stay as they are: the last bits of a computation may depend on the
+other sequences in its batches.
 """
 
 import asyncio

@@ -1,13 +1,13 @@
-"""This rank's nodes in one step: a firing goes to its node's engine, and comes back as an outcome.
+"""Calls of this rank's nodes in one step: each firing goes to the engine of its node and returns a result.
 
-    CPU node         a thread of the pool                    values in their handles
-    stateless node   the stateless engine                    arrays
-    KV node          a row of the engine (`sequences`)       token ids
+    CPU node         a thread of the pool                        values inline in handles
+    stateless node   the stateless engine                        arrays
+    KV node          a sequence of the KV engine (`kv_nodes`)    token ids
 
-A node that streams on fires when there is room for what it makes. What it puts out becomes a handle where
-the walk's result, or another rank, needs one; what never leaves this rank may be an array: nobody copies it.
+A node that produces a stream is called once the stream has room. An output becomes a handle where the walk's
+result or another rank needs one; an output used on this rank alone stays an array, without a copy.
 
-Of a walk it knows the place in its step, and nothing of how far it is.
+The module knows a walk's index in its step, but not the progress of the walk.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from shared.tensors import Handle
 from shared.walks import Client, CompiledNode, Firing
 from workers.data_plane.port import INLINE_BYTES, Array, TensorStore
 from workers.data_plane.step_tensors import StepTensors, Value, as_array, as_inline
-from workers.execution.kv_steps import KvNodes
+from workers.execution.kv_nodes import KvNodes
 from workers.execution.node_result import NodeResult
 from workers.execution.step_placement import GraphOutputs, StepPlacement
 from workers.execution.step_streams import StepStreams
@@ -33,7 +33,7 @@ from workers.stateless_engine.firing import FiringResult
 
 
 class StatelessPort(Protocol):
-    """What a step asks of the stateless engine (`workers.stateless_engine.thread.StatelessThread`)."""
+    """The stateless engine as a step uses it (`workers.stateless_engine.thread.StatelessThread`)."""
 
     async def fire(
         self,
@@ -49,100 +49,107 @@ class StatelessPort(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedModel:
-    """What this rank runs, loaded."""
+    """The loaded model of this rank, with its engines.
+
+    Attributes:
+        engine: the client of the KV engine.
+        pool: the threads of CPU nodes.
+        stateless: the stateless engine; None where no node of this rank needs it.
+        outputs: the output nodes of the graph.
+    """
 
     graph: ModelGraph
     processing: Processing
-    rows: EngineClient
+    engine: EngineClient
     pool: Pool
     store: TensorStore
     stateless: StatelessPort | None = None
-    script: GraphOutputs = field(init=False)
+    outputs: GraphOutputs = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "script", GraphOutputs(self.graph))
+        object.__setattr__(self, "outputs", GraphOutputs(self.graph))
 
 
 class NodeExecutor:
-    """The nodes of one step that this rank fires."""
+    """Calls the nodes of one step that this rank runs."""
 
     def __init__(
         self,
         hosted: HostedModel,
         ready: NodeReady,
-        placed: StepPlacement,
+        placement: StepPlacement,
         *,
         tensors: StepTensors,
-        sequences: KvNodes,
+        kv_nodes: KvNodes,
         streams: StepStreams,
     ) -> None:
         self._hosted = hosted
         self._ready = ready
-        self._placed = placed
+        self._placement = placement
         self._tensors = tensors
-        self._sequences = sequences
+        self._kv_nodes = kv_nodes
         self._streams = streams
 
-    async def fire(self, place: int, firing: Firing, key: str, chunk: ChunkOf | None) -> NodeResult:
-        """Fire a node of the walk at `place`; `key` begins the keys of what it puts out.
+    async def fire(self, walk_index: int, firing: Firing, key: str, chunk: ChunkOf | None) -> NodeResult:
+        """Call a node of the walk at `walk_index`; `key` is the key prefix of its outputs.
 
         Raises:
-            DalSegnoError: the node, or its engine, failed; or a tensor is gone.
+            DalSegnoError: the node or its engine failed, or a tensor is gone.
         """
-        node = self._placed.walks[place].nodes[firing.node]
+        node = self._placement.walks[walk_index].nodes[firing.node]
         match self._hosted.graph.nodes[firing.node]:
             case EngineKind.CPU:
-                return await self._on_cpu(place, node, firing, key)
+                return await self._on_cpu(walk_index, node, firing, key)
             case EngineKind.KV:
-                return await self._on_row(place, firing, key)
+                return await self._on_kv(walk_index, firing, key)
             case EngineKind.STATELESS:
-                return await self._on_stateless(place, node, firing, key, chunk)
+                return await self._on_stateless(walk_index, node, firing, key, chunk)
 
     # ---- engines -----------------------------------------------------------------------------------
-    async def _on_cpu(self, place: int, node: CompiledNode, firing: Firing, key: str) -> NodeResult:
+    async def _on_cpu(self, walk_index: int, node: CompiledNode, firing: Firing, key: str) -> NodeResult:
         if node.streaming:
-            await self._streams.have_room(node)
+            await self._streams.wait_for_room(node)
         inputs = {name: await self._inline(name, value) for name, value in firing.inputs.items()}
-        args = self._ready.walks[place].args
+        args = self._ready.walks[walk_index].args
         work = partial(self._hosted.processing.run, firing.node, key, inputs, args)
         result = await asyncio.get_running_loop().run_in_executor(self._hosted.pool, work)
         outputs: dict[str, Value] = {
             name: handle for name, handle in result.outputs.items() if name not in node.streamed
         }
-        if self._placed.others:
+        if self._placement.peer_ranks:
             for name, handle in result.outputs.items():
-                if name in outputs and self._is_read_elsewhere(place, node, name):
-                    outputs[name] = await self._moved(handle)
+                if name in outputs and self._is_read_by_peers(walk_index, node, name):
+                    outputs[name] = await self._shared(handle)
         return NodeResult(outputs=outputs, streamed=_items(node, result.outputs), facts=result.facts)
 
     async def _on_stateless(
-        self, place: int, node: CompiledNode, firing: Firing, key: str, chunk: ChunkOf | None
+        self, walk_index: int, node: CompiledNode, firing: Firing, key: str, chunk: ChunkOf | None
     ) -> NodeResult:
         engine = self._hosted.stateless
         if engine is None:
-            raise BugError(f"node {firing.node!r} needs the stateless engine, which this rank has not")
+            raise BugError(f"node {firing.node!r}: expected a stateless engine on this rank, found none")
         if node.streaming:
-            await self._streams.have_room(node)
+            await self._streams.wait_for_room(node)
         handles = [value for value in firing.inputs.values() if isinstance(value, Handle)]
         inputs = {name: await self._tensors.array(value) for name, value in firing.inputs.items()}
-        args = self._ready.walks[place].args
+        args = self._ready.walks[walk_index].args
         fired = await engine.fire(
             firing.node, inputs, args, seed=self._ready.seed, path=firing.path, chunk=chunk
         )
         self._tensors.check(handles)
         outputs = {
-            name: await self._value(place, node, name, f"{key}/{name}", array)
+            name: await self._value(walk_index, node, name, f"{key}/{name}", array)
             for name, array in fired.outputs.items()
             if name not in node.streamed
         }
         items = _items(node, fired.outputs)
         return NodeResult(outputs=outputs, streamed=items, facts=fired.facts, stops=fired.stops)
 
-    async def _on_row(self, place: int, firing: Firing, key: str) -> NodeResult:
+    async def _on_kv(self, walk_index: int, firing: Firing, key: str) -> NodeResult:
         if any(isinstance(value, Array) for value in firing.inputs.values()):
             inputs = {name: await self._inline(name, value) for name, value in firing.inputs.items()}
             firing = Firing(firing.node, inputs, firing.path)
-        return await self._sequences.fire(place, firing, key)
+        return await self._kv_nodes.fire(walk_index, firing, key)
 
     # ---- values ------------------------------------------------------------------------------------
     async def _inline(self, name: str, value: Value) -> Handle:
@@ -150,28 +157,28 @@ class NodeExecutor:
             return await as_inline(name, value)
         return await self._tensors.inline(value)
 
-    async def _value(self, place: int, node: CompiledNode, name: str, key: str, array: Array) -> Value:
-        """What goes on an edge: the array itself, unless the walk's result or another rank needs a handle."""
+    async def _value(self, walk_index: int, node: CompiledNode, name: str, key: str, array: Array) -> Value:
+        """The value for an edge: the array, unless the walk's result or another rank needs a handle."""
         routes = [route for route in node.routes if route.edge == name]
         if all(isinstance(route.to, str | Client) for route in routes) and not (
-            self._placed.others and self._is_read_elsewhere(place, node, name)
+            self._placement.peer_ranks and self._is_read_by_peers(walk_index, node, name)
         ):
             return array
         return await self._tensors.put(key, array)
 
-    def _is_read_elsewhere(self, place: int, node: CompiledNode, name: str) -> bool:
+    def _is_read_by_peers(self, walk_index: int, node: CompiledNode, name: str) -> bool:
         return any(
-            self._placed.is_read_elsewhere(place, route) for route in node.routes if route.edge == name
+            self._placement.is_read_by_peers(walk_index, route) for route in node.routes if route.edge == name
         )
 
-    async def _moved(self, handle: Handle) -> Handle:
-        """A CPU node's output for another rank: from its event into the store, where it is not small."""
+    async def _shared(self, handle: Handle) -> Handle:
+        """A CPU node's output for another rank: in the store unless it is small enough for an event."""
         if handle.data is None or len(handle.data) <= INLINE_BYTES:
             return handle
         return await self._tensors.put(handle.key, as_array(handle))
 
 
 def _items(node: CompiledNode, outputs: Mapping[str, Value]) -> dict[str, Value]:
-    """What of a node's outputs streams into other walks."""
+    """The outputs of a node that go into streams."""
     streamed = {edge.name for edge in node.streaming}
     return {name: value for name, value in outputs.items() if name in streamed}

@@ -1,4 +1,4 @@
-"""What a firing on this rank came to: what the engines' sides tell the walk, whichever engine it was."""
+"""Result of one node call on this rank, the same type for all engines."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,19 +10,19 @@ from workers.data_plane.step_tensors import Value
 
 @dataclass(slots=True, kw_only=True)
 class NodeResult:
-    """What one firing came to.
+    """The result of one node call.
 
     Attributes:
-        outputs: what it sends on the walk's edges, by name.
-        streamed: what it sends into other walks, by name: one item each.
-        facts: for the walk's result.
+        outputs: by edge name, the values for the edges of this walk.
+        streamed: by edge name, one item for each stream into another walk.
+        facts: entries for the walk's result (`WalkResult.facts`).
         stops: loops that end with this iteration.
-        row: the node's row, where that goes on at the rank `to`.
+        handover: the node's sequence, where another rank (`next_rank`) continues it.
     """
 
     outputs: Mapping[str, Value]
     streamed: Mapping[str, Value] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     stops: tuple[str, ...] = ()
-    row: SequenceHandover | None = None
-    to: int | None = None
+    handover: SequenceHandover | None = None
+    next_rank: int | None = None

@@ -1,12 +1,14 @@
-"""What a step puts out on this rank: one stream of chunks for each node that speaks here.
+"""Output tracks of one step on this rank: one chunk writer per track.
 
-What an earlier attempt put out already comes out of the nodes again, in the same order: it is compared, and
-not put out. What comes out otherwise ends the step before a client sees any of it. The rest is new.
+In a later attempt, nodes compute their contents without tokens again, in the same order. Each is compared
+with the chunk that an earlier attempt released: an equal one is not emitted again, a different one ends the
+step with `Divergence` before a client sees any of it. Contents beyond the released ones are new and are
+emitted. Tokens are not computed again; `workers.execution.kv_nodes` replays them.
 """
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from shared.errors import Divergence
 from shared.events import OutputTotals
@@ -14,29 +16,29 @@ from workers.execution.recovered_output import RecoveredTrack
 from workers.generation.output_chunks import Chunker, OutputState, OutputStream, PostChunk
 from workers.orders.inbox import StepKey
 
-NOTHING: Final[Mapping[str, RecoveredTrack]] = {}
-
 
 class OutputTracks:
     """The tracks that this rank writes in one step.
 
     Args:
-        names: by the node that speaks.
-        recalled: where they stand, by name.
+        tracks: by output node, its track.
+        recovered: by track, its state at the start of the step.
     """
 
     def __init__(
         self,
         key: StepKey,
-        names: Mapping[str, str],
-        recalled: Mapping[str, RecoveredTrack],
+        tracks: Mapping[str, str],
+        recovered: Mapping[str, RecoveredTrack],
         post: PostChunk,
         *,
         choice: int = 0,
     ) -> None:
-        self._names = names
-        self._recalled = {name: recalled.get(name) or RecoveredTrack() for name in sorted({*names.values()})}
-        self._released = {name: deque(track.released) for name, track in self._recalled.items()}
+        self._tracks = tracks
+        self._recovered = {
+            name: recovered.get(name) or RecoveredTrack() for name in sorted({*tracks.values()})
+        }
+        self._released = {name: deque(track.released) for name, track in self._recovered.items()}
         self._streams = {
             name: OutputStream(
                 Chunker(
@@ -44,59 +46,60 @@ class OutputTracks:
                 ),
                 post,
             )
-            for name, track in self._recalled.items()
+            for name, track in self._recovered.items()
         }
 
     @property
     def states(self) -> dict[str, OutputState]:
-        """Where each track stands."""
-        return {name: track.state for name, track in self._recalled.items()}
+        """The current state of each track."""
+        return {name: track.state for name, track in self._recovered.items()}
 
     def of(self, node: str) -> OutputStream:
-        """Where a node puts out what it says."""
-        return self._streams[self._names[node]]
+        """The writer of an output node's track."""
+        return self._streams[self._tracks[node]]
 
     def release(self, node: str, content: Mapping[str, Any]) -> None:
-        """Put out a chunk of its own, unless an earlier attempt did.
+        """Emit a chunk without tokens, unless an earlier attempt has released it.
 
         Raises:
-            Divergence: an earlier attempt put out another one in its place.
+            Divergence: an earlier attempt released a different chunk at this position.
         """
         if not self.was_released(node, content):
             self.of(node).add_content(content)
 
     def was_released(self, node: str, content: Mapping[str, Any]) -> bool:
-        """Whether an earlier attempt put this chunk out; each is asked for once, in their order.
+        """True if an earlier attempt released this chunk. Call it once for each chunk, in order.
 
         Raises:
-            Divergence: it put out another one in its place.
+            Divergence: an earlier attempt released a different chunk at this position.
         """
-        released = self._released[self._names[node]]
+        released = self._released[self._tracks[node]]
         if not released:
             return False
         expected = released.popleft()
-        differs = [name for name, value in content.items() if getattr(expected, name) != value]
-        if differs:
+        differing = [name for name, value in content.items() if getattr(expected, name) != value]
+        if differing:
             raise Divergence(
-                f"chunk {expected.index} of node {node!r} was released by an earlier attempt and came out "
-                f"otherwise: in its {' and '.join(sorted(differs))}; a node must give the same for the same "
-                "inputs"
+                f"chunk {expected.index} of node {node!r}: expected what an earlier attempt released, "
+                f"found a different {' and '.join(sorted(differing))}; a node must give the same output for "
+                "the same inputs"
             )
         return True
 
-    async def stored(self) -> dict[str, OutputTotals]:
-        """Wait until all that was put out is stored; what each track then amounts to.
+    async def wait_stored(self) -> dict[str, OutputTotals]:
+        """Wait until all output is stored; return the totals of each track.
 
         Raises:
-            Divergence: something that was released did not come out again.
+            Divergence: a released chunk was not computed again.
         """
         if missing := sum(map(len, self._released.values())):
             raise Divergence(
-                f"{missing} chunks were released by an earlier attempt and did not come out again"
+                f"{missing} chunks were released by an earlier attempt and did not come out again; "
+                "a node must give the same output for the same inputs"
             )
-        return {name: await stream.stored() for name, stream in self._streams.items()}
+        return {name: await stream.wait_stored() for name, stream in self._streams.items()}
 
     def close(self) -> None:
-        """Put nothing out any more."""
+        """Stop all output."""
         for stream in self._streams.values():
             stream.close()

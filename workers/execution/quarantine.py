@@ -1,14 +1,15 @@
-"""Whether a step on probation is further than it was when a worker died under it (ADR 9).
+"""Progress of a step in quarantine: is it further than when a worker died during it (ADR 9)?
 
-Pure, over the chunks of this attempt that are stored. A rank says it once, when all its nodes that put out
-something are further:
+A request whose step was running when a worker died is a suspected poison pill. Its next attempt runs in
+quarantine, and the rank reports once (`walk.progressed`) when all its output nodes have made progress:
 
-- a row, once `TOKENS` more of its tokens are stored: fewer, and one more death at the same place would
-  count for the first again and again;
-- any other node, once a chunk is stored that no earlier attempt had put out.
+- a KV node, once `TOKENS` more of its tokens are stored. With fewer, one more death at the same place would
+  again count as the first;
+- any other node, once a chunk is stored that no earlier attempt had emitted.
 
-An echo is no progress: the prompt is put out before it is computed. A rank none of whose nodes puts out
-anything says nothing; that the step is done says it all.
+An echo is no progress, because the prompt is emitted before it is computed. A rank without output nodes
+reports no progress; its completed step is report enough. Pure: the input is the stored chunks of this
+attempt.
 """
 
 from collections.abc import Mapping
@@ -22,39 +23,41 @@ TOKENS: Final = 8
 
 
 class QuarantineProgress:
-    """One order's.
+    """Progress of one order.
 
     Args:
-        speaking: by the node that speaks here: its track.
-        kinds: the nodes' engines.
-        recalled: the tracks as the order found them.
+        tracks: by output node of this rank, its track.
+        kinds: the engine of each node.
+        recovered: the tracks at the start of the order.
     """
 
     def __init__(
         self,
-        speaking: Mapping[str, str],
+        tracks: Mapping[str, str],
         kinds: Mapping[str, EngineKind],
-        recalled: Mapping[str, RecoveredTrack],
+        recovered: Mapping[str, RecoveredTrack],
     ) -> None:
-        self._rows = {track for node, track in speaking.items() if kinds[node] is EngineKind.KV}
-        self._others = {track for node, track in speaking.items() if kinds[node] is not EngineKind.KV}
-        self._before = sum(len(recalled[track].prefix_ids) for track in self._rows if track in recalled)
-        self._new: dict[str, int] = dict.fromkeys(self._rows, 0)
-        self._told = not speaking
+        kv_tracks = {track for node, track in tracks.items() if kinds[node] is EngineKind.KV}
+        self._without_progress = {track for node, track in tracks.items() if kinds[node] is not EngineKind.KV}
+        self._earlier_tokens = sum(len(recovered[track].prefix_ids) for track in kv_tracks & recovered.keys())
+        self._new_tokens: dict[str, int] = dict.fromkeys(kv_tracks, 0)
+        self._is_reported = not tracks
 
     @property
     def tokens(self) -> int:
-        """How many tokens of its rows' answers are stored, those of earlier attempts included."""
-        return self._before + sum(self._new.values())
+        """The stored tokens of this step's sequences, including those of earlier attempts."""
+        return self._earlier_tokens + sum(self._new_tokens.values())
 
     def stored(self, chunk: OutputChunk) -> bool:
-        """A chunk of this attempt is stored; True once, when that makes the progress that was missing."""
-        if chunk.token_ids and chunk.track in self._new:
-            self._new[chunk.track] += len(chunk.token_ids)
+        """Take a stored chunk of this attempt; return True once, when the step has made enough progress."""
+        if chunk.token_ids and chunk.track in self._new_tokens:
+            self._new_tokens[chunk.track] += len(chunk.token_ids)
         elif not chunk.token_ids and not chunk.is_echo:
-            self._others.discard(chunk.track)
-        is_further = not self._others and all(count >= TOKENS for count in self._new.values())
-        if self._told or not is_further:
+            self._without_progress.discard(chunk.track)
+        is_further = not self._without_progress and all(
+            count >= TOKENS for count in self._new_tokens.values()
+        )
+        if self._is_reported or not is_further:
             return False
-        self._told = True
+        self._is_reported = True
         return True

@@ -1,16 +1,18 @@
-"""What the log holds of a request's output before a step goes on with it.
+"""Recovered output of a request: the released tokens, text and chunks that a step continues after.
 
-A pure fold over the records of one request (and the conductors' terms), from the log's beginning. A
-first attempt goes on behind what earlier steps put out. A later one reads as far as its own order and the
-`output.fence` of its attempt, whichever is the later of the two: chunks that count there were released, so
-they are kept, and the step continues behind them; what was computed and not stored nobody saw. What the
-steps before it said again, or went on to say, in this attempt stands before its order.
+A pure fold over the log records of one request, and the conductors' epochs, from the start of the log:
 
-Each track of the output stands for itself: what is said here of an output is said of each. The steps that
-speak on a track do so one after the other, the same in every attempt. So where the first of them was done
-for the first time, its part of the track ended, and so on for the second and all others; which of them a
-step is, follows from how many of them are done before it in its attempt, or were kept by it. (Their indices
-do not tell: beside sub-plans that take their time otherwise, they may be others.)
+- A first attempt continues after the output of earlier steps.
+- A later attempt reads up to its own order or the `output.fence` of its attempt, whichever is later. Chunks
+  that are valid at that position were released: they stay, and the step continues after them. Output that was
+  computed but not stored was never released, and is computed again. What earlier steps emitted in this
+  attempt precedes this step's order in the log.
+
+Each track is recovered separately. Steps write a track one after the other, in the same order in every
+attempt. The first completion of each writing step therefore marks where its part of the track ends. The part
+of the present step follows from the number of writing steps completed before it, in this attempt or kept by
+it. Step indices do not identify a part: concurrent sub-plans may take another time, and shift them, in
+another attempt.
 """
 
 from collections import defaultdict
@@ -38,12 +40,12 @@ from workers.orders.inbox import StepKey
 
 @dataclass(frozen=True, slots=True)
 class RecoveredTrack:
-    """A track so far.
+    """The recovered output of one track.
 
     Attributes:
-        state: where it stands.
-        prefix_ids, prefix_text: the tokens and text this very step put out in earlier attempts.
-        released: its chunks without tokens: they are computed again, and must come out the same.
+        state: the state of the track after all its valid chunks.
+        prefix_ids, prefix_text: tokens and text that this step released in earlier attempts.
+        released: chunks without tokens that this step released. They are computed again and must be equal.
     """
 
     state: OutputState = field(default_factory=OutputState)
@@ -51,36 +53,37 @@ class RecoveredTrack:
     prefix_text: str = ""
     released: tuple[OutputChunk, ...] = ()
 
-    def replay(self, answer: GeneratedText) -> None:
-        """Fold the step's earlier tokens into its fresh answer.
+    def replay(self, generated: GeneratedText) -> None:
+        """Fold the released tokens of this step into its new, empty text.
 
         Raises:
-            Divergence: the tokens do not give the text that was released.
+            Divergence: the tokens give a text other than the released one.
         """
         text = ""
-        for place, token_id in enumerate(self.prefix_ids):
-            if answer.finish_reason is not None:
+        for index, token_id in enumerate(self.prefix_ids):
+            if generated.finish_reason is not None:
                 raise Divergence(
-                    f"the answer ended ({answer.finish_reason}) after {place} tokens when folded again, "
-                    f"but {len(self.prefix_ids)} tokens were released"
+                    f"expected a text of the {len(self.prefix_ids)} released tokens, found that it ends "
+                    f"({generated.finish_reason}) after {index} of them when replayed"
                 )
-            text += answer.push(token_id)
+            text += generated.push(token_id)
         if text != self.prefix_text:
             pairs = enumerate(zip(text, self.prefix_text, strict=False))
             at = next((i for i, (a, b) in pairs if a != b), min(len(text), len(self.prefix_text)))
             raise Divergence(
-                f"{len(self.prefix_ids)} tokens give another text than was released: they differ from "
-                f"character {at} on (released {self.prefix_text[at : at + 20]!r}, now {text[at : at + 20]!r})"
+                f"expected the {len(self.prefix_ids)} released tokens to give the released text, found a "
+                f"difference from character {at} on (released {self.prefix_text[at : at + 20]!r}, "
+                f"now {text[at : at + 20]!r})"
             )
 
 
 @dataclass(slots=True)
-class _Spoken:
-    """The steps that spoke on a track.
+class _WriterSteps:
+    """The completed steps that wrote a track.
 
     Attributes:
-        done: index and attempt of those that lead to where the request is.
-        bounds: by their place: how many chunks there were when such a step was done for the first time.
+        done: (index, attempt) of the completed steps that still count.
+        bounds: for the n-th such step, the number of chunks at its first completion.
     """
 
     done: list[tuple[int, int]] = field(default_factory=list)
@@ -88,10 +91,11 @@ class _Spoken:
 
 
 class OutputRecovery:
-    """The fold for one step, of which the order is stored at `seq`.
+    """The fold for one step, whose order is stored at `seq`.
 
     Attributes:
-        complete: the order and the fence of the step's attempt were read; a first attempt has no fence.
+        complete: the step's order and the fence of its attempt were read. A first attempt has no fence, and
+            is never complete.
     """
 
     def __init__(self, subjects: Subjects, key: StepKey, seq: int = 0) -> None:
@@ -103,20 +107,20 @@ class OutputRecovery:
         self._epochs = EpochFence()
         self._transcript = Transcript()
         self._chunks: defaultdict[str, list[OutputChunk]] = defaultdict(list)
-        self._spoken: defaultdict[str, _Spoken] = defaultdict(_Spoken)
+        self._writers: defaultdict[str, _WriterSteps] = defaultdict(_WriterSteps)
 
     def subjects(self) -> list[str]:
-        """What is to be read."""
+        """The subjects to read."""
         return [*self._subjects.all_of(self._key.request_id), self._subjects.epoch]
 
     def fold(self, record: StoredRecord) -> None:
-        """Take one record, in log order."""
+        """Fold one record, in log order."""
         if self.complete:
             return
         try:
             event = decode(record.data)
         except MalformedEventError:
-            pass  # another's mistake; it was refused where it matters
+            pass  # the reader that acts on it refuses it
         else:
             if self._epochs.admits(event):
                 self._fold(event)
@@ -128,41 +132,41 @@ class OutputRecovery:
                 for chunk in self._transcript.fold(event):
                     self._chunks[chunk.track].append(chunk)
                 self._fenced |= isinstance(event, OutputFence) and event.attempt >= self._key.attempt
-            case NodeReady():  # what lower attempts came to from here on is done again
-                for spoken in self._spoken.values():
-                    spoken.done = [
+            case NodeReady():  # its step and later ones run again; their lower attempts no longer count
+                for steps in self._writers.values():
+                    steps.done = [
                         (index, attempt)
-                        for index, attempt in spoken.done
+                        for index, attempt in steps.done
                         if index < event.index or attempt >= event.attempt
                     ]
             case WalkCompleted() if event.attempt >= self._transcript.attempt:
                 for track, totals in {"": event.output, **event.tracks}.items():
-                    if totals != OutputTotals():  # else it did not speak there
-                        self._end(self._spoken[track], event, totals.chunks)
+                    if totals != OutputTotals():  # else the step did not write this track
+                        self._complete_step(self._writers[track], event, totals.chunks)
             case _:
                 pass
 
     @staticmethod
-    def _end(spoken: _Spoken, event: WalkCompleted, chunks: int) -> None:
-        """A step that spoke is done."""
-        if any(index == event.index for index, _ in spoken.done):
-            return  # a second copy
-        spoken.done.append((event.index, event.attempt))
-        if len(spoken.done) > len(spoken.bounds):
-            spoken.bounds.append(chunks)
+    def _complete_step(steps: _WriterSteps, event: WalkCompleted, chunks: int) -> None:
+        """Fold the completion of a step that wrote the track."""
+        if any(index == event.index for index, _ in steps.done):
+            return  # a duplicate
+        steps.done.append((event.index, event.attempt))
+        if len(steps.done) > len(steps.bounds):
+            steps.bounds.append(chunks)
 
     def result(self) -> dict[str, RecoveredTrack]:
-        """What the step goes on from, by track; of one that is not there nothing was put out."""
-        return {name: self._recalled(name, chunks) for name, chunks in self._chunks.items()}
+        """The recovered tracks by name; a track without output is missing."""
+        return {name: self._track(name, chunks) for name, chunks in self._chunks.items()}
 
-    def _recalled(self, track: str, chunks: list[OutputChunk]) -> RecoveredTrack:
+    def _track(self, track: str, chunks: list[OutputChunk]) -> RecoveredTrack:
         state = OutputState(self._transcript.track(track))
         for chunk in chunks:
             state.fold(chunk)
-        spoken = self._spoken[track]
-        place = sum(index < self._key.step for index, _ in spoken.done)
-        bounds = [0, *spoken.bounds, None]
-        own = chunks[bounds[place] : bounds[place + 1]]
+        steps = self._writers[track]
+        part = sum(index < self._key.step for index, _ in steps.done)
+        bounds = [0, *steps.bounds, None]
+        own = chunks[bounds[part] : bounds[part + 1]]
         of_tokens = [chunk for chunk in own if chunk.token_ids]
         return RecoveredTrack(
             state=state,

@@ -1,8 +1,8 @@
 """Placement of one order: the rank of each node in its walks, and the roles that follow for this rank.
 
-Roles are: the output tracks this rank writes, the ranks that produce and consume each stream, the ranks that a
-sequence moves between. Pure: all of it follows from the order and the model's graph, so every rank of the step
-derives the same.
+Roles are: the output tracks this rank writes, the ranks that produce and consume each stream, the ranks that
+a sequence moves between. Pure: all of it follows from the order and the model's graph, so every rank of the
+step derives the same.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from typing import Final
 
 from configs.placement import rank_of
 from models.base import EngineKind, ModelGraph
+from models.sequence_request import PROMPT_OUTPUT_ARGS
 from shared.errors import BugError
 from shared.events import NodeReady
 from shared.walks import Client, CompiledNode, CompiledWalk, InputPort, StreamInfo
@@ -17,10 +18,6 @@ from shared.walks.compiled import Route
 
 PROMPT: Final = "token_ids"
 """The input of a KV node that holds the prompt of its sequence."""
-
-
-_PROMPT_OUTPUT_ARGS: Final = frozenset({"echo", "pooling", "warm"})
-"""Arguments of a walk that make its KV nodes output nodes, though the walk sends no token to the client."""
 
 
 class GraphOutputs:
@@ -56,7 +53,8 @@ class StepPlacement:
         graph = outputs.graph
         if unknown := [call.name for call in ready.walks if call.name not in graph.walks]:
             raise BugError(
-                f"order of walk {unknown[0]!r}: expected a walk of {graph.family}, one of {sorted(graph.walks)}"
+                f"order of walk {unknown[0]!r}: expected a walk of {graph.family}, "
+                f"one of {sorted(graph.walks)}"
             )
         self.rank = ready.rank
         self.walks: tuple[CompiledWalk, ...] = tuple(graph.walks[call.name] for call in ready.walks)
@@ -119,7 +117,7 @@ class StepPlacement:
         found: set[str] = set()
         for walk, call in zip(self.walks, self._ready.walks, strict=True):
             found.update(self._outputs.output_nodes[walk.name])
-            if not _PROMPT_OUTPUT_ARGS.isdisjoint(call.args):
+            if not PROMPT_OUTPUT_ARGS.isdisjoint(call.args):
                 found.update(node for node in walk.nodes if self._graph.nodes[node] is EngineKind.KV)
         return found
 

@@ -14,7 +14,7 @@ from shared.events import NodeFired, NodeReady, OutputTotals, StreamTotals, Tens
 from shared.telemetry import tracing
 from shared.telemetry.tracing import INVALID_SPAN, Span
 from workers.data_plane.step_tensors import StepTensors
-from workers.execution.kv_steps import KvNodes
+from workers.execution.kv_nodes import KvNodes
 from workers.execution.node_executor import HostedModel, NodeExecutor
 from workers.execution.output_tracks import OutputTracks
 from workers.execution.recovered_output import RecoveredTrack

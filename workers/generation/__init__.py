@@ -1,1 +1,1 @@
-"""From sampled tokens to output chunks: detokenizing, stop strings, echoes."""
+"""Text generation: sampled tokens become text and output chunks (detokenizer, stop strings, prompt echo)."""

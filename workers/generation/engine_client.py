@@ -22,7 +22,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 
 class EnginePort(Protocol):
-    """What rows ask of the engine's thread (`workers.kv_engine.thread.EngineThread`)."""
+    """The engine thread as the client uses it (`workers.kv_engine.thread.EngineThread`)."""
 
     def submit(self, spec: SequenceSpec) -> None: ...
     def cancel(self, key: str) -> None: ...
@@ -31,26 +31,29 @@ class EnginePort(Protocol):
 
 
 class EngineClient:
-    """All rows by key, and the callbacks the engine's thread needs. `engine` is set once it is made."""
+    """The live sequences, and the callbacks of the engine thread. Set `engine` before the first use."""
 
     def __init__(self) -> None:
         self.engine: EnginePort | None = None
-        self._rows: dict[str, SequenceHandle] = {}
+        self._handles: dict[str, SequenceHandle] = {}
         self._drops: dict[str, asyncio.Future[int]] = {}
-        self._held: dict[str, set[object]] = {}
+        self._holders: dict[str, set[object]] = {}
 
-    def submit(self, spec: SequenceSpec, row: SequenceHandle) -> None:
-        """Hand a sequence to the engine.
+    def submit(self, spec: SequenceSpec, handle: SequenceHandle) -> None:
+        """Submit a sequence to the engine.
 
         Raises:
-            CapacityError: the engine has too many.
+            CapacityError: the engine has too many sequences.
         """
         assert self.engine is not None
         self.engine.submit(spec)
-        self._rows[row.key] = row
+        self._handles[handle.key] = handle
 
     async def drop(self, key: str) -> int:
-        """Take a row out of the engine; how many more steps held it. 0 when it is not there any more."""
+        """Cancel a sequence in the engine; return the number of engine steps that still held it.
+
+        It is 0 where the sequence has already left the engine.
+        """
         if self._forget(key) is None:
             return 0
         assert self.engine is not None
@@ -60,65 +63,65 @@ class EngineClient:
         return await dropped
 
     def hold(self, key: str, by: object) -> None:
-        """Let the engine compute no more of a row for now; it keeps its place.
+        """Pause a sequence in the engine; it keeps its place there.
 
-        Several may hold it, each for a reason of its own: it goes on when the last lets it.
+        Several holders may pause it independently. It resumes when the last of them resumes it.
         """
-        if key not in self._rows:
+        if key not in self._handles:
             return
-        holders = self._held.setdefault(key, set())
+        holders = self._holders.setdefault(key, set())
         if not holders:
             assert self.engine is not None
             self.engine.hold(key)
         holders.add(by)
 
     def resume(self, key: str, by: object) -> None:
-        """Let a row go on that was held `by` whoever says so."""
-        holders = self._held.get(key, set())
+        """Withdraw one holder's pause of a sequence."""
+        holders = self._holders.get(key, set())
         holders.discard(by)
-        if key in self._held and not holders:
-            del self._held[key]
+        if key in self._holders and not holders:
+            del self._holders[key]
             assert self.engine is not None
             self.engine.resume(key)
 
-    # ---- called by the engine's thread, on the loop ------------------------------------------------
+    # ---- called by the engine thread, on the event loop --------------------------------------------
     def on_outputs(self, outputs: Sequence[Output]) -> None:
-        """What a step led to."""
+        """Take the outputs of an engine step."""
         for output in outputs:
-            row = self._rows.get(output.key)
-            if row is None:
-                continue  # its answer has ended, or it was dropped
+            handle = self._handles.get(output.key)
+            if handle is None:
+                continue  # its text has ended, or it was dropped
             faults.reach("worker.token.computed")
             try:
-                row.take(output)
-            except Exception as error:  # one row's text must not hold up the others
+                handle.take(output)
+            except Exception as error:  # an error in one sequence's text must not stop the others
                 _LOGGER.exception("the text of %s failed", output.key, extra=MAY_QUOTE)
-                row.fail(error)
-            self._settle(row, in_engine=output.finish is None)
+                handle.fail(error)
+            self._settle(handle, in_engine=output.finish is None)
 
     def on_error(self, keys: Sequence[str], error: DalSegnoError) -> None:
-        """The engine gave these up."""
+        """Fail the sequences that the engine gave up."""
         for key in keys:
-            if (row := self._forget(key)) is not None:
-                row.fail(error)
+            if (handle := self._forget(key)) is not None:
+                handle.fail(error)
 
     def on_cancelled(self, key: str, steps_after: int) -> None:
-        """The engine has forgotten a sequence."""
+        """Complete `drop`: the engine has forgotten the sequence."""
         dropped = self._drops.pop(key, None)
         if dropped is not None and not dropped.done():
             dropped.set_result(steps_after)
 
-    def _settle(self, row: SequenceHandle, *, in_engine: bool) -> None:
-        """Take the row out where its text, or the engine, has come to an end."""
-        if not row.ended.done() and not in_engine:
-            row.fail(BugError(f"the engine ended {row.key} before its answer ended"))
-        if not row.ended.done():
+    def _settle(self, handle: SequenceHandle, *, in_engine: bool) -> None:
+        """Forget the sequence if its text, or the engine, has ended it."""
+        if not handle.ended.done() and not in_engine:
+            handle.fail(BugError(f"the engine ended sequence {handle.key} before its generated text ended"))
+        if not handle.ended.done():
             return
-        self._forget(row.key)
+        self._forget(handle.key)
         if in_engine:
             assert self.engine is not None
-            self.engine.cancel(row.key)
+            self.engine.cancel(handle.key)
 
     def _forget(self, key: str) -> SequenceHandle | None:
-        self._held.pop(key, None)
-        return self._rows.pop(key, None)
+        self._holders.pop(key, None)
+        return self._handles.pop(key, None)

@@ -1,8 +1,8 @@
-"""One answer: a fold over its token ids, which says its text and when it ends.
+"""Generated text of one sequence: a fold over its token ids that yields the text and its end.
 
-Decoder and stop matcher are all its state, and both are folds over the same token ids: so an answer that
-is resumed is folded again over the tokens it has, and goes on as if nothing had happened. It knows
-neither the engine nor the log.
+The state consists of the detokenizer and the stop matcher, both folds over the same token ids. A resumed
+sequence therefore folds its earlier tokens again and continues with the same text. The module knows neither
+the engine nor the log.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,12 +17,12 @@ LENGTH: Final = "length"
 
 
 class GeneratedText:
-    """The answer so far.
+    """The text so far.
 
     Attributes:
-        tokens: how many tokens were folded, the one that ended it included.
-        finish_reason: `stop` (the model's own end, a stop string, or a stop token) or `length`; None while
-            it goes on.
+        tokens: the number of folded tokens, including the token that ended the text.
+        finish_reason: `stop` (an end-of-sequence token, a stop string, or a stop token) or `length`; None
+            until the end.
     """
 
     __slots__ = ("_decoder", "_ends", "_matcher", "_max_tokens", "finish_reason", "tokens")
@@ -48,7 +48,7 @@ class GeneratedText:
     def for_request(
         cls, processing: Processing, request: SequenceRequest, max_tokens: int
     ) -> "GeneratedText":
-        """An empty answer that ends as the request says."""
+        """An empty text with the end conditions of a request."""
         return cls(
             processing.text_decoder(),
             max_tokens=max_tokens,
@@ -59,12 +59,12 @@ class GeneratedText:
         )
 
     def bytes_of(self, token_id: int) -> bytes:
-        """A token's own bytes."""
+        """The bytes of a token."""
         return self._decoder.bytes_of(token_id)
 
     def push(self, token_id: int) -> str:
-        """Fold one token; return the text that is sure by it. Not to be called once it has ended."""
-        assert self.finish_reason is None, "an answer that has ended takes no token"
+        """Fold one token; return the text that is now final. Do not call it after the end."""
+        assert self.finish_reason is None, "a text that has ended takes no token"
         self.tokens += 1
         if token_id in self._ends:
             return self._end(STOP)
@@ -76,7 +76,7 @@ class GeneratedText:
         return text
 
     def _end(self, reason: str) -> str:
-        """What was held back is part of the text now, up to a stop string."""
+        """End the text; return the held-back text, up to a stop string."""
         text = self._matcher.push(self._decoder.flush()) + self._matcher.flush()
         self.finish_reason = STOP if self._matcher.matched else reason
         return text

@@ -1,14 +1,13 @@
-"""One track of a request's output: tokens and text in, chunks out.
+"""Output chunks of one track: tokens and their text, or whole contents, are cut into `output.chunk` events.
 
     token ids ──> GeneratedText (decoder, stop strings) ──> Chunker (offsets, ids, totals) ──> the log
-    chunks of their own (an echo, a medium) ──────────┘
-                                                        ▲
-                                        when: at once for the first text, then every 20 ms
+    content without tokens (an echo, media) ────────────────────┘
+                              timing: the first text at once, then every 20 ms
 
-`Chunker` is pure and is handed the time; `OutputStream` is the thin shell: it arms a timer on the event
-loop, posts, and waits for acks. A chunk counts only when the log has taken it over: while the log's
-backlog is full, what comes stays with the chunker and goes out later in larger pieces. When so much has
-come together that it is `full`, whoever makes it waits: a row is held in the engine, any other node is.
+`Chunker` is pure; its caller passes the time. `OutputStream` is the shell: it sets a timer on the event loop,
+posts chunks, and waits for their acks. A chunk counts once the log has accepted it. While the log's backlog
+is full, output waits in the chunker and leaves it later in larger chunks. When the chunker is `full`, the
+producer waits: a sequence is held in the engine, any other node waits for room.
 """
 
 import asyncio
@@ -24,42 +23,42 @@ from shared.transcript import Track
 
 COALESCE_S: Final = 0.02
 MAX_CHUNK_TOKENS: Final = 1024
-"""Far below the log's largest payload, also when a long backlog is cut."""
+"""The most tokens in a chunk: far below the log's largest payload, also when a long backlog is cut."""
 MAX_CHUNK_LOGPROBS: Final = 4096
-"""So many log probabilities are some 200 kB."""
+"""The most log probabilities in a chunk: about 200 kB."""
 HELD_CHUNKS: Final = 2
-"""So many chunks' worth of tokens may wait for the log."""
+"""The most tokens that may wait for the log, in full chunks."""
 HELD_BYTES: Final = 4 * 1024 * 1024
-"""So large may be what else waits, before no more of it is made."""
+"""The most bytes of other content that may wait for the log before its producer has to wait."""
 RETRY_S: Final = 0.25
 _TIMER_GRAIN_S: Final = 0.001
-"""uvloop's clock counts whole milliseconds and its timers ring up to half a one early: what is due within
-one is due. (Armed again for the rest, a timer rang twelve times for every chunk; 2026-11.)"""
+"""A chunk due within this time is cut now. uvloop's clock counts whole milliseconds, and its timers fire up
+to half a millisecond early. (Timers armed again for the rest fired twelve times per chunk; 2026-11.)"""
 
 
 def tokens_per_chunk(top: int) -> int:
-    """The most tokens of a chunk that tells the log probabilities of each and of the `top` likeliest."""
+    """The most tokens in a chunk that lists each token's log probability and its `top` alternatives."""
     return min(MAX_CHUNK_TOKENS, MAX_CHUNK_LOGPROBS // (1 + top))
 
 
 @dataclass(slots=True)
 class OutputState:
-    """Where a track stands: the chunks that count, and how much text and how many tokens they hold."""
+    """The state of a track: its valid chunks, and the numbers of characters and tokens in them."""
 
     track: Track = field(default_factory=Track)
     text_offset: int = 0
     token_offset: int = 0
 
     def fold(self, chunk: OutputChunk) -> None:
-        """Take a chunk that counts."""
+        """Add a valid chunk."""
         self.text_offset += len(chunk.text)
         self.token_offset += len(chunk.token_ids)
 
 
 class Chunker:
-    """Cuts a track into chunks. Pure: `peek` says what the next chunk is, `take` makes it so.
+    """Cuts a track into chunks; pure. `peek` returns the next chunk, `take` confirms that it was posted.
 
-    Chunks of their own go before the tokens that wait.
+    Contents without tokens leave before the tokens that wait.
     """
 
     def __init__(
@@ -75,9 +74,9 @@ class Chunker:
         self._contents_bytes = 0
         self._tokens: list[int] = []
         self._texts: list[str] = []
-        self._logprobs: list[TokenLogprobs] = []  # one for each token, or none at all
-        self._begun_s: float | None = None  # when the first token came
-        self._cut_s: float | None = None  # when a chunk was cut last
+        self._logprobs: list[TokenLogprobs] = []  # one per token, or empty
+        self._first_token_s: float | None = None  # when the first token arrived
+        self._cut_s: float | None = None  # when the latest chunk was cut
         self._has_shown_text = False
 
     @property
@@ -86,57 +85,57 @@ class Chunker:
 
     @property
     def full(self) -> bool:
-        """Whether so much waits that no more is to be made for now."""
-        return self._contents_bytes > HELD_BYTES or len(self._tokens) > HELD_CHUNKS * self._most
+        """True while the producer has to wait because too much output waits for the log."""
+        return self._contents_bytes > HELD_BYTES or len(self._tokens) > HELD_CHUNKS * self._max_tokens
 
     @property
     def totals(self) -> OutputTotals:
         return self._state.track.totals
 
     def add(self, token_id: int, text: str, now_s: float, logprobs: TokenLogprobs | None = None) -> None:
-        """A token, and the text that became sure by it."""
+        """Add a token, and the text that it completed."""
         self._tokens.append(token_id)
         self._texts.append(text)
         if logprobs is not None:
             self._logprobs.append(logprobs)
-        if self._begun_s is None:
-            self._begun_s = now_s
+        if self._first_token_s is None:
+            self._first_token_s = now_s
 
     def add_content(self, content: Mapping[str, Any]) -> None:
-        """A chunk of its own: fields of `OutputChunk`, no tokens."""
+        """Add a chunk without tokens, given as fields of `OutputChunk`."""
         self._contents.append(content)
         self._contents_bytes += _size_of(content)
 
     def due_s(self) -> float | None:
-        """When the next chunk is due; None while nothing waits. The first text is due at once."""
+        """The time when the next chunk is due; None while nothing waits. The first text is due at once."""
         if self._contents:
             return 0.0
         if not self._tokens:
             return None
         if not self._has_shown_text and any(self._texts):
             return 0.0
-        since = self._cut_s if self._cut_s is not None else self._begun_s
+        since = self._cut_s if self._cut_s is not None else self._first_token_s
         assert since is not None
         return since + COALESCE_S
 
     def peek(self) -> OutputChunk:
-        """The chunk of what waits."""
+        """The next chunk."""
         if self._contents:
             return self._chunk(**self._contents[0])
-        most = self._most
+        count = self._max_tokens
         return self._chunk(
-            text="".join(self._texts[:most]),
-            token_ids=self._tokens[:most],
-            logprobs=self._logprobs[:most] or None,
+            text="".join(self._texts[:count]),
+            token_ids=self._tokens[:count],
+            logprobs=self._logprobs[:count] or None,
         )
 
     @property
-    def _most(self) -> int:
-        """The most tokens of a chunk."""
+    def _max_tokens(self) -> int:
+        """The most tokens in the next chunk."""
         return tokens_per_chunk(len(self._logprobs[0].top)) if self._logprobs else MAX_CHUNK_TOKENS
 
     def take(self, chunk: OutputChunk, now_s: float) -> None:
-        """The log has taken the chunk over: it counts."""
+        """Count a chunk that the log has accepted, and remove its content from the waiting output."""
         [valid] = self._state.track.fold(chunk)
         self._state.fold(valid)
         if self._contents:
@@ -167,15 +166,15 @@ def _size_of(content: Mapping[str, Any]) -> int:
 
 
 PostChunk: TypeAlias = Callable[[OutputChunk, Callable[[int], None]], None]
-"""Puts a chunk into the log's outbox, and calls back once it is stored; a `CapacityError` means not now."""
+"""Posts a chunk to the log's outbox and calls back once it is stored. A `CapacityError` means: try later."""
 
 
 class OutputStream:
-    """A chunker on the event loop.
+    """A chunker on the event loop, which posts its chunks when they are due.
 
     Attributes:
-        has_room: whether more may be made now.
-        on_room: called with that whenever it changes: for who cannot wait itself.
+        has_room: true while the producer may add output.
+        on_room: called with `has_room` whenever it changes; for producers that cannot await `wait_for_room`.
     """
 
     def __init__(self, chunker: Chunker, post: PostChunk) -> None:
@@ -194,20 +193,20 @@ class OutputStream:
     def add(
         self, token_id: int, text: str, logprobs: TokenLogprobs | None = None, *, last: bool = False
     ) -> None:
-        """A token and its text; everything goes out with the last one."""
+        """Add a token and its text; with the last token, post all waiting output."""
         self._chunker.add(token_id, text, self._loop.time(), logprobs)
         self._cut(everything=last)
 
     def add_content(self, content: Mapping[str, Any]) -> None:
-        """A chunk of its own, at once: fields of `OutputChunk`, no tokens."""
+        """Post a chunk without tokens at once, given as fields of `OutputChunk`."""
         self._chunker.add_content(content)
         self._cut()
 
-    async def stored(self) -> OutputTotals:
-        """Wait until every chunk is stored; what the track then amounts to.
+    async def wait_stored(self) -> OutputTotals:
+        """Post all waiting output, wait until every chunk is stored, and return the track's totals.
 
         Raises:
-            DalSegnoError: a chunk could not be posted, ever.
+            DalSegnoError: the log rejected a chunk for good.
         """
         self._cut(everything=True)
         while self._unacked or self._chunker.pending:
@@ -217,23 +216,23 @@ class OutputStream:
             await self._settled
         return self._chunker.totals
 
-    async def room(self) -> None:
-        """Wait until more may be made; where nothing goes out any more, that is told by `stored`."""
+    async def wait_for_room(self) -> None:
+        """Wait until more output may be added. Return at once after a failure; `wait_stored` raises it."""
         while not self.has_room:
             self._room = self._room if self._room and not self._room.done() else self._loop.create_future()
             await asyncio.shield(self._room)
 
     def close(self) -> None:
-        """Put nothing out any more."""
+        """Stop posting."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
 
     def _cut(self, *, everything: bool = False) -> None:
         self._cut_chunks(everything=everything)
-        self._measure()
+        self._update_room()
 
-    def _measure(self) -> None:
+    def _update_room(self) -> None:
         has_room = self._failure is not None or not self._chunker.full
         if has_room == self.has_room:
             return
@@ -249,7 +248,7 @@ class OutputStream:
                 self._arm(due_s)
                 return
             try:
-                self._put(self._chunker.peek())
+                self._post_chunk(self._chunker.peek())
             except CapacityError:
                 self._arm(self._loop.time() + RETRY_S, everything=everything)
                 return
@@ -258,7 +257,7 @@ class OutputStream:
                 self._settle()
                 return
 
-    def _put(self, chunk: OutputChunk) -> None:
+    def _post_chunk(self, chunk: OutputChunk) -> None:
         self._post(chunk, self._acked)
         self._unacked += 1
         self._chunker.take(chunk, self._loop.time())

@@ -1,7 +1,7 @@
-"""What a prompt comes to that is not answered, as chunks: an embedding in one, its hidden states in pieces.
+"""Output chunks of prompt-only requests: an embedding in one chunk, hidden states in several.
 
-What an earlier attempt put out stands: the last bits of a state may depend on what is computed beside it, so
-the rest is taken from what was computed now, and the beginning from the log.
+Bytes that an earlier attempt released stay valid. The last bits of a state may depend on the other sequences
+of the same batch, so a later attempt takes the released prefix from the log and computes only the rest anew.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ from shared.events import OutputChunk
 from workers.data_plane.port import Array
 
 MAX_PIECE_BYTES: Final = 256 << 10
-"""So much of a prompt's states is in one chunk; at least one token's."""
+"""The most bytes of hidden states in a chunk; a chunk holds the states of at least one token."""
 
 
 def released_array(released: Sequence[OutputChunk], tokens: int) -> Array | None:
-    """What a prompt of so many tokens came to, if earlier attempts put out all of it."""
+    """The output of a prompt of `tokens` tokens, if earlier attempts released all of it; else None."""
     if not released:
         return None
     shapes = [chunk.metadata["shape"] for chunk in released]
@@ -30,9 +30,9 @@ def released_array(released: Sequence[OutputChunk], tokens: int) -> Array | None
 
 
 def array_chunks(array: Array, released: Sequence[OutputChunk]) -> Iterator[dict[str, Any]]:
-    """The chunks: fields of `OutputChunk`. Those that were `released` come first, as they were."""
-    stands = b"".join(chunk.data or b"" for chunk in released)
-    data = stands + array.data.tobytes()[len(stands) :]
+    """All chunks of an output, as fields of `OutputChunk`; the `released` ones come first, unchanged."""
+    prefix = b"".join(chunk.data or b"" for chunk in released)
+    data = prefix + array.data.tobytes()[len(prefix) :]
     if len(array.shape) == 1:
         yield {
             "modality": EMBEDDING,

@@ -1,11 +1,11 @@
-"""An echo: the prompt, as the chunks that come before an answer.
+"""Prompt echo (`echo` of OpenAI completions): chunks with the prompt, emitted before the generated text.
 
-It is cut by the prompt alone, so that every attempt cuts it alike: into pieces an event can hold, each
-with its share of the prompt's text and tokens. Where log probabilities are wanted, a piece waits for the
-engine to have scored its tokens.
+The prompt is cut into pieces that fit an event; each piece has a proportional share of the text and of the
+tokens. The cut depends on the prompt alone, so every attempt makes the same pieces. With log probabilities, a
+piece waits until the engine has scored its tokens.
 
-What an earlier attempt put out is known by text and token ids. Its log probabilities are not compared:
-another batch rounds them otherwise, and nothing rests on them. So they are not computed again either.
+A piece that an earlier attempt emitted is recognised by its text and token ids. Its log probabilities are
+neither compared nor computed again: another batch rounds them differently, and nothing depends on them.
 """
 
 from collections import deque
@@ -19,20 +19,26 @@ from workers.kv_engine.outputs import TokenScore
 
 _MAX_TOKENS: Final = 16_384
 _MAX_CHARS: Final = 65_536
-"""Of a piece without log probabilities: a fraction of what an event can hold."""
+"""Limits of a piece without log probabilities: a fraction of what an event can hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class EchoPiece:
-    """Tokens `start` to `end` of a prompt, and a share of its text as large."""
+    """Tokens `start` to `end` (exclusive) of a prompt, with the same share of its text."""
 
     start: int
     end: int
     content: Mapping[str, Any]
 
 
-def pieces(prompt_ids: Sequence[int], text: str, top: int | None) -> list[EchoPiece]:
-    """A prompt, cut; `top` is how many of the likeliest tokens come with each of its own."""
+def echo_pieces(prompt_ids: Sequence[int], text: str, top: int | None) -> list[EchoPiece]:
+    """Cut a prompt into pieces.
+
+    Args:
+        prompt_ids: the tokens of the prompt.
+        text: its text.
+        top: the number of alternatives listed with each token's log probability; None without any.
+    """
     most = _MAX_TOKENS if top is None else tokens_per_chunk(top)
     count = max(-(-len(prompt_ids) // most), -(-len(text) // _MAX_CHARS))
     ids, chars = (
@@ -52,7 +58,7 @@ def pieces(prompt_ids: Sequence[int], text: str, top: int | None) -> list[EchoPi
 
 
 def token_logprobs(score: TokenScore, bytes_of: Callable[[int], bytes]) -> TokenLogprobs:
-    """A token's score as clients get it: with the tokens' bytes."""
+    """A token's score in the form that clients get: with the bytes of each token."""
     return TokenLogprobs(
         id=score.token_id,
         token=bytes_of(score.token_id),
@@ -62,36 +68,36 @@ def token_logprobs(score: TokenScore, bytes_of: Callable[[int], bytes]) -> Token
 
 
 class ScoredEcho:
-    """Pieces of a prompt that wait for their tokens' scores.
+    """The echo pieces that wait for the scores of their tokens.
 
     Args:
-        waiting: the pieces that are to be put out, in order.
-        bytes_of: a token's own bytes.
+        waiting: the pieces to emit, in order.
+        bytes_of: returns the bytes of a token.
     """
 
     def __init__(self, waiting: Iterable[EchoPiece], bytes_of: Callable[[int], bytes]) -> None:
         self._waiting = deque(waiting)
         self._bytes_of = bytes_of
-        self._at = 0  # the place of the token that comes next
-        self._told: list[TokenLogprobs] = []  # of the first piece's tokens
+        self._position = 0  # of the next token in the prompt
+        self._scores: list[TokenLogprobs] = []  # of the first waiting piece's tokens
 
     @property
     def complete(self) -> bool:
-        """Whether no piece waits any more."""
+        """True once every piece was emitted."""
         return not self._waiting
 
     def begin(self, token_id: int) -> list[Mapping[str, Any]]:
-        """The first token: before it stands nothing, so the model thought nothing of it."""
+        """Take the prompt's first token, which has no log probability because no token precedes it."""
         return list(self._take(TokenLogprobs(id=token_id, token=self._bytes_of(token_id))))
 
     def push(self, scores: Iterable[TokenScore]) -> list[Mapping[str, Any]]:
-        """The next tokens; the chunks that are complete by them."""
+        """Take the scores of the next tokens; return the chunks that they complete."""
         return [content for score in scores for content in self._take(token_logprobs(score, self._bytes_of))]
 
-    def _take(self, told: TokenLogprobs) -> Iterator[Mapping[str, Any]]:
-        if self._waiting and self._at >= self._waiting[0].start:
-            self._told.append(told)
-        self._at += 1
-        while self._waiting and self._at >= self._waiting[0].end:
-            yield {**self._waiting.popleft().content, "logprobs": self._told}
-            self._told = []
+    def _take(self, score: TokenLogprobs) -> Iterator[Mapping[str, Any]]:
+        if self._waiting and self._position >= self._waiting[0].start:
+            self._scores.append(score)
+        self._position += 1
+        while self._waiting and self._position >= self._waiting[0].end:
+            yield {**self._waiting.popleft().content, "logprobs": self._scores}
+            self._scores = []

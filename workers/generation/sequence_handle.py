@@ -9,6 +9,7 @@ first token and emits nothing: the other rank folds that token again and emits a
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from shared.events import TokenLogprobs
 from shared.tensors import Handle
@@ -18,33 +19,35 @@ from workers.generation.output_chunks import OutputStream
 from workers.generation.prompt_echo import ScoredEcho, token_logprobs
 from workers.kv_engine.outputs import Output, PromptOutput, TokenOutput, TokenScore
 
+OnItem: TypeAlias = Callable[[int, int], None]
+"""Takes a token that goes into a stream: (token id, index in the generated text)."""
+
 
 class SequenceHandle:
     """One sequence, from its submission to its end.
 
     Args:
-        output: where its tokens go; None for those nobody reads.
-        echo: the prompt, as far as it waits for its scores; it goes where the tokens go.
-        on_item: called with each token, and its place in the answer, that streams on: all but one that
-            ended the answer because it is no part of it.
+        output: the track that its tokens go to; None where no client reads them.
+        echo: the part of the prompt's echo that waits for scores; it goes to the same track.
+        on_item: takes each token of the text that goes into a stream; a stop token is not part of the text.
 
     Attributes:
-        began: its first token is there (or was there before: an earlier attempt's).
-        ended: its answer has ended; raises what the engine, or the text, failed of.
-        vector, cached_tokens: what its prompt came to, where that was asked for (`PromptOutput`).
+        began: done once there is a first token, also one of an earlier attempt.
+        ended: done once the text has ended; raises the error of the engine or of the text.
+        vector, cached_tokens: the result of the prompt, where it was requested (`PromptOutput`).
     """
 
     def __init__(
         self,
         key: str,
-        answer: GeneratedText,
+        generated: GeneratedText,
         output: OutputStream | None,
         echo: ScoredEcho | None = None,
-        on_item: Callable[[int, int], None] | None = None,
+        on_item: OnItem | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.key = key
-        self.answer = answer
+        self.generated = generated
         self.output = output
         self.echo = echo
         self.on_item = on_item
@@ -55,95 +58,94 @@ class SequenceHandle:
         self.ended: asyncio.Future[None] = loop.create_future()
 
     def take(self, output: Output) -> None:
-        """Take what a step led to."""
+        """Take an output of an engine step."""
         match output:
             case TokenOutput():
                 score = output.score
-                self.push(
-                    output.token_id, None if score is None else token_logprobs(score, self.answer.bytes_of)
-                )
+                logprobs = None if score is None else token_logprobs(score, self.generated.bytes_of)
+                self.push(output.token_id, logprobs)
             case PromptOutput():
                 if output.scores:
-                    self.put_echo(output.scores)
+                    self.push_prompt_scores(output.scores)
                 if output.finish is not None:
                     self.vector, self.cached_tokens = output.vector, output.cached_tokens
                     self.end()
 
     def end(self) -> None:
-        """Its answer has ended."""
+        """End the sequence."""
         if not self.began.done():
             self.began.set_result(None)
         self.ended.set_result(None)
 
     def push(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        """Fold a token, put it out, and stream it on."""
-        text = self.answer.push(token_id)
+        """Fold a token into the text, add it to the output, and pass it to streams."""
+        text = self.generated.push(token_id)
         self.last_token = token_id
-        has_ended = self.answer.finish_reason is not None
+        has_ended = self.generated.finish_reason is not None
         if self.output is not None:
             self.output.add(token_id, text, logprobs, last=has_ended)
-        if self.on_item is not None and self.answer.finish_reason != STOP:
-            self.on_item(token_id, self.answer.tokens - 1)
+        if self.on_item is not None and self.generated.finish_reason != STOP:
+            self.on_item(token_id, self.generated.tokens - 1)
         if has_ended:
             self.end()
         elif not self.began.done():
             self.began.set_result(None)
 
-    def put_echo(self, scores: Sequence[TokenScore]) -> None:
-        """The next of the prompt's tokens are scored."""
+    def push_prompt_scores(self, scores: Sequence[TokenScore]) -> None:
+        """Take the scores of the prompt's next tokens; emit the echo pieces that they complete."""
         assert self.echo is not None, "a prompt is scored for its echo"
-        assert self.output is not None, "an echo is for somebody"
+        assert self.output is not None, "an echo has a track"
         for content in self.echo.push(scores):
             self.output.add_content(content)
 
     def resume(self, last_token: int) -> None:
-        """Its answer was folded over the tokens of earlier attempts, the last of which is `last_token`."""
+        """Continue after the tokens of earlier attempts, already folded; `last_token` is the last of them."""
         self.last_token = last_token
         self.began.set_result(None)
-        if self.answer.finish_reason is not None:
+        if self.generated.finish_reason is not None:
             self.ended.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """It ends without an answer."""
+        """End the sequence with an error."""
         for future in (self.began, self.ended):
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # whoever waits is told; if nobody does, that is no error
+                future.exception()  # marks it as retrieved: it is no error if nothing awaits this future
 
 
 class HandoverHandle(SequenceHandle):
-    """A sequence that goes on at another rank.
+    """A sequence that another rank continues after its first token.
 
     Attributes:
-        token_ids: what was generated here.
-        logprobs: of those, where they were asked for.
-        prompt_scores: of the prompt's tokens but the first, where they were asked for.
-        kv: its keys and values; there when it has ended, unless an earlier attempt had ended it.
+        token_ids: the tokens generated here.
+        logprobs: their log probabilities, where requested.
+        prompt_scores: scores of the prompt's tokens except the first, where requested.
+        kv: keys and values, set when the sequence has ended, unless an earlier attempt had ended it.
     """
 
-    def __init__(self, key: str, answer: GeneratedText) -> None:
-        super().__init__(key, answer, output=None)
+    def __init__(self, key: str, generated: GeneratedText) -> None:
+        super().__init__(key, generated, output=None)
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_scores: list[TokenScore] = []
         self.kv: Handle | None = None
 
     def take(self, output: Output) -> None:
-        """Take what a step led to."""
+        """Take an output of an engine step."""
         if isinstance(output, PromptOutput):
             self.prompt_scores += output.scores
             return
-        self.answer.push(output.token_id)
+        self.generated.push(output.token_id)
         self.last_token = output.token_id
         self.token_ids.append(output.token_id)
         if output.score is not None:
-            self.logprobs.append(token_logprobs(output.score, self.answer.bytes_of))
+            self.logprobs.append(token_logprobs(output.score, self.generated.bytes_of))
         if output.finish is not None:
             self.kv = output.kv
             self.end()
 
     def resume(self, last_token: int) -> None:
-        """Its answer was folded over the tokens of earlier attempts; it is to have one more, or had ended."""
+        """Continue after tokens of earlier attempts: to generate one more, or to end at once."""
         self.last_token = last_token
-        if self.answer.finish_reason is not None:
+        if self.generated.finish_reason is not None:
             self.end()

@@ -1,13 +1,14 @@
-"""Stop strings: the text up to the earliest of them, piece by piece.
+"""Incremental matcher that cuts a generated text at its earliest stop string.
 
-A pure fold over the pieces of a text: however the text is cut into pieces, the same comes out, and a
-piece once released is never taken back. What may be the beginning of a stop string is held back.
+A pure fold over the pieces of a text. The result does not depend on how the text is cut into pieces, and
+released text is never taken back. Text that may be the prefix of a stop string is held back.
 
-The earliest match is the one that *begins* first, as in `min(text.find(stop) for stop in stops)`. So with
-the stops `abcd` and `bc`, the text `abc` is undecided until its next character.
+The earliest match is the one that *begins* first, as in `min(text.find(stop) for stop in stops)`. With the
+stops `abcd` and `bc`, the text `abc` is therefore undecided until its next character.
 
-An Aho-Corasick automaton: a constant price per character, whatever the stop strings are. (They come from
-clients: searching again at every piece could be made to cost milliseconds per token.)
+The matcher is an Aho-Corasick automaton: each character costs constant time for any set of stop strings.
+(Clients choose the stop strings. If every piece were searched again, a client could make that cost
+milliseconds per token.)
 """
 
 from collections import deque
@@ -19,7 +20,7 @@ class StopMatcher:
     """Cuts a text at the earliest of `stops`.
 
     Attributes:
-        matched: a stop string was found; nothing more is released.
+        matched: a stop string was found; no more text is released.
     """
 
     __slots__ = ("_candidate", "_held", "_held_at", "_position", "_state", "_table", "matched")
@@ -30,11 +31,11 @@ class StopMatcher:
         self._state = _ROOT
         self._held = ""
         self._held_at = 0  # where in the text `_held` begins
-        self._position = 0  # how much of the text was read
+        self._position = 0  # characters read so far
         self._candidate: int | None = None  # where the earliest match so far begins
 
     def push(self, text: str) -> str:
-        """Read a piece; return what is now sure to belong to the answer."""
+        """Read a piece; return the text that now certainly precedes every stop string."""
         if self.matched:
             return ""
         if self._table is None:
@@ -48,20 +49,20 @@ class StopMatcher:
         return self._release(self._position - self._table.depth[self._state])
 
     def flush(self) -> str:
-        """The text has ended: what was held back belongs to it, up to a match."""
+        """End the text; return the held-back text, up to a match."""
         if self._table is None or self.matched:
             return ""
         self.matched = self._candidate is not None
         return self._release(self._position if self._candidate is None else self._candidate)
 
     def _read(self, character: str, table: "_Automaton") -> int | None:
-        """Read one character; where the earliest match begins, once that is sure."""
+        """Read one character; return the begin of the earliest match once it is certain."""
         self._state = state = table.next(self._state, character)
         self._position += 1
         if length := table.longest[state]:
             begin = self._position - length
             self._candidate = begin if self._candidate is None else min(self._candidate, begin)
-        # Something that began earlier may still become a stop string; until then nothing is decided.
+        # A candidate that began earlier may still become a stop string; until then the match is undecided.
         if self._candidate is not None and self._position - table.depth[state] >= self._candidate:
             return self._candidate
         return None
@@ -77,11 +78,11 @@ _ROOT: Final = 0
 
 
 class _Automaton:
-    """The stop strings as one automaton.
+    """Aho-Corasick automaton of the stop strings.
 
     Attributes:
-        depth: by state: how many of the last characters begin a stop string.
-        longest: by state: the length of the longest stop string that ends here; 0 is none.
+        depth: by state, the number of last characters that are a prefix of a stop string.
+        longest: by state, the length of the longest stop string that ends here; 0 is none.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -119,7 +120,7 @@ class _Automaton:
         self.longest[state] = len(stop)
 
     def _link(self) -> None:
-        """Breadth first: a state falls back to the longest proper suffix that is a state too."""
+        """Set fallbacks, breadth first: each is the longest proper suffix that is also a state."""
         waiting = deque(self._edges[_ROOT].values())
         while waiting:
             state = waiting.popleft()

@@ -1,1 +1,1 @@
-"""Orders read from the log, and edges that arrive before their order."""
+"""Orders of the conductor: the fold of the log that selects them, and edges that arrive before them."""

@@ -1,19 +1,19 @@
-"""What a worker makes of the log: which orders are for this life of it, each once, and what belongs to them.
+"""Fold of the log into actions for one incarnation of a worker: its orders, each once, and all they need.
 
-A pure fold over the records a worker reads, in log order: its own orders (`ready`), what other ranks tell it
-(`edge`), the requests' ends (`walk`), all lives (`worker`) and the conductors' terms (`conductor`).
-Duplicates, late and void records are normal input and lead to nothing. No I/O, no clock; the shell
-(`workers.process`) feeds it, the executor obeys.
+A pure fold over the records that a worker reads, in log order: its own orders (`ready`), edges of other ranks
+(`edge`), ends of requests (`walk`), incarnations (`worker`) and the conductors' epochs (`conductor`).
+Duplicates, late records and void records are normal input and cause no action. No I/O, no clock:
+`workers.process` feeds the inbox and passes its actions to `workers.execution.executor`.
 
-    record ──> fence ──> own joined?      ──> IncarnationBegun      from here on it has an incarnation
-                    ├──> node.ready       ──> StartOrder       once per (request, attempt, index)
-                    ├──> walk.stop        ──> StopOrder        its attempt is over
-                    ├──> request.resumed  ──> AttemptEnded        so are the attempts before it
-                    ├──> an edge          ──> ReceivedEdge       from a life that the order names; early ones wait
-                    ├──> a request's end  ──> RequestEnded
-                    ├──> other ranks      ──> PeerJoined, PeerLeft
-                    ├──> this rank again  ──> IncarnationSuperseded  this process is a zombie: it must exit
-                    └──> worker.lost      ──> IncarnationLost        given up for dead: it must join again
+    record ──> epoch fence ──> own worker.joined ──> IncarnationBegun
+                          ├──> node.ready        ──> StartOrder     once per (request, attempt, index)
+                          ├──> walk.stop         ──> StopOrder      the attempt is over
+                          ├──> request.resumed   ──> AttemptEnded   earlier attempts are over
+                          ├──> an edge event     ──> ReceivedEdge   held back until its order is read
+                          ├──> a request's end   ──> RequestEnded
+                          ├──> other ranks       ──> PeerJoined, PeerLeft
+                          ├──> this rank again   ──> IncarnationSuperseded   a zombie: it must exit
+                          └──> worker.lost       ──> IncarnationLost         declared dead: it must join again
 """
 
 from collections import OrderedDict
@@ -48,11 +48,11 @@ from workers.membership.peers import PeerIncarnations, PeerJoined, PeerLeft
 from workers.orders.out_of_order_buffer import OutOfOrderBuffer, ReceivedEdge
 
 REMEMBERED_REQUESTS: Final = 16_384
-"""Far more than can be open at once; a duplicate older than that is caught by the executor or harmless."""
+"""Far more requests than can be open. An older duplicate is ignored by the executor, or harmless."""
 
 
 class StepKey(NamedTuple):
-    """One try of one step of one request: what one `node.ready` orders."""
+    """One attempt of one step of one request: the unit that one `node.ready` orders."""
 
     request_id: str
     attempt: int
@@ -64,28 +64,28 @@ class StepKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IncarnationBegun:
-    """The own `worker.joined` was read: this life has begun."""
+    """The process has read its own `worker.joined`: its incarnation has begun."""
 
     incarnation: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
 class StartOrder:
-    """Run this. Lower attempts of the request are over.
+    """Run an order. Lower attempts of the request are over.
 
-    `heard` is what was told for it before it came; `refused` says why some of that is missing, where it is:
-    the order cannot be carried out.
+    `edges` are the edges received before the order. `refused` is the reason why some of them are missing, in
+    which case the order has to fail; empty otherwise.
     """
 
     key: StepKey
     order: NodeReady
-    heard: tuple[ReceivedEdge, ...] = ()
+    edges: tuple[ReceivedEdge, ...] = ()
     refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StopOrder:
-    """Drop this. `started` is false when the order came behind its own stop: it must not run at all."""
+    """Drop an order. `started` is false if the order came after its own stop: it must not run at all."""
 
     key: StepKey
     order: WalkStop
@@ -94,7 +94,7 @@ class StopOrder:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnded:
-    """Attempts up to this one are over, and what was kept for them is free. The request itself goes on."""
+    """Attempts up to this one are over; their state can be released. The request continues."""
 
     request_id: str
     attempt: int
@@ -102,30 +102,30 @@ class AttemptEnded:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """A request is over, however: forget it, and free what was kept for it."""
+    """A request has finished, failed or been cancelled; its state can be released."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class IncarnationSuperseded:
-    """A newer life of this rank has begun; whatever this one still does is void."""
+    """A newer incarnation of this rank has begun; all further events of this one are void."""
 
     incarnation: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
 class IncarnationLost:
-    """The conductor has given this life up."""
+    """The conductor has declared this incarnation dead."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A record that is none of ours, or not where it is; it changes nothing.
+    """An invalid record, or one on a wrong subject; it changes nothing.
 
-    `quotation` is the rest of the note, where that may quote what a client wrote.
+    `quotation` is the part of the note that may quote a client's text.
     """
 
     note: str
@@ -133,33 +133,48 @@ class Unreadable:
 
 
 Action: TypeAlias = (
-    IncarnationBegun | StartOrder | StopOrder | AttemptEnded | ReceivedEdge | RequestEnded | PeerJoined | PeerLeft | IncarnationSuperseded | IncarnationLost | Unreadable
+    IncarnationBegun
+    | StartOrder
+    | StopOrder
+    | AttemptEnded
+    | ReceivedEdge
+    | RequestEnded
+    | PeerJoined
+    | PeerLeft
+    | IncarnationSuperseded
+    | IncarnationLost
+    | Unreadable
 )
 
 _KINDS: Final = frozenset({"ready", "edge", "walk", "worker", "conductor"})
 
 
 @dataclass(slots=True)
-class _Steps:
-    """What was ordered of one request, in its highest attempt; `over` says that this is over."""
+class _AttemptOrders:
+    """The orders of one request's highest attempt.
+
+    Attributes:
+        over: the attempt is over.
+        incarnations: by rank, the incarnations that the last order names.
+    """
 
     attempt: int
     over: bool = False
     started: set[int] = field(default_factory=set)
     stopped: dict[int, WalkStop] = field(default_factory=dict)
-    lives: dict[int, int] = field(default_factory=dict)  # of the ranks it is placed on, by its last order
+    incarnations: dict[int, int] = field(default_factory=dict)
 
 
 class Inbox:
-    """One life's fold.
+    """The fold for one incarnation of a worker.
 
     Args:
-        joined_id: the event id of the own `worker.joined`.
-        earlier_lives: event ids of lives that were in the log before: a copy of one of them, stored late,
-            is no newer life.
-        lives: all ranks' lives before the first record; their ids are earlier ones, too.
+        joined_id: the event id of this process's own `worker.joined`.
+        earlier_joins: event ids of earlier `worker.joined` events. A copy of one, stored late, begins no new
+            incarnation.
+        peers: the incarnations of all ranks before the first record; their event ids count as earlier, too.
         epoch: the highest epoch opened before the first record.
-        early: where edges wait that are earlier than their order.
+        out_of_order: holds edges that arrive before their order.
 
     Attributes:
         incarnation: None until the own `worker.joined` was read.
@@ -171,34 +186,38 @@ class Inbox:
         rank: Rank,
         joined_id: str,
         *,
-        earlier_lives: Iterable[str] = (),
-        lives: PeerIncarnations | None = None,
+        earlier_joins: Iterable[str] = (),
+        peers: PeerIncarnations | None = None,
         epoch: int = 0,
         remembered: int = REMEMBERED_REQUESTS,
-        early: OutOfOrderBuffer | None = None,
+        out_of_order: OutOfOrderBuffer | None = None,
     ) -> None:
         self.incarnation: Incarnation | None = None
         self._subjects = subjects
         self._rank = rank
         self._joined_id = joined_id
-        self._lives = lives if lives is not None else PeerIncarnations()
-        self._lives.known.update(earlier_lives)
+        self._peers = peers if peers is not None else PeerIncarnations()
+        self._peers.known.update(earlier_joins)
         self._fence = EpochFence(epoch)
         self._remembered = remembered
-        self._requests: OrderedDict[str, _Steps] = OrderedDict()
+        self._requests: OrderedDict[str, _AttemptOrders] = OrderedDict()
         self._ended: OrderedDict[str, None] = OrderedDict()
-        self._early = early if early is not None else OutOfOrderBuffer()
+        self._out_of_order = out_of_order if out_of_order is not None else OutOfOrderBuffer()
 
     def fold(self, record: StoredRecord) -> Action | None:
-        """Take one record, in log order; what is to be done because of it."""
+        """Fold one record, in log order; return the action it causes."""
         address = self._subjects.parse(record.subject)
         if address is None or address.kind not in _KINDS:
-            return Unreadable(f"record {record.seq} on {record.subject} is nothing a worker reads")
+            return Unreadable(
+                f"record {record.seq} on {record.subject} is not on a subject that a worker reads"
+            )
         try:
             event = decode(record.data)
             check_address(address, event)
         except MalformedEventError as error:
-            return Unreadable(f"record {record.seq} on {record.subject} is no event", quotation=str(error))
+            return Unreadable(
+                f"record {record.seq} on {record.subject} is not a valid event", quotation=str(error)
+            )
         if not self._fence.admits(event):
             return None  # of a deposed conductor
         match event:
@@ -209,10 +228,10 @@ class Inbox:
             case WorkerJoined():
                 return self._joined(event, record.seq)
             case WorkerLeaving():
-                return self._lives.ended(event)
+                return self._peers.ended(event)
             case WorkerLost():
                 ours = self._is_ours(event.rank, event.incarnation)
-                return IncarnationLost(event.reason) if ours else self._lives.ended(event)
+                return IncarnationLost(event.reason) if ours else self._peers.ended(event)
             case NodeFired() | StreamSent() | StreamTaken() | TensorsReleased():
                 return self._edge(event, address, len(record.data))
             case RequestFinished() | RequestFailed() | RequestCancelled():
@@ -222,17 +241,19 @@ class Inbox:
             case _:
                 return None
 
-    # ---- lives -------------------------------------------------------------------------------------
-    def _joined(self, event: WorkerJoined, seq: int) -> IncarnationBegun | IncarnationSuperseded | PeerJoined | None:
+    # ---- incarnations ------------------------------------------------------------------------------
+    def _joined(
+        self, event: WorkerJoined, seq: int
+    ) -> IncarnationBegun | IncarnationSuperseded | PeerJoined | None:
         if event.rank != self._rank:
-            return self._lives.joined(event, seq)
-        if event.id in self._lives.known:
+            return self._peers.joined(event, seq)
+        if event.id in self._peers.known:
             return None
-        self._lives.known.add(event.id)
+        self._peers.known.add(event.id)
         if event.id == self._joined_id:
             self.incarnation = Incarnation(seq)
             return IncarnationBegun(self.incarnation)
-        # Stored ahead of ours it is an earlier life; behind ours it is the one that counts now.
+        # Stored before the own one, it is an earlier incarnation; stored after it, the current one.
         return None if self.incarnation is None else IncarnationSuperseded(Incarnation(seq))
 
     def _is_ours(self, rank: int, incarnation: int | None) -> bool:
@@ -244,14 +265,14 @@ class Inbox:
         if steps is None or order.index in steps.started:
             return None
         steps.started.add(order.index)
-        steps.lives = order.lives
+        steps.incarnations = order.lives
         key = StepKey(str(order.request_id), order.attempt, order.index)
         stop = steps.stopped.get(order.index)
-        heard = self._early.take(key.request_id, lambda early: _is_for(early.event, key))
+        waiting = self._out_of_order.take(key.request_id, lambda edge: _is_for(edge.event, key))
         if stop is not None:
             return StopOrder(key, stop, started=False)
-        counting = tuple(early for early in heard if _is_of(early, order.lives))
-        return StartOrder(key, order, counting, self._early.refused(key.request_id, key.attempt))
+        valid = tuple(edge for edge in waiting if _is_from(edge, order.lives))
+        return StartOrder(key, order, valid, self._out_of_order.refused(key.request_id, key.attempt))
 
     def _stop(self, order: WalkStop) -> StopOrder | None:
         steps = self._steps(order)
@@ -259,34 +280,34 @@ class Inbox:
             return None
         steps.stopped[order.index] = order
         steps.over = True
-        self._early.begin(str(order.request_id), order.attempt + 1)
+        self._out_of_order.begin(str(order.request_id), order.attempt + 1)
         if order.index not in steps.started:
-            return None  # its order may still come: it was sent again, and is stored behind this
+            return None  # a resent copy of its order may still follow in the log
         return StopOrder(StepKey(str(order.request_id), order.attempt, order.index), order)
 
-    def _steps(self, order: NodeReady | WalkStop) -> _Steps | None:
-        """The steps of the order's attempt; None for another life's order, or an attempt that is over."""
+    def _steps(self, order: NodeReady | WalkStop) -> _AttemptOrders | None:
+        """The orders of the order's attempt; None for another incarnation's order, or a lower attempt."""
         if order.request_id is None or not self._is_ours(order.rank, order.incarnation):
             return None
         if order.request_id in self._ended:
-            return None  # a late copy
+            return None  # a late duplicate
         steps = self._requests.get(order.request_id)
         if steps is None or order.attempt > steps.attempt:
-            steps = self._requests[order.request_id] = _Steps(order.attempt)
-            self._early.begin(order.request_id, order.attempt)
+            steps = self._requests[order.request_id] = _AttemptOrders(order.attempt)
+            self._out_of_order.begin(order.request_id, order.attempt)
         self._requests.move_to_end(order.request_id)
         while len(self._requests) > self._remembered:
             self._requests.popitem(last=False)
         return steps if order.attempt == steps.attempt else None
 
     def _resumed(self, event: RequestResumed) -> AttemptEnded | None:
-        """The request goes on in a later attempt, here or elsewhere."""
+        """End the earlier attempts: the request continues in a later one, on this rank or another."""
         request_id = str(event.request_id)
-        self._early.begin(request_id, event.attempt)
+        self._out_of_order.begin(request_id, event.attempt)
         steps = self._requests.get(request_id)
         if steps is None or steps.attempt >= event.attempt:
             return None
-        self._requests[request_id] = _Steps(event.attempt)
+        self._requests[request_id] = _AttemptOrders(event.attempt)
         return AttemptEnded(request_id, steps.attempt)
 
     def _end(self, event: RequestFinished | RequestFailed | RequestCancelled) -> RequestEnded | None:
@@ -297,7 +318,7 @@ class Inbox:
         while len(self._ended) > self._remembered:
             self._ended.popitem(last=False)
         self._requests.pop(request_id, None)
-        self._early.end(request_id)
+        self._out_of_order.end(request_id)
         return RequestEnded(request_id)
 
     # ---- edges -------------------------------------------------------------------------------------
@@ -305,32 +326,32 @@ class Inbox:
         if address.to_rank != self._rank or address.rank is None or event.request_id != address.request_id:
             return Unreadable(f"a {type(event).__name__} from rank {address.rank} is not for this rank")
         if event.to_life is not None and event.to_life != self.incarnation:
-            return None  # told to an earlier life: its requests may have ended before this one began
+            return None  # for an earlier incarnation, whose requests may have ended before this one began
         request_id = str(event.request_id)
-        heard, steps = ReceivedEdge(event, address.rank), self._requests.get(request_id)
+        edge, steps = ReceivedEdge(event, address.rank), self._requests.get(request_id)
         attempt = steps.attempt if steps is not None else 0
         if request_id in self._ended or event.attempt < attempt:
-            return None  # nobody waits for it any more
+            return None  # nothing waits for it any more
         if steps is not None and steps.over and event.attempt == attempt:
             return None
         if steps is not None and event.attempt == attempt and self._is_due(event, steps):
-            return heard if _is_of(heard, steps.lives) else None
-        self._early.add(request_id, heard, nbytes)
+            return edge if _is_from(edge, steps.incarnations) else None
+        self._out_of_order.add(request_id, edge, nbytes)
         return None
 
     @staticmethod
-    def _is_due(event: EdgeEvent, steps: _Steps) -> bool:
-        """Whether its order was read: a firing belongs to one step, all else to the whole attempt."""
+    def _is_due(event: EdgeEvent, steps: _AttemptOrders) -> bool:
+        """True if its order was read: a firing belongs to one step, other edges to the whole attempt."""
         return event.index in steps.started if isinstance(event, NodeFired) else bool(steps.started)
 
 
 def _is_for(event: EdgeEvent, key: StepKey) -> bool:
-    """Whether an early edge waited for this order."""
+    """True if an out-of-order edge waited for this order."""
     if event.attempt != key.attempt:
         return False
     return event.index == key.step if isinstance(event, NodeFired) else True
 
 
-def _is_of(heard: ReceivedEdge, lives: Mapping[int, int]) -> bool:
-    """Whether it is from a life that the order names."""
-    return heard.event.incarnation is not None and lives.get(heard.rank) == heard.event.incarnation
+def _is_from(edge: ReceivedEdge, incarnations: Mapping[int, int]) -> bool:
+    """True if the sender is an incarnation that the order names."""
+    return edge.event.incarnation is not None and incarnations.get(edge.rank) == edge.event.incarnation

@@ -1,11 +1,12 @@
-"""Edges that are earlier than their order: kept until it comes, within bounds.
+"""Bounded buffer for edge events of other ranks that arrive before the order they belong to.
 
-What one rank tells another and what the conductor orders are stored side by side, so either may be read
-first. An early edge waits here, by its request, until its order is read, a higher attempt begins, or the
-request ends. What no longer fits takes the request's other early edges with it and is remembered: the order,
-when it comes, has to fail and say so, for a part of its input is missing.
+Events of other ranks and orders of the conductor are stored in the log independently, so either may be read
+first. An edge waits here, by request, until its order is read, a higher attempt begins, or the request ends.
 
-A pure container; no I/O, no clock.
+If an edge does not fit, all edges of its attempt are dropped and the attempt is remembered. Its order then
+has to fail with that reason, because a part of its input is missing. Other attempts keep their edges.
+
+A pure container: no I/O, no clock.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ MAX_BYTES_IN_ALL: Final = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ReceivedEdge:
-    """What another rank told this one."""
+    """An event that another rank sent to this one; `rank` is the sender."""
 
     event: EdgeEvent
     rank: int
@@ -32,14 +33,14 @@ class ReceivedEdge:
 class _Waiting:
     edges: list[tuple[ReceivedEdge, int]] = field(default_factory=list)
     nbytes: int = 0
-    refused: dict[int, str] = field(default_factory=dict)  # by attempt
+    refused: dict[int, str] = field(default_factory=dict)  # the reason, by attempt
 
 
 class OutOfOrderBuffer:
-    """All requests' early edges.
+    """The waiting edges of all requests.
 
     Attributes:
-        count, nbytes: how many there are, and how large they are as events.
+        count, nbytes: the number of waiting edges, and their size as events.
     """
 
     def __init__(
@@ -58,23 +59,24 @@ class OutOfOrderBuffer:
         self._max_bytes_in_all = max_bytes_in_all
         self._requests: dict[str, _Waiting] = {}
 
-    def add(self, request_id: str, heard: ReceivedEdge, nbytes: int) -> None:
-        """Keep an edge, of `nbytes` as an event; or give up on its attempt, where it does not fit."""
+    def add(self, request_id: str, edge: ReceivedEdge, nbytes: int) -> None:
+        """Keep an edge of `nbytes` as an event; if it does not fit, refuse its attempt and drop its edges."""
         waiting = self._requests.setdefault(request_id, _Waiting())
-        attempt = heard.event.attempt
+        attempt = edge.event.attempt
         if attempt in waiting.refused:
             return
-        if full := self._full(waiting, nbytes):
+        if found := self._excess(waiting, nbytes):
             waiting.refused[attempt] = (
-                f"{full} were told by other ranks before the order they belong to; try again later"
+                f"other ranks sent {found} before the order they belong to; "
+                "that is more than may wait; try again later"
             )
-            self._take(waiting, lambda early: early.event.attempt == attempt)
+            self._take(waiting, lambda other: other.event.attempt == attempt)
             return
-        waiting.edges.append((heard, nbytes))
+        waiting.edges.append((edge, nbytes))
         self._count(waiting, 1, nbytes)
 
     def take(self, request_id: str, wanted: Callable[[ReceivedEdge], bool]) -> list[ReceivedEdge]:
-        """Those of a request that are `wanted`, in the order they came; they wait no longer."""
+        """Remove and return the `wanted` edges of a request, in the order of their arrival."""
         waiting = self._requests.get(request_id)
         if waiting is None:
             return []
@@ -84,32 +86,32 @@ class OutOfOrderBuffer:
         return taken
 
     def refused(self, request_id: str, attempt: int) -> str:
-        """Why edges of an attempt are missing; empty where none are."""
+        """The reason why edges of an attempt are missing; empty if none are."""
         waiting = self._requests.get(request_id)
         return waiting.refused.get(attempt, "") if waiting is not None else ""
 
     def begin(self, request_id: str, attempt: int) -> None:
-        """An attempt has begun: those of lower ones wait for nothing."""
+        """Drop the edges of attempts below `attempt`, which has begun."""
         waiting = self._requests.get(request_id)
         if waiting is not None:
             waiting.refused = {a: why for a, why in waiting.refused.items() if a >= attempt}
-            self.take(request_id, lambda early: early.event.attempt < attempt)
+            self.take(request_id, lambda edge: edge.event.attempt < attempt)
 
     def end(self, request_id: str) -> None:
-        """A request has ended: nothing of it is waited for."""
+        """Drop the edges of a request that has ended."""
         waiting = self._requests.pop(request_id, None)
         if waiting is not None:
             self._count(waiting, -len(waiting.edges), -waiting.nbytes)
 
-    def _full(self, waiting: _Waiting, nbytes: int) -> str:
-        """What there is more of than there may be."""
+    def _excess(self, waiting: _Waiting, nbytes: int) -> str:
+        """A description of the exceeded limit; empty if one more edge fits."""
         if len(waiting.edges) >= self._max_per_request or self.count >= self._max_in_all:
-            return f"{len(waiting.edges) + 1} edges ({self.count + 1} of all requests)"
+            return f"{len(waiting.edges) + 1} edges ({self.count + 1} for all requests)"
         if (
             waiting.nbytes + nbytes > self._max_bytes_per_request
             or self.nbytes + nbytes > self._max_bytes_in_all
         ):
-            return f"{waiting.nbytes + nbytes} bytes of edges ({self.nbytes + nbytes} of all requests)"
+            return f"{waiting.nbytes + nbytes} bytes of edges ({self.nbytes + nbytes} for all requests)"
         return ""
 
     def _take(self, waiting: _Waiting, wanted: Callable[[ReceivedEdge], bool]) -> list[ReceivedEdge]:
@@ -117,7 +119,7 @@ class OutOfOrderBuffer:
         if taken:
             waiting.edges = [pair for pair in waiting.edges if not wanted(pair[0])]
             self._count(waiting, -len(taken), -sum(nbytes for _, nbytes in taken))
-        return [heard for heard, _ in taken]
+        return [edge for edge, _ in taken]
 
     def _count(self, waiting: _Waiting, count: int, nbytes: int) -> None:
         waiting.nbytes += nbytes

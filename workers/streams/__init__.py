@@ -1,1 +1,1 @@
-"""Streams between concurrent walks: producers, consumers, credits."""
+"""Streams of tensors between concurrent walks: producers, consumers, and credits for flow control."""

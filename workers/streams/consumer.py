@@ -1,17 +1,18 @@
-"""The consumer's side of a stream: items come in with numbers, chunks go out.
+"""Consumer side of a stream: numbered items arrive, chunks of items are taken.
 
-    StreamSent ──> in order, each item once, by the rank it is from
-                      └──> Cutter: which items the next chunk has ──> pieces of tensors, to be joined
-    items that no later chunk needs ──> credits for the ranks that made them
+    StreamSent ──> ordered by rank and number, duplicates dropped
+                      └──> Cutter: the items of the next chunk ──> parts of item batches, to be joined
+    items that no later chunk needs ──> credits for the ranks that produced them
 
-Pure. It knows tensors by their handles, or as arrays where they were made on this rank, and looks into none.
+Pure. It holds tensors by their handles, or as arrays where this rank produced them, and never reads their
+data.
 
-Ranks that feed one stream do so one after the other, for their steps follow one another and a step is done
-only when its items are stored; so items count in the order in which they come, and each rank numbers its own
-from 0.
+Several ranks may produce one stream, one after the other: their steps run in sequence, and a step is done
+only when its items are stored. Items therefore count in the order of their arrival, and each rank numbers its
+own items from 0.
 
-What waits is bounded by the producer, which goes on only with credits. A credit costs an event, so none is
-given while less than half of a window is out: a stream of a few hundred tokens needs none at all.
+The producer bounds the waiting items: it continues only with credits. A credit costs an event, so none is
+given while less than half of a window is outstanding. A stream of a few hundred tokens needs no credit.
 """
 
 from collections import deque
@@ -26,36 +27,36 @@ from workers.data_plane.port import Array
 
 WINDOW_ITEMS: Final = 4096
 WINDOW_BYTES: Final = 64 * 1024 * 1024
-"""So much of a stream may be on its way, or wait, before its producer is held."""
+"""The most items and bytes of a stream in flight or waiting; beyond that its producer is held."""
 
 Items: TypeAlias = Handle | Array
 """A tensor whose first dimension counts items."""
 
 
 def window_of(policy: ChunkPolicy) -> int:
-    """How many items may be out: a window, and never so few that no chunk could come of them."""
+    """The most items that may be outstanding: a window, or more where the largest chunk needs more."""
     return max(WINDOW_ITEMS, 4 * span_of(policy))
 
 
 def span_of(policy: ChunkPolicy) -> int:
-    """The most items a chunk has."""
-    start, stop = policy.span(1 << 30)  # far from the beginning, where a context is not whole yet
+    """The largest number of items in a chunk."""
+    start, stop = policy.span(1 << 30)  # a late chunk: out_of_order ones have less context
     return stop - start
 
 
 def size_of(items: Items) -> int:
-    """How many bytes a tensor has."""
+    """The size of a tensor in bytes."""
     return items.data.nbytes if isinstance(items, Array) else nbytes_of(items.dtype, items.shape)
 
 
 @dataclass(slots=True)
 class ItemBatch:
-    """Items that came together.
+    """Items that arrived in one tensor.
 
     Attributes:
-        start: the number, in the stream, of its first item.
-        count: how many they are.
-        rank: which made them, and `first` what it calls the first of them.
+        start: the number of its first item in the stream.
+        count: the number of items.
+        rank: the rank that produced them; `first` is that rank's own number of the first item.
     """
 
     start: int
@@ -68,18 +69,18 @@ class ItemBatch:
 
 @dataclass(slots=True)
 class _Source:
-    """One rank that makes items.
+    """One rank that produces items.
 
     Attributes:
         next: the number of its next item.
-        early: what came ahead of its turn, by number: an event was sent again.
-        ends_at: how many items it makes.
-        used: how many are not needed any more, and `credited` how many of those it was told of.
-        out_bytes: how large all are that it was given no credit for.
+        out_of_order: by number, items that arrived before their predecessors (an event was resent).
+        ends_at: the total number of items of this rank, once known.
+        used: the number of items no longer needed; `credited`, how many of these were credited.
+        out_bytes: the size of all items without a credit; `used_bytes`, of those among them no longer needed.
     """
 
     next: int = 0
-    early: dict[int, Items] = field(default_factory=dict)
+    out_of_order: dict[int, Items] = field(default_factory=dict)
     ends_at: int | None = None
     used: int = 0
     credited: int = 0
@@ -88,50 +89,50 @@ class _Source:
 
 
 class StreamConsumer:
-    """One stream, coming in.
+    """The consumer of one stream.
 
     Attributes:
-        items: how many there are.
-        chunks: how many were taken, and `had` how many of the items were in them.
+        items: the number of items received.
+        chunks: the number of chunks taken; `consumed`, the number of items up to the end of the last chunk.
         ended: no item follows.
-        left: nobody takes chunks any more, although there are, or could be, some.
-        like: dtype and shape of an item; None before there is one.
+        abandoned: consumption stopped before the end of the stream.
+        item_type: dtype and shape of an item; None before the first item.
     """
 
     def __init__(self, policy: ChunkPolicy, cutter: Cutter) -> None:
         self.items = 0
         self.chunks = 0
-        self.had = 0
+        self.consumed = 0
         self.ended = False
-        self.left = False
-        self.like: tuple[str, tuple[int, ...]] | None = None
+        self.abandoned = False
+        self.item_type: tuple[str, tuple[int, ...]] | None = None
         self._window = window_of(policy)
         self._cutter = cutter
-        self._pieces: deque[ItemBatch] = deque()
+        self._batches: deque[ItemBatch] = deque()
         self._cut: deque[Chunk] = deque()
         self._sources: dict[int, _Source] = {}
 
     # ---- items in ----------------------------------------------------------------------------------
     def push(self, rank: int, first: int, items: Items | None, *, end: bool = False) -> None:
-        """Take items, of which `rank` calls the first one `first`; copies change nothing.
+        """Receive items from `rank`, which numbers the first of them `first`; duplicates change nothing.
 
         Raises:
-            BugError: items behind the end, far more than there is credit for, some of which came before
-                together with others, or no items.
+            BugError: the tensor is empty, or the items come after the end of the stream, exceed the credit by
+                far, or overlap earlier items without being a duplicate.
         """
         source = self._sources.setdefault(rank, _Source())
         if end:
             source.ends_at = first + _count(items) if items is not None else first
         if items is not None and first + _count(items) > source.next:
             self._check_credit(rank, source, first)
-            source.early.setdefault(first, items)
-        while (found := source.early.pop(source.next, None)) is not None:
+            source.out_of_order.setdefault(first, items)
+        while (found := source.out_of_order.pop(source.next, None)) is not None:
             self._append(rank, source, found)
-        # Else they would wait for ever: nothing is cut of them, and nothing behind them follows on.
-        if source.early and (crossing := min(source.early)) < source.next:
+        # These items would wait for ever: no chunk can include them, and no later item can follow them.
+        if source.out_of_order and (crossing := min(source.out_of_order)) < source.next:
             raise BugError(
-                f"rank {rank} sent items from number {crossing} on, but had sent up to {source.next - 1} in "
-                "other pieces before; a copy is of the same items"
+                f"rank {rank} sent items from number {crossing} on, but already sent items up to "
+                f"{source.next - 1} in other batches; expected a duplicate to hold the same items"
             )
         if source.ends_at is not None and source.next >= source.ends_at:
             self.ended = True
@@ -140,74 +141,74 @@ class StreamConsumer:
 
     def _append(self, rank: int, source: _Source, items: Items) -> None:
         if self.ended:
-            raise BugError(f"rank {rank} sent items behind the end of their stream")
-        piece = ItemBatch(self.items, _count(items), items, rank, source.next, size_of(items))
-        self._pieces.append(piece)
-        self.like = items.dtype, items.shape[1:]
-        self.items += piece.count
-        source.next += piece.count
-        source.out_bytes += piece.nbytes
+            raise BugError(f"rank {rank} sent items after the end of their stream")
+        batch = ItemBatch(self.items, _count(items), items, rank, source.next, size_of(items))
+        self._batches.append(batch)
+        self.item_type = items.dtype, items.shape[1:]
+        self.items += batch.count
+        source.next += batch.count
+        source.out_bytes += batch.nbytes
         self._check_credit(rank, source, source.next)
 
-    def _check_credit(self, rank: int, source: _Source, behind: int) -> None:
-        if behind - source.credited > 2 * self._window:
+    def _check_credit(self, rank: int, source: _Source, end: int) -> None:
+        if end - source.credited > 2 * self._window:
             raise BugError(
-                f"rank {rank} sent {behind - source.credited} items of a stream that it has no credit "
-                f"for; a window is {self._window}"
+                f"rank {rank} sent {end - source.credited} items of a stream without credit; "
+                f"expected at most 2 windows of {self._window}"
             )
 
     # ---- chunks out --------------------------------------------------------------------------------
     @property
     def ready(self) -> bool:
-        """Whether there is a chunk to take."""
+        """True when a chunk can be taken."""
         return bool(self._cut) or (self._cutter.ended and self._cutter.after_end == "empty")
 
     def take(self) -> tuple[Chunk, list[tuple[ItemBatch, int, int]]]:
-        """The next chunk, and what it is made of: of each piece, the items from one place up to another.
+        """Return the next chunk and its parts: (batch, start, stop), as positions within the batch.
 
-        The pieces stay until `used`.
+        The batches stay until `release_used`.
         """
         chunk = self._cut.popleft() if self._cut else self._cutter.empty()
         self.chunks += 1
-        self.had = chunk.stop
+        self.consumed = chunk.stop
         parts = [
-            (piece, max(chunk.start - piece.start, 0), min(chunk.stop - piece.start, piece.count))
-            for piece in self._pieces
-            if piece.start < chunk.stop and piece.start + piece.count > chunk.start
+            (batch, max(chunk.start - batch.start, 0), min(chunk.stop - batch.start, batch.count))
+            for batch in self._batches
+            if batch.start < chunk.stop and batch.start + batch.count > chunk.start
         ]
         return chunk, parts
 
-    def used(self) -> list[ItemBatch]:
-        """The chunk that was taken is made: the pieces that nothing needs any more, which are forgotten."""
+    def release_used(self) -> list[ItemBatch]:
+        """Forget and return the batches that no later chunk needs; called when the taken chunk is joined."""
         floor = self._cut[0].start if self._cut else self._cutter.needed
         gone: list[ItemBatch] = []
-        for piece in self._pieces:
-            if piece.start >= floor:
+        for batch in self._batches:
+            if batch.start >= floor:
                 break
-            source = self._sources[piece.rank]
-            source.used = piece.first + min(piece.count, floor - piece.start)
-        while self._pieces and self._pieces[0].start + self._pieces[0].count <= floor:
-            piece = self._pieces.popleft()
-            self._sources[piece.rank].used_bytes += piece.nbytes
-            gone.append(piece)
+            source = self._sources[batch.rank]
+            source.used = batch.first + min(batch.count, floor - batch.start)
+        while self._batches and self._batches[0].start + self._batches[0].count <= floor:
+            batch = self._batches.popleft()
+            self._sources[batch.rank].used_bytes += batch.nbytes
+            gone.append(batch)
         return gone
 
-    def leave(self) -> list[ItemBatch]:
-        """The taker is done: the pieces that nobody reads any more, which are forgotten."""
-        self.left = not self._cutter.ended or bool(self._cut)
+    def stop(self) -> list[ItemBatch]:
+        """Stop consuming; forget and return all batches."""
+        self.abandoned = not self._cutter.ended or bool(self._cut)
         return self.drop()
 
     def drop(self) -> list[ItemBatch]:
-        """Forget every piece: nobody takes chunks any more."""
-        gone = list(self._pieces)
-        self._pieces.clear()
+        """Forget and return all batches."""
+        gone = list(self._batches)
+        self._batches.clear()
         return gone
 
     # ---- credits -----------------------------------------------------------------------------------
     def credits(self, *, all_of: int | None = None) -> Iterator[tuple[int, int]]:
-        """The ranks that are to be told now that items are used, and how many of theirs are, in all.
+        """Yield the credits that are due: (rank, total number of its items that are used).
 
-        `all_of` is a rank that is told of each, because that costs nothing.
+        `all_of` is a rank that gets every credit at once, because it costs no event (this rank).
         """
         for rank, source in self._sources.items():
             out = source.next - source.credited
@@ -221,5 +222,7 @@ class StreamConsumer:
 
 def _count(items: Items) -> int:
     if not items.shape or items.shape[0] < 1:
-        raise BugError(f"a stream's items are a tensor of at least one item, found {list(items.shape)}")
+        raise BugError(
+            f"stream items: expected a tensor of at least one item, found shape {list(items.shape)}"
+        )
     return items.shape[0]

@@ -1,12 +1,12 @@
-"""The producer's side of a stream: items out, with numbers, no more of them than the consumer has credit for.
+"""Producer side of a stream: it numbers items and sends them, within the consumer's credit.
 
-    tokens of a row ──> batches: the first at once, then every 20 ms ─┐
-    firings of other nodes, one item each ────────────────────────────┴──> the consumer's rank, or this one
-    credits ──> items that are used: their tensors are freed, who was held goes on
+    tokens of a sequence ──> batches: the first at once, then every 20 ms ─┐
+    node calls, one item each ─────────────────────────────────────────────┴──> the consumer, on any rank
+    credits ──> used items: their tensors are freed, held sequences and nodes continue
 
-Whether it is full is what its producer asks: a row is held in the engine, any other node does not fire on.
-`put` is how items leave: straight into the inlet where the consumer is on this rank, else by an event, which
-the log may refuse for a while.
+While the stream is full, sequences that feed it are held in the engine, and other nodes wait before their
+next call. `put` sends items: directly to a consumer on this rank, else by an event, which the log may refuse
+for a while.
 """
 
 import asyncio
@@ -27,32 +27,32 @@ COALESCE_S: Final = 0.02
 RETRY_S: Final = 0.25
 
 Put: TypeAlias = Callable[[int, Items | None, bool, Callable[[], None]], None]
-"""Send items on: the number of the first, the items, whether it is the end, and what to call when they are
-stored. A `CapacityError` means not now."""
+"""Sends items: (number of the first, items or None, is it the end, callback once they are stored).
+A `CapacityError` means: try later."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """Items that no credit came for. `behind` is the number of the first behind them."""
+    """Items without a credit yet. `end` is the number after the last of them."""
 
-    behind: int
+    end: int
     nbytes: int
     handle: Handle | None
 
 
 class StreamProducer:
-    """One stream, going out.
+    """The producer of one stream.
 
     Args:
-        put: sends items on.
-        free: called with the handle of items that are used.
-        hold: called with a row that is to wait, and `resume` with one that may go on.
-        in_batches: tokens are sent in batches; else each at once.
+        put: sends items.
+        free: called with the handle of used items.
+        hold: called with the key of a sequence that has to wait; `resume`, when it may continue.
+        in_batches: send tokens in batches; else each at once.
 
     Attributes:
-        items: how many were made.
-        full: more is out than may be.
-        left: nobody takes them any more.
+        items: the number of items produced.
+        full: more items or bytes are outstanding than the window allows.
+        abandoned: the consumer has stopped; no item is sent any more.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class StreamProducer:
     ) -> None:
         self.items = 0
         self.full = False
-        self.left = False
-        self._window, self._least = window_of(policy), 2 * span_of(policy)
-        self._put_on = put
+        self.abandoned = False
+        self._window, self._min_outstanding = window_of(policy), 2 * span_of(policy)
+        self._put = put
         self._free = free
         self._hold = hold
         self._resume = resume
@@ -82,7 +82,7 @@ class StreamProducer:
         self._unstored = 0
         self._out: deque[_Sent] = deque()
         self._out_bytes = 0
-        self._taken = 0
+        self._used = 0
         self._held: set[str] = set()
         self._room: asyncio.Future[None] | None = None
         self._settled: asyncio.Future[None] | None = None
@@ -90,82 +90,82 @@ class StreamProducer:
         self._closed = False
 
     # ---- items -------------------------------------------------------------------------------------
-    def add_token(self, token: int, row: str) -> None:
-        """A token of the row `row`, which is held where there are too many."""
+    def add_token(self, token: int, sequence: str) -> None:
+        """Add a token of the sequence with key `sequence`; hold that sequence if the stream is full."""
         self.items += 1
-        if self.left:
+        if self.abandoned:
             return
         self._tokens.append(token)
         if not self._in_batches or self._batched_s is None:
             self._flush_tokens()
         elif self._timer is None:
             self._timer = self._loop.call_at(self._batched_s + COALESCE_S, self._on_timer)
-        self._measure()
-        if self.full and self._failure is None and row not in self._held:
-            self._held.add(row)
-            self._hold(row)
+        self._update_full()
+        if self.full and self._failure is None and sequence not in self._held:
+            self._held.add(sequence)
+            self._hold(sequence)
 
     def add(self, item: Items) -> None:
-        """An item that is a tensor; its first dimension is 1."""
+        """Add an item that is a tensor; its first dimension is 1."""
         self._flush_tokens()
         self.items += 1
-        if not self.left:
+        if not self.abandoned:
             self._send(self.items - 1, item)
         elif (handle := _stored_in(item)) is not None:
             self._free(handle)
 
     def end(self) -> None:
-        """No item follows."""
+        """End the stream: no item follows."""
         self._flush_tokens()
-        if not self.left:
+        if not self.abandoned:
             self._waiting.append((self.items, None, True))
             self._send_waiting()
 
-    def taken(self, count: int) -> None:
-        """The consumer has used so many items, in all."""
-        self._taken = max(self._taken, min(count, self.items))
-        while self._out and self._out[0].behind <= self._taken:
+    def credit(self, used: int) -> None:
+        """Take a credit: the consumer has used `used` items in total."""
+        self._used = max(self._used, min(used, self.items))
+        while self._out and self._out[0].end <= self._used:
             sent = self._out.popleft()
             self._out_bytes -= sent.nbytes
             if sent.handle is not None:
                 self._free(sent.handle)
-        self._measure()
+        self._update_full()
         if not self.full:
-            self._let_go()
+            self._release_held()
 
-    def leave(self) -> None:
-        """Nobody takes items any more: keep none, send none, and hold nobody."""
-        if self.left:
+    def abandon(self) -> None:
+        """The consumer has stopped: free and send no more items, and release everything that is held."""
+        if self.abandoned:
             return
-        self.left = True
+        self.abandoned = True
         self._tokens.clear()
         self._waiting.clear()
         for sent in self._out:
             if sent.handle is not None:
                 self._free(sent.handle)
         self._out.clear()
-        self._failure = None  # what could not be sent need not be
-        self._measure()
-        self._let_go()
+        self._failure = None  # unsent items are no longer needed
+        self._update_full()
+        self._release_held()
         _wake(self._settled)
 
     # ---- waiting -----------------------------------------------------------------------------------
-    async def room(self) -> None:
-        """Wait until another item may be made.
+    async def wait_for_room(self) -> None:
+        """Wait until another item may be added.
 
         Raises:
-            DalSegnoError: the log does not take its items, ever.
+            DalSegnoError: the log rejected an item for good.
         """
         while self.full and self._failure is None:
             self._room = self._room if self._room and not self._room.done() else self._loop.create_future()
             await asyncio.shield(self._room)
         self._raise_failure()
 
-    async def stored(self) -> None:
-        """Wait until every item is stored, so that what is told next is behind them.
+    async def wait_stored(self) -> None:
+        """Wait until every item is stored; events posted afterwards follow them in the log.
 
         Raises:
-            DalSegnoError: the log does not take its items, ever.
+            DalSegnoError: the log rejected an item for good.
         """
         self._flush_tokens()
         while (self._unstored or self._waiting) and self._failure is None:
@@ -174,7 +174,7 @@ class StreamProducer:
         self._raise_failure()
 
     def close(self) -> None:
-        """Send nothing any more."""
+        """Stop sending."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -195,7 +195,7 @@ class StreamProducer:
         sent = _Sent(first + items.shape[0], size_of(items), _stored_in(items))
         self._out.append(sent)
         self._out_bytes += sent.nbytes
-        self._measure()
+        self._update_full()
         self._waiting.append((first, items, False))
         self._send_waiting()
 
@@ -203,33 +203,33 @@ class StreamProducer:
         while self._waiting and not self._closed and self._failure is None:
             try:
                 self._unstored += 1
-                self._put_on(*self._waiting[0], self._stored)
+                self._put(*self._waiting[0], self._on_stored)
             except CapacityError:
                 self._unstored -= 1
                 self._loop.call_later(RETRY_S, self._send_waiting)
                 return
             except DalSegnoError as error:
                 self._unstored -= 1
-                self._failure = error  # told by who waits here next; nobody is held for it
-                self._let_go()
+                self._failure = error  # the next wait raises it; nothing stays held
+                self._release_held()
                 _wake(self._settled)
                 return
             self._waiting.popleft()
 
-    def _stored(self) -> None:
+    def _on_stored(self) -> None:
         self._unstored -= 1
         _wake(self._settled)
 
-    def _let_go(self) -> None:
-        for row in self._held:
-            self._resume(row)
+    def _release_held(self) -> None:
+        for sequence in self._held:
+            self._resume(sequence)
         self._held.clear()
         _wake(self._room)
 
-    def _measure(self) -> None:
-        out = self.items - self._taken
-        is_ahead = out >= self._least and (out > self._window or self._out_bytes > WINDOW_BYTES)
-        self.full = is_ahead and not self.left
+    def _update_full(self) -> None:
+        out = self.items - self._used
+        is_ahead = out >= self._min_outstanding and (out > self._window or self._out_bytes > WINDOW_BYTES)
+        self.full = is_ahead and not self.abandoned
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -237,7 +237,7 @@ class StreamProducer:
 
 
 def _stored_in(items: Items) -> Handle | None:
-    """The handle of items that are in the store, and are to be freed there."""
+    """The handle of items in the tensor store, which have to be freed there; else None."""
     return items if isinstance(items, Handle) and items.data is None else None
 
 
@@ -246,7 +246,7 @@ def _as_items(tokens: list[int]) -> Array:
 
 
 def as_handle(items: Items, key: str) -> Handle:
-    """Items as an event carries them; those of a small array ride in it."""
+    """Items as an event carries them: a handle to the store, or with the data of a small array inline."""
     if isinstance(items, Handle):
         return items
     return Handle(key=key, dtype=items.dtype, shape=items.shape, data=items.data.tobytes())

@@ -14,7 +14,9 @@ ORPHEUS = registry.graph("orpheus")
 LIVES = {0: 1, 1: 2, 2: 3}
 
 
-def placed(graph: ModelGraph, rank: int, *names: str, ends: tuple[str, ...] = (), **where: Any) -> StepPlacement:
+def placement(
+    graph: ModelGraph, rank: int, *names: str, ends: tuple[str, ...] = (), **where: Any
+) -> StepPlacement:
     calls = [WalkCall(name=name, args=where.pop("args", {})) for name in names]
     order: NodeReady = msgspec.structs.replace(
         harness.ready("r", *calls),
@@ -29,62 +31,62 @@ def placed(graph: ModelGraph, rank: int, *names: str, ends: tuple[str, ...] = ()
 
 def test_each_rank_of_a_step_knows_its_nodes_and_the_other_ranks() -> None:
     for rank, here, others in ((0, [{"LLM"}, set()], (1,)), (1, [set(), {"LLM"}], (0,))):
-        step = placed(ORPHEUS, rank, "prefill", "decode")
+        step = placement(ORPHEUS, rank, "prefill", "decode")
 
-        assert [set(step.here(walk)) for walk in step.walks] == here
-        assert step.others == others
-        assert step.moves("LLM")
-        assert (step.goes_on_at(0, "LLM"), step.goes_on_at(1, "LLM")) == (1, None)
-
-
-def test_a_request_on_one_rank_has_no_others() -> None:
-    step = placed(ORPHEUS, 0, "prefill", "decode", lives={})
-
-    assert (step.is_alone, step.others, step.moves("LLM")) == (True, (), False)
-    assert step.here(step.walks[1]) == {"LLM"}
+        assert [set(step.local_nodes(walk)) for walk in step.walks] == here
+        assert step.peer_ranks == others
+        assert step.is_handed_over("LLM")
+        assert (step.next_rank(0, "LLM"), step.next_rank(1, "LLM")) == (1, None)
 
 
-def test_where_a_row_ends_it_speaks() -> None:
+def test_a_request_on_one_rank_has_no_peers() -> None:
+    step = placement(ORPHEUS, 0, "prefill", "decode", lives={})
+
+    assert (step.is_single_rank, step.peer_ranks, step.is_handed_over("LLM")) == (True, (), False)
+    assert step.local_nodes(step.walks[1]) == {"LLM"}
+
+
+def test_the_rank_that_ends_a_sequence_writes_its_track() -> None:
     text = registry.graph("decoder_lm")
 
-    assert placed(text, 0, "prefill", "decode").tracks == {}
-    assert placed(text, 1, "prefill", "decode").tracks == {"llm": ""}
-    assert placed(text, 0, "prefill").tracks == {"llm": ""}
-    assert not placed(text, 1, "prefill").is_sole_speaker("llm")
+    assert placement(text, 0, "prefill", "decode").tracks == {}
+    assert placement(text, 1, "prefill", "decode").tracks == {"llm": ""}
+    assert placement(text, 0, "prefill").tracks == {"llm": ""}
+    assert not placement(text, 1, "prefill").is_only_writer("llm")
 
 
-def test_an_echo_is_said_by_a_node_that_says_nothing_else() -> None:
+def test_an_echo_makes_a_node_without_other_output_an_output_node() -> None:
     text = registry.graph("decoder_lm")
 
-    assert placed(text, 1, "score").tracks == {}
-    assert placed(text, 1, "score", args={"echo": "?"}).tracks == {"llm": ""}
+    assert placement(text, 1, "score").tracks == {}
+    assert placement(text, 1, "score", args={"echo": "?"}).tracks == {"llm": ""}
 
 
-def test_one_rank_tells_the_end_of_a_stream_the_one_that_fed_it_last() -> None:
+def test_the_rank_that_produced_a_stream_last_ends_it() -> None:
     stream = ("token", "snac_decoder")
 
-    assert placed(ORPHEUS, 0, "prefill", "decode", ends=("token",)).ends == ()
-    assert placed(ORPHEUS, 1, "prefill", "decode", ends=("token",)).ends == (stream,)
-    assert placed(ORPHEUS, 0, "prepare", ends=("token",)).ends == (stream,)
-    assert placed(ORPHEUS, 1, "prefill", "decode").taker(stream) == 2
-    with pytest.raises(BugError, match="no stream 'sound' to end"):
-        _ = placed(ORPHEUS, 1, "prefill", ends=("sound",)).ends
+    assert placement(ORPHEUS, 0, "prefill", "decode", ends=("token",)).streams_to_end == ()
+    assert placement(ORPHEUS, 1, "prefill", "decode", ends=("token",)).streams_to_end == (stream,)
+    assert placement(ORPHEUS, 0, "prepare", ends=("token",)).streams_to_end == (stream,)
+    assert placement(ORPHEUS, 1, "prefill", "decode").consumer_rank(stream) == 2
+    with pytest.raises(BugError, match="order to end stream 'sound'"):
+        _ = placement(ORPHEUS, 1, "prefill", ends=("sound",)).streams_to_end
 
 
-def test_a_value_is_read_elsewhere_by_a_node_there_now_or_in_a_later_walk() -> None:
+def test_a_value_is_read_by_peers_in_its_walk_or_a_later_one() -> None:
     ranks = dict.fromkeys(mesh.GRAPH.nodes, 0) | {"right": 1}
-    step = placed(mesh.GRAPH, 1, "branches", placement=ranks)
+    step = placement(mesh.GRAPH, 1, "branches", placement=ranks)
     routes = {
         (route.edge, str(route.to)): route for node in step.walks[0].node_table for route in node.routes
     }
 
-    assert step.is_read_elsewhere(0, routes["twice", "join"])
-    assert not step.is_read_elsewhere(0, routes["twice", "KEEP"])
-    both = placed(ORPHEUS, 0, "prefill", "decode")
+    assert step.is_read_by_peers(0, routes["twice", "join"])
+    assert not step.is_read_by_peers(0, routes["twice", "KEEP"])
+    both = placement(ORPHEUS, 0, "prefill", "decode")
     [kept] = both.walks[0].nodes["LLM"].routes
-    assert both.is_read_elsewhere(0, kept)
+    assert both.is_read_by_peers(0, kept)
 
 
-def test_an_order_that_does_not_say_where_a_node_is_is_a_bug() -> None:
-    with pytest.raises(BugError, match="on which rank node 'LLM' runs"):
-        placed(ORPHEUS, 0, "decode", placement={"prepare": 0})
+def test_an_order_without_the_rank_of_a_node_is_a_bug() -> None:
+    with pytest.raises(BugError, match="to place node 'LLM' on a rank"):
+        placement(ORPHEUS, 0, "decode", placement={"prepare": 0})

@@ -40,7 +40,7 @@ async def test_a_row_that_is_not_in_the_engine_is_not_held_and_a_dropped_one_is_
     rows.hold(row.key, by="a stream")
 
     assert not engine.held
-    assert not rows._held
+    assert not rows._holders
 
 
 async def test_a_row_that_ends_while_it_is_held_leaves_nothing_held() -> None:
@@ -52,4 +52,4 @@ async def test_a_row_that_ends_while_it_is_held_leaves_nothing_held() -> None:
     engine.step()
 
     assert row.ended.done()
-    assert not rows._held
+    assert not rows._holders

@@ -165,5 +165,5 @@ async def test_a_piece_that_the_log_will_never_take_is_told_to_who_waits_for_it(
     stream.add(1, "a", last=True)
     stream.add_content({"modality": "audio", "data": bytes(9)})
     with pytest.raises(PayloadTooLargeError):
-        await stream.stored()
-    await stream.room()  # nobody is held for what goes nowhere
+        await stream.wait_stored()
+    await stream.wait_for_room()  # nobody is held for what goes nowhere

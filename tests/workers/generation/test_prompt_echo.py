@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from shared.events import LikelyToken, OutputChunk, TokenLogprobs, encode
 from tests.workers.harness import told_of
 from workers.generation import prompt_echo
-from workers.generation.prompt_echo import EchoPiece, ScoredEcho, pieces, token_logprobs
+from workers.generation.prompt_echo import EchoPiece, ScoredEcho, echo_pieces, token_logprobs
 
 
 def bytes_of(token_id: int) -> bytes:
@@ -19,7 +19,7 @@ def ids_of(cut: list[EchoPiece]) -> list[int]:
 
 
 def test_a_prompt_of_usual_size_is_one_piece() -> None:
-    assert pieces([5, 6, 7], "abc", None) == [
+    assert echo_pieces([5, 6, 7], "abc", None) == [
         EchoPiece(0, 3, {"text": "abc", "metadata": {"echo": True, "token_ids": [5, 6, 7]}})
     ]
 
@@ -36,7 +36,7 @@ def test_however_long_it_is_its_pieces_put_together_are_the_prompt(
         patched.setattr(prompt_echo, "_MAX_TOKENS", 50)
         patched.setattr(prompt_echo, "_MAX_CHARS", 40)
         patched.setattr("workers.generation.output_chunks.MAX_CHUNK_LOGPROBS", 100)
-        cut = pieces(ids, text, top)
+        cut = echo_pieces(ids, text, top)
 
     assert "".join(piece.content["text"] for piece in cut) == text
     assert ids_of(cut) == ids
@@ -48,7 +48,7 @@ def test_however_long_it_is_its_pieces_put_together_are_the_prompt(
 def test_a_piece_with_the_most_log_probabilities_fits_an_event() -> None:
     """Of a server that takes what NATS takes by default: 1 MB."""
     ids = list(range(150_000, 160_000))
-    first, *others = pieces(ids, "x" * 10_000, 20)
+    first, *others = echo_pieces(ids, "x" * 10_000, 20)
     waiting = ScoredEcho([first, *others], lambda token_id: b"a token of many bytes")
 
     waiting.begin(ids[0])
@@ -91,7 +91,7 @@ def test_a_piece_that_was_put_out_before_is_counted_and_not_told() -> None:
 
 
 def test_a_prompt_of_one_token_has_nothing_to_wait_for() -> None:
-    waiting = ScoredEcho(pieces([5], "a", 3), bytes_of)
+    waiting = ScoredEcho(echo_pieces([5], "a", 3), bytes_of)
 
     [only] = waiting.begin(5)
 

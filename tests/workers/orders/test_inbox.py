@@ -195,7 +195,7 @@ def started(request_id: str = "r", attempt: int = 1, index: int = 0) -> StepKey:
 
 def fold(events: Sequence[Event], inbox: Inbox | None = None, start: int = AT) -> list[Action]:
     """Fold events stored at `start`, `start` + 1, ..., and return what they lead to."""
-    inbox = inbox or Inbox(SUBJECTS, Rank(0), OURS, earlier_lives=["w0.joined.before"])
+    inbox = inbox or Inbox(SUBJECTS, Rank(0), OURS, earlier_joins=["w0.joined.before"])
     records = [
         StoredRecord(seq=start + place, subject=subject_of(event), data=encode(event), time_ns=0)
         for place, event in enumerate(events)
@@ -211,7 +211,7 @@ def briefly(actions: list[Action]) -> list[tuple[str, object]]:
 def _brief(action: Action) -> tuple[str, object]:
     match action:
         case StartOrder():
-            told = tuple(type(early.event).__name__ for early in action.heard)
+            told = tuple(type(early.event).__name__ for early in action.edges)
             return ("start", (action.key, *told) if told else action.key)
         case StopOrder():
             return ("stop" if action.started else "never started", action.key)
@@ -450,12 +450,12 @@ def test_only_so_many_requests_are_remembered_the_latest() -> None:
 
 
 def test_early_edges_that_find_no_room_are_told_with_their_order() -> None:
-    inbox = Inbox(SUBJECTS, Rank(0), OURS, early=OutOfOrderBuffer(max_per_request=2))
+    inbox = Inbox(SUBJECTS, Rank(0), OURS, out_of_order=OutOfOrderBuffer(max_per_request=2))
     [_, start] = fold([joined(), fired(), sent(0), sent(1), ready(lives=LIVES)], inbox)
 
     assert isinstance(start, StartOrder)
     assert "3 edges" in start.refused
-    assert start.heard == ()
+    assert start.edges == ()
     [start] = fold([ready(attempt=2, lives=LIVES)], inbox)
     assert isinstance(start, StartOrder)
     assert not start.refused
@@ -463,7 +463,7 @@ def test_early_edges_that_find_no_room_are_told_with_their_order() -> None:
 
 def test_an_attempt_that_is_over_leaves_no_early_edges() -> None:
     early = OutOfOrderBuffer()
-    inbox = Inbox(SUBJECTS, Rank(0), OURS, early=early)
+    inbox = Inbox(SUBJECTS, Rank(0), OURS, out_of_order=early)
     fold([joined(), ready(lives=LIVES), fired(1), fired(2), fired(1, attempt=2)], inbox)
     assert early.count == 3
     fold([stop(), fired(3)], inbox)
@@ -475,14 +475,14 @@ def test_an_attempt_that_is_over_leaves_no_early_edges() -> None:
 
 def test_what_was_told_to_an_earlier_life_is_not_waited_for() -> None:
     early = OutOfOrderBuffer()
-    inbox = Inbox(SUBJECTS, Rank(0), OURS, early=early)
+    inbox = Inbox(SUBJECTS, Rank(0), OURS, out_of_order=early)
     to_us, to_no_longer = (msgspec.structs.replace(fired(), to_life=life) for life in (AT, AT - 7))
     fold([joined(), to_no_longer], inbox)
     assert early.count == 0
     [start] = fold([to_us, ready(lives=LIVES)], inbox)
 
     assert isinstance(start, StartOrder)
-    assert [heard.event for heard in start.heard] == [to_us]
+    assert [heard.event for heard in start.edges] == [to_us]
 
 
 def test_an_edge_for_another_rank_or_of_another_request_is_nothing_to_read() -> None:

@@ -48,7 +48,7 @@ def test_an_edge_too_many_takes_its_attempts_others_with_it_and_is_remembered() 
     early.add("r", fired(2), 10)
     early.add("r", fired(3), 10)
 
-    assert "3 edges (3 of all requests)" in early.refused("r", 1)
+    assert "3 edges (3 for all requests)" in early.refused("r", 1)
     assert early.refused("r", 2) == early.refused("q", 1) == ""
     assert take_all(early, "r") == [fired(0, attempt=2)]
     assert early.refused("r", 1)
@@ -63,7 +63,7 @@ def test_bytes_are_bounded_too_of_a_request_and_of_all() -> None:
     early.add("q", fired(1), 1)
     early.add("r", fired(1), 11)
 
-    assert "61 bytes of edges (151 of all requests)" in early.refused("q", 1)
+    assert "61 bytes of edges (151 for all requests)" in early.refused("q", 1)
     assert "101 bytes" in early.refused("r", 1)
     assert (early.count, early.nbytes) == (0, 0)
 

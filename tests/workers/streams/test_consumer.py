@@ -12,7 +12,7 @@ from workers.streams.consumer import WINDOW_BYTES, WINDOW_ITEMS, StreamConsumer,
 POLICIES: list[ChunkPolicy] = [Fixed(3), SlidingWindow(5, 2), LeftContext(3, 2)]
 
 
-def inlet(policy: ChunkPolicy) -> StreamConsumer:
+def consumer_of(policy: ChunkPolicy) -> StreamConsumer:
     return StreamConsumer(policy, Cutter(policy))
 
 
@@ -21,10 +21,10 @@ def items(first: int, count: int) -> Handle:
 
 
 def take(stream: StreamConsumer) -> tuple[list[int], bool]:
-    """The next chunk's items, by number, and whether it is the last."""
+    """Take the next chunk: the numbers of its items, and is it the last."""
     chunk, parts = stream.take()
-    found = [piece.start + place for piece, start, stop in parts for place in range(start, stop)]
-    stream.used()
+    found = [batch.start + at for batch, start, stop in parts for at in range(start, stop)]
+    stream.release_used()
     return found, chunk.last
 
 
@@ -42,7 +42,7 @@ def test_however_items_come_chunks_are_those_of_the_policy(
     sent = [(sum(counts[:place]), count) for place, count in enumerate(counts)]
     events: list[tuple[int, int]] = [*sent, *sent, (total, 0)]
     order.shuffle(events)
-    stream = inlet(policy)
+    stream = consumer_of(policy)
     found = []
     for first, count in events:
         stream.push(1, first, items(first, count) if count else None, end=not count)
@@ -58,7 +58,7 @@ def test_however_items_come_chunks_are_those_of_the_policy(
 
 
 def test_ranks_that_feed_one_after_the_other_are_taken_as_they_come() -> None:
-    stream = inlet(Fixed(4))
+    stream = consumer_of(Fixed(4))
     stream.push(0, 0, items(0, 3))
     stream.push(2, 0, items(0, 2))
     stream.push(2, 2, None, end=True)
@@ -67,42 +67,42 @@ def test_ranks_that_feed_one_after_the_other_are_taken_as_they_come() -> None:
     assert take(stream) == ([4], True)
 
 
-def test_items_behind_the_end_are_a_bug() -> None:
-    stream = inlet(Fixed(4))
+def test_items_after_the_end_are_a_bug() -> None:
+    stream = consumer_of(Fixed(4))
     stream.push(0, 0, None, end=True)
 
-    with pytest.raises(BugError, match="behind the end"):
+    with pytest.raises(BugError, match="after the end"):
         stream.push(1, 0, items(0, 1))
 
 
 @pytest.mark.parametrize("pushed", [[(0, 3), (2, 2)], [(2, 2), (0, 3)], [(1, 2), (0, 2)]])
-def test_items_that_came_in_other_pieces_before_are_a_bug_and_not_waited_for(
+def test_items_that_came_in_other_batches_before_are_a_bug_and_not_waited_for(
     pushed: list[tuple[int, int]],
 ) -> None:
-    stream = inlet(Fixed(4))
+    stream = consumer_of(Fixed(4))
     [first, crossing] = pushed
     stream.push(1, first[0], items(*first))
 
-    with pytest.raises(BugError, match="in other pieces before"):
+    with pytest.raises(BugError, match="in other batches"):
         stream.push(1, crossing[0], items(*crossing))
 
 
 def test_items_far_ahead_of_any_credit_are_not_kept() -> None:
-    with pytest.raises(BugError, match="no credit"):
-        inlet(Fixed(3)).push(1, 2**60, items(0, 1))
+    with pytest.raises(BugError, match="without credit"):
+        consumer_of(Fixed(3)).push(1, 2**60, items(0, 1))
 
 
 def test_a_producer_without_any_credit_is_refused_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.streams.consumer.WINDOW_ITEMS", 16)
-    stream = inlet(Fixed(3))
+    stream = consumer_of(Fixed(3))
     stream.push(1, 0, items(0, 32))
 
-    with pytest.raises(BugError, match="no credit"):
+    with pytest.raises(BugError, match="without credit"):
         stream.push(1, 32, items(32, 1))
 
 
 def test_a_credit_is_given_from_half_a_window_on_and_says_how_many_are_used_in_all() -> None:
-    stream = inlet(Fixed(3))
+    stream = consumer_of(Fixed(3))
     half = WINDOW_ITEMS // 2
     stream.push(1, 0, items(0, half - 1))
     while stream.ready:
@@ -114,17 +114,17 @@ def test_a_credit_is_given_from_half_a_window_on_and_says_how_many_are_used_in_a
 
 
 def test_large_items_are_credited_by_their_bytes() -> None:
-    stream = inlet(Fixed(1))
+    stream = consumer_of(Fixed(1))
     large = Handle(key="k", dtype="float32", shape=(1, WINDOW_BYTES // 8))
     assert size_of(large) == WINDOW_BYTES // 2
     stream.push(1, 0, large)
     stream.take()
-    assert [piece.items for piece in stream.used()] == [large]
+    assert [batch.items for batch in stream.release_used()] == [large]
     assert list(stream.credits()) == [(1, 1)]
 
 
 def test_a_rank_that_is_told_for_nothing_is_told_of_each() -> None:
-    stream = inlet(Fixed(2))
+    stream = consumer_of(Fixed(2))
     stream.push(7, 0, items(0, 3))
     take(stream)
 

@@ -15,11 +15,11 @@ from workers.streams.producer import StreamProducer
 
 @dataclass(slots=True)
 class Bench:
-    """What an outlet is connected to."""
+    """What an producer is connected to."""
 
     sent: list[tuple[int, list[int], bool]] = field(default_factory=list)
     freed: list[Handle] = field(default_factory=list)
-    rows: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
     acks: list[Callable[[], None]] = field(default_factory=list)
     refuses: Exception | None = None
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -32,13 +32,13 @@ class Bench:
         self.acks.append(stored)
         self.arrived.set()
 
-    def outlet(self, *, in_batches: bool = True) -> StreamProducer:
+    def producer(self, *, in_batches: bool = True) -> StreamProducer:
         return StreamProducer(
             Fixed(3),
             self.put,
             free=self.freed.append,
-            hold=lambda row: self.rows.append(f"hold {row}"),
-            resume=lambda row: self.rows.append(f"resume {row}"),
+            hold=lambda key: self.held.append(f"hold {key}"),
+            resume=lambda key: self.held.append(f"resume {key}"),
             in_batches=in_batches,
         )
 
@@ -63,86 +63,86 @@ def stored(number: int) -> Handle:
 
 
 async def test_the_first_token_goes_at_once_and_later_ones_in_batches(bench: Bench) -> None:
-    outlet = bench.outlet()
+    producer = bench.producer()
     for token in range(5):
-        outlet.add_token(token, "row")
+        producer.add_token(token, "seq")
     assert bench.sent == [(0, [0], False)]
     bench.arrived.clear()
     await bench.arrived.wait()
-    outlet.add_token(5, "row")
-    outlet.end()
+    producer.add_token(5, "seq")
+    producer.end()
 
     assert bench.sent == [(0, [0], False), (1, [1, 2, 3, 4], False), (5, [5], False), (6, [], True)]
-    outlet.close()
+    producer.close()
 
 
 async def test_on_this_rank_each_token_goes_at_once(bench: Bench) -> None:
-    outlet = bench.outlet(in_batches=False)
+    producer = bench.producer(in_batches=False)
     for token in range(3):
-        outlet.add_token(token, "row")
+        producer.add_token(token, "seq")
 
     assert bench.sent == [(0, [0], False), (1, [1], False), (2, [2], False)]
 
 
 @pytest.mark.usefixtures("_small")
 async def test_a_row_that_is_ahead_is_held_and_credit_lets_it_go_on(bench: Bench) -> None:
-    outlet = bench.outlet(in_batches=False)
+    producer = bench.producer(in_batches=False)
     for token in range(12):
-        outlet.add_token(token, "row")
-    assert not outlet.full
-    assert not bench.rows
+        producer.add_token(token, "seq")
+    assert not producer.full
+    assert not bench.held
     for token in range(12, 15):  # what the engine had under way
-        outlet.add_token(token, "row")
-    assert bench.rows == ["hold row"]
-    outlet.taken(2)
-    assert bench.rows == ["hold row"]
-    outlet.taken(3)
+        producer.add_token(token, "seq")
+    assert bench.held == ["hold seq"]
+    producer.credit(2)
+    assert bench.held == ["hold seq"]
+    producer.credit(3)
 
-    assert bench.rows == ["hold row", "resume row"]
-    assert not outlet.full
+    assert bench.held == ["hold seq", "resume seq"]
+    assert not producer.full
 
 
 @pytest.mark.usefixtures("_small")
 async def test_another_node_waits_for_room_and_its_tensors_are_freed_by_credits(bench: Bench) -> None:
-    outlet = bench.outlet()
+    producer = bench.producer()
     for number in range(13):
-        await outlet.room()
-        outlet.add(stored(number))
-    waiting = asyncio.create_task(outlet.room())
+        await producer.wait_for_room()
+        producer.add(stored(number))
+    waiting = asyncio.create_task(producer.wait_for_room())
     await turns()
     assert not waiting.done()
-    outlet.taken(2)
+    producer.credit(2)
     await waiting
 
     assert [handle.key for handle in bench.freed] == ["k0", "k1"]
-    outlet.taken(1)  # a late copy
-    outlet.taken(1000)  # more than there are: as many as there are
+    producer.credit(1)  # a late copy
+    producer.credit(1000)  # more than there are: as many as there are
     assert len(bench.freed) == 13
 
 
 async def test_few_but_large_items_fill_it_too_but_never_fewer_than_two_chunks(bench: Bench) -> None:
-    outlet = bench.outlet()
+    producer = bench.producer()
     large = Handle(key="k", dtype="float32", shape=(1, WINDOW_BYTES // 4), rank=0, locator=b"x")
     for _ in range(5):
-        outlet.add(large)
-        assert not outlet.full
-    outlet.add(large)
+        producer.add(large)
+        assert not producer.full
+    producer.add(large)
 
-    assert outlet.full
+    assert producer.full
 
 
 async def test_what_the_log_does_not_take_now_it_is_offered_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.streams.producer.RETRY_S", 0.001)
-    outlet = bench.outlet()
+    producer = bench.producer()
     bench.refuses = CapacityError("full")
-    outlet.add(stored(0))
-    outlet.add_token(7, "row")
-    outlet.end()
+    producer.add(stored(0))
+    producer.add_token(7, "seq")
+    producer.end()
     assert not bench.sent
     bench.refuses = None
-    waiting = asyncio.create_task(outlet.stored())
+    waiting = asyncio.create_task(producer.wait_stored())
     await bench.arrived.wait()
     await turns()
     assert not waiting.done()
@@ -154,39 +154,39 @@ async def test_what_the_log_does_not_take_now_it_is_offered_again(
 
 @pytest.mark.usefixtures("_small")
 async def test_what_nobody_takes_any_more_is_freed_and_holds_nobody(bench: Bench) -> None:
-    outlet = bench.outlet()
-    outlet.add(stored(0))
+    producer = bench.producer()
+    producer.add(stored(0))
     for token in range(14):
-        outlet.add_token(token, "row")
-    assert bench.rows == ["hold row"]
+        producer.add_token(token, "seq")
+    assert bench.held == ["hold seq"]
     sent = len(bench.sent)
-    outlet.leave()
-    outlet.leave()
+    producer.abandon()
+    producer.abandon()
     for token in range(14):
-        outlet.add_token(token, "row")
-    outlet.add(stored(1))
-    await outlet.room()
-    outlet.end()
-    outlet.taken(3)  # a late credit
+        producer.add_token(token, "seq")
+    producer.add(stored(1))
+    await producer.wait_for_room()
+    producer.end()
+    producer.credit(3)  # a late credit
     bench.ack()
-    await outlet.stored()
+    await producer.wait_stored()
 
-    assert bench.rows == ["hold row", "resume row"]
+    assert bench.held == ["hold seq", "resume seq"]
     assert [handle.key for handle in bench.freed] == ["k0", "k1"]
     assert len(bench.sent) == sent
-    outlet.close()
+    producer.close()
 
 
 @pytest.mark.usefixtures("_small")
 async def test_what_the_log_will_never_take_is_told_and_holds_nobody(bench: Bench) -> None:
-    outlet = bench.outlet(in_batches=False)
+    producer = bench.producer(in_batches=False)
     for token in range(14):
-        outlet.add_token(token, "row")
+        producer.add_token(token, "seq")
     bench.refuses = WorkerError("too large")
-    outlet.add_token(14, "row")
+    producer.add_token(14, "seq")
 
-    assert bench.rows == ["hold row", "resume row"]
+    assert bench.held == ["hold seq", "resume seq"]
     with pytest.raises(WorkerError, match="too large"):
-        await outlet.stored()
+        await producer.wait_stored()
     with pytest.raises(WorkerError, match="too large"):
-        await outlet.room()
+        await producer.wait_for_room()
