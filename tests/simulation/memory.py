@@ -1,7 +1,7 @@
-"""How much everybody keeps: every collection there is, and what bounds it.
+"""Bounds of what simulated processes keep in memory, checked for every collection in their objects.
 
-What is found is compared with a list of what may grow with what. So a collection that is new, and that
-nobody ever empties, is found by its being there.
+Each collection that is found is compared with a list of allowed bounds. A new collection that is never emptied
+is therefore reported without being listed anywhere.
 """
 
 from collections import deque
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 COLLECTIONS: Final = (dict, set, frozenset, list, tuple, deque)
 _ENDED: Final = frozenset({"ended", "digests"})
-"""Of requests that ended: the core bounds these by number, and by time."""
+"""Collections of ended requests: the core bounds them by number and by time."""
 _LIVES: Final = frozenset({"_lives"})
-"""Ids of lives: they grow with restarts, not with requests."""
+"""Ids of incarnations: they grow with restarts, not with requests."""
 
 
 def collections_in(thing: object, path: str = "") -> Iterator[tuple[str, Sized]]:
-    """Every collection that an object of ours has, at any depth, and where."""
+    """Yield every collection in one of our objects, at any depth, with its path."""
     for name in _fields_of(thing):
         value = getattr(thing, name, None)
         if isinstance(value, COLLECTIONS):
@@ -37,7 +37,7 @@ def _fields_of(thing: object) -> list[str]:
 
 
 def check_cluster(cluster: Cluster, where: str) -> None:
-    """A cluster keeps so much of each request that is open, and nothing of others."""
+    """Check that a cluster keeps a bounded state for each open request, and none for others."""
     open_requests = len(cluster.open)
     for name, kept in collections_in(cluster):
         if name in _ENDED or name in _LIVES:
@@ -53,7 +53,7 @@ def check_cluster(cluster: Cluster, where: str) -> None:
 _BOUNDS: Final[dict[str, int]] = {
     "world.ranks": 16,
     "refusals": 1_000,
-    "blamed": 16,  # lives that some open request may be a suspect of
+    "blamed": 16,  # incarnations whose death an open request is suspected of
     "memory.affinity.had": 16,  # by rank, and each of these by number
     "memory.served": 16,  # tenants, as of the last decision
     "memory.turns": 16,  # by group
@@ -61,13 +61,13 @@ _BOUNDS: Final[dict[str, int]] = {
 
 
 def _check_ended(request: Request, where: str) -> None:
-    """Of a request that ended nothing is kept that its client wrote, or that its walks put out."""
+    """Check that nothing is kept of an ended request's input or results."""
     kept = [name for name in ("results", "tracks", "running") if getattr(request, name)]
     assert not kept, f"{where}: of {request.id}, which ended, {kept} are kept"
 
 
 def check_worker(worker: "Worker") -> None:
-    """A worker that has nothing to do keeps nothing but what it bounds by number."""
+    """Check that an idle worker keeps nothing but collections bounded by number."""
     inbox = worker.inbox
     for name, kept in [*collections_in(inbox, "inbox."), *_own(worker)]:
         if name in _KEPT_BY_WORKERS:
@@ -83,8 +83,8 @@ def _own(worker: "Worker") -> list[tuple[str, Any]]:
 _KEPT_BY_WORKERS: Final = frozenset(
     {
         "inbox._ended",  # ended requests: by number
-        "inbox._lives.known",  # ids of lives: they grow with restarts
-        "inbox._lives.present",
-        "inbox._lives._latest",
+        "inbox._peers.known",  # ids of incarnations: they grow with restarts
+        "inbox._peers.current",
+        "inbox._peers._latest",
     }
 )
