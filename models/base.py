@@ -18,7 +18,7 @@ from models.checkpoints.claims import CheckpointInfo, Claim
 from shared.events import digest_of
 from shared.plans import Plan, PlanRequest
 from shared.tensors import Handle
-from shared.walks import Client, CompiledWalk, InputPort, StreamInfo, streams
+from shared.walks import CompiledWalk, InputPort, StreamLink, ToClient, link_streams
 
 if TYPE_CHECKING:
     import torch
@@ -82,16 +82,16 @@ class ModelGraph:
     embeds: bool = False
     claims: Callable[[CheckpointInfo], Claim | None] | None = None
     serves: str = ""
-    streams: Mapping[InputPort, StreamInfo] = field(init=False, repr=False, compare=False)
+    streams: Mapping[InputPort, StreamLink] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "streams", MappingProxyType(streams(self.walks)))
+        object.__setattr__(self, "streams", MappingProxyType(link_streams(self.walks)))
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """The output modalities of its walks, sorted, followed by those of `OF_PROMPTS` if it has them."""
         routes = (route for walk in self.walks.values() for node in walk.node_table for route in node.routes)
-        emitted = sorted({route.to.modality for route in routes if isinstance(route.to, Client)})
+        emitted = sorted({route.to.modality for route in routes if isinstance(route.to, ToClient)})
         return (*emitted, *(sorted(OF_PROMPTS) if self.embeds else ()))
 
     @property
@@ -101,7 +101,7 @@ class ModelGraph:
             node.name
             for walk in self.walks.values()
             for node in walk.node_table
-            if any(isinstance(route.to, Client) for route in node.routes)
+            if any(isinstance(route.to, ToClient) for route in node.routes)
         }
         return {node: node if len(output_nodes) > 1 else "" for node in sorted(output_nodes)}
 

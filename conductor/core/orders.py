@@ -15,7 +15,8 @@ from shared.events import (
     WalkStop,
     encode,
 )
-from shared.plans import PendingStep, Finish
+from shared.plan_run import PendingStep
+from shared.plans import Finish
 from shared.transcript import combined
 
 _STAMP_BYTES: Final = 64

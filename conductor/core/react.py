@@ -65,7 +65,8 @@ from shared.events import (
     WorkerLost,
 )
 from shared.log.port import StoredRecord
-from shared.plans import PendingStep, Finish, Journey, PlanRequest, StepResult
+from shared.plan_run import PendingStep, PlanRun
+from shared.plans import Finish, PlanRequest, StepResult
 from shared.tensors import Handle
 from shared.transcript import combined
 
@@ -105,7 +106,7 @@ class Reactor:
 
     def __init__(self, graph_of: Callable[[str], ModelGraph]) -> None:
         self._graph_of = graph_of
-        self._journeys: dict[str, Journey] = {}
+        self._journeys: dict[str, PlanRun] = {}
 
     # ---- facts -------------------------------------------------------------------------------------
     def fact(self, request: Request, event: Fact, record: StoredRecord, world: World) -> Reaction:
@@ -168,7 +169,7 @@ class Reactor:
         if isinstance(otherwise := self._steps_again(request), Failure):
             return self._end(request, failed(request, otherwise))
         journey = self._journey(request)
-        behind = journey.before(producer)
+        behind = journey.results_before(producer)
         if behind is None:
             return self._end(request, failed(request, event.failure))
         # With a life that is over its tensors are gone; of one that runs, none should be.
@@ -182,7 +183,7 @@ class Reactor:
             return self._end(request, failed(request, failure))
         reason = f"tensor {event.gone} is gone: step {producer}, which made it, runs again"
         against = request.suspicion if is_over else poison_pills.after_loss(request, event.gone_life)
-        held, decisions = self._hold(request, journey.alone(behind), reason, against, world)
+        held, decisions = self._hold(request, journey.restart_point(behind), reason, against, world)
         reaction = self._go_on(held, world, why=reason)
         return Reaction(reaction.request, (*decisions, *reaction.decisions))
 
@@ -201,7 +202,7 @@ class Reactor:
         steps = [str(step.index) for step in request.running]
         undone = f"step {steps[0]} was" if len(steps) == 1 else f"steps {', '.join(steps)} were"
         reason = f"{reason}, before {undone} done"
-        keep = self._journey(request).alone(len(request.results))
+        keep = self._journey(request).restart_point(len(request.results))
         gone = msgspec.structs.replace(world.ranks[rank], incarnation=None)
         held, decisions = self._hold(request, keep, reason, against, World(ranks=world.ranks | {rank: gone}))
         return Reaction(held, decisions)
@@ -244,10 +245,10 @@ class Reactor:
                 for handle in walk.inputs.values()
                 if _is_over(handle, world) and (producer := _step_of(handle.key, request.id)) is not None
             ]
-            behind = journey.before(min(lost)) if lost else None
-            if behind is None or journey.alone(behind) >= keep:
+            behind = journey.results_before(min(lost)) if lost else None
+            if behind is None or journey.restart_point(behind) >= keep:
                 return keep
-            keep = journey.alone(behind)
+            keep = journey.restart_point(behind)
 
     def _stopped(self, request: Request, reason: str, end: Decision) -> Reaction:
         """The end, before the plan's: every rank is told to leave what it does for the request."""
@@ -333,11 +334,11 @@ class Reactor:
         request = msgspec.structs.replace(request, running=tuple(running))
         return Reaction(decided(request, *orders), tuple(orders))
 
-    def _journey(self, request: Request) -> Journey:
+    def _journey(self, request: Request) -> PlanRun:
         journey = self._journeys.get(request.id)
         if journey is None:
             assert request.admitted is not None
-            journey = self._journeys[request.id] = Journey(
+            journey = self._journeys[request.id] = PlanRun(
                 self._graph_of(request.admitted.family),
                 PlanRequest(
                     request_id=request.id,

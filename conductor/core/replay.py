@@ -40,7 +40,7 @@ from shared.events import (
 from shared.log.port import StoredRecord
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.transcript import Transcript
-from shared.walks import StreamInfo, chunks_of
+from shared.walks import StreamLink, chunks_of
 
 _NO_PART: Final = frozenset({"request", "control", "edge"})
 """Kinds of subjects where a record that cannot be read is no part of a request: at the first two anybody may
@@ -282,7 +282,7 @@ def _equal(reported: OutputTotals, found: OutputTotals) -> bool:
     return reported == found or (reported.chunks == found.chunks == 0)
 
 
-def _may_be(info: StreamInfo, totals: StreamTotals) -> bool:
+def _may_be(info: StreamLink, totals: StreamTotals) -> bool:
     """Whether a policy can have cut so many items into so many chunks."""
     chunks = chunks_of(info.policy, totals.items)
     if totals.left:  # every window of the items its chunks had, and no final chunk

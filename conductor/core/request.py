@@ -29,7 +29,7 @@ from shared.events import (
     submission_digest,
 )
 from shared.log.port import StoredRecord
-from shared.plans import Recorded
+from shared.plan_run import RecordedResult
 
 _NS_PER_S: Final = 1_000_000_000
 
@@ -146,7 +146,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     resumptions: int = 0
     suspicion: Suspicion = Suspicion()
     running: tuple[Running, ...] = ()
-    results: tuple[Recorded, ...] = ()
+    results: tuple[RecordedResult, ...] = ()
     tracks: dict[str, OutputTotals] = {}
     expected: dict[str, Decision] = {}
     recorded: frozenset[str] = frozenset()

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 from configs.placement import PlacedGroup, home_of
 from models.base import EngineKind, ModelGraph
-from shared.walks import Client, CompiledWalk, Keep
+from shared.walks import CompiledWalk, Keep, ToClient
 from shared.walks.chunks import ChunkPolicy, Fixed, LeftContext, SlidingWindow
 
 LinkKind: TypeAlias = Literal["edge", "kept", "kv", "stream"]
@@ -149,7 +149,7 @@ def places(groups: Sequence[PlacedGroup]) -> list[tuple[int, ...]]:
 
 def _puts_out(graph: ModelGraph, node: str, walks: Sequence[str]) -> tuple[str, ...]:
     routes = (route for walk in walks for route in graph.walks[walk].nodes[node].routes)
-    return tuple(dict.fromkeys(route.to.modality for route in routes if isinstance(route.to, Client)))
+    return tuple(dict.fromkeys(route.to.modality for route in routes if isinstance(route.to, ToClient)))
 
 
 def _edges(walk: str, compiled: CompiledWalk) -> Iterator[tuple[str, WalkNode, WalkNode]]:
@@ -166,7 +166,7 @@ def _kept(graph: ModelGraph) -> Iterator[tuple[str, WalkNode, WalkNode]]:
             for route in node.routes:
                 if isinstance(route.to, Keep):
                     for other, taking in graph.walks.items():
-                        for to in taking.takers.get(route.edge, ()) if other != walk else ():
+                        for to in taking.consumers.get(route.edge, ()) if other != walk else ():
                             yield route.edge, (walk, node.name), (other, to)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from configs.deployment import DeploymentConfig
-from configs.nats_access import log_keeping, nats_credentials
+from configs.nats_access import stream_policy, nats_credentials
 from dalsegno.config import address, environment, resolve
 from dalsegno.config.address import Listen
 from dalsegno.serve import data_dir, lost_worker_reaper, prefix_guard, role_commands
@@ -23,37 +23,37 @@ from dalsegno.serve.options import ServeOptions
 from dalsegno.serve.private_credentials import private_roles
 from dalsegno.serve.private_nats import PrivateNats
 from dalsegno.serve.profile import profiled
-from dalsegno.serve.ready_message import welcome
+from dalsegno.serve.ready_message import ready_message
 from dalsegno.serve.supervisor import RefusedError
 from dalsegno.terminal.console import Console, WarningHandler
 from models import registry
 from shared.errors import ClientError
 from shared.log.nats.credentials import Credentials
-from shared.log.nats.durability import Keeping
+from shared.log.nats.durability import StreamPolicy
 from shared.log.nats.permissions import CLIENT, PROVISIONER, READER, authorization
 from shared.log.nats.private_server import NatsServer
 from shared.log.port import Log
 
 _PROVISION_S: Final = 30.0
-"""For how long the private server may be away (it is being restarted) while the streams are made."""
+"""Seconds for which the private server may be away (being restarted) while the stream is created."""
 
 
 def serve(options: ServeOptions) -> None:
-    """Run a deployment until told to stop.
+    """Run a deployment until it is stopped.
 
     Raises:
         RefusedError: a role refused its configuration, or would.
-        DalSegnoError: it cannot run; nothing is left running.
+        DalSegnoError: it cannot run; no process is left running.
     """
     began_s = time.monotonic()
     found = resolve.effective(options.model, options.settings)
     try:
         resolve.check(found)
-    except ClientError as error:  # a role would refuse it, minutes later
+    except ClientError as error:  # a role would refuse it minutes later
         raise RefusedError(error.message) from error
     config = found.config
     data = data_dir.of_deployment(config)
-    # Locked first: who starts the same thing twice is told so, and the files are left to whom they belong.
+    # Lock first: a second start of the same deployment fails before it touches the first one's files.
     with data.lock() as hold:
         listens = address.free(config.gateway.host, config.gateway.port, config.recovery.gateways)
         ready_files = ready_files_of(options, data)
@@ -69,7 +69,7 @@ def serve(options: ServeOptions) -> None:
             hold.is_used = True
             graph, took_s = registry.graph(config.model), time.monotonic() - began_s
             console.show(
-                welcome(
+                ready_message(
                     config.name,
                     listens,
                     data.path,
@@ -82,15 +82,15 @@ def serve(options: ServeOptions) -> None:
 
         with (
             contextlib.closing(console),
-            _heard(WarningHandler(console)),
+            _logging_to(WarningHandler(console)),
             profiled(options.profile) as parts,
         ):
             asyncio.run(_serve(options, config, listens, data, console, ready, parts, ready_files))
 
 
 @contextlib.contextmanager
-def _heard(handler: logging.Handler) -> Iterator[None]:
-    """Have what is logged in this process said in its own way."""
+def _logging_to(handler: logging.Handler) -> Iterator[None]:
+    """Handle this process's log records with `handler`."""
     logging.getLogger().addHandler(handler)
     try:
         yield
@@ -109,9 +109,9 @@ async def _serve(
     ready_files: Sequence[ReadyFile],
 ) -> None:
     is_synced = config.nats.durability == "host"
-    roles = private_roles(config.ranks) if config.nats.url is None else _told(config)
+    roles = private_roles(config.ranks) if config.nats.url is None else _joined_credentials(config)
     nats = _private(data, config, roles, syncs_always=is_synced) if config.nats.url is None else None
-    keeping = log_keeping(config.nats, syncs_always=is_synced and nats is not None)
+    keeping = stream_policy(config.nats, syncs_always=is_synced and nats is not None)
     try:
         url = await _start(nats) if nats is not None else await _join(config, roles)
         launcher = Launcher(
@@ -137,8 +137,8 @@ async def _serve(
             nats.close()
 
 
-def _told(config: DeploymentConfig) -> dict[str, Credentials]:
-    """What we show to another's server, and what others may."""
+def _joined_credentials(config: DeploymentConfig) -> dict[str, Credentials]:
+    """The credentials for another operator's server."""
     return {role: nats_credentials(config.nats, role) for role in (PROVISIONER, READER, CLIENT)}
 
 
@@ -147,8 +147,8 @@ def _private(
 ) -> PrivateNats:
     from shared.subjects import Subjects
 
-    may_come = authorization(roles, Subjects(config.nats.prefix))
-    return PrivateNats(NatsServer(data.nats, authorization=may_come, syncs_always=syncs_always))
+    permissions = authorization(roles, Subjects(config.nats.prefix))
+    return PrivateNats(NatsServer(data.nats, authorization=permissions, syncs_always=syncs_always))
 
 
 async def _start(nats: PrivateNats) -> str:
@@ -161,13 +161,15 @@ async def _join(config: DeploymentConfig, roles: Mapping[str, Credentials]) -> s
     from shared.subjects import Subjects
 
     url = resolve.nats_url(config)
-    # First: a server that will not do is one line.
-    await jetstream.provision(url, roles[PROVISIONER], Subjects(config.nats.prefix), log_keeping(config.nats))
-    await _stand_alone(url, roles[READER], config.nats.prefix)
+    # First: an unsuitable server is one line of error.
+    await jetstream.provision(
+        url, roles[PROVISIONER], Subjects(config.nats.prefix), stream_policy(config.nats)
+    )
+    await _require_unused_prefix(url, roles[READER], config.nats.prefix)
     return url
 
 
-async def _stand_alone(url: str, credentials: Credentials, prefix: str) -> None:
+async def _require_unused_prefix(url: str, credentials: Credentials, prefix: str) -> None:
     from shared.log.nats import jetstream
     from shared.subjects import Subjects
 
@@ -183,11 +185,11 @@ async def _keep(
     url: str,
     credentials: Credentials,
     prefix: str,
-    keeping: Keeping,
+    keeping: StreamPolicy,
     console: Console,
     nats: PrivateNats | None,
 ) -> None:
-    """Make the stream, and look after it."""
+    """Create the stream, and maintain it."""
     from dalsegno.serve.retention_guard import RetentionGuard
     from shared.log.nats.provisioning import Provisioner
     from shared.subjects import Subjects
@@ -218,7 +220,7 @@ async def _keep(
 async def _reap(
     url: str, credentials: Credentials, prefix: str, processes: WorkerProcesses, kill: Kill
 ) -> None:
-    """End workers that were given up and do not come back."""
+    """Kill workers that were declared lost and do not join again."""
     from shared.log.nats import jetstream
     from shared.subjects import Subjects
 
@@ -241,5 +243,5 @@ def ready_files_of(options: ServeOptions, data: DataDir) -> list[ReadyFile]:
     files = [data.deployment_file, *([options.ready_file] if options.ready_file is not None else [])]
     for file in files:
         if not file.parent.is_dir():
-            raise ClientError(f"cannot write {file}: {file.parent} is no folder", code="ready_file")
+            raise ClientError(f"cannot write {file}: {file.parent} is not a folder", code="ready_file")
     return list(map(ReadyFile, files))

@@ -23,7 +23,7 @@ from models.orpheus.frames import END_AUDIO, FIRST_AUDIO, SAMPLE_RATE, STRIDE_TO
 from models.sequence_request import PreparedPrompt, PrepareRequest, SequenceFacts, SequenceRequest
 from shared.events import Usage
 from shared.plans import Chain, Finish, Join, Plan, PlanRequest, Start, SubPlan, Walk
-from shared.walks import CLIENT, KEEP, Edge, Loop, Node, Stream, StreamingEdge, compile_walk
+from shared.walks import CLIENT, KEEP, Edge, Loop, Node, StreamingEdge, StreamInput, compile_walk
 from shared.walks.chunks import SlidingWindow
 
 DEFAULT_MAX_TOKENS: Final = 1200
@@ -49,7 +49,7 @@ DECODE: Final = Loop(
 )
 SNAC_CHUNK: Final = Loop(
     "chunks",
-    Node("snac_decoder", inputs=(Stream("token"),), outputs=(Edge("audio", to=CLIENT("audio")),)),
+    Node("snac_decoder", inputs=(StreamInput("token"),), outputs=(Edge("audio", to=CLIENT("audio")),)),
     max_iters=None,
 )
 

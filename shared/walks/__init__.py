@@ -12,12 +12,12 @@ All of it is pure, and knows no values, no models and no ranks. `docs/walks.md` 
 
 from shared.walks.chunks import (
     AfterEnd,
-    Chunk,
     ChunkPolicy,
     Cutter,
     Fixed,
     LeftContext,
     SlidingWindow,
+    StreamChunk,
     chunks_of,
 )
 from shared.walks.compiled import UNLIMITED, CompiledLoop, CompiledNode, CompiledWalk, InputPort
@@ -26,7 +26,6 @@ from shared.walks.errors import WalkError
 from shared.walks.language import (
     CLIENT,
     KEEP,
-    Client,
     Destination,
     Edge,
     Guard,
@@ -36,48 +35,49 @@ from shared.walks.language import (
     Parallel,
     Section,
     Sequential,
-    Stream,
     StreamingEdge,
+    StreamInput,
+    ToClient,
 )
-from shared.walks.run import EARLY, Early, Emission, Firing, Value, WalkRun
-from shared.walks.streams import StreamInfo, streams
+from shared.walks.linker import StreamLink, link_streams
+from shared.walks.run import NOT_DUE, Emission, Firing, NotDue, Value, WalkRun
 
 __all__ = [
     "CLIENT",
-    "EARLY",
     "KEEP",
+    "NOT_DUE",
     "UNLIMITED",
     "AfterEnd",
-    "Chunk",
     "ChunkPolicy",
-    "Client",
     "CompiledLoop",
     "CompiledNode",
     "CompiledWalk",
     "Cutter",
     "Destination",
-    "Early",
     "Edge",
     "Emission",
     "Firing",
     "Fixed",
     "Guard",
+    "InputPort",
     "Keep",
     "LeftContext",
     "Loop",
     "Node",
-    "InputPort",
+    "NotDue",
     "Parallel",
     "Section",
     "Sequential",
     "SlidingWindow",
-    "Stream",
-    "StreamInfo",
+    "StreamChunk",
+    "StreamInput",
+    "StreamLink",
     "StreamingEdge",
+    "ToClient",
     "Value",
     "WalkError",
     "WalkRun",
     "chunks_of",
     "compile_walk",
-    "streams",
+    "link_streams",
 ]

@@ -102,7 +102,7 @@ ChunkPolicy: TypeAlias = Fixed | SlidingWindow | LeftContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class StreamChunk:
     """The items from `start` up to, not including, `stop`.
 
     Attributes:
@@ -139,7 +139,7 @@ class Cutter:
         """The first item that a later chunk may have: those before it may be forgotten."""
         return self._items if self.ended else self.policy.span(self.chunks)[0]
 
-    def cut(self, items: int, ended: bool) -> list[Chunk]:
+    def cut(self, items: int, ended: bool) -> list[StreamChunk]:
         """The chunks that follow from there being `items` items, in all, and from whether it is all.
 
         Raises:
@@ -163,7 +163,7 @@ class Cutter:
             chunks.append(self._chunk(start, items, last=self.after_end == "stop"))
         return chunks
 
-    def empty(self) -> Chunk:
+    def empty(self) -> StreamChunk:
         """One empty chunk more, behind the end of a stream that gives them.
 
         Raises:
@@ -176,9 +176,9 @@ class Cutter:
             )
         return self._chunk(self._items, self._items, last=False)
 
-    def _chunk(self, start: int, stop: int, *, last: bool) -> Chunk:
+    def _chunk(self, start: int, stop: int, *, last: bool) -> StreamChunk:
         fresh = max(0, stop - max(start, self._had))
-        chunk = Chunk(number=self.chunks, start=start, stop=stop, fresh=fresh, last=last)
+        chunk = StreamChunk(number=self.chunks, start=start, stop=stop, fresh=fresh, last=last)
         self._had = max(self._had, stop)
         self.chunks += 1
         return chunk

@@ -69,7 +69,7 @@ class CompiledNode:
     inputs: tuple[str, ...]
     streams: tuple[str, ...]
     optional: frozenset[str]
-    takes: int
+    input_count: int
     outputs: frozenset[str]
     routes: tuple[Route, ...]
     streaming: tuple[StreamingEdge, ...]
@@ -141,7 +141,7 @@ class CompiledWalk:
     loops: Mapping[str, CompiledLoop]
     args: frozenset[str]
     inputs: frozenset[InputPort]
-    takers: Mapping[str, tuple[str, ...]]
+    consumers: Mapping[str, tuple[str, ...]]
     external_inputs: frozenset[InputPort]
     external_outputs: frozenset[tuple[str, Destination]]
     loop_back: frozenset[InputPort]

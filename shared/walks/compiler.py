@@ -17,7 +17,6 @@ from typing import TypeAlias
 from shared.walks.compiled import CompiledLoop, CompiledNode, CompiledWalk, InputPort, Route
 from shared.walks.errors import WalkError
 from shared.walks.language import (
-    Client,
     Edge,
     Keep,
     Loop,
@@ -26,6 +25,7 @@ from shared.walks.language import (
     Section,
     Sequential,
     StreamingEdge,
+    ToClient,
     check_name,
 )
 
@@ -75,7 +75,9 @@ class _Compiler:
         self.place(section, (0,), ())
 
         self.routes: list[Route] = []
-        self.feeds: dict[InputPort, dict[int, Route]] = {pair: {} for pair in self.pairs(self.places.values())}
+        self.feeds: dict[InputPort, dict[int, Route]] = {
+            pair: {} for pair in self.pairs(self.places.values())
+        }
         for place in self.places.values():
             for edge in place.node.edges:
                 self.route(place, edge)
@@ -171,7 +173,7 @@ class _Compiler:
             loop = self.loops[index]
             if edge.name in loop.outputs or edge.name in loop.accumulated:
                 yield index, edge.name in loop.accumulated
-            elif not isinstance(edge.to, Client):
+            elif not isinstance(edge.to, ToClient):
                 to = f"node {edge.to!r}" if isinstance(edge.to, str) else edge.to
                 raise WalkError(
                     f"{where} leaves loop {loop.name!r} for {to}; name it in the loop's outputs (the last "
@@ -252,7 +254,7 @@ class _Compiler:
         inputs = sorted(pair for pair, feeds in self.feeds.items() if all(it.back for it in feeds.values()))
         restored = chain.from_iterable(loop.restored for loop in loops)
         restorers = {pair: tuple(loop.index for loop in loops if pair in loop.restored) for pair in restored}
-        takers = {name: tuple(node for edge, node in inputs if edge == name) for name, _ in inputs}
+        consumers = {name: tuple(node for edge, node in inputs if edge == name) for name, _ in inputs}
         return CompiledWalk(
             name=self.name,
             section=self.section,
@@ -260,7 +262,7 @@ class _Compiler:
             loops=MappingProxyType({loop.name: loop for loop in loops[1:]}),
             args=frozenset(loop.max_iters for loop in loops if isinstance(loop.max_iters, str)),
             inputs=frozenset(inputs),
-            takers=MappingProxyType(takers),
+            consumers=MappingProxyType(consumers),
             external_inputs=loops[0].external_inputs,
             external_outputs=loops[0].external_outputs,
             loop_back=frozenset(chain.from_iterable(loop.loop_back for loop in loops)),
@@ -279,7 +281,7 @@ class _Compiler:
             inputs=place.node.values,
             streams=place.node.streams,
             optional=frozenset(place.node.optional),
-            takes=len(place.node.inputs),
+            input_count=len(place.node.inputs),
             outputs=frozenset(edge.name for edge in place.node.edges),
             routes=tuple(route for route in self.routes if route.source == place.node.name),
             streaming=place.node.streaming,
@@ -331,7 +333,9 @@ class _Compiler:
                 )
         return leaving
 
-    def inputs_of(self, index: int, inside: list[_Place]) -> tuple[list[InputPort], list[InputPort], list[InputPort]]:
+    def inputs_of(
+        self, index: int, inside: list[_Place]
+    ) -> tuple[list[InputPort], list[InputPort], list[InputPort]]:
         """What the inputs in a loop are when its next iteration begins: cleared, restored, or the same."""
         cleared, restored, external = [], [], []
         for place in inside:

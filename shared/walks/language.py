@@ -7,7 +7,7 @@ to the next iteration of the loop around it; in a `Parallel`, an edge to a sibli
 iteration. A `Loop` repeats its body, and is the only thing that does.
 
 Between two walks that run at the same time, a `StreamingEdge` takes items one by one, and the node that
-lists the `Stream` takes them in chunks (`shared.walks.chunks`), one in each firing.
+lists the `StreamInput` takes them in chunks (`shared.walks.chunks`), one in each firing.
 
 What is wrong with a single part is found here, when it is written; what is wrong between parts is found
 by `shared.walks.compiler`.
@@ -23,7 +23,7 @@ from shared.walks.errors import WalkError
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class ToClient:
     """The destination of what a client reads, as one of the modalities: `CLIENT("text")`."""
 
     modality: str
@@ -43,9 +43,9 @@ class Keep:
         return "KEEP"
 
 
-CLIENT: Final = Client
+CLIENT: Final = ToClient
 KEEP: Final = Keep()
-Destination: TypeAlias = str | Client | Keep
+Destination: TypeAlias = str | ToClient | Keep
 """A node's name, `CLIENT(modality)`, or `KEEP`."""
 
 Guard: TypeAlias = Callable[[int, Mapping[str, Any]], bool]
@@ -72,7 +72,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class StreamInput:
     """An input that another walk feeds, by a `StreamingEdge`: each firing takes the next chunk of it."""
 
     name: str
@@ -83,7 +83,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class StreamingEdge:
-    """Items on their way to a node of another walk, which runs at the same time and lists the `Stream`.
+    """Items on their way to a node of another walk, which runs at the same time and lists the `StreamInput`.
 
     Several walks may feed one stream, one after the other: with the same edge in each.
 
@@ -110,7 +110,7 @@ class StreamingEdge:
         if self.only is not None:
             object.__setattr__(self, "only", _bounds(what, self.only))
 
-    def takes(self, item: int) -> bool:
+    def accepts(self, item: int) -> bool:
         """Whether the item goes along."""
         return self.only is None or self.only[0] <= item < self.only[1]
 
@@ -125,7 +125,7 @@ class Node:
     """
 
     name: str
-    inputs: Sequence[str | Stream] = ()
+    inputs: Sequence[str | StreamInput] = ()
     outputs: Sequence[Edge | StreamingEdge] = ()
     optional: Sequence[str] = ()
 
@@ -153,7 +153,7 @@ class Node:
     @property
     def streams(self) -> tuple[str, ...]:
         """The inputs that are streams."""
-        return tuple(entry.name for entry in self.inputs if isinstance(entry, Stream))
+        return tuple(entry.name for entry in self.inputs if isinstance(entry, StreamInput))
 
     @property
     def edges(self) -> tuple[Edge, ...]:
@@ -223,7 +223,7 @@ def describe(section: Section) -> list[Any]:
     """The section as plain data: equal for equal sections, in every process."""
     match section:
         case Node():
-            inputs = [["stream", it.name] if isinstance(it, Stream) else it for it in section.inputs]
+            inputs = [["stream", it.name] if isinstance(it, StreamInput) else it for it in section.inputs]
             described = ["node", section.name, inputs, [_describe_edge(edge) for edge in section.outputs]]
             return [*described, ["optional", *section.optional]] if section.optional else described
         case Loop():
@@ -247,7 +247,7 @@ def _destination(to: Destination) -> list[str]:
     match to:
         case str():
             return ["node", to]
-        case Client():
+        case ToClient():
             return ["client", to.modality]
         case Keep():
             return ["keep"]
@@ -292,10 +292,10 @@ def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _inputs(what: str, inputs: Sequence[str | Stream]) -> tuple[str | Stream, ...]:
-    if isinstance(inputs, str | Stream):
+def _inputs(what: str, inputs: Sequence[str | StreamInput]) -> tuple[str | StreamInput, ...]:
+    if isinstance(inputs, str | StreamInput):
         raise WalkError(f"{what} must be a sequence of names, not {inputs!r}; write [{inputs!r}]")
-    _names(what, [it.name if isinstance(it, Stream) else it for it in inputs])
+    _names(what, [it.name if isinstance(it, StreamInput) else it for it in inputs])
     return tuple(inputs)
 
 

@@ -28,7 +28,7 @@ import msgspec
 
 from shared.walks.compiled import CompiledLoop, CompiledNode, CompiledWalk, InputPort, Route
 from shared.walks.errors import WalkError
-from shared.walks.language import Client, Keep
+from shared.walks.language import Keep, ToClient
 
 Value: TypeAlias = Any
 """Whatever travels on an edge: the run never looks into it."""
@@ -54,19 +54,19 @@ class Emission(msgspec.Struct, frozen=True):
     """
 
     edge: str
-    to: Client | Keep
+    to: ToClient | Keep
     value: Value
     node: str
     path: tuple[int, ...]
 
 
-class Early(Enum):
+class NotDue(Enum):
     """The answer to a firing that is not due yet."""
 
-    EARLY = auto()
+    NOT_DUE = auto()
 
 
-EARLY: Final = Early.EARLY
+NOT_DUE: Final = NotDue.NOT_DUE
 
 
 class _Mark(Enum):
@@ -136,13 +136,13 @@ class WalkRun:
         Raises:
             WalkError: not exactly the inputs the walk takes; nothing was delivered.
         """
-        takers = self.walk.takers
-        if inputs.keys() != takers.keys():
+        consumers = self.walk.consumers
+        if inputs.keys() != consumers.keys():
             raise WalkError(
-                f"walk {self.walk.name!r} takes the inputs {sorted(takers)}, found {sorted(inputs)}"
+                f"walk {self.walk.name!r} takes the inputs {sorted(consumers)}, found {sorted(inputs)}"
             )
         for edge, value in inputs.items():
-            for node in takers[edge]:
+            for node in consumers[edge]:
                 self.deliver(edge, node, value)
 
     def deliver(self, edge: str, node: str, value: Value) -> bool:
@@ -209,14 +209,14 @@ class WalkRun:
             return None
         return self._fired(node, outputs, (*firing.ends, *stops) if firing.ends else stops)
 
-    def hear(
+    def complete_remote(
         self, node: str, path: tuple[int, ...], outputs: Mapping[str, Value], stops: Collection[str] = ()
-    ) -> list[Emission] | Early | None:
+    ) -> list[Emission] | NotDue | None:
         """Complete a firing of another rank; what leaves the walk by it, in order.
 
         Of what leaves, the node's own rank sees to what goes to the client; an emission names the node.
 
-        None: a duplicate. `EARLY`: it is not due yet; nothing changed for it, so ask again after the next
+        None: a duplicate. `NOT_DUE`: it is not due yet; nothing changed for it, so ask again after the next
         firing that was completed or heard, or the next input.
 
         Raises:
@@ -238,7 +238,7 @@ class WalkRun:
                 f"walk {self.walk.name!r}: node {node!r} fired on another rank in {path}, but here the "
                 f"walk is done, with {now} as its last; the ranks do not agree on what happened"
             )
-        return EARLY
+        return NOT_DUE
 
     def stop(self, loop: str) -> list[Emission] | None:
         """End a loop after the iteration that is under way; what leaves the walk by that, in order.
@@ -264,7 +264,7 @@ class WalkRun:
         return emissions
 
     # ---- streams -----------------------------------------------------------------------------------
-    def wants(self) -> list[InputPort]:
+    def awaited_streams(self) -> list[InputPort]:
         """The streaming inputs that a node waits for, here and now: everything else it takes is there.
 
         Ask after `take_ready`, which begins the iteration at hand.
@@ -298,7 +298,7 @@ class WalkRun:
         return [edge for edge in node.streams if edge not in slots]
 
     # ---- memory ------------------------------------------------------------------------------------
-    def alive(self) -> list[Value]:
+    def live_values(self) -> list[Value]:
         """Every value that may still be read, on any rank, or is kept; one that is listed stands for each.
 
         A value may be there several times. What went to the client is not the run's any more.
@@ -418,7 +418,7 @@ class WalkRun:
         if self._guarded and there >= len(node.inputs) and self._misses(node):
             self._skip(node, emissions)
         elif self._here is None or node.index in self._here:
-            if there == node.takes:
+            if there == node.input_count:
                 self._phase[node.index] = _Phase.READY
                 self._ready.append(node.index)
         elif there == len(node.inputs):  # its streams are the other rank's business

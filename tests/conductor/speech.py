@@ -21,7 +21,18 @@ from shared.events import NodeReady, Usage, WalkCompleted, WalkResult
 from shared.ids import Rank
 from shared.plans import Chain, Finish, Join, Plan, PlanRequest, Start, SubPlan, Walk
 from shared.tensors import Handle
-from shared.walks import CLIENT, KEEP, Edge, Fixed, Loop, Node, Section, Stream, StreamingEdge, compile_walk
+from shared.walks import (
+    CLIENT,
+    KEEP,
+    Edge,
+    Fixed,
+    Loop,
+    Node,
+    Section,
+    StreamingEdge,
+    StreamInput,
+    compile_walk,
+)
 from tests.conductor.script import LIMITS
 
 TOKENS: Final = 6
@@ -43,14 +54,14 @@ GO_ON: Final = Loop(
 )
 RENDER: Final = Loop(
     "render",
-    Node("vocoder", (Stream("codes"),), (Edge("audio", CLIENT("audio")), Edge("sound", KEEP))),
+    Node("vocoder", (StreamInput("codes"),), (Edge("audio", CLIENT("audio")), Edge("sound", KEEP))),
     max_iters=None,
     outputs=("sound",),
 )
 MASTER: Final = Node("vocoder", ("sound",), (Edge("mastered", KEEP),))
 CAPTION: Final = Loop(
     "caption",
-    Node("captioner", (Stream("words"),), (Edge("caption", CLIENT("text")),)),
+    Node("captioner", (StreamInput("words"),), (Edge("caption", CLIENT("text")),)),
     max_iters=None,
 )
 SIGN: Final = Node("captioner", ("state",))

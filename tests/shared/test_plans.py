@@ -6,15 +6,13 @@ import pytest
 
 from shared.errors import BugError, ClientError
 from shared.events import Inputs, Limits, Params, Usage, WalkResult
+from shared.plan_run import PendingStep, PlanRun, RecordedResult
 from shared.plans import (
-    PendingStep,
     Chain,
     Finish,
     Join,
-    Journey,
     Plan,
     PlanRequest,
-    Recorded,
     Start,
     Step,
     StepResult,
@@ -61,7 +59,7 @@ def names(at_hand: tuple[PendingStep, ...] | Finish) -> list[tuple[int, str, tup
 
 
 def test_a_journey_goes_where_the_facts_lead() -> None:
-    journey = Journey(Counting(), REQUEST)
+    journey = PlanRun(Counting(), REQUEST)
     assert [names(journey.advance(RESULTS[:done])) for done in range(4)] == [
         [(0, "", ("prepare",))],
         [(1, "", ("think",))],
@@ -74,21 +72,21 @@ def test_a_journey_goes_where_the_facts_lead() -> None:
 @pytest.mark.parametrize("done", range(5))
 def test_a_journey_rebuilt_from_its_results_goes_on_as_before(done: int) -> None:
     model = Counting()
-    journey = Journey(model, REQUEST)
+    journey = PlanRun(model, REQUEST)
     for reached in range(done + 1):
         live = journey.advance(RESULTS[:reached])
     assert model.started == 1
-    assert Journey(Counting(), REQUEST).advance(RESULTS[:done]) == live
+    assert PlanRun(Counting(), REQUEST).advance(RESULTS[:done]) == live
 
 
 def test_asking_twice_for_the_same_step_is_the_same_step() -> None:
-    journey = Journey(Counting(), REQUEST)
+    journey = PlanRun(Counting(), REQUEST)
     assert journey.advance(RESULTS[:1]) == journey.advance(RESULTS[:1])
 
 
 def test_results_behind_the_plans_return_are_an_error() -> None:
     with pytest.raises(BugError, match="more results"):
-        Journey(Counting(), REQUEST).advance((*RESULTS, (4, result())))
+        PlanRun(Counting(), REQUEST).advance((*RESULTS, (4, result())))
 
 
 def test_a_plan_that_returns_no_finish_is_an_error() -> None:
@@ -98,7 +96,7 @@ def test_a_plan_that_returns_no_finish_is_an_error() -> None:
             return None  # type: ignore[return-value]  # what is tested
 
     with pytest.raises(BugError, match="must return a Finish"):
-        Journey(Forgetful(), REQUEST).advance([(0, result())])
+        PlanRun(Forgetful(), REQUEST).advance([(0, result())])
 
 
 def test_a_fact_nobody_reported_is_named_with_those_there_are() -> None:
@@ -140,7 +138,7 @@ class Duet:
         return bars
 
 
-DUET: tuple[Recorded, ...] = (
+DUET: tuple[RecordedResult, ...] = (
     (0, result()),
     (1, result()),
     (2, result(bars=9)),
@@ -151,7 +149,7 @@ DUET: tuple[Recorded, ...] = (
 
 
 def test_sub_plans_run_at_the_same_time_each_with_one_step_at_hand() -> None:
-    journey = Journey(Duet(), REQUEST)
+    journey = PlanRun(Duet(), REQUEST)
     assert [names(journey.advance(DUET[:done])) for done in range(6)] == [
         [(0, "", ("prepare",))],
         [(1, "singer", ("verse",)), (2, "piano", ("bar",))],
@@ -167,8 +165,8 @@ def test_sub_plans_run_at_the_same_time_each_with_one_step_at_hand() -> None:
 
 
 def test_indices_follow_from_the_order_of_the_results() -> None:
-    piano_first: list[Recorded] = [(0, result()), (2, result(bars=9))]
-    assert names(Journey(Duet(), REQUEST).advance(piano_first)) == [
+    piano_first: list[RecordedResult] = [(0, result()), (2, result(bars=9))]
+    assert names(PlanRun(Duet(), REQUEST).advance(piano_first)) == [
         (1, "singer", ("verse",)),
         (3, "", ("applaud",)),
     ]
@@ -176,15 +174,15 @@ def test_indices_follow_from_the_order_of_the_results() -> None:
 
 @pytest.mark.parametrize("done", range(7))
 def test_sub_plans_are_made_anew_for_a_journey_that_is_rebuilt(done: int) -> None:
-    live = Journey(Duet(), REQUEST)
+    live = PlanRun(Duet(), REQUEST)
     for reached in range(done + 1):
         at_hand = live.advance(DUET[:reached])
-    assert Journey(Duet(), REQUEST).advance(DUET[:done]) == at_hand
-    assert live.advance(DUET[:1]) == Journey(Duet(), REQUEST).advance(DUET[:1])  # and for one cut back
+    assert PlanRun(Duet(), REQUEST).advance(DUET[:done]) == at_hand
+    assert live.advance(DUET[:1]) == PlanRun(Duet(), REQUEST).advance(DUET[:1])  # and for one cut back
 
 
 def test_a_journey_is_not_fooled_by_other_results_of_the_same_number() -> None:
-    journey = Journey(Counting(), REQUEST)
+    journey = PlanRun(Counting(), REQUEST)
     journey.advance([(0, result(thoughts=2))])
     assert names(
         journey.advance(
@@ -196,7 +194,7 @@ def test_a_journey_is_not_fooled_by_other_results_of_the_same_number() -> None:
 
 
 def test_the_streams_a_step_ends_are_told_with_it() -> None:
-    journey = Journey(Duet(), REQUEST)
+    journey = PlanRun(Duet(), REQUEST)
     ends: dict[int, tuple[str, ...]] = {}
     for done in range(6):
         at_hand = journey.advance(DUET[:done])
@@ -206,10 +204,10 @@ def test_the_streams_a_step_ends_are_told_with_it() -> None:
 
 
 def test_what_a_step_came_to_hand_behind_is_known_and_where_it_last_ran_alone() -> None:
-    journey = Journey(Duet(), REQUEST)
+    journey = PlanRun(Duet(), REQUEST)
     journey.advance(DUET)
-    assert [journey.before(index) for index in range(7)] == [0, 1, 1, 2, 3, 5, None]
-    assert [journey.alone(count) for count in range(7)] == [0, 1, 1, 1, 1, 5, 6]
+    assert [journey.results_before(index) for index in range(7)] == [0, 1, 1, 2, 3, 5, None]
+    assert [journey.restart_point(count) for count in range(7)] == [0, 1, 1, 1, 1, 5, 6]
 
 
 def test_sub_plans_may_have_sub_plans() -> None:
@@ -229,7 +227,7 @@ def test_sub_plans_may_have_sub_plans() -> None:
             yield Walk("b")
             return Finish(usage=Usage(), finish_reasons=("stop",))
 
-    journey = Journey(Nested(), REQUEST)
+    journey = PlanRun(Nested(), REQUEST)
     assert names(journey.advance([])) == [(0, "inner", ("b",)), (1, "outer", ("a",))]
     assert isinstance(journey.advance([(0, result()), (1, result())]), Finish)
 
@@ -296,7 +294,7 @@ def test_what_no_plan_may_do_is_an_error(plan: Callable[[], SubPlan], message: s
     if inside:
         message = message.replace("the plan", "the sub-plan 'one'")
     with pytest.raises(BugError, match=message):
-        Journey(Wrong(), REQUEST).advance([])
+        PlanRun(Wrong(), REQUEST).advance([])
 
 
 def test_an_error_of_a_sub_plan_is_the_plans_and_the_same_when_asked_again() -> None:
@@ -310,12 +308,12 @@ def test_an_error_of_a_sub_plan_is_the_plans_and_the_same_when_asked_again() -> 
             heard = yield Walk("listen")
             raise ClientError(f"too much noise: {heard.fact('noise')}")
 
-    journey = Journey(Picky(), REQUEST)
+    journey = PlanRun(Picky(), REQUEST)
     for _ in range(2):
         with pytest.raises(ClientError, match="too much noise: 7"):
             journey.advance([(0, result(noise=7))])
 
 
 def test_a_result_of_a_step_that_is_not_at_hand_is_an_error() -> None:
-    with pytest.raises(BugError, match=r"a result of step 3 .* at hand are the steps \[0\]"):
-        Journey(Duet(), REQUEST).advance([(3, result())])
+    with pytest.raises(BugError, match=r"a result of step 3 .* the pending steps are \[0\]"):
+        PlanRun(Duet(), REQUEST).advance([(3, result())])

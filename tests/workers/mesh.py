@@ -33,8 +33,8 @@ from shared.walks import (
     Parallel,
     Sequential,
     SlidingWindow,
-    Stream,
     StreamingEdge,
+    StreamInput,
     compile_walk,
 )
 from tests.workers.harness import ByteDecoder
@@ -102,7 +102,7 @@ COUNT: Final = Loop(
 
 
 def _take(name: str) -> Loop:
-    return Loop(name, Node(f"take_{name}", [Stream("numbers")], [Edge("sum", CLIENT(name))]), None)
+    return Loop(name, Node(f"take_{name}", [StreamInput("numbers")], [Edge("sum", CLIENT(name))]), None)
 
 
 def _plan(request: PlanRequest) -> Plan:

@@ -21,7 +21,7 @@ from models.base import ChunkOf, EngineKind, ModelGraph, Processing
 from shared.errors import BugError
 from shared.events import NodeReady
 from shared.tensors import Handle
-from shared.walks import Client, CompiledNode, Firing
+from shared.walks import CompiledNode, Firing, ToClient
 from workers.data_plane.port import INLINE_BYTES, Array, TensorStore
 from workers.data_plane.step_tensors import StepTensors, Value, as_array, as_inline
 from workers.execution.kv_nodes import KvNodes
@@ -160,7 +160,7 @@ class NodeExecutor:
     async def _value(self, walk_index: int, node: CompiledNode, name: str, key: str, array: Array) -> Value:
         """The value for an edge: the array, unless the walk's result or another rank needs a handle."""
         routes = [route for route in node.routes if route.edge == name]
-        if all(isinstance(route.to, str | Client) for route in routes) and not (
+        if all(isinstance(route.to, str | ToClient) for route in routes) and not (
             self._placement.peer_ranks and self._is_read_by_peers(walk_index, node, name)
         ):
             return array

@@ -13,7 +13,7 @@ from models.base import EngineKind, ModelGraph
 from models.sequence_request import PROMPT_OUTPUT_ARGS
 from shared.errors import BugError
 from shared.events import NodeReady
-from shared.walks import Client, CompiledNode, CompiledWalk, InputPort, StreamInfo
+from shared.walks import CompiledNode, CompiledWalk, InputPort, StreamLink, ToClient
 from shared.walks.compiled import Route
 
 PROMPT: Final = "token_ids"
@@ -62,7 +62,7 @@ class StepPlacement:
         self._outputs = outputs
         self._graph = graph
         self._ready = ready
-        self._streams: Mapping[InputPort, StreamInfo] = graph.streams
+        self._streams: Mapping[InputPort, StreamLink] = graph.streams
         self._output_nodes = self._find_output_nodes()
         self.peer_ranks: tuple[int, ...] = () if self.is_single_rank else self._find_peer_ranks()
         self.tracks: dict[str, str] = (
@@ -138,7 +138,7 @@ class StepPlacement:
         return any(
             self.rank_of(walk.name, node) != self.rank
             for walk in self.walks[walk_index + 1 :]
-            for node in walk.takers.get(route.edge, ())
+            for node in walk.consumers.get(route.edge, ())
         )
 
     # ---- sequences of KV nodes ---------------------------------------------------------------------
@@ -204,4 +204,4 @@ class StepPlacement:
 
 
 def _has_output(node: CompiledNode) -> bool:
-    return any(isinstance(route.to, Client) for route in node.routes)
+    return any(isinstance(route.to, ToClient) for route in node.routes)

@@ -69,7 +69,7 @@ class StepStreams:
 
         def on_item(token: int, index: int) -> None:
             for edge in later if index else first:
-                if edge.takes(token):
+                if edge.accepts(token):
                     self._producer((edge.name, edge.to)).add_token(token, sequence)
 
         return on_item
@@ -124,4 +124,4 @@ def _is_filtered_out(edge: StreamingEdge, array: Array) -> bool:
     """True if the item is a single integer that the edge's range (`only`) excludes."""
     if edge.only is None or not array.dtype.startswith(("int", "uint")) or array.data.nbytes > 8:
         return False
-    return not edge.takes(int.from_bytes(array.data.tobytes(), "little", signed=array.dtype[0] == "i"))
+    return not edge.accepts(int.from_bytes(array.data.tobytes(), "little", signed=array.dtype[0] == "i"))

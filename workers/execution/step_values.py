@@ -10,7 +10,7 @@ from typing import Any
 from models.base import EngineKind, ModelGraph
 from shared.events import WalkCall
 from shared.tensors import Handle
-from shared.walks import Client, CompiledWalk, Emission
+from shared.walks import CompiledWalk, Emission, ToClient
 from workers.data_plane.step_tensors import StepTensors, Value, copied
 from workers.execution.output_tracks import OutputTracks
 from workers.execution.step_placement import StepPlacement
@@ -31,7 +31,7 @@ class StepValues:
 
     def inputs(self, walk: CompiledWalk, call: WalkCall) -> dict[str, Any]:
         """The inputs of a walk: those of its call, and else the values of that name from earlier walks."""
-        carried = {name: self._values[name] for name in walk.takers if name in self._values}
+        carried = {name: self._values[name] for name in walk.consumers if name in self._values}
         return carried | call.inputs
 
     def carry(self, emissions: Iterable[Emission]) -> None:
@@ -39,7 +39,7 @@ class StepValues:
         for emission in emissions:
             self._values[emission.edge] = emission.value
 
-    async def emit(self, node: str, to: Client, value: Any) -> None:
+    async def emit(self, node: str, to: ToClient, value: Any) -> None:
         """Emit a value of a node that is sent to the client.
 
         Tokens of a KV node are not emitted here: its sequence emits each of them when it is sampled.
@@ -86,7 +86,7 @@ class StepValues:
         later = [
             value
             for name, value in self._values.items()
-            if any(name in walk.takers for walk in self._placement.walks[walk_index + 1 :])
+            if any(name in walk.consumers for walk in self._placement.walks[walk_index + 1 :])
         ]
         flat = _flat([*alive, *later, *self._emitting.values()])
         self._tensors.keep_only({value.key for value in flat if isinstance(value, Handle)})

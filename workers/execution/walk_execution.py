@@ -19,7 +19,7 @@ from models.base import ChunkOf
 from shared.errors import BugError
 from shared.events import EdgeEvent, NodeFired, WalkResult
 from shared.tensors import Handle
-from shared.walks import EARLY, Chunk, Client, CompiledNode, Emission, Firing, InputPort, WalkRun
+from shared.walks import NOT_DUE, CompiledNode, Emission, Firing, InputPort, StreamChunk, ToClient, WalkRun
 from workers.data_plane.port import INLINE_BYTES
 from workers.data_plane.step_tensors import StepTensors, Value
 from workers.execution.kv_nodes import KvNodes
@@ -93,7 +93,7 @@ class WalkExecution:
         self._over = asyncio.get_running_loop().create_future() if waits else None
         self._tasks: asyncio.TaskGroup
         self._feeding: set[InputPort] = set()  # streams whose next chunk is being assembled
-        self._chunks: dict[InputPort, Chunk] = {}  # assembled, and not taken by a firing yet
+        self._chunks: dict[InputPort, StreamChunk] = {}  # assembled, and not taken by a firing yet
         self._facts: dict[str, Any] = {}
         self._results: dict[str, Any] = {}  # values of this rank's nodes for the walk's result
         self._emission_order = asyncio.Lock()
@@ -203,7 +203,7 @@ class WalkExecution:
             values.carry([emission])
             if not self._is_local(emission.node):
                 continue
-            if isinstance(emission.to, Client):
+            if isinstance(emission.to, ToClient):
                 await values.emit(emission.node, emission.to, emission.value)
             else:
                 self._results[emission.edge] = emission.value
@@ -214,7 +214,7 @@ class WalkExecution:
         return self._placement.rank_of(self._walk.name, node) == self._placement.rank
 
     def _release_unused(self) -> None:
-        alive = [*self._run.alive(), *self._step.kv_nodes.prompts.values()]
+        alive = [*self._run.live_values(), *self._step.kv_nodes.prompts.values()]
         self._step.values.release_unused(self.index, alive)
 
     # ---- node calls on other ranks -----------------------------------------------------------------
@@ -261,8 +261,8 @@ class WalkExecution:
                 f"walk {self._walk.name!r}: rank {rank} reports a call of node {event.node!r}; expected it "
                 f"from rank {self._placement.rank_of(self._walk.name, event.node)}, where the node is placed"
             )
-        emissions = self._run.hear(event.node, event.path, event.outputs, event.stops)
-        if emissions is EARLY:
+        emissions = self._run.complete_remote(event.node, event.path, event.outputs, event.stops)
+        if emissions is NOT_DUE:
             self.pending.append(firing)
             return False
         if emissions is None:
@@ -281,7 +281,7 @@ class WalkExecution:
         if PROMPT not in values:
             return
         takers = (
-            self._walk.takers.get(PROMPT, ())
+            self._walk.consumers.get(PROMPT, ())
             if source is None
             else [route.to for route in source.routes if route.edge == PROMPT and isinstance(route.to, str)]
         )
@@ -293,7 +293,7 @@ class WalkExecution:
     def _feed_waiting_nodes(self) -> None:
         streams = self._step.streams
         assert streams is not None, "a model with streams has them"
-        for stream in self._run.wants():
+        for stream in self._run.awaited_streams():
             if stream in self._feeding:
                 continue
             if streams.ready(stream):

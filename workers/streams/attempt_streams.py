@@ -18,7 +18,7 @@ from typing import Any
 
 from shared.errors import BugError, DalSegnoError
 from shared.events import StreamSent, StreamTaken, StreamTotals
-from shared.walks import Chunk, Cutter, InputPort, StreamInfo
+from shared.walks import Cutter, InputPort, StreamChunk, StreamLink
 from workers.data_plane.port import Array, TensorStore
 from workers.data_plane.step_tensors import put
 from workers.generation.engine_client import EngineClient
@@ -48,7 +48,7 @@ class AttemptStreams:
 
     def __init__(
         self,
-        infos: Mapping[InputPort, StreamInfo],
+        infos: Mapping[InputPort, StreamLink],
         name: str,
         *,
         rank: int,
@@ -99,7 +99,7 @@ class AttemptStreams:
         """Call `callback` once, as soon as the stream is ready."""
         self._watchers[stream] = callback
 
-    async def next_chunk(self, stream: InputPort) -> tuple[Chunk, Array]:
+    async def next_chunk(self, stream: InputPort) -> tuple[StreamChunk, Array]:
         """Take the next chunk of a ready stream, as a copy.
 
         Raises:

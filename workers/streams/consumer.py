@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 
 from shared.errors import BugError
 from shared.tensors import Handle, nbytes_of
-from shared.walks import Chunk, ChunkPolicy, Cutter
+from shared.walks import ChunkPolicy, Cutter, StreamChunk
 from workers.data_plane.port import Array
 
 WINDOW_ITEMS: Final = 4096
@@ -109,7 +109,7 @@ class StreamConsumer:
         self._window = window_of(policy)
         self._cutter = cutter
         self._batches: deque[ItemBatch] = deque()
-        self._cut: deque[Chunk] = deque()
+        self._cut: deque[StreamChunk] = deque()
         self._sources: dict[int, _Source] = {}
 
     # ---- items in ----------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class StreamConsumer:
         """True when a chunk can be taken."""
         return bool(self._cut) or (self._cutter.ended and self._cutter.after_end == "empty")
 
-    def take(self) -> tuple[Chunk, list[tuple[ItemBatch, int, int]]]:
+    def take(self) -> tuple[StreamChunk, list[tuple[ItemBatch, int, int]]]:
         """Return the next chunk and its parts: (batch, start, stop), as positions within the batch.
 
         The batches stay until `release_used`.

@@ -7,17 +7,18 @@ import pytest
 from models.decoder_lm.graph import GRAPH
 from shared.errors import ClientError
 from shared.events import Guide, Inputs, Limits, Params, Usage, WalkResult
-from shared.plans import PendingStep, Finish, Journey, PlanRequest, StepResult, Walk
+from shared.plan_run import PendingStep, PlanRun
+from shared.plans import Finish, PlanRequest, StepResult, Walk
 from shared.tensors import inline_ids
 
 SAMPLING = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 PROMPT = inline_ids("p", [5, 6, 7])
 
 
-def journey(**params: Any) -> Journey:
+def journey(**params: Any) -> PlanRun:
     limits = Limits(max_seq_len=16, kv_tokens=100, default_max_tokens=4)
     asked = Params(**params)
-    return Journey(
+    return PlanRun(
         GRAPH,
         PlanRequest(request_id="r", inputs=Inputs(text="hi"), params=asked, limits=limits, seed=1),
     )

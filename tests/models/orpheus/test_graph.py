@@ -8,19 +8,20 @@ from models.base import EngineKind
 from models.orpheus.graph import GRAPH
 from shared.errors import ClientError
 from shared.events import Inputs, Limits, Params, Usage, WalkResult
-from shared.plans import PendingStep, Finish, Journey, PlanRequest, StepResult
+from shared.plan_run import PendingStep, PlanRun
+from shared.plans import Finish, PlanRequest, StepResult
 from shared.tensors import inline_ids
 from shared.walks.chunks import SlidingWindow
-from shared.walks.streams import streams
+from shared.walks.linker import link_streams
 
 PROMPT = inline_ids("p", [128259, 5, 128257])
 SAMPLING = {"temperature": 0.6, "top_p": 0.8, "top_k": 0, "repetition_penalty": 1.3}
 
 
-def journey(*, max_seq_len: int = 4096, kv_tokens: int = 9000, default: int = 2048, **params: Any) -> Journey:
+def journey(*, max_seq_len: int = 4096, kv_tokens: int = 9000, default: int = 2048, **params: Any) -> PlanRun:
     limits = Limits(max_seq_len=max_seq_len, kv_tokens=kv_tokens, default_max_tokens=default)
     inputs = Inputs(text="hi", output_modalities=["audio"])
-    return Journey(
+    return PlanRun(
         GRAPH, PlanRequest(request_id="r", inputs=inputs, params=Params(**params), limits=limits, seed=1)
     )
 
@@ -120,7 +121,7 @@ def test_snac_alone_is_heard_at_24_khz() -> None:
 
 
 def test_prefill_and_decode_feed_one_stream_of_audio_tokens() -> None:
-    [info] = streams(GRAPH.walks).values()
+    [info] = link_streams(GRAPH.walks).values()
 
     assert info.policy == SlidingWindow(28, 7)
     assert info.only == (128266, 128266 + 7 * 4096)

@@ -16,7 +16,7 @@ from shared.walks import (
     Parallel,
     Section,
     Sequential,
-    Stream,
+    StreamInput,
 )
 from tests.shared.walks.sections import even, never, odd
 
@@ -144,7 +144,7 @@ class Builder:
 
     def build(self, tree: Any) -> Section:
         if isinstance(tree, Spot):
-            streams = [Stream(STREAM)] if tree.takes_stream else []
+            streams = [StreamInput(STREAM)] if tree.takes_stream else []
             edges = list(dict.fromkeys(tree.edges))
             return Node(tree.name, [*sorted(tree.inputs), *streams], edges, sorted(tree.optional))
         name, parts = tree

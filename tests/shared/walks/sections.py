@@ -15,8 +15,8 @@ from shared.walks import (
     Parallel,
     Sequential,
     SlidingWindow,
-    Stream,
     StreamingEdge,
+    StreamInput,
     WalkRun,
 )
 
@@ -100,7 +100,9 @@ SPEAK = Loop(
     "decode", Node("llm", ["token"], [Edge("token", "llm"), SPOKEN, Edge("n", KEEP)]), 9, outputs=["n"]
 )
 
-VOICE = Loop("voice", Node("vocoder", [Stream("token")], [Edge("audio", CLIENT("audio"))]), max_iters=None)
+VOICE = Loop(
+    "voice", Node("vocoder", [StreamInput("token")], [Edge("audio", CLIENT("audio"))]), max_iters=None
+)
 
 
 def even(iteration: int, args: Mapping[str, Any]) -> bool:

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.walks import (
-    Chunk,
     ChunkPolicy,
     Cutter,
     Fixed,
     LeftContext,
     SlidingWindow,
+    StreamChunk,
     WalkError,
     chunks_of,
 )
@@ -29,7 +29,7 @@ POLICIES = st.one_of(
 )
 
 
-def cut(policy: ChunkPolicy, items: int) -> list[Chunk]:
+def cut(policy: ChunkPolicy, items: int) -> list[StreamChunk]:
     return Cutter(policy).cut(items, ended=True)
 
 
@@ -122,10 +122,10 @@ def test_no_chunk_waits_for_an_item_behind_it() -> None:
     cutter = Cutter(SlidingWindow(28, 7))
     assert cutter.cut(27, ended=False) == []
     (first,) = cutter.cut(28, ended=False)
-    assert first == Chunk(number=0, start=0, stop=28, fresh=28, last=False)
+    assert first == StreamChunk(number=0, start=0, stop=28, fresh=28, last=False)
     assert cutter.cut(34, ended=False) == []
     (second,) = cutter.cut(35, ended=False)
-    assert second == Chunk(number=1, start=7, stop=35, fresh=7, last=False)
+    assert second == StreamChunk(number=1, start=7, stop=35, fresh=7, last=False)
 
 
 # ---- behind the end --------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from shared.walks import (
     Parallel,
     Section,
     Sequential,
-    Stream,
     StreamingEdge,
+    StreamInput,
     WalkError,
     compile_walk,
 )
@@ -74,7 +74,9 @@ def test_a_guided_loop_feeds_all_it_takes_back_to_itself() -> None:
     assert loop.external_inputs == walk.external_inputs == frozenset()
     assert loop.external_outputs == {("latents", "vae_decoder")}
     assert walk.inputs == back  # the first values come from outside all the same
-    assert walk.takers == {name: tuple(sorted((*BRANCHES, "combine"))) for name in ("latents", "time_index")}
+    assert walk.consumers == {
+        name: tuple(sorted((*BRANCHES, "combine"))) for name in ("latents", "time_index")
+    }
 
 
 def test_a_loop_takes_from_outside_what_nothing_inside_feeds() -> None:
@@ -130,9 +132,9 @@ def test_a_loop_may_have_the_name_of_its_walk_and_of_its_node() -> None:
 def test_a_stream_is_no_input_of_the_walk_for_another_walk_feeds_it() -> None:
     walk = compile_walk("walk", VOICE)
     assert walk.inputs == walk.external_inputs == frozenset()
-    assert walk.takers == {}
+    assert walk.consumers == {}
     node = walk.nodes["vocoder"]
-    assert (node.inputs, node.streams, node.takes) == ((), ("token",), 1)
+    assert (node.inputs, node.streams, node.input_count) == ((), ("token",), 1)
     assert walk.loops["voice"].resident
 
 
@@ -330,7 +332,7 @@ def test_whatever_changes_a_walk_changes_its_description() -> None:
         Loop("l", node(emit), None),
         node(Edge("x", CLIENT("text"), even)),
         node(Edge("x", CLIENT("text"), never)),
-        Node("n", [Stream("x")], [emit]),
+        Node("n", [StreamInput("x")], [emit]),
         *(node(StreamingEdge("x", "m", chunks)) for chunks in (Fixed(2), Fixed(3), LeftContext(3, 1))),
         node(StreamingEdge("x", "o", Fixed(2))),
         node(StreamingEdge("x", "m", Fixed(2), after_end="empty")),
@@ -359,7 +361,7 @@ def test_a_walk_without_streams_and_guards_is_described_as_ever() -> None:
 
 def test_streams_and_guards_are_described_as_plain_data() -> None:
     section = Sequential(
-        Node("a", [Stream("x")], [Edge("y", "b", even), SPOKEN]), Node("b", ["y"], optional=["y"])
+        Node("a", [StreamInput("x")], [Edge("y", "b", even), SPOKEN]), Node("b", ["y"], optional=["y"])
     )
     assert compile_walk("walk", section).describe()["section"] == [
         "sequential",

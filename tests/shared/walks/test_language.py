@@ -12,15 +12,15 @@ from shared.walks import (
     Node,
     Parallel,
     Sequential,
-    Stream,
     StreamingEdge,
+    StreamInput,
     WalkError,
 )
 from tests.shared.walks.sections import even, never
 
 LLM = Node("llm", ["token"], [Edge("token", "llm")])
 STREAMED = StreamingEdge("token", "vocoder", Fixed(3))
-UNTYPED: Any = CLIENT, "x", None, Stream("x")
+UNTYPED: Any = CLIENT, "x", None, StreamInput("x")
 """What a caller without a type checker may pass."""
 
 
@@ -49,14 +49,14 @@ UNTYPED: Any = CLIENT, "x", None, Stream("x")
         (lambda: Node("a", [], [STREAMED, STREAMED]), "node 'a': outputs list an edge twice"),
         (
             lambda: Node("a", UNTYPED[3]),
-            r"inputs must be a sequence of names, not Stream\(name='x'\); write",
+            r"inputs must be a sequence of names, not StreamInput\(name='x'\); write",
         ),
-        (lambda: Node("a", ["x", Stream("x")]), "node 'a': inputs list a name twice"),
+        (lambda: Node("a", ["x", StreamInput("x")]), "node 'a': inputs list a name twice"),
         (
-            lambda: Node("a", ["x", Stream("y")], optional=["y", "z"]),
+            lambda: Node("a", ["x", StreamInput("y")], optional=["y", "z"]),
             r"optional lists \['y', 'z'\], which are no inputs of it that an Edge feeds; it has \['x'\]",
         ),
-        (lambda: Stream("a b"), "a stream is named 'a b'"),
+        (lambda: StreamInput("a b"), "a stream is named 'a b'"),
         (lambda: StreamingEdge("a b", "x", Fixed(1)), "a streaming edge is named 'a b'"),
         (
             lambda: StreamingEdge("a", UNTYPED[2], Fixed(1)),
@@ -115,13 +115,13 @@ def test_parts_are_values() -> None:
 
 
 def test_a_streaming_edge_takes_along_what_is_within_its_bounds() -> None:
-    assert STREAMED.takes(7)
+    assert STREAMED.accepts(7)
     bounded = StreamingEdge("token", "vocoder", Fixed(3), only=(100, 103))
-    assert [item for item in range(98, 106) if bounded.takes(item)] == [100, 101, 102]
+    assert [item for item in range(98, 106) if bounded.accepts(item)] == [100, 101, 102]
 
 
 def test_a_node_tells_values_from_streams() -> None:
-    node = Node("a", ["x", Stream("y"), "z"], [Edge("u", KEEP), STREAMED])
+    node = Node("a", ["x", StreamInput("y"), "z"], [Edge("u", KEEP), STREAMED])
     assert (node.values, node.streams) == (("x", "z"), ("y",))
     assert (node.edges, node.streaming) == ((Edge("u", KEEP),), (STREAMED,))
 

@@ -128,7 +128,7 @@ def test_every_run_does_what_the_naive_interpreter_does(
 ) -> None:
     section, stops = drawn
     walk = compile_walk("walk", section)
-    inputs = {name: f"given {name}" for name in walk.takers}
+    inputs = {name: f"given {name}" for name in walk.consumers}
 
     naive = Interpreter(stops, {(edge, node): inputs[edge] for edge, node in walk.inputs})
     sent = [each for each in naive.run(section) if each.value is not MISSING]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from shared.walks import (
     CLIENT,
-    EARLY,
     KEEP,
+    NOT_DUE,
     CompiledWalk,
     Cutter,
     Edge,
@@ -28,7 +28,7 @@ from shared.walks import (
     Parallel,
     Section,
     Sequential,
-    Stream,
+    StreamInput,
     WalkError,
     WalkRun,
     compile_walk,
@@ -80,7 +80,7 @@ class Rank:
     def go_on(self) -> None:
         """Take what is ready; ask again for what was early, for something has changed."""
         self.pending += self.run.take_ready()
-        while wanted := [(edge, node) for edge, node in self.run.wants() if self.chunks[node]]:
+        while wanted := [(edge, node) for edge, node in self.run.awaited_streams() if self.chunks[node]]:
             for edge, node in wanted:
                 value, last = self.chunks[node].pop()
                 assert self.run.feed(edge, node, value, last=last)
@@ -109,8 +109,8 @@ class Rank:
         return Told(firing.node, firing.path, outputs, (*stops, *firing.ends))
 
     def hear(self, told: Told) -> None:
-        heard = self.run.hear(told.node, told.path, told.outputs, told.stops)
-        if heard is EARLY:
+        heard = self.run.complete_remote(told.node, told.path, told.outputs, told.stops)
+        if heard is NOT_DUE:
             self.early.append(told)
         elif heard is not None:
             self.emissions += heard
@@ -119,7 +119,7 @@ class Rank:
 
     def dead(self) -> set[str]:
         """What nobody reads any more, as far as this rank knows."""
-        return self.known - {*self.run.alive()} if self.has_begun else set()
+        return self.known - {*self.run.live_values()} if self.has_begun else set()
 
 
 def alone(walk: CompiledWalk, inputs: Mapping[str, Any], stopped: Mapping[str, int]) -> Rank:
@@ -175,7 +175,7 @@ def test_ranks_that_hear_in_any_order_come_to_what_one_alone_comes_to(
 ) -> None:
     section, stopped = drawn
     walk = compile_walk("walk", section)
-    inputs = {name: f"given {name}" for name in walk.takers}
+    inputs = {name: f"given {name}" for name in walk.consumers}
     expected = alone(walk, inputs, stopped)
     assert expected.run.done
 
@@ -192,7 +192,7 @@ def test_ranks_that_hear_in_any_order_come_to_what_one_alone_comes_to(
         assert rank.run.accumulated == expected.run.accumulated
         assert shown(rank.emissions) == shown(expected.emissions)
         kept = [*rank.run.outputs.values(), *rank.run.accumulated.values()]
-        assert Counter(rank.run.alive()) == Counter(flat(kept))
+        assert Counter(rank.run.live_values()) == Counter(flat(kept))
         assert {node for node, *_ in rank.fired} <= here
     assert Counter(one for rank in ranks for one in rank.fired) == Counter(expected.fired)
 
@@ -215,12 +215,12 @@ def test_a_rank_is_handed_out_its_own_nodes_alone() -> None:
     assert there.take_ready() == []
     assert here.complete(encode, {"features": 1}) == []
     assert here.take_ready() == []
-    assert there.hear("encode", (), {"features": 1}) == []
+    assert there.complete_remote("encode", (), {"features": 1}) == []
     (decode,) = there.take_ready()
     assert decode == Firing("decode", {"features": 1}, ())
     emitted = [Emission("output", CLIENT("text"), 2, "decode", ())]
     assert there.complete(decode, {"output": 2}) == emitted
-    assert here.hear("decode", (), {"output": 2}) == emitted  # whose it is, the node says
+    assert here.complete_remote("decode", (), {"output": 2}) == emitted  # whose it is, the node says
     assert (here.done, there.done) == (True, True)
 
 
@@ -231,31 +231,33 @@ def test_a_firing_that_is_not_due_is_early_and_one_that_was_heard_a_duplicate() 
         (firing,) = here.take_ready()
         here.complete(firing, {"latents": step})
         tell.append((firing.path, {"latents": step}))
-    assert there.hear("denoiser", *tell[2]) is EARLY
-    assert there.hear("denoiser", *tell[1]) is EARLY
-    assert there.hear("denoiser", *tell[0]) == []
-    assert there.hear("denoiser", *tell[0]) is None
-    assert there.hear("denoiser", *tell[2]) is EARLY
-    assert there.hear("denoiser", *tell[1]) == []  # it begins the iteration, without being asked for firings
-    assert there.hear("denoiser", *tell[2]) == []
+    assert there.complete_remote("denoiser", *tell[2]) is NOT_DUE
+    assert there.complete_remote("denoiser", *tell[1]) is NOT_DUE
+    assert there.complete_remote("denoiser", *tell[0]) == []
+    assert there.complete_remote("denoiser", *tell[0]) is None
+    assert there.complete_remote("denoiser", *tell[2]) is NOT_DUE
+    assert (
+        there.complete_remote("denoiser", *tell[1]) == []
+    )  # it begins the iteration, without being asked for firings
+    assert there.complete_remote("denoiser", *tell[2]) == []
     (decode,) = there.take_ready()
     assert decode.inputs == {"latents": 2}
-    assert there.hear("denoiser", *tell[2]) is None
+    assert there.complete_remote("denoiser", *tell[2]) is None
 
 
 def test_a_firing_is_early_before_the_walk_has_its_inputs() -> None:
     run = WalkRun(compile_walk("walk", PIPELINE), here={"decode"})
-    assert run.hear("encode", (), {"features": 1}) is EARLY
+    assert run.complete_remote("encode", (), {"features": 1}) is NOT_DUE
     run.start({"image": "pixels"})
-    assert run.hear("encode", (), {"features": 1}) == []
+    assert run.complete_remote("encode", (), {"features": 1}) == []
 
 
 def test_a_guarded_walk_hears_of_nothing_before_it_has_its_inputs() -> None:
     body = Sequential(Node("a", [], [Edge("x", "b", even)]), Node("b", ["x", "y"]))
     run = WalkRun(compile_walk("walk", Loop("l", body, 2)), here={"b"})
-    assert run.hear("a", (0,), {"x": 1}) is EARLY  # though it takes no inputs
+    assert run.complete_remote("a", (0,), {"x": 1}) is NOT_DUE  # though it takes no inputs
     run.start({"y": 2})
-    assert run.hear("a", (0,), {"x": 1}) == []
+    assert run.complete_remote("a", (0,), {"x": 1}) == []
     assert run.take_ready() == [Firing("b", {"x": 1, "y": 2}, (0,))]
 
 
@@ -272,7 +274,7 @@ def test_branches_on_several_ranks_meet_where_they_are_combined() -> None:
             fired[name] += 1
             for other, run in runs.items():
                 if other != name:
-                    assert isinstance(run.hear(name, firing.path, outputs), list)
+                    assert isinstance(run.complete_remote(name, firing.path, outputs), list)
     assert all(run.done for run in runs.values())
     assert fired == {**dict.fromkeys((*BRANCHES, "combine"), 49), "vae_decoder": 1}
 
@@ -281,11 +283,11 @@ def test_a_stop_told_with_a_firing_ends_the_loop_on_every_rank_after_the_same_it
     here, there = pair(REFINE, {"denoiser"}, latents="noise", prompt="a cat")
     (first,) = here.take_ready()
     here.complete(first, {"latents": "early"}, stops=("denoise",))
-    assert there.hear("denoiser", (0, 0), {"latents": "early"}, ("denoise",)) == []
+    assert there.complete_remote("denoiser", (0, 0), {"latents": "early"}, ("denoise",)) == []
     (refiner,) = there.take_ready()
     assert refiner.inputs == {"latents": "early"}
     there.complete(refiner, {"latents": "again"}, ("refine",))
-    assert here.hear("refiner", (0,), {"latents": "again"}, ("refine",)) == []
+    assert here.complete_remote("refiner", (0,), {"latents": "again"}, ("refine",)) == []
     assert here.take_ready() == []  # the decoder is there
     assert [firing.node for firing in there.take_ready()] == ["decoder"]
 
@@ -298,7 +300,7 @@ def test_a_loop_kept_inside_an_engine_is_one_firing_on_every_rank() -> None:
     here, there = pair(section, {"llm"}, x=0)
     (firing,) = here.take_ready()
     assert here.complete(firing, {"x": "the last"}, ("decode",)) == []
-    assert there.hear("llm", firing.path, {"x": "the last"}, ("decode",)) == []
+    assert there.complete_remote("llm", firing.path, {"x": "the last"}, ("decode",)) == []
     assert there.take_ready() == [Firing("vocoder", {"x": "the last"}, ())]
 
 
@@ -318,14 +320,14 @@ def test_a_guard_is_asked_on_every_rank_and_skips_the_same_nodes() -> None:
     for iteration in range(3):
         (a,) = here.take_ready()
         here.complete(a, {"x": 1})
-        assert there.hear("a", (iteration,), {"x": 1}) == []
+        assert there.complete_remote("a", (iteration,), {"x": 1}) == []
         for b in there.take_ready():
             there.complete(b, {"y": 2})
-            assert here.hear("b", b.path, {"y": 2}) == []
+            assert here.complete_remote("b", b.path, {"y": 2}) == []
         (c,) = here.take_ready()
         seen.append(c.inputs)
         here.complete(c, {"z": iteration})
-        assert there.hear("c", (iteration,), {"z": iteration}) is not None
+        assert there.complete_remote("c", (iteration,), {"z": iteration}) is not None
     assert seen == [{"y": 2}, {}, {"y": 2}]
     assert here.accumulated == there.accumulated == {"z": [0, 1, 2]}
 
@@ -336,7 +338,7 @@ def test_a_guard_is_asked_on_every_rank_and_skips_the_same_nodes() -> None:
 def test_only_the_rank_that_fires_a_node_waits_for_its_chunks_and_tells_of_the_end() -> None:
     section = Sequential(VOICE, Node("mixer", ["volume"]))
     here, there = pair(section, {"vocoder"}, volume=1)
-    assert (here.wants(), there.wants()) == ([("token", "vocoder")], [])
+    assert (here.awaited_streams(), there.awaited_streams()) == ([("token", "vocoder")], [])
     assert not there.feed("token", "vocoder", "chunk")
     for last in (False, True):
         assert here.take_ready() == []  # it begins the iteration
@@ -344,10 +346,10 @@ def test_only_the_rank_that_fires_a_node_waits_for_its_chunks_and_tells_of_the_e
         (firing,) = here.take_ready()
         assert firing.ends == (("voice",) if last else ())
         assert here.complete(firing, {"audio": "sound"}) is not None
-        assert there.hear("vocoder", firing.path, {"audio": "sound"}, firing.ends) is not None
+        assert there.complete_remote("vocoder", firing.path, {"audio": "sound"}, firing.ends) is not None
     (mixer,) = there.take_ready()
     there.complete(mixer, {})
-    assert here.hear("mixer", (), {}) == []
+    assert here.complete_remote("mixer", (), {}) == []
     assert (here.done, there.done) == (True, True)
 
 
@@ -379,23 +381,23 @@ def test_only_the_rank_that_fires_a_node_waits_for_its_chunks_and_tells_of_the_e
 def test_what_no_other_rank_can_say_is_an_error_and_changes_nothing(told: Any, message: str) -> None:
     _, run = pair(PIPELINE, {"encode"}, image="pixels")
     with pytest.raises(WalkError, match=message):
-        run.hear(*told)
-    assert run.hear("encode", (), {"features": 1}) == []
+        run.complete_remote(*told)
+    assert run.complete_remote("encode", (), {"features": 1}) == []
 
 
 def test_a_run_that_fires_everything_hears_of_nothing() -> None:
     run = WalkRun(compile_walk("walk", PIPELINE))
     run.start({"image": "pixels"})
     with pytest.raises(WalkError, match="no other rank fires node 'encode'"):
-        run.hear("encode", (), {"features": 1})
+        run.complete_remote("encode", (), {"features": 1})
 
 
 def test_a_firing_behind_the_end_means_that_the_ranks_do_not_agree() -> None:
     _, run = pair(Loop("l", Node("n", ["x"]), 2), {"n"}, x=0)
-    assert [run.hear("n", (0,), {}), run.hear("n", (1,), {})] == [[], []]
-    assert run.hear("n", (1,), {}) is None
+    assert [run.complete_remote("n", (0,), {}), run.complete_remote("n", (1,), {})] == [[], []]
+    assert run.complete_remote("n", (1,), {}) is None
     with pytest.raises(WalkError, match=r"node 'n' fired on another rank in \(2,\), but here the walk"):
-        run.hear("n", (2,), {})
+        run.complete_remote("n", (2,), {})
 
 
 def test_a_stop_of_a_loop_beside_the_node_is_refused_for_it_has_no_place_in_the_order() -> None:
@@ -411,7 +413,7 @@ def test_a_stop_of_a_loop_beside_the_node_is_refused_for_it_has_no_place_in_the_
 
 def test_drawn_walks_take_streams() -> None:
     """The property above is about them, too."""
-    walk = compile_walk("walk", Loop("l", Node("n", [Stream(STREAM)]), 9))
+    walk = compile_walk("walk", Loop("l", Node("n", [StreamInput(STREAM)]), 9))
     rank = alone(walk, {}, {})
     assert [inputs for _, _, inputs in rank.fired] == ["[('items', 'n 0-2')]", "[('items', 'n 2-3')]"]
     assert rank.run.done

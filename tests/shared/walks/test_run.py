@@ -14,7 +14,7 @@ from shared.walks import (
     Parallel,
     Section,
     Sequential,
-    Stream,
+    StreamInput,
     WalkError,
     WalkRun,
     compile_walk,
@@ -519,14 +519,14 @@ def test_a_loop_holds_what_was_sent_and_what_never_was_skips_the_node_behind_it(
 def test_a_loop_of_which_nothing_fires_ends_and_not_only_after_all_its_iterations() -> None:
     section = Sequential(
         Node("a", [], [Edge("x", "n", never)]),
-        Loop("voice", Node("n", ["x", Stream("token")], [Edge("y", "m")]), None, ["y"]),
+        Loop("voice", Node("n", ["x", StreamInput("token")], [Edge("y", "m")]), None, ["y"]),
         Node("m", ["y"]),
         Node("last", [], [Edge("z", KEEP)]),
     )
     run = begin(section)
     assert [firing.node for firing in run.take_ready()] == ["a", "last"]
     assert run.complete(Firing("a", {}, ()), {"x": 1}) == []
-    assert run.wants() == []
+    assert run.awaited_streams() == []
     assert not run.feed("token", "n", "chunk")  # a skipped node takes nothing from its stream
     assert run.complete(Firing("last", {}, ()), {"z": 1}) is not None
     assert run.done
@@ -574,20 +574,20 @@ def test_a_streaming_input_takes_one_chunk_in_each_firing_and_the_last_ends_its_
     seen = []
     for chunk in range(3):
         assert run.take_ready() == []
-        assert run.wants() == [("token", "vocoder")]
+        assert run.awaited_streams() == [("token", "vocoder")]
         assert run.feed("token", "vocoder", chunk, last=chunk == 2)
-        assert (run.wants(), run.feed("token", "vocoder", "more")) == ([], False)
+        assert (run.awaited_streams(), run.feed("token", "vocoder", "more")) == ([], False)
         (firing,) = run.take_ready()
         assert not run.feed("token", "vocoder", "while it fires")
         assert firing.ends == (("voice",) if chunk == 2 else ())
         run.complete(firing, {"audio": chunk})
         seen.append((firing.path, firing.inputs))
     assert seen == [((i,), {"token": i}) for i in range(3)]
-    assert (run.done, run.take_ready(), run.wants()) == (True, [], [])
+    assert (run.done, run.take_ready(), run.awaited_streams()) == (True, [], [])
 
 
 def test_a_streaming_input_outside_of_a_loop_takes_one_chunk() -> None:
-    run = begin(Node("n", [Stream("token")]))
+    run = begin(Node("n", [StreamInput("token")]))
     assert run.feed("token", "n", "chunk", last=True)
     (firing,) = run.take_ready()
     assert (firing.inputs, firing.ends) == ({"token": "chunk"}, ())
@@ -596,21 +596,21 @@ def test_a_streaming_input_outside_of_a_loop_takes_one_chunk() -> None:
 
 
 def test_a_node_waits_for_a_chunk_when_everything_else_is_there() -> None:
-    section = Loop("l", Sequential(Node("a", [], [Edge("x", "n")]), Node("n", ["x", Stream("s")])), 2)
+    section = Loop("l", Sequential(Node("a", [], [Edge("x", "n")]), Node("n", ["x", StreamInput("s")])), 2)
     run = begin(section)
     (a,) = run.take_ready()
-    assert (run.wants(), run.feed("s", "n", "early")) == ([], False)
+    assert (run.awaited_streams(), run.feed("s", "n", "early")) == ([], False)
     run.complete(a, {"x": 1})
-    assert run.wants() == [("s", "n")]
+    assert run.awaited_streams() == [("s", "n")]
     assert run.feed("s", "n", "chunk")
     assert run.take_ready()[0].inputs == {"x": 1, "s": "chunk"}
 
 
 def test_a_node_may_take_two_streams_and_the_first_to_end_ends_the_loop() -> None:
-    run = begin(Loop("l", Node("n", [Stream("s"), Stream("t")]), None))
-    assert run.wants() == [("s", "n"), ("t", "n")]
+    run = begin(Loop("l", Node("n", [StreamInput("s"), StreamInput("t")]), None))
+    assert run.awaited_streams() == [("s", "n"), ("t", "n")]
     assert run.feed("s", "n", 1, last=True)
-    assert (run.take_ready(), run.wants()) == ([], [("t", "n")])
+    assert (run.take_ready(), run.awaited_streams()) == ([], [("t", "n")])
     assert run.feed("t", "n", 2)
     (firing,) = run.take_ready()
     assert (firing.inputs, firing.ends) == ({"s": 1, "t": 2}, ("l",))
@@ -657,7 +657,7 @@ def test_a_value_is_alive_until_nobody_can_read_it() -> None:
     seen = []
     while firings := run.take_ready():
         for firing in firings:
-            seen.append(sorted(run.alive()))
+            seen.append(sorted(run.live_values()))
             run.complete(firing, outputs_of(firing))
     assert seen == [
         ["a cat", "noise"],
@@ -665,7 +665,7 @@ def test_a_value_is_alive_until_nobody_can_read_it() -> None:
         ["a cat", "latents(1,)", "latents(1,)"],
         ["latents(2,)"],
     ]
-    assert run.alive() == []  # the image went to the client
+    assert run.live_values() == []  # the image went to the client
 
 
 def outputs_of(firing: Firing) -> dict[str, Any]:
@@ -676,7 +676,7 @@ def test_what_the_next_iteration_reads_is_alive_before_it_begins() -> None:
     run = begin(DIFFUSION, latents="noise", prompt="a cat")
     (firing,) = run.take_ready()
     run.complete(firing, outputs_of(firing))
-    assert sorted(run.alive()) == ["a cat", "latents(0,)", "latents(0,)"]
+    assert sorted(run.live_values()) == ["a cat", "latents(0,)", "latents(0,)"]
 
 
 def test_what_every_iteration_makes_anew_is_not_alive_once_it_was_read() -> None:
@@ -684,27 +684,27 @@ def test_what_every_iteration_makes_anew_is_not_alive_once_it_was_read() -> None
     branches = run.take_ready()
     for firing in branches:
         run.complete(firing, {f"v_{firing.node}": f"v_{firing.node}"})
-    assert {f"v_{name}" for name in BRANCHES} <= {*run.alive()}
+    assert {f"v_{name}" for name in BRANCHES} <= {*run.live_values()}
     (combine,) = run.take_ready()
     run.complete(combine, {"latents": "latents0", "time_index": "t1"})
-    assert {*run.alive()} == {"latents0", "t1"}
+    assert {*run.live_values()} == {"latents0", "t1"}
 
 
 def test_what_a_walk_keeps_is_alive_one_by_one() -> None:
     run = begin(ROLLOUT, x="x")
     drive(run)
-    assert sorted(run.alive()) == ["pred0", "pred1", "pred2", "x2"]
+    assert sorted(run.live_values()) == ["pred0", "pred1", "pred2", "x2"]
 
 
 def test_a_value_that_only_a_stopped_loop_would_read_again_is_not_alive() -> None:
     run = begin(Sequential(ROLLOUT, Node("m", ["late"])), x="x", late="late")
     m_waits = run.take_ready()
     assert [firing.node for firing in m_waits] == ["predictor", "m"]
-    assert sorted(run.alive()) == ["late", "x"]
+    assert sorted(run.live_values()) == ["late", "x"]
     run.complete(m_waits[1], {})
-    assert run.alive() == ["x"]
+    assert run.live_values() == ["x"]
     run.complete(m_waits[0], {"x": "x0", "pred": "p0"}, ("rollout",))
-    assert sorted(run.alive()) == ["p0", "x0"]
+    assert sorted(run.live_values()) == ["p0", "x0"]
 
 
 # ---- order -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from shared.walks.language import StreamingEdge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamInfo:
+class StreamLink:
     """One stream.
 
     Attributes:
@@ -32,7 +32,7 @@ class StreamInfo:
     consumer_walk: str
 
 
-def streams(walks: Mapping[str, CompiledWalk]) -> dict[InputPort, StreamInfo]:
+def link_streams(walks: Mapping[str, CompiledWalk]) -> dict[InputPort, StreamLink]:
     """Every stream between these walks, by its name and the node that takes it.
 
     Raises:
@@ -67,7 +67,7 @@ def streams(walks: Mapping[str, CompiledWalk]) -> dict[InputPort, StreamInfo]:
                 'again, where no chunk is left: put the node into one loop, or use after_end="empty"'
             )
     return {
-        pair: StreamInfo(
+        pair: StreamLink(
             policy=edge.chunks,
             after_end=edge.after_end,
             only=edge.only,

@@ -13,12 +13,12 @@ from shared.walks import (
     Node,
     Section,
     SlidingWindow,
-    Stream,
-    StreamInfo,
     StreamingEdge,
+    StreamInput,
+    StreamLink,
     WalkError,
     compile_walk,
-    streams,
+    link_streams,
 )
 from tests.shared.walks.sections import PIPELINE, SPEAK, SPOKEN, VOICE
 
@@ -36,8 +36,8 @@ def other(**changed: object) -> Node:
 
 
 def test_several_walks_may_feed_one_stream() -> None:
-    assert streams(compiled(prefill=PREFILL, decode=SPEAK, voice=VOICE)) == {
-        ("token", "vocoder"): StreamInfo(
+    assert link_streams(compiled(prefill=PREFILL, decode=SPEAK, voice=VOICE)) == {
+        ("token", "vocoder"): StreamLink(
             policy=SlidingWindow(28, 7),
             after_end="stop",
             only=(100, 200),
@@ -48,7 +48,7 @@ def test_several_walks_may_feed_one_stream() -> None:
 
 
 def test_one_name_may_stream_to_several_nodes_and_a_node_may_take_several_streams() -> None:
-    found = streams(
+    found = link_streams(
         compiled(
             speak=Node(
                 "llm",
@@ -60,7 +60,7 @@ def test_one_name_may_stream_to_several_nodes_and_a_node_may_take_several_stream
                 ],
             ),
             voice=VOICE,
-            face=Node("face", [Stream("token"), Stream("mood")]),
+            face=Node("face", [StreamInput("token"), StreamInput("mood")]),
         )
     )
     assert {pair: (info.policy, info.after_end, info.consumer_walk) for pair, info in found.items()} == {
@@ -107,14 +107,14 @@ def test_one_name_may_stream_to_several_nodes_and_a_node_may_take_several_stream
 def test_both_ends_of_a_stream_must_agree(sections: Mapping[str, Section], message: str) -> None:
     walks = compiled(**sections)
     with pytest.raises(WalkError, match=message):
-        streams(walks)
+        link_streams(walks)
     with pytest.raises(WalkError, match=message):
         graph(walks)
 
 
 def test_a_models_graph_knows_its_streams() -> None:
     walks = compiled(prefill=PREFILL, decode=SPEAK, voice=VOICE)
-    assert graph(walks).streams == streams(walks)
+    assert graph(walks).streams == link_streams(walks)
     assert graph(compiled(caption=PIPELINE)).streams == {}
 
 
