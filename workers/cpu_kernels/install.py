@@ -26,20 +26,22 @@ class KernelsHook(BuildHookInterface):  # type: ignore[misc]
         folder = Path(self.root) / "workers" / "cpu_kernels"
         sys.path.insert(0, str(folder))
         try:
-            import build  # type: ignore[import-not-found] # noqa: PLC0415 - the package is not installed yet
+            import compilation  # type: ignore[import-not-found] # noqa: PLC0415 - the package is not installed yet
         finally:
             sys.path.remove(str(folder))
         built = folder / "built"
-        has_all = os.environ.get("DALSEGNO_KERNELS") == "all" and bool(build.processor_flags())
-        wanted = build.VARIANTS if has_all else build.variants_for(build.processor_flags())[:1]
+        has_all = os.environ.get("DALSEGNO_KERNELS") == "all" and bool(compilation.processor_flags())
+        wanted = (
+            compilation.VARIANTS if has_all else compilation.variants_for(compilation.processor_flags())[:1]
+        )
         for variant in wanted:
-            if (built / build.file_name(variant)).is_file():
+            if (built / compilation.file_name(variant)).is_file():
                 continue
             try:
-                build.build(variant, built)
-            except (build.BuildError, OSError) as error:
+                compilation.build(variant, built)
+            except (compilation.BuildError, OSError) as error:
                 self.app.display_warning(f"the CPU kernels for {variant.name} were not compiled: {error}")
-        build.clean(built)
+        compilation.clean(built)
         if any(built.glob("*.so")):
             build_data["artifacts"].append("workers/cpu_kernels/built/*.so")
             build_data["pure_python"] = False

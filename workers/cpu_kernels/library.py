@@ -13,13 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
 
-from workers.cpu_kernels import build
-from workers.cpu_kernels.build import BuildError, Variant
+from workers.cpu_kernels import compilation
+from workers.cpu_kernels.compilation import BuildError, Variant
 
 _LOGGER: Final = logging.getLogger(__name__)
 _Fields: TypeAlias = list[tuple[str, Any]]
 
-BUILT: Final = build.SOURCES / "built"
+BUILT: Final = compilation.SOURCES / "built"
 FLOAT32, BFLOAT16 = 0, 1
 
 
@@ -112,7 +112,7 @@ class Library:
 @cache
 def load() -> Library | None:
     """Return the library for this processor, or None; the first call logs the reason."""
-    for variant in build.variants_for(build.processor_flags()):
+    for variant in compilation.variants_for(compilation.processor_flags()):
         try:
             library = Library(find_or_build(variant))
         except (BuildError, OSError) as error:
@@ -134,7 +134,7 @@ def find_or_build(variant: Variant) -> Path:
         BuildError: it cannot be compiled.
         OSError: no folder is writable.
     """
-    name = build.file_name(variant)
+    name = compilation.file_name(variant)
     if (path := BUILT / name).is_file():
         return path
     cache_folder = _cache_folder()
@@ -142,9 +142,9 @@ def find_or_build(variant: Variant) -> Path:
         return path
     _LOGGER.info("compiling the CPU kernels for %s: this takes some seconds, once", variant.name)
     try:
-        return build.build(variant, BUILT)
+        return compilation.build(variant, BUILT)
     except OSError:  # installed by another user, or on a read-only file system
-        return build.build(variant, cache_folder)
+        return compilation.build(variant, cache_folder)
 
 
 def _cache_folder() -> Path:

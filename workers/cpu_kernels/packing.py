@@ -55,7 +55,7 @@ class MatrixPacker:
         for weight in weights:
             self._pack(matrix, weight, _Columns.PLAIN, offset)
             offset += len(weight)
-        return self._finished(matrix, pages)
+        return self._finish(matrix, pages)
 
     def interleave(self, gate: torch.Tensor, up: torch.Tensor) -> Matrix:
         """Return gate and up, both (n, k), as one matrix in which each column is next to its counterpart."""
@@ -63,7 +63,7 @@ class MatrixPacker:
         matrix, pages = self._zeros(2 * filled, gate.shape[1])
         self._pack(matrix, gate, _Columns.GATE, 0)
         self._pack(matrix, up, _Columns.UP, 0)
-        return self._finished(matrix, pages)
+        return self._finish(matrix, pages)
 
     def _zeros(self, n: int, k: int) -> tuple[Matrix, mmap.mmap]:
         """Allocate huge pages if the operating system has them: a step reads all of a matrix once."""
@@ -76,15 +76,15 @@ class MatrixPacker:
         dtype = DTYPES[self._dtype]
         self._kernels.pack(self._context, dtype, matrix.data, weight.data_ptr(), n, k, k, columns, offset)
 
-    def _finished(self, matrix: Matrix, pages: mmap.mmap) -> Matrix:
+    def _finish(self, matrix: Matrix, pages: mmap.mmap) -> Matrix:
         """Return the matrix, squeezed if possible."""
-        squeezed = self._squeezed(matrix) if self._dtype == torch.bfloat16 else None
+        squeezed = self._squeeze(matrix) if self._dtype == torch.bfloat16 else None
         if squeezed is not None:
             return squeezed
         self._keep(pages)
         return matrix
 
-    def _squeezed(self, matrix: Matrix) -> Matrix | None:
+    def _squeeze(self, matrix: Matrix) -> Matrix | None:
         """Return None if the processor cannot do it, or if too many weights need a patch."""
         nbytes = self._kernels.squeezed_bytes(matrix.n, matrix.k)
         if not nbytes:

@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from workers.cpu_kernels import build
-from workers.cpu_kernels.build import Variant
+from workers.cpu_kernels import compilation
+from workers.cpu_kernels.compilation import Variant
 from workers.cpu_kernels.library import Library, find_or_build
 
 EMULATED: Final = "emulated_amx"
-_VARIANTS: Final = build.variants_for(build.processor_flags())
+_VARIANTS: Final = compilation.variants_for(compilation.processor_flags())
 NAMES: Final = [EMULATED, *(variant.name for variant in _VARIANTS)]
 
 _FOLDER: Final = Path(__file__).parents[3] / ".pytest_cache" / "kernels"
@@ -36,8 +36,8 @@ def _compiled(variant: Variant, name: str, *flags: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        path = folder / build.file_name(variant)
+        path = folder / compilation.file_name(variant)
         if not path.is_file():
-            build.clean(folder)
-            build.build(variant, folder, also=["-O1", *flags])
+            compilation.clean(folder)
+            compilation.build(variant, folder, also=["-O1", *flags])
     return path

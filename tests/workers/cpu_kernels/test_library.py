@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.workers.cpu_kernels.libraries import NAMES, library
-from workers.cpu_kernels import build
+from workers.cpu_kernels import compilation
 from workers.cpu_kernels import library as kernels
-from workers.cpu_kernels.build import BuildError, Variant
+from workers.cpu_kernels.compilation import BuildError, Variant
 from workers.cpu_kernels.library import BFLOAT16, FLOAT32, Library, Matrix
 
 DTYPES = {FLOAT32: torch.float32, BFLOAT16: torch.bfloat16}
@@ -121,9 +121,9 @@ def test_where_the_package_cannot_be_written_to_kernels_are_compiled_into_the_us
 
     monkeypatch.setattr(kernels, "BUILT", tmp_path / "package")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "build", compiled)
+    monkeypatch.setattr(compilation, "build", compiled)
 
-    assert kernels.find_or_build(build.VARIANTS[0]) == tmp_path / "dalsegno" / "kernels"
+    assert kernels.find_or_build(compilation.VARIANTS[0]) == tmp_path / "dalsegno" / "kernels"
 
 
 def test_who_has_no_home_has_the_kernels_that_were_installed(
@@ -135,11 +135,11 @@ def test_who_has_no_home_has_the_kernels_that_were_installed(
     monkeypatch.setattr(kernels, "BUILT", tmp_path)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", nowhere)
-    variant = build.VARIANTS[0]
+    variant = compilation.VARIANTS[0]
 
     with pytest.raises(BuildError, match=r"home directory\. \(name a folder in XDG_CACHE_HOME\)"):
         kernels.find_or_build(variant)
-    installed = tmp_path / build.file_name(variant)
+    installed = tmp_path / compilation.file_name(variant)
     installed.touch()
     assert kernels.find_or_build(variant) == installed
 
@@ -147,7 +147,7 @@ def test_who_has_no_home_has_the_kernels_that_were_installed(
 def test_a_processor_that_is_not_known_has_no_kernels(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(build, "processor_flags", frozenset)
+    monkeypatch.setattr(compilation, "processor_flags", frozenset)
     kernels.load.cache_clear()
 
     with caplog.at_level(logging.INFO):

@@ -22,8 +22,8 @@ class Packed(MatrixPacker):
         self._squeezes = squeezes
         super().__init__(by, self.context, torch.bfloat16)
 
-    def _squeezed(self, matrix: Matrix) -> Matrix | None:
-        return super()._squeezed(matrix) if self._squeezes else None
+    def _squeeze(self, matrix: Matrix) -> Matrix | None:
+        return super()._squeeze(matrix) if self._squeezes else None
 
     def product(self, matrix: Matrix, x: torch.Tensor) -> torch.Tensor:
         y = torch.full((len(x), matrix.n), 7.0)

@@ -15,7 +15,7 @@ from tests.workers.cpu_kernels.libraries import NAMES, library
 from tests.workers.cpu_kernels.test_decoder import engine
 from tests.workers.cpu_kernels.test_library import Product
 from tests.workers.kv_engine.oracle import run
-from workers.cpu_kernels import build
+from workers.cpu_kernels import compilation
 from workers.cpu_kernels.decoder import NativeDecoder
 from workers.cpu_kernels.library import BFLOAT16
 from workers.kv_engine.sequence_spec import SequenceSpec
@@ -82,11 +82,13 @@ def test_steps_come_to_the_same_probabilities_on_a_core_that_its_threads_have_to
 
 
 def test_a_thread_that_was_late_for_one_run_goes_through_the_next_once(tmp_path: Path) -> None:
-    compiler = build.compiler()
+    compiler = compilation.compiler()
     assert compiler is not None
     program, source = tmp_path / "called_twice", Path(__file__).with_name("called_twice.cpp")
-    flags = ("-std=c++20", "-O1", "-pthread", f"-I{build.SOURCES}")
-    subprocess.run([compiler, *flags, str(source), "-o", str(program)], check=True, timeout=build.COMPILE_S)
+    flags = ("-std=c++20", "-O1", "-pthread", f"-I{compilation.SOURCES}")
+    subprocess.run(
+        [compiler, *flags, str(source), "-o", str(program)], check=True, timeout=compilation.COMPILE_S
+    )
 
     ran = subprocess.run([program], check=False, timeout=60)
 

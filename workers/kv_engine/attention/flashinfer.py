@@ -135,23 +135,23 @@ class _LayerKind(NamedTuple):
 class _PageTable:
     """The spans of a step in FlashInfer's format: on the host, except for the page numbers."""
 
-    queries: torch.Tensor  # (B + 1,) int32, the first query of each span
-    offsets: torch.Tensor  # (B + 1,) int32, the first page of each span
-    numbers: torch.Tensor  # (pages,) int32, on the device
-    last: torch.Tensor  # (B,) int32, the number of keys in each span's last page
+    query_offsets: torch.Tensor  # (B + 1,) int32, the first query of each span
+    page_offsets: torch.Tensor  # (B + 1,) int32, the first page of each span
+    page_ids: torch.Tensor  # (pages,) int32, on the device
+    last_page_lengths: torch.Tensor  # (B,) int32, the number of keys in each span's last page
 
     @classmethod
     def of(cls, spans: Spans, device: torch.device) -> "_PageTable":
         counts = -(-spans.kv_lengths // spans.block_size)
-        most = int(counts.max())
-        is_page = np.arange(most) < counts[:, None]
+        max_pages = int(counts.max())
+        is_page = np.arange(max_pages) < counts[:, None]
         return cls(
-            queries=_to_host_copy(spans.query_offsets, device),
-            offsets=_to_host_copy(np.concatenate([[0], np.cumsum(counts)]), device),
-            numbers=_to_host_copy(spans.block_tables[:, :most][is_page], device).to(
+            query_offsets=_to_host_copy(spans.query_offsets, device),
+            page_offsets=_to_host_copy(np.concatenate([[0], np.cumsum(counts)]), device),
+            page_ids=_to_host_copy(spans.block_tables[:, :max_pages][is_page], device).to(
                 device, non_blocking=True
             ),
-            last=_to_host_copy(spans.kv_lengths - (counts - 1) * spans.block_size, device),
+            last_page_lengths=_to_host_copy(spans.kv_lengths - (counts - 1) * spans.block_size, device),
         )
 
 
@@ -174,7 +174,7 @@ class _Plan:
     def make(self, pages: _PageTable) -> None:
         """Plan the step whose layers are computed next."""
         shape = (self._layers.heads, self._layers.kv_heads, self._layers.dim, self._layers.block_size)
-        pages_of_step = (pages.offsets, pages.numbers, pages.last)
+        pages_of_step = (pages.page_offsets, pages.page_ids, pages.last_page_lengths)
         if self._copied is not None:
             # `plan` writes to memory that is copied in the background: wait for the last copy.
             self._copied.synchronize()
@@ -182,7 +182,7 @@ class _Plan:
             self._wrapper.plan(*pages_of_step, *shape, **self._layers.plan_options)
         else:
             self._wrapper.plan(
-                pages.queries, *pages_of_step, *shape, causal=True, **self._layers.plan_options
+                pages.query_offsets, *pages_of_step, *shape, causal=True, **self._layers.plan_options
             )
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self._device))
@@ -195,7 +195,7 @@ class _Plan:
         return out
 
     @property
-    def numbers(self) -> list[int]:
+    def captured_numbers(self) -> list[int]:
         """The numbers of the plan that a CUDA graph contains."""
         return list(self._wrapper._plan_info)  # noqa: SLF001 - there is no public access
 
@@ -244,17 +244,17 @@ class FlashInfer(_PlannedAttention):
         self._plans: dict[tuple[_LayerKind, bool], _Plan] = {}
         self._step: Step | None = None
         self._pages: _PageTable | None = None
-        self._made: set[tuple[_LayerKind, bool]] = set()
+        self._planned_kinds: set[tuple[_LayerKind, bool]] = set()
 
     def _planned(self, layers: _LayerKind, step: Step) -> _Plan:
         kind = layers, int(step.spans.query_offsets[-1]) == len(step.rows)
         if step is not self._step or self._pages is None:
-            self._step, self._pages, self._made = step, _PageTable.of(step.spans, self.device), set()
+            self._step, self._pages, self._planned_kinds = step, _PageTable.of(step.spans, self.device), set()
         if kind not in self._plans:
             self._plans[kind] = self._plan(*kind)
-        if kind not in self._made:
+        if kind not in self._planned_kinds:
             self._plans[kind].make(self._pages)
-            self._made.add(kind)
+            self._planned_kinds.add(kind)
         return self._plans[kind]
 
     def recorded(self) -> "RecordedFlashInfer":
@@ -294,7 +294,7 @@ class RecordedFlashInfer(_PlannedAttention):
         if layers not in self._plans:
             plan = self._plan(layers, len(step.rows), len(step.rows) * step.block_table.shape[1])
             plan.make(_PageTable.of(step.spans, self._kernel.device))
-            self._plans[layers], self._numbers[layers] = plan, plan.numbers
+            self._plans[layers], self._numbers[layers] = plan, plan.captured_numbers
         return self._plans[layers]
 
     def plan(self, step: Step) -> None:
@@ -302,9 +302,9 @@ class RecordedFlashInfer(_PlannedAttention):
         pages = _PageTable.of(step.spans, self._kernel.device)
         for layers, plan in self._plans.items():
             plan.make(pages)
-            if plan.numbers != self._numbers[layers]:
+            if plan.captured_numbers != self._numbers[layers]:
                 raise BugError(
-                    f"FlashInfer plans {plan.numbers} for a step that was recorded with "
+                    f"FlashInfer plans {plan.captured_numbers} for a step that was recorded with "
                     f"{self._numbers[layers]}: expected the same numbers; set model_kwargs.attention: triton"
                 )
 

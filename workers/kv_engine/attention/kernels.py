@@ -10,7 +10,6 @@ import logging
 import os
 import sysconfig
 from functools import cache
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -65,17 +64,15 @@ def choose_attention(node: KVNode, wanted: Literal["auto", "triton", "flashinfer
         ConfigError: `wanted` names a kernel that cannot run here.
     """
     if wanted == "flashinfer":
-        flashinfer: AttentionKernel = import_module("workers.kv_engine.attention.flashinfer").make_kernel(
-            node
-        )
-        return flashinfer
+        from workers.kv_engine.attention.flashinfer import make_kernel  # noqa: PLC0415 - only if asked for
+
+        return make_kernel(node)
     kernel = default_kernel(node.device.type)
     if kernel is not None:
         _LOGGER.info("%s: attention by the Triton kernel over the paged pool", node.name)
     elif wanted == "triton":
-        lacks = (
-            _missing_for_triton() if node.device.type == "cuda" else f"a GPU, and {node.name} is on the CPU"
-        )
+        is_gpu = node.device.type == "cuda"
+        lacks = _missing_for_triton() if is_gpu else f"a GPU, and {node.name} is on the CPU"
         raise ConfigError(f"model_kwargs.attention: triton needs {lacks}; auto uses what is available")
     return kernel
 
@@ -97,8 +94,9 @@ def default_kernel(device_type: str) -> AttentionKernel | None:
             missing,
         )
         return None
-    kernel: AttentionKernel = import_module("workers.kv_engine.attention.triton").attend
-    return kernel
+    from workers.kv_engine.attention.triton import attend  # noqa: PLC0415 - needs Triton
+
+    return attend
 
 
 def _missing_for_triton() -> str:

@@ -53,12 +53,12 @@ class DraftModel:
         self._pool = PagedPool.of(node, slots=self._blocks.capacity_tokens, kernel=kernel)
         self._key = node_key(served)
         self._rows = deque(range(max_sequences))
-        self._read: dict[str, Sequence] = {}
+        self._sequences: dict[str, Sequence] = {}
         node.use_attention(ATTENTION)
         check_node(node, kernel)
 
     def propose(self, sequences: Items[Sequence], most: Items[int]) -> list[list[int]]:
-        own_sequences = [self._caught_up(one, count) for one, count in zip(sequences, most, strict=True)]
+        own_sequences = [self._catch_up(one, count) for one, count in zip(sequences, most, strict=True)]
         left = {
             id(own): count
             for own, count in zip(own_sequences, most, strict=True)
@@ -74,19 +74,19 @@ class DraftModel:
         return [own.ids[starts[id(own)] :] if own is not None else [] for own in own_sequences]
 
     def forget(self, key: str) -> None:
-        own = self._read.pop(key, None)
+        own = self._sequences.pop(key, None)
         if own is not None:
             assert own.row is not None
             self._rows.append(own.row)
             self._blocks.release(own.blocks)
 
-    def _caught_up(self, served: Sequence, count: int) -> Sequence | None:
+    def _catch_up(self, served: Sequence, count: int) -> Sequence | None:
         """Return the draft sequence, cut to its common prefix with `served`; None if there is no room."""
-        own = self._read.get(served.spec.key)
+        own = self._sequences.get(served.spec.key)
         if own is None:
             if not self._rows:
                 return None
-            own = self._read[served.spec.key] = Sequence(served.spec)
+            own = self._sequences[served.spec.key] = Sequence(served.spec)
             own.row, own.computed = self._rows.popleft(), 0
         known = min(own.computed, len(served.ids) - 1)
         while own.ids[:known] != served.ids[:known]:

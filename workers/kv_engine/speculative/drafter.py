@@ -1,7 +1,7 @@
-"""Drafts in a step: which sequences get drafted tokens, how many, and which of the drafts are accepted.
+"""Drafts in a step: the sequences that get drafted tokens, their number, and the accepted drafts.
 
-The `Proposer` drafts the tokens, the `Drafter` gives them room in the step and in the pool. `accept_drafts`
-compares them with the tokens that the model sampled, and cuts the others off again. Imports no torch.
+The `Proposer` drafts the tokens, and the `Drafter` gives them room in the step and in the pool.
+`accept_drafts` compares them with the tokens that the model sampled, and cuts off the others. No torch here.
 """
 
 from collections.abc import Sequence as Items
@@ -64,11 +64,12 @@ class Drafter:
 
 
 def accept_drafts(spans: Items[Span], sampled: Items[int], counters: CacheCounters) -> list[list[int]]:
-    """Return the new tokens of each span, the accepted drafts included; cut the other drafts off.
+    """Return the new tokens of each span, accepted drafts included; cut the other drafts off.
 
     Args:
-        sampled: for each span that samples, one token after its last undrafted token and one after each
-            draft.
+        spans: the spans of the step.
+        sampled: for each span that samples, a token after its last undrafted token and after each draft.
+        counters: receives the numbers of drafted and accepted tokens.
     """
     left = iter(sampled)
     accepted: list[list[int]] = []

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.cpu_kernels import build
-from workers.cpu_kernels.build import VARIANTS, BuildError
+from workers.cpu_kernels import compilation
+from workers.cpu_kernels.compilation import VARIANTS, BuildError
 
 ZEN5 = "fma avx2 bmi2 f16c avx512f avx512bw avx512cd avx512dq avx512vl avx512_bf16"
 
@@ -20,14 +20,14 @@ ZEN5 = "fma avx2 bmi2 f16c avx512f avx512bw avx512cd avx512dq avx512vl avx512_bf
     ],
 )
 def test_a_processor_gets_the_best_it_can_run(has: str, best: str) -> None:
-    found = build.variants_for(frozenset(has.split()))
+    found = compilation.variants_for(frozenset(has.split()))
 
     assert found[0].name == best
     assert found == list(VARIANTS[VARIANTS.index(found[0]) :])
 
 
 def test_an_old_processor_gets_none() -> None:
-    assert build.variants_for(frozenset({"sse4_2"})) == []
+    assert compilation.variants_for(frozenset({"sse4_2"})) == []
 
 
 def test_a_compiler_that_refuses_is_told_with_what_it_said(
@@ -39,7 +39,7 @@ def test_a_compiler_that_refuses_is_told_with_what_it_said(
     monkeypatch.setenv("CXX", str(compiler))
 
     with pytest.raises(BuildError, match="ended with status 3: no such option"):
-        build.build(VARIANTS[0], tmp_path / "built")
+        compilation.build(VARIANTS[0], tmp_path / "built")
 
     assert list((tmp_path / "built").iterdir()) == []
 
@@ -58,14 +58,14 @@ def test_clang_is_not_told_of_warnings_it_does_not_know(
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
 
-    assert build.build(VARIANTS[0], tmp_path / "built").read_text() == "compiled\n"
+    assert compilation.build(VARIANTS[0], tmp_path / "built").read_text() == "compiled\n"
 
 
 def test_libraries_of_other_sources_are_cleared_away(tmp_path: Path) -> None:
-    ours = tmp_path / build.file_name(VARIANTS[0])
+    ours = tmp_path / compilation.file_name(VARIANTS[0])
     for path in (ours, tmp_path / "kernels-amx-000000000000.so", tmp_path / "README"):
         path.touch()
 
-    build.clean(tmp_path)
+    compilation.clean(tmp_path)
 
     assert {path.name for path in tmp_path.iterdir()} == {ours.name, "README"}
