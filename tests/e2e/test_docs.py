@@ -249,6 +249,6 @@ def test_every_status_and_every_code_of_the_gateway_is_in_the_table() -> None:
     assert {status: type_ for status, (type_, _) in told.items()}.items() <= errors.TYPES.items()
     said = set().union(*(codes for _, codes in told.values()))
     folder = Path(errors.__file__).parent
-    sources = [path.read_text() for path in folder.glob("*.py") if path.name != "server.py"]
+    sources = [path.read_text() for path in folder.rglob("*.py") if path.name != "server.py"]
     for code in re.findall(r'\bcode ?= ?"([a-z_]+)"', "\n".join(sources)):
         assert code in said

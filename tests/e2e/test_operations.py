@@ -148,7 +148,7 @@ def test_the_panels_do_not_lie_over_one_another() -> None:
 
 def test_what_alerts_ask_for_is_exported(families: dict[str, Metric]) -> None:
     exported = set().union(*map(exported_names, families.values()))
-    _, *alerts = rows(PAGE.replace(r"\|", "/"), "## What to be woken for")
+    _, *alerts = rows(PAGE.replace(r"\|", "/"), "## Alerts")
 
     assert len(alerts) > 5
     for expression, *_ in alerts:
