@@ -66,8 +66,8 @@ def test_everybody_is_measured_in_turns_and_ratios_come_first() -> None:
 
 def test_where_flashinfer_attends_it_is_measured_beside_our_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape(name="tiny", model=Qwen3ForCausalLM, config=TINY, goals={1: 1.0})
-    monkeypatch.setattr(flashinfer, "_LEAST_WORKSPACE_BYTES", 1 << 10)
-    monkeypatch.setattr(flashinfer, "kernel_of", lambda node: FlashInfer(flashinfer_reference, node.device))
+    monkeypatch.setattr(flashinfer, "_MIN_WORKSPACE_BYTES", 1 << 10)
+    monkeypatch.setattr(flashinfer, "make_kernel", lambda node: FlashInfer(flashinfer_reference, node.device))
 
     figures = measure(shape, CPU, 1e9, Load(prompt=8, answer=4, rounds=1), compiles=False)
 
