@@ -1,1 +1,1 @@
-"""Model families, one folder each, with three faces: `graph`, `processing` and `nodes`."""
+"""Model families, one package each (`graph`, `processing`, `nodes`), and the code that they share."""

@@ -7,7 +7,7 @@ text up to it. So a resumed stream, at any gateway, has the same events as the u
 from dataclasses import dataclass
 from typing import Any, Final
 
-from models.text.tool_call_parser import CallPiece, Said, ToolCallReader, call_id
+from models.text.tool_call_parser import CallPiece, ParsedPiece, ToolCallParser, call_id
 from models.text.tool_calls import CallFormat
 
 _STOP: Final = "stop"
@@ -36,7 +36,7 @@ class ChoiceReader:
 
     def __init__(self, calling: ToolCalling, request_id: str, choice: int) -> None:
         self._call_format = calling.call_format
-        self._reader = ToolCallReader(calling.call_format, calling.functions)
+        self._reader = ToolCallParser(calling.call_format, calling.functions)
         self._request_id = request_id
         self._choice = choice
 
@@ -63,7 +63,7 @@ class ChoiceReader:
             return {"content": content}
         return {"content": content or None, "tool_calls": [self._call(*call) for call in begun.calls.items()]}
 
-    def _delta(self, read: Said) -> dict[str, Any]:
+    def _delta(self, read: ParsedPiece) -> dict[str, Any]:
         delta: dict[str, Any] = {"content": read.content} if read.content else {}
         if read.calls:
             delta["tool_calls"] = [{"index": call[0], **self._call(*call)} for call in read.calls.items()]

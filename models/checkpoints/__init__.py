@@ -1,1 +1,1 @@
-"""Checkpoint folders: files, weights, integrity, the local hub cache. No torch."""
+"""Checkpoint folders: files, claims, integrity of weights, the local hub cache. No torch."""

@@ -1,4 +1,4 @@
-"""A checkpoint folder in Hugging Face format: its JSON files, and what may be wrong with it. No torch."""
+"""JSON files of a checkpoint folder in Hugging Face format, and the errors of checkpoints. No torch."""
 
 import json
 from collections.abc import Mapping
@@ -9,16 +9,16 @@ from shared.errors import ClientError
 
 
 class CheckpointError(ClientError):
-    """A checkpoint folder cannot be served: something in it is missing, damaged or unsupported.
+    """A checkpoint folder cannot be served: a file is missing, damaged or unsupported.
 
-    Trying again is of no use: a worker that meets one is not started again.
+    It is permanent: a worker that fails with it is not restarted.
     """
 
     code = "invalid_checkpoint"
 
 
 class UnsupportedArchitectureError(CheckpointError):
-    """A whole checkpoint of a model that cannot be served exactly."""
+    """The checkpoint is intact, but its architecture cannot be served exactly."""
 
     code = "unsupported_architecture"
 
@@ -27,7 +27,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in one of the folder's JSON files.
 
     Raises:
-        CheckpointError: it is missing, or holds something else.
+        CheckpointError: the file is missing, or holds something else.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -50,11 +50,11 @@ def read_json_if_present(path: Path) -> dict[str, Any]:
 
 
 def context_length(config: Mapping[str, Any]) -> int | None:
-    """How many tokens a text may have at most, by a model's `config.json`; None when it does not say.
+    """The longest sequence of a model, in tokens, by its `config.json`; None if it is not stated.
 
-    Less than `max_position_embeddings` where long texts turn by other angles than short ones
-    (`long_factor`, as of Phi-3's 128k models): keys would have to be computed anew when a text grows
-    past the change, so only texts before it are served.
+    It is less than `max_position_embeddings` for models whose long sequences use other rotary factors than
+    short ones (`long_factor`, as in Phi-3's 128k models): all keys would have to be computed again when a
+    sequence grows past the change, so sequences are limited to that length.
     """
     length = config.get("max_position_embeddings")
     if not isinstance(length, int):

@@ -1,10 +1,10 @@
-"""How far a checkpoint is read: what loaders tell. No torch."""
+"""Progress reports of checkpoint loaders. No torch."""
 
 from collections.abc import Callable
 
 Progress = Callable[[int, int, str], None]
-"""Called while weights load with bytes read, bytes in all, and the tensor's name; from several threads."""
+"""Called during loading with bytes read, total bytes and the tensor's name; from several threads."""
 
 
 def silent(done: int, total: int, name: str) -> None:
-    """Progress that nobody asked for."""
+    """Ignore the report."""

@@ -1,8 +1,8 @@
-"""A checkpoint's weights: which files there are, and that they are whole.
+"""Weight files of a checkpoint: discovery and integrity checks. No torch.
 
-Only safetensors, the format that holds tensors and nothing that runs. A file's header says what is in
-it and so how long it must be: everything is checked before a byte of a tensor is read, so that a
-download that was cut short is one clear line and not a crash in the middle of loading. No torch here.
+Only safetensors is read, a format without executable content. A file's header determines its length, so
+everything is checked before the first tensor is read: an incomplete download is one clear error and not a
+crash during loading.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class _Index(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor in a file; `dtype` as safetensors writes it (`BF16`, `F32`)."""
+    """A tensor in a file; `dtype` in safetensors' spelling (`BF16`, `F32`)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One whole safetensors file."""
+    """A safetensors file that passed the checks."""
 
     path: Path
     nbytes: int
@@ -70,10 +70,10 @@ class Shard:
 
 
 def read_shards(checkpoint: Path) -> list[Shard]:
-    """The checked weight files of a folder in Hugging Face format, in order of their names.
+    """Check the weight files of a folder in Hugging Face format; return them in order of their names.
 
     Raises:
-        CheckpointError: a file is missing, cut short or damaged, or there are none.
+        CheckpointError: a file is missing, truncated or damaged, or there are none.
     """
     single = checkpoint / SINGLE
     if single.is_file():
@@ -94,7 +94,7 @@ def read_shards(checkpoint: Path) -> list[Shard]:
     shards = []
     for name in sorted(set(weight_map.values())):
         if Path(name).name != name:
-            raise CheckpointError(f"{index} names the file {name!r}: expected a file beside it")
+            raise CheckpointError(f"{index} names the file {name!r}: expected a file in the same folder")
         shards.append(read_shard(checkpoint / name))
     held = {tensor: shard.path.name for shard in shards for tensor in shard.tensors}
     for tensor, name in weight_map.items():
@@ -107,10 +107,10 @@ def read_shards(checkpoint: Path) -> list[Shard]:
 
 
 def read_shard(path: Path) -> Shard:
-    """One safetensors file's header, checked against the file's size.
+    """Read the header of a safetensors file, and check it against the file's size.
 
     Raises:
-        CheckpointError: it is missing, cut short or damaged.
+        CheckpointError: the file is missing, truncated or damaged.
     """
     try:
         size = path.stat().st_size
@@ -146,7 +146,7 @@ def read_shard(path: Path) -> Shard:
 
 
 def _check_layout(path: Path, tensors: dict[str, _Tensor]) -> None:
-    """Each tensor is as long as its type and shape say, and begins where the one before it ends."""
+    """Check that each tensor has the length of its type and shape, and that there are no gaps."""
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
         begin, found = tensor.data_offsets[0], tensor.data_offsets[1] - tensor.data_offsets[0]
@@ -166,7 +166,7 @@ def _check_layout(path: Path, tensors: dict[str, _Tensor]) -> None:
 def weights_digest(shards: Sequence[Shard]) -> str:
     """A cheap digest of the weights (hex): headers, sizes, and sixteen pages spread over each file.
 
-    Tells checkpoints apart in a few milliseconds; it is no proof against a forger.
+    It distinguishes checkpoints in a few milliseconds; it does not detect tampering.
     """
     digest = hashlib.blake2b(digest_size=16)
     for shard in shards:

@@ -1,1 +1,1 @@
-"""Decoder-only language models: Llama, Qwen3, and whatever else goes through `AttentionInterface`."""
+"""Decoder-only language models: Llama, Qwen3 and all others that use transformers' `AttentionInterface`."""

@@ -129,7 +129,7 @@ class DecoderLmProcessing:
 
     def _pooling(self, request: Inputs, params: Params, tokens: int) -> PoolingParams | None:
         if EMBEDDING in request.output_modalities:
-            return self._embedding.asked(params.dimensions)
+            return self._embedding.pooling(params.dimensions)
         if HIDDEN_STATES not in request.output_modalities:
             return None
         _check_states(tokens, self._embedding.size)
@@ -138,12 +138,13 @@ class DecoderLmProcessing:
     def _check_guide(self, guide: Guide, stop_token_ids: Sequence[int]) -> None:
         if self._guides is None:
             raise ClientError(
-                "guide: answers of this model cannot be guided: its texts are not its tokens' in a row",
+                "guide: answers of this model cannot be guided: a text is not the concatenation of its "
+                "tokens; leave the guide out",
                 code="not_supported",
             )
         if not self.eos_ids and not stop_token_ids:
             raise ClientError(
-                "guide: this model has no token that ends an answer: name one in stop_token_ids",
+                "guide: this model has no end-of-sequence token: name a token in stop_token_ids",
                 code="not_supported",
             )
         self._guides.check(guide)
@@ -156,15 +157,17 @@ def _check_modalities(request: Inputs, params: Params) -> None:
     asked = set(request.output_modalities)
     if asked not in ({"text"}, {EMBEDDING}, {HIDDEN_STATES}, set()):
         raise ClientError(
-            "this model writes a text, makes an embedding, or puts out hidden states; asked for "
+            "this model generates text, makes an embedding, or returns hidden states; asked for "
             f"{request.output_modalities}",
             code="unsupported_modality",
         )
     if EMBEDDING not in asked and params.dimensions is not None:
-        raise ClientError("dimensions: expected none where no embedding is asked for")
+        raise ClientError(
+            "dimensions: expected none without an embedding; add it to output_modalities, or leave it out"
+        )
     if asked & OF_PROMPTS and (request.tools or params.warm or params.echo or params.logprobs is not None):
         raise ClientError(
-            f"expected no tools, warm, echo or logprobs beside {', '.join(asked)}, which is no answer"
+            f"expected no tools, warm, echo or logprobs together with {', '.join(asked)}, which is no answer"
         )
 
 
@@ -178,7 +181,7 @@ def _check_states(tokens: int, size: int) -> None:
     if tokens > most:
         raise ClientError(
             f"hidden_states: expected at most {most} tokens, whose states are {MAX_STATES_BYTES >> 20} MiB, "
-            f"found {tokens}; send the prompt in parts, or ask for an embedding",
+            f"found {tokens}; split the prompt, or ask for an embedding",
             code="hidden_states_too_large",
             status=413,
         )

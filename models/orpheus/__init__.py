@@ -1,1 +1,1 @@
-"""Orpheus: text to speech. A Llama says audio tokens, and SNAC makes them sound while it still speaks."""
+"""Orpheus, text to speech: a Llama generates audio tokens, and SNAC decodes them concurrently."""

@@ -1,1 +1,1 @@
-"""Text handling that language model families share: templates, detokenizing, tools, guides."""
+"""Text processing of language models: prompts, templates, detokenizing, tool calls, guides. No torch."""

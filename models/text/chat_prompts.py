@@ -76,11 +76,9 @@ class ChatPrompts:
         if offered(request) is None:
             return params
         if self._tool_template is None or not self._tool_template.knows_tools:
-            raise ToolsNotSupportedError("this model's chat template knows no tools")
+            raise ToolsNotSupportedError("this model's chat template takes no tools")
         if self.calls is None:
-            raise ToolsNotSupportedError(
-                "the way this model's chat template has it write calls is not known here"
-            )
+            raise ToolsNotSupportedError("the format of tool calls in this model's chat template is unknown")
         return msgspec.structs.replace(params, guide=guide_for(self.calls, request, params.guide))
 
     def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
@@ -97,5 +95,5 @@ class ChatPrompts:
             raise ClientError("messages is empty: expected at least one message")
         plain = flatten_messages(messages)
         if any("tool_calls" in message for message in plain) and "tool_calls" not in template.source:
-            raise ToolsNotSupportedError("this model's chat template knows no tool_calls of messages")
+            raise ToolsNotSupportedError("this model's chat template takes no tool_calls in messages")
         return template.render(plain, tools)

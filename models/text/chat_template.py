@@ -1,9 +1,8 @@
-"""A checkpoint's chat template: messages in, one prompt string out.
+"""Chat templates of checkpoints: render messages to one prompt string.
 
-The template is Jinja source that comes with the checkpoint; it sees the messages, the names of the
-special tokens and a few helpers, and nothing else: it runs in Jinja's immutable sandbox, on plain
-data. It knows no tokenizer. The rendering is the one of `apply_chat_template` in transformers (tested
-against it), without importing it: that costs four seconds and torch.
+A template is Jinja source that comes with the checkpoint. It runs in Jinja's immutable sandbox on plain data:
+the messages, the special tokens and a few helpers. The result equals that of `apply_chat_template` of
+transformers (tested against it), which is not imported: that takes four seconds and torch.
 """
 
 import json
@@ -22,14 +21,14 @@ from shared.errors import ClientError
 
 
 class ChatTemplateError(ClientError):
-    """The template cannot be read, or refuses these messages, which are well formed."""
+    """The template is invalid, or refuses these messages, which are well formed."""
 
     code = "chat_template_error"
     status = 422
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; here it only passes through."""
+    """`{% generation %}`: marks the assistant's text for training; renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
@@ -45,11 +44,11 @@ class ChatTemplate:
     Args:
         source: the template.
         special_tokens: `bos_token`, `eos_token` and so on, as the template may name them.
-        origin: where the source is from, for messages.
+        origin: the file of the source, for error messages.
 
     Attributes:
         source: the template.
-        knows_tools: it does something with the tools it is given.
+        knows_tools: the template uses the variable `tools`.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, origin: str) -> None:
@@ -70,7 +69,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> str:
-        """The prompt for `messages`, up to where the assistant begins to speak, which may use `tools`.
+        """The prompt for `messages` and `tools`, up to the start of the assistant's answer.
 
         Raises:
             ChatTemplateError: the template refuses these messages.
@@ -86,23 +85,23 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the model's chat template refused the messages: {error}") from error
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
-            # Templates are programs: on data they were not written for, they fail as programs do.
+            # Templates are programs: on unexpected data they fail with any of these.
             raise ChatTemplateError(
                 f"the model's chat template cannot render these messages: {type(error).__name__}: {error}"
             ) from error
 
 
 TOOL_USE: Final = "tool_use"
-"""What the template for chats with tools is called, where a checkpoint has one of its own for them."""
+"""The name of a separate template for chats with tools."""
 
 
 def find_template(
     checkpoint: Path, tokenizer_config: Mapping[str, Any], name: str = "default"
 ) -> tuple[str, str] | None:
-    """A checkpoint's template of a name and where it was found; None when it has none.
+    """The source of a checkpoint's template of that name, and its file; None if there is none.
 
-    `chat_template.jinja` comes first, and `additional_chat_templates` has the others; `tokenizer_config.json`
-    may hold one template, which is the `default` one, or a list of named ones.
+    `chat_template.jinja` has precedence, with further templates in `additional_chat_templates`. Otherwise
+    `tokenizer_config.json` holds either the `default` template or a list of named ones.
     """
     path = checkpoint / "chat_template.jinja"
     if name != "default":
@@ -121,7 +120,7 @@ def find_template(
 
 
 def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Clients write `"tool_calls": null`; templates ask whether the key is there."""
+    """The message without null values: clients write `"tool_calls": null`, templates test for the key."""
     return {key: value for key, value in message.items() if value is not None}
 
 
@@ -140,7 +139,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own `tojson` escapes for HTML; a prompt is no HTML."""
+    """Encode as JSON. Jinja's own `tojson` escapes for HTML, which prompts are not."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,15 +1,15 @@
-"""Token ids to text, one at a time, at a constant price per token.
+"""Incremental detokenizer: token ids to text, one at a time, at constant cost per token.
 
-What comes out, put together, is what `tokenizer.decode(all, skip_special_tokens=True)` gives; a piece
-is never taken back. Two ways:
+The concatenated pieces equal `tokenizer.decode(all, skip_special_tokens=True)`; a piece is never retracted.
+There are two implementations:
 
-- *byte-level* vocabularies (GPT-2, Llama 3, Qwen): a token is bytes, kept in a table per vocabulary, and
-  an incremental UTF-8 decoder keeps what is an incomplete character.
-- *all others* (SentencePiece and so on): the tokenizer decodes a short window, and what was out already
-  is cut off its front. A run of byte tokens (`<0xE2><0x82><0xAC>`) is held back until it ends: the
-  tokenizer makes it U+FFFD as a whole when it is no valid UTF-8, so no part of it is sure before.
+- *byte-level* vocabularies (GPT-2, Llama 3, Qwen): a table has the bytes of each token, and an incremental
+  UTF-8 decoder holds back incomplete characters.
+- *all others* (SentencePiece and so on): the tokenizer decodes a short window, and the text that was emitted
+  before is cut off its front. A run of byte tokens (`<0xE2><0x82><0xAC>`) is held back until it ends: the
+  tokenizer replaces the whole run by U+FFFD if it is not valid UTF-8.
 
-Beside its part in a text, every token has bytes of its own, as its vocabulary writes them down.
+A token also has bytes by itself, as its vocabulary spells it (`bytes_of`).
 """
 
 import codecs
@@ -26,35 +26,35 @@ from models.base import TextDecoder
 
 _CONTEXT_TOKENS: Final = 4
 _MAX_HELD_TOKENS: Final = 8
-"""Longer than any incomplete character; a replacement character that stays is then meant."""
+"""More tokens than an incomplete character has; a replacement character is then part of the text."""
 _BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _TRIED_TOKENS: Final = 64
-"""So many tokens tell whether texts are their tokens' bytes."""
+"""The number of tokens that are tested to find out whether texts are their tokens' bytes."""
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _MARKED_SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
-"""SentencePiece's `▁`: a space, where the tokenizer's decoder says so."""
+"""SentencePiece's `▁`: a space, if the tokenizer's decoder replaces it."""
 
 
 class TextDecoders:
-    """Makes decoders for one tokenizer."""
+    """Creates detokenizers for one tokenizer. Re-entrant."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._vocabulary = _Vocabulary(tokenizer)
         self._is_byte_level = _decoder_types(tokenizer) == ["ByteLevel"]
 
     def new(self) -> TextDecoder:
-        """A fresh decoder for one output."""
+        """A new detokenizer, for one output."""
         return (
             _ByteLevelDecoder(self._vocabulary) if self._is_byte_level else _WindowDecoder(self._vocabulary)
         )
 
     @property
     def marks(self) -> frozenset[int]:
-        """The tokens that are special: no part of a text."""
+        """The special tokens, which are no part of a text."""
         return self._vocabulary.special
 
     def spelling(self, size: int) -> "Spelling | None":
-        """How the first `size` tokens spell texts; None where texts are not the tokens' bytes in a row."""
+        """The spelling of the first `size` tokens; None if texts are not their tokens' bytes."""
         vocabulary = self._vocabulary
         tokens = [vocabulary.find_own_bytes(id) for id in range(size)]
         texts = [id for id in range(size) if not vocabulary.is_silent(id) and _is_text(tokens[id])]
@@ -70,14 +70,18 @@ class TextDecoders:
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """The bytes of each token; `drops_space`: a text begins behind the space that its first token has."""
+    """The bytes of each token.
+
+    Attributes:
+        drops_space: a leading space of the first token is not part of the text.
+    """
 
     tokens: list[bytes]
     drops_space: bool
 
 
 class _Vocabulary:
-    """What decoders of one tokenizer share: which tokens are special, and which bytes tokens are."""
+    """Tables that the detokenizers of one tokenizer share: special tokens, and the bytes of tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -92,25 +96,25 @@ class _Vocabulary:
         self._own_bytes: dict[int, bytes] = {}
 
     def bytes_of(self, token_id: int) -> bytes:
-        """The bytes of a byte-level token; none for special and unknown ones."""
+        """The bytes of a byte-level token; empty for special and unknown tokens."""
         known = self._bytes.get(token_id)
         if known is None:
             known = self._bytes[token_id] = self._find_bytes(token_id)
         return known
 
     def own_bytes_of(self, token_id: int) -> bytes:
-        """What a token is by itself: a special one is its text, one beyond the vocabulary nothing."""
+        """The bytes of a token by itself: of a special token its name; empty for an unknown token."""
         known = self._own_bytes.get(token_id)
         if known is None:
             known = self._own_bytes[token_id] = self.find_own_bytes(token_id)
         return known
 
     def is_silent(self, token_id: int) -> bool:
-        """Whether it has no text at all: it is special, or beyond the tokenizer's vocabulary."""
+        """True for a token without text: a special token, or one outside the vocabulary."""
         return token_id in self.special or self.tokenizer.id_to_token(token_id) is None
 
     def opens_byte_run(self, token_id: int) -> bool:
-        """Whether it is a byte token of a tokenizer that reads runs of them as UTF-8."""
+        """True for a byte token, if the tokenizer decodes runs of them as UTF-8."""
         if not self._holds_byte_runs:
             return False
         token = self.tokenizer.id_to_token(token_id)
@@ -121,7 +125,7 @@ class _Vocabulary:
         return text
 
     def find_own_bytes(self, token_id: int) -> bytes:
-        """The same, and not kept."""
+        """`own_bytes_of` without the table."""
         token: str | None = self.tokenizer.id_to_token(token_id)
         if token is None or token_id in self.special:
             return (token or "").encode()
@@ -141,7 +145,7 @@ class _Vocabulary:
 
 
 class _ByteLevelDecoder:
-    """Bytes through an incremental UTF-8 decoder."""
+    """Detokenizer of byte-level vocabularies: bytes through an incremental UTF-8 decoder."""
 
     __slots__ = ("_utf8", "_vocabulary")
 
@@ -160,15 +164,15 @@ class _ByteLevelDecoder:
 
 
 class _WindowDecoder:
-    """The tokenizer's own decoding of a window: a few tokens that are out, and those that are not."""
+    """Detokenizer of other vocabularies: the tokenizer decodes a window of emitted and held-back tokens."""
 
     __slots__ = ("_held", "_held_bytes", "_shown", "_vocabulary", "_window")
 
     def __init__(self, vocabulary: _Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._window: list[int] = []
-        self._shown = ""  # the text of the window's tokens that are out
-        self._held = 0  # how many of the window's tokens are not
+        self._shown = ""  # the text of the window's emitted tokens
+        self._held = 0  # the number of tokens of the window that are held back
         self._held_bytes = False
 
     def push(self, token_id: int) -> str:
@@ -207,7 +211,7 @@ def _is_text(data: bytes) -> bool:
 
 
 def _decoder_types(tokenizer: Tokenizer) -> list[str]:
-    """The kinds of decoder a tokenizer chains, in order."""
+    """The types of a tokenizer's decoders, in order."""
     if tokenizer.decoder is None:
         return []
     return list(_types_in(json.loads(tokenizer.decoder.__getstate__())))
@@ -228,7 +232,7 @@ def _types_in(decoder: dict[str, Any]) -> Iterator[str]:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The byte-level alphabet: printable Latin-1 stands for itself, the rest is moved up from U+0100."""
+    """The byte-level alphabet: printable Latin-1 maps to itself, other bytes to characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}

@@ -1,8 +1,8 @@
-"""How a checkpoint wants its hidden states made into an embedding: read from its files, without torch.
+"""The embedding settings of a checkpoint: pooling mode, normalization, dimensions. No torch.
 
-sentence-transformers writes it down: `modules.json` lists what follows on the model, and the folder of its
-`Pooling` says how. Where nothing is written down it is the last token's state, brought to length 1, as
-decoder-only embedding models have it.
+They are read from the files that sentence-transformers writes: `modules.json` lists the modules after the
+model, and the folder of its `Pooling` module has the mode. Without these files an embedding is the last
+token's hidden state, normalized, as usual for decoder-only embedding models.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from models.checkpoints.files import CheckpointError, read_json
+from models.checkpoints.files import CheckpointError, read_json, read_json_if_present
 from models.sequence_request import PoolingParams
 from shared.errors import ClientError
 
@@ -24,19 +24,19 @@ _SWITCHES: Final[Mapping[str, str]] = {
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
 }
-"""As sentence-transformers writes it: a boolean for each mode."""
+"""The keys of sentence-transformers' older files: a boolean per mode."""
 MODES: Final = ("cls", "lasttoken", "mean", "weightedmean")
-"""Those that are computed (`workers.kv_engine.sampling.pooling`)."""
+"""The supported modes (`workers.kv_engine.sampling.pooling`)."""
 
 
 class EmbeddingsNotSupportedError(ClientError):
-    """The checkpoint makes its embeddings in a way that is not computed here."""
+    """The checkpoint's embeddings need an operation that is not supported."""
 
     code = "embeddings_not_supported"
 
 
 class DimensionsNotSupportedError(ClientError):
-    """The checkpoint has no embedding of that many dimensions."""
+    """The checkpoint has no embedding with that number of dimensions."""
 
     code = "dimensions_not_supported"
     param = "dimensions"
@@ -44,39 +44,38 @@ class DimensionsNotSupportedError(ClientError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedding:
-    """How a checkpoint's embeddings are made.
+    """The embedding settings of a checkpoint.
 
     Attributes:
-        mode: of `MODES`.
-        normalize: they have length 1.
-        size: how many dimensions they have.
-        parts: how many of the first ones may be taken in their place; None is any number.
-        why_not: what of it is not computed here; empty where all is.
+        mode: the pooling mode, one of `MODES`.
+        normalize: embeddings are scaled to length 1.
+        size: the number of dimensions.
+        truncations: the numbers of leading dimensions that a request may ask for; None allows any.
+        unsupported: the reason why embeddings cannot be computed; empty if they can.
     """
 
     mode: str = "lasttoken"
     normalize: bool = True
     size: int = 0
-    parts: tuple[int, ...] | None = ()
-    why_not: str = ""
+    truncations: tuple[int, ...] | None = ()
+    unsupported: str = ""
 
-    def asked(self, dimensions: int | None) -> PoolingParams:
-        """The pooling of a prompt, for an embedding of so many dimensions; None is all.
+    def pooling(self, dimensions: int | None) -> PoolingParams:
+        """The pooling of a prompt, for an embedding with `dimensions` dimensions; None means all.
 
         Raises:
-            ClientError: the checkpoint has none, or none of that size.
+            ClientError: the checkpoint has no such embedding.
         """
-        if self.why_not:
+        if self.unsupported:
             raise EmbeddingsNotSupportedError(
-                f"this checkpoint's embeddings are not computed here: {self.why_not}"
+                f"this checkpoint's embeddings are not supported: {self.unsupported}"
             )
         if dimensions is None or dimensions == self.size:
             return PoolingParams(mode=self.mode, normalize=self.normalize)
-        if dimensions > self.size or (self.parts is not None and dimensions not in self.parts):
-            allowed = sorted({*(self.parts or ()), self.size})
-            expected = (
-                f"at most {self.size}" if self.parts is None else f"one of {', '.join(map(str, allowed))}"
-            )
+        if dimensions > self.size or (self.truncations is not None and dimensions not in self.truncations):
+            allowed = sorted({*(self.truncations or ()), self.size})
+            any_size = f"at most {self.size}"
+            expected = any_size if self.truncations is None else f"one of {', '.join(map(str, allowed))}"
             raise DimensionsNotSupportedError(
                 f"dimensions: expected {expected}, as this checkpoint says, found {dimensions}"
             )
@@ -84,29 +83,34 @@ class Embedding:
 
 
 def read(checkpoint: Path) -> Embedding:
-    """What the files of a checkpoint say.
+    """Read the embedding settings of a checkpoint.
 
     Raises:
-        CheckpointError: one of them is malformed.
+        CheckpointError: a file is malformed.
     """
-    config = _read_if_there(checkpoint / "config.json")
+    config = read_json_if_present(checkpoint / "config.json")
     size = config.get("hidden_size")
-    known: dict[str, Any] = {"size": size if isinstance(size, int) else 0, "parts": _parts(config)}
+    known: dict[str, Any] = {
+        "size": size if isinstance(size, int) else 0,
+        "truncations": _truncations(config),
+    }
     path = checkpoint / "modules.json"
     if not path.is_file():
         return Embedding(**known)
-    mode, normalize, why_not = "", False, ""
+    mode, normalize, unsupported = "", False, ""
     for module in _modules(path):
         kind = module.type.rpartition(".")[2]
         if kind == "Pooling" and not mode:
             mode = _mode_of(checkpoint / module.path / "config.json")
             if mode not in MODES:
-                why_not = f"they are pooled by {mode!r}, expected one of {', '.join(MODES)}"
+                unsupported = f"they are pooled by {mode!r}, expected one of {', '.join(MODES)}"
         elif kind == "Normalize":
             normalize = True
         elif kind != "Transformer":
-            why_not = f"modules.json has {kind!r} behind the model, expected 'Pooling' and 'Normalize' alone"
-    return Embedding(mode=mode or "lasttoken", normalize=normalize, why_not=why_not, **known)
+            unsupported = (
+                f"modules.json has {kind!r} after the model, expected 'Pooling' and 'Normalize' only"
+            )
+    return Embedding(mode=mode or "lasttoken", normalize=normalize, unsupported=unsupported, **known)
 
 
 class _Module(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,13 +134,9 @@ def _mode_of(path: Path) -> str:
     return "+".join(modes)
 
 
-def _parts(config: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The sizes an embedding may be cut to, by `matryoshka_dimensions` and `is_matryoshka`."""
+def _truncations(config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The sizes to which an embedding may be truncated, by `matryoshka_dimensions` and `is_matryoshka`."""
     named = config.get("matryoshka_dimensions")
     if isinstance(named, list):
         return tuple(size for size in named if isinstance(size, int))
     return None if config.get("is_matryoshka") is True else ()
-
-
-def _read_if_there(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}

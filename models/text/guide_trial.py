@@ -62,7 +62,7 @@ def limits() -> LLParserLimits:
     )
 
 
-def fault_of(grammar: str, marks: Sequence[str]) -> str:
+def error_of(grammar: str, marks: Sequence[str]) -> str:
     """What is wrong with a grammar that may name these marks; empty where nothing is."""
     tokens = [bytes([byte]) for byte in range(256)] + [mark.encode() for mark in marks]
     tokenizer = Vocabulary(tokens, range(256, len(tokens))).compiled()
@@ -85,7 +85,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     asked = json.load(sys.stdin.buffer)
     threading.stack_size(_STACK_BYTES)
-    trial = threading.Thread(target=lambda: sys.stdout.write(fault_of(asked["grammar"], asked["marks"])))
+    trial = threading.Thread(target=lambda: sys.stdout.write(error_of(asked["grammar"], asked["marks"])))
     trial.start()
     trial.join()
 

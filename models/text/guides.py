@@ -28,7 +28,7 @@ from llguidance import LLMatcher
 
 from models.text import guide_trial
 from models.text.detokenizer import TextDecoders
-from models.text.guide_errors import in_our_words
+from models.text.guide_errors import explanation_of
 from shared.errors import BugError, ClientError, WorkerError
 from shared.events import Guide
 
@@ -387,4 +387,4 @@ def _invalid(kind: str, said: str) -> InvalidGuideError:
     plain = said if place is None else said[place.end() :]
     # Of the others the grammar is ours: where it is wrong in that says nothing.
     where = f"line {place[1]}, column {place[2]}" if place is not None and kind == "grammar" else ""
-    return InvalidGuideError(in_our_words(plain), kind=kind, where=where)
+    return InvalidGuideError(explanation_of(plain), kind=kind, where=where)

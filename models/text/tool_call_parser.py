@@ -1,8 +1,9 @@
-"""Calls of tools, read from an answer as it comes.
+"""Incremental parser of tool calls in an answer.
 
-A fold over the text: however it is cut into pieces, what comes out, put together, is the same, so that every
-gateway tells the same of the same chunks. What may be the beginning of a call is held back until that is
-decided; what then is none is said as it stands. White space beside calls is nobody's.
+A fold over the text of the answer: the concatenated result does not depend on how the text is cut into
+    pieces,
+so every gateway reports the same for the same chunks. Text that may be the start of a call is held back until
+that is decided, and is emitted as text if it is none. White space around calls is dropped.
 """
 
 from collections import deque
@@ -18,88 +19,88 @@ from models.text.tool_calls import CallFormat
 _ARGUMENTS: Final = ("arguments", "parameters")
 _OTHERS: Final = ("type", "id")
 _MOST_HELD: Final = 256
-"""How many characters beside a call may wait for it."""
-_Reading = Generator[None, str, None]
+"""The most characters that may be held back while it is undecided whether a call starts."""
+_Parsing = Generator[None, str, None]
 _Char = Generator[None, str, str]
 
 
 @dataclass(slots=True)
 class CallPiece:
-    """What is new of one call: its `name` when it begins, and then more of its arguments."""
+    """The new part of one call: its `name` once, at its start, and a piece of its arguments."""
 
     name: str | None = None
     arguments: str = ""
 
 
 @dataclass(slots=True)
-class Said:
-    """What is new of an answer: text, and calls by their index."""
+class ParsedPiece:
+    """The new part of an answer: text, and parts of calls by their index."""
 
     content: str = ""
     calls: dict[int, CallPiece] = field(default_factory=dict)
 
 
 class _NoCallError(Exception):
-    """What was read is no call."""
+    """The text is not a tool call."""
 
 
-class ToolCallReader:
-    """Reads one answer.
+class ToolCallParser:
+    """Parses one answer.
 
     Args:
-        written: how its model writes calls.
-        functions: the names of those it was offered.
+        call_format: the format of the model's calls.
+        functions: the names of the functions that the request offers.
 
     Attributes:
-        count: how many calls have begun.
+        count: the number of calls that have started.
     """
 
-    def __init__(self, written: CallFormat, functions: Collection[str]) -> None:
+    def __init__(self, call_format: CallFormat, functions: Collection[str]) -> None:
         self.count = 0
-        self._format = written
+        self._format = call_format
         self._functions = functions
-        self._said = Said()
-        self._ahead: deque[str] = deque()  # to be read before what comes
-        self._held: list[str] = []  # read, and neither said nor dropped yet
+        self._parsed = ParsedPiece()
+        self._ahead: deque[str] = deque()  # characters to read again, before new ones
+        self._held: list[str] = []  # characters read and not yet emitted or dropped
         self._has_content = False
         self._is_call_open = False
-        self._is_behind_call = False
-        self._reading = self._read()
-        next(self._reading)
+        self._is_after_call = False
+        self._parsing = self._read()
+        next(self._parsing)
 
-    def push(self, text: str) -> Said:
-        """Read a piece of the answer; what is new."""
+    def push(self, text: str) -> ParsedPiece:
+        """Parse the next piece of the answer; return what is new."""
         for character in text:
-            self._reading.send(character)
+            self._parsing.send(character)
         return self._take()
 
-    def end(self) -> Said:
-        """The answer is complete; what is left of it."""
-        while self._held and not self._is_call_open and not self._is_behind_call:
+    def end(self) -> ParsedPiece:
+        """End the answer; return what was held back."""
+        while self._held and not self._is_call_open and not self._is_after_call:
             if self.count and "".join(self._held).isspace():
                 break
-            self._say_first()
+            self._emit_first()
             self._ahead.extend(self._held)
             self._held.clear()
-            self._reading.close()
-            self._reading = self._read()
-            next(self._reading)
+            self._parsing.close()
+            self._parsing = self._read()
+            next(self._parsing)
         return self._take()
 
-    def _take(self) -> Said:
-        said, self._said = self._said, Said()
+    def _take(self) -> ParsedPiece:
+        said, self._parsed = self._parsed, ParsedPiece()
         return said
 
-    def _say(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         self._has_content = self._has_content or not text.isspace()
-        self._said.content += text
+        self._parsed.content += text
 
-    def _say_first(self) -> None:
-        self._say(self._held.pop(0))
+    def _emit_first(self) -> None:
+        self._emit(self._held.pop(0))
 
-    # ---- one character after the other ---------------------------------------------------------------
+    # ---- characters ------------------------------------------------------------------------------------
     def _next(self) -> _Char:
-        """The next character; it is held until it is known what it belongs to."""
+        """The next character; it is held back until it is known what it belongs to."""
         character = self._ahead.popleft() if self._ahead else (yield)
         if self._is_call_open:
             self._held.clear()
@@ -113,24 +114,24 @@ class ToolCallReader:
         return character
 
     def _give_back(self) -> None:
-        """The last character is read again."""
+        """Read the last character again."""
         self._ahead.appendleft(self._held.pop())
 
     def _give_all_back(self) -> None:
         self._ahead.extendleft(reversed(self._held))
         self._held.clear()
 
-    def _read(self) -> _Reading:
+    def _read(self) -> _Parsing:
         while True:
             yield from self._text()
             try:
                 yield from self._calls()
             except _NoCallError:
-                self._say_first()
-                self._give_all_back()  # perhaps one begins within it
+                self._emit_first()
+                self._give_all_back()  # a call may start within it
 
-    def _text(self) -> _Reading:
-        """What is said, up to where a call begins."""
+    def _text(self) -> _Parsing:
+        """Emit text up to the start of a call."""
         while True:
             yield from self._next()
             while self._held:
@@ -140,7 +141,7 @@ class ToolCallReader:
                 is_short = len(self._held) <= _MOST_HELD
                 if is_short and (not begun or any(opener.startswith(begun) for opener in self._openers)):
                     break
-                self._say_first()
+                self._emit_first()
 
     @property
     def _openers(self) -> tuple[str, ...]:
@@ -148,8 +149,8 @@ class ToolCallReader:
         return (self._format.opens, "{") if is_bare else (self._format.opens,)
 
     # ---- calls ---------------------------------------------------------------------------------------
-    def _calls(self) -> _Reading:
-        """All calls behind one opening."""
+    def _calls(self) -> _Parsing:
+        """Parse all calls after one opening mark."""
         if not self._format.is_array:
             if self._held[-1] == "{":
                 self._give_back()
@@ -166,22 +167,22 @@ class ToolCallReader:
             self._give_back()
         self._held.clear()
 
-    def _closing(self) -> _Reading:
-        """The text behind a call, which some models forget."""
-        self._is_behind_call = True
+    def _closing(self) -> _Parsing:
+        """Parse the closing mark of a call, which some models omit."""
+        self._is_after_call = True
         for expected in self._format.closes:
             is_first = not "".join(self._held).strip()
             if (yield from (self._next_solid() if is_first else self._next())) != expected:
                 self._give_all_back()
                 break
-        self._is_behind_call = False
+        self._is_after_call = False
         self._held.clear()
 
-    def _call(self) -> _Reading:
-        """One JSON object.
+    def _call(self) -> _Parsing:
+        """Parse one call, a JSON object.
 
         Raises:
-            _NoCallError: it is something else, or names no function; as long as nothing of it was said.
+            _NoCallError: it is something else, or names no function, and nothing of it was emitted yet.
         """
         try:
             yield from self._object()
@@ -192,7 +193,7 @@ class ToolCallReader:
         self._is_call_open = False
         self._held.clear()
 
-    def _object(self) -> _Reading:
+    def _object(self) -> _Parsing:
         if (yield from self._next_solid()) != "{":
             raise _NoCallError
         name: str | None = None
@@ -211,20 +212,20 @@ class ToolCallReader:
                 name = self._checked(_decoded((yield from self._string())))
                 if early is not None:
                     self._begin(name)
-                    self._argue(early)
+                    self._add_arguments(early)
             elif key in _ARGUMENTS and not self._is_call_open and early is None:
                 if name is not None:
                     self._begin(name)
-                early = yield from self._value(is_said=name is not None)
+                early = yield from self._value(is_emitted=name is not None)
             elif key in _OTHERS and not self._is_call_open:
-                yield from self._value(is_said=False)
+                yield from self._value(is_emitted=False)
             else:
                 raise _NoCallError
         if name is None:
             raise _NoCallError
         if early is None:
             self._begin(name)
-            self._argue("{}")
+            self._add_arguments("{}")
 
     def _checked(self, name: str) -> str:
         if not name or (self._format.is_bare and name not in self._functions):
@@ -233,16 +234,16 @@ class ToolCallReader:
 
     def _begin(self, name: str) -> None:
         self._is_call_open = True
-        self._said.calls[self.count] = CallPiece(name)
+        self._parsed.calls[self.count] = CallPiece(name)
         self.count += 1
 
-    def _argue(self, text: str) -> None:
-        piece = self._said.calls.setdefault(self.count - 1, CallPiece())
+    def _add_arguments(self, text: str) -> None:
+        piece = self._parsed.calls.setdefault(self.count - 1, CallPiece())
         piece.arguments += text
 
     # ---- JSON ----------------------------------------------------------------------------------------
     def _string(self) -> _Char:
-        """The rest of a string behind its first quote; the whole of it."""
+        """Read a JSON string after its opening quote; return it with both quotes."""
         text = '"'
         is_escaped = False
         while True:
@@ -252,13 +253,17 @@ class ToolCallReader:
                 return text
             is_escaped = character == "\\" and not is_escaped
 
-    def _value(self, *, is_said: bool) -> _Char:
-        """A value as it is written; where it `is_said`, it is as it comes. A string says what is in it."""
+    def _value(self, *, is_emitted: bool) -> _Char:
+        """Read a JSON value; return its source, or of a string the content.
+
+        Args:
+            is_emitted: emit it as arguments while it is read.
+        """
         character = yield from self._next_solid()
         if character == '"':
             text = _decoded((yield from self._string()))
-            if is_said:
-                self._argue(text)
+            if is_emitted:
+                self._add_arguments(text)
             return text
         text, depth, is_quoted, is_escaped = "", 0, False, False
         while True:
@@ -266,8 +271,8 @@ class ToolCallReader:
                 self._give_back()
                 return text
             text += character
-            if is_said:
-                self._argue(character)
+            if is_emitted:
+                self._add_arguments(character)
             if is_quoted:
                 is_quoted = is_escaped or character != '"'
                 is_escaped = character == "\\" and not is_escaped
@@ -283,10 +288,10 @@ class ToolCallReader:
 
 
 def _decoded(text: str) -> str:
-    """What a JSON string says.
+    """The content of a JSON string.
 
     Raises:
-        _NoCallError: it is none.
+        _NoCallError: it is not valid JSON.
     """
     try:
         return msgspec.json.decode(text, type=str)
@@ -294,7 +299,7 @@ def _decoded(text: str) -> str:
         raise _NoCallError from error
 
 
-def call_id(request_id: str, choice: int, index: int, written: CallFormat) -> str:
-    """The id of a call: the same whoever reads the answer, and however often."""
+def call_id(request_id: str, choice: int, index: int, call_format: CallFormat) -> str:
+    """The id of a call: the same on every gateway and in every reading of the answer."""
     digest = blake2b(f"{request_id}/{choice}/{index}".encode(), digest_size=12).hexdigest()
-    return digest[:9] if written.has_short_ids else f"call_{digest}"
+    return digest[:9] if call_format.has_short_ids else f"call_{digest}"

@@ -1,13 +1,13 @@
-r"""How models write calls of tools, and the grammars that have them write some.
+r"""Formats of tool calls in answers, and the grammars that constrain answers to them.
 
-A chat template tells the model how: so from its source it is known which of these formats its answers have.
+The chat template tells the model how to write calls, so the format is detected in the template's source.
 
     hermes     <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>        Qwen, Hermes
     mistral    [TOOL_CALLS][{"name": ..., "arguments": {...}}]                  Mistral
     llama      {"name": ..., "parameters": {...}}                               Llama 3, and nothing else
 
-A worker says the name of its model's format as it joins; gateways read calls in answers by it
-(`models.text.tool_call_parser`). This module is pure, and knows no template language and no tokenizer.
+A worker reports the name of its model's format when it joins; gateways parse calls by it
+(`models.text.tool_call_parser`). This module is pure: it needs no template language and no tokenizer.
 """
 
 import json
@@ -22,16 +22,16 @@ from shared.events import Function, Guide, Inputs, NamedTool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFormat:
-    """One way to write calls; each is a JSON object.
+    """A format of tool calls; each call is a JSON object.
 
     Attributes:
         opens: the text before a call.
-        closes: the text behind it; behind all of them where `is_array`.
+        closes: the text after a call; after all calls with `is_array`.
         arguments: the key of a call's arguments.
         is_array: the calls of an answer are one JSON array.
-        is_bare: an answer that begins with `{` is a call as well, if it names a known function.
-        separator: the text between two calls; empty where an answer has but one.
-        has_short_ids: calls have ids of nine letters and digits; Mistral's templates take no others.
+        is_bare: an answer that starts with `{` is a call too, if it names an offered function.
+        separator: the text between two calls; empty if an answer has at most one.
+        has_short_ids: call ids are nine letters and digits, the only ones that Mistral's templates accept.
     """
 
     name: str
@@ -57,11 +57,11 @@ FORMATS: Final[Mapping[str, CallFormat]] = MappingProxyType(
     {known.name: known for known in (HERMES, MISTRAL, LLAMA)}
 )
 _ELSEWHERE: Final = ("<function=", "<arg_key>", "[ARGS]")
-"""What is in templates whose calls are no JSON objects, whatever else is in them."""
+"""Marks of templates whose calls are not JSON objects."""
 
 
 def format_in(source: str) -> CallFormat | None:
-    """The format that a template which knows tools asks its model for; None is one that is not known here."""
+    """The format in which a template asks its model to write calls; None if it is unknown."""
     if any(mark in source for mark in _ELSEWHERE):
         return None
     if HERMES.opens in source and HERMES.closes in source:
@@ -74,7 +74,7 @@ def format_in(source: str) -> CallFormat | None:
 
 
 def offered(inputs: Inputs) -> list[dict[str, Any]] | None:
-    """The tools as a template takes them; None where the model is not to know of any."""
+    """The tools of a request, as templates take them; None if the model is to see none."""
     if not inputs.tools or inputs.tool_choice == "none":
         return None
     return [{"type": "function", "function": _described(tool.function)} for tool in inputs.tools]
@@ -88,7 +88,7 @@ def _described(function: Function) -> dict[str, Any]:
     return described
 
 
-# ---- what has to be written -----------------------------------------------------------------------
+# ---- grammars -------------------------------------------------------------------------------------
 
 _COMPACT: Final = {
     "whitespace_flexible": False,
@@ -96,19 +96,24 @@ _COMPACT: Final = {
     "key_separator": ": ",
     "json_allowed_escapes": 'nrbtf\\"',  # no \uXXXX: see `models.text.guides`
 }
-"""How models write JSON that they were shown; and an end is in sight, also of one that likes spaces."""
+"""JSON with fixed white space, as models are shown it; this bounds the length of an answer."""
 _ANY_OBJECT: Final = {"type": "object"}
 _ANYTHING: Final = r"/(.|\n)*/"
 
 
 def guide_for(found: CallFormat, inputs: Inputs, guide: Guide | None) -> Guide | None:
-    """What an answer has to be, with the tools of `inputs`; `guide`: what one has to be that is no call.
+    """The guide of an answer to a request with tools; None if the answer is free.
 
-    None is whatever the model says. Where the model chooses (`auto`), calls of `strict` functions are valid
-    by their schema, and all else of the answer is free.
+    With `tool_choice` `auto`, calls of `strict` functions are constrained to their schema, and the rest of
+    the answer is free.
+
+    Args:
+        found: the format of calls.
+        inputs: the request's.
+        guide: the request's own guide, for an answer without calls.
 
     Raises:
-        ClientError: tools do not go with such a guide.
+        ClientError: the guide cannot be combined with tools.
     """
     functions = [tool.function for tool in inputs.tools]
     choice = inputs.tool_choice
@@ -123,7 +128,7 @@ def guide_for(found: CallFormat, inputs: Inputs, guide: Guide | None) -> Guide |
     if choice != "auto":
         return _guide({"start": "calls", **calls})
     if content is not None:
-        marked = f"{_text(found.opens)} calls" if found.is_bare else "calls"  # told from an object at once
+        marked = f"{_text(found.opens)} calls" if found.is_bare else "calls"  # differs from content at once
         return _guide({"start": f"content | {marked}", "content": content, **calls})
     if any(function.strict for function in functions):
         return _guide(_free(found, functions, many=bool(many)))
@@ -131,7 +136,7 @@ def guide_for(found: CallFormat, inputs: Inputs, guide: Guide | None) -> Guide |
 
 
 def _content(guide: Guide | None) -> str | None:
-    """The rule of an answer that is no call."""
+    """The grammar rule of an answer without calls."""
     if guide is None:
         return None
     if guide.json_schema is not None:
@@ -139,14 +144,14 @@ def _content(guide: Guide | None) -> str | None:
     if guide.json_object:
         return _json(_ANY_OBJECT)
     raise ClientError(
-        "guide: expected json_schema or json_object beside tools, found another one; leave it out, or ask "
-        "with the tool_choice 'none'",
+        "guide: expected json_schema or json_object together with tools, found another one; leave it out, "
+        "or set tool_choice to 'none'",
         code="not_supported",
     )
 
 
 def _calls(found: CallFormat, functions: Sequence[Function], *, many: bool) -> dict[str, str]:
-    """The rules of an answer that is calls and nothing else."""
+    """The rules of an answer that consists of calls."""
     rules = _objects(found, functions, all_strict=True)
     more = f"({_text(found.separator)} {{}})*" if many else ""
     if found.is_array:
@@ -159,7 +164,7 @@ def _calls(found: CallFormat, functions: Sequence[Function], *, many: bool) -> d
 
 
 def _free(found: CallFormat, functions: Sequence[Function], *, many: bool) -> dict[str, str]:
-    """The rules of an answer in which calls, where there are some, are valid."""
+    """The rules of a free answer in which calls are valid."""
     rules = _objects(found, functions, all_strict=False)
     if found.is_bare:
         return {"start": f"call | {_text(found.opens)} call | free", "free": r"/([^{](.|\n)*)?/", **rules}
@@ -174,7 +179,7 @@ def _free(found: CallFormat, functions: Sequence[Function], *, many: bool) -> di
 
 
 def _objects(found: CallFormat, functions: Sequence[Function], *, all_strict: bool) -> dict[str, str]:
-    """The rule `call`: a JSON object that calls one of the functions."""
+    """The rule `call`: a JSON object with the call of one of the functions."""
     rules = {"call": " | ".join(f"call_{number}" for number in range(len(functions)))}
     for number, function in enumerate(functions):
         begins = f'{{"name": {json.dumps(function.name)}, "{found.arguments}": '
@@ -196,7 +201,7 @@ def _json(schema: dict[str, Any] | bool) -> str:
 
 
 def _text(text: str) -> str:
-    """A text as a grammar has it."""
+    """A text as a literal of the grammar."""
     return json.dumps(text)
 
 
@@ -204,4 +209,4 @@ def _guide(rules: Mapping[str, str]) -> Guide:
     try:
         return Guide(grammar="\n".join(f"{name}: {rule}" for name, rule in rules.items()))
     except ValueError as error:
-        raise ClientError(f"tools: their schemas are too much for one answer: {error}") from error
+        raise ClientError(f"tools: their schemas are too large for one answer: {error}") from error

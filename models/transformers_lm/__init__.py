@@ -1,12 +1,12 @@
-"""Decoder-only language models out of transformers, as nodes of the KV-cache engine.
+"""Decoder-only language models of transformers, as nodes of the KV engine.
 
-    architecture.py   what a checkpoint says of itself: the class, its config, the longest text, the dtype
-    probe.py          what the model would ask of its attention: refused by name, or the shape of its KV
-    tensors.py        its weights, through transformers' own renames and ties
-    quantised.py      those stored in eight bits, as the floats they stand for
-    sharding.py       the part of it that one of several members has
+    architecture.py   the model class, its config, the longest sequence and the dtype of a checkpoint
+    probe.py          checks of the model's attention: the KV layout, or why the model is not served
+    tensors.py        loading of weights, with transformers' renames, merges and ties
+    quantised.py      8-bit weights, loaded as floats
+    sharding.py       tensor parallelism: the part of a model that one rank has
     node.py           the node: embed, forward, head
-    loader.py         all of it in order: a folder in, a node out
+    loader.py         from a checkpoint folder to a node
 
-Any family whose graph has such a model in it loads it from here, under the name its graph gives it.
+Any family with such a model in its graph loads it from here, under the name of its node.
 """

@@ -109,7 +109,7 @@ def max_positions_of(config: Any, raw: Mapping[str, Any]) -> int:
     return context_length({"max_position_embeddings": default, **raw}) or _NO_LIMIT
 
 
-def multiplies_bfloat16() -> bool:
+def has_bfloat16_instructions() -> bool:
     """Whether this machine's processor has instructions for it (AVX-512 BF16, AMX)."""
     asked = (getattr(torch.cpu, f"_is_{what}_supported", None) for what in ("avx512_bf16", "amx_tile"))
     return any(is_there() for is_there in asked if is_there is not None)
@@ -128,7 +128,7 @@ def choose_dtype(name: str, device: torch.device, shards: list[Shard]) -> torch.
     tensors = [tensor for shard in shards for tensor in shard.tensors.values()]
     if device.type == "cpu":
         narrow = sum(tensor.nbytes for tensor in tensors if tensor.dtype == "BF16")
-        if narrow >= CPU_BFLOAT16_BYTES and multiplies_bfloat16():
+        if narrow >= CPU_BFLOAT16_BYTES and has_bfloat16_instructions():
             return torch.bfloat16
         is_small = sum(4 * tensor.elements for tensor in tensors) <= CPU_FLOAT32_BYTES
         return torch.float32 if is_small else torch.bfloat16

@@ -22,7 +22,7 @@ from models.transformers_lm.architecture import (
 from models.transformers_lm.node import DecoderLM
 from models.transformers_lm.probe import probe_layout
 from models.transformers_lm.quantised import quantised_of
-from models.transformers_lm.sharding import Unheard, sharded
+from models.transformers_lm.sharding import SilentPeers, sharded
 from models.transformers_lm.tensors import load_weights
 
 
@@ -93,7 +93,7 @@ def examine_decoder(checkpoint: Path, *, members: int = 1) -> int:
     quantised_of(raw, (), checkpoint)
     max_positions = max_positions_of(config, raw)
     # Members' parts are of one shape, so one is looked at.
-    part = _part_of(model_class, Unheard(0, members) if members > 1 else None, heard=False)
+    part = _part_of(model_class, SilentPeers(0, members) if members > 1 else None, heard=False)
     probe_layout(part, config, max_positions)
     return max_positions
 
@@ -102,4 +102,4 @@ def _part_of(model_class: Any, peers: Peers | None, *, heard: bool) -> Any:
     """The class of this member's part, with sums over all of them where that is to be heard."""
     if peers is None:
         return model_class
-    return sharded(model_class, peers if heard else Unheard(peers.index, peers.size))
+    return sharded(model_class, peers if heard else SilentPeers(peers.index, peers.size))

@@ -84,7 +84,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Unheard:
+class SilentPeers:
     """A member that is alone with itself: shapes are right, and numbers are not. For runs without memory."""
 
     index: int

@@ -19,7 +19,7 @@ from dalsegno.terminal.sequence_diagram import WIDTH
 from models.checkpoints.files import CheckpointError, UnsupportedArchitectureError
 from models.decoder_lm import nodes
 from models.transformers_lm.loader import load_decoder
-from models.transformers_lm.sharding import Unheard
+from models.transformers_lm.sharding import SilentPeers
 from tests.tiny import tiny_checkpoint
 from workers.data_plane.transports import nixl
 
@@ -253,7 +253,7 @@ def shared_by(ranks: int, checkpoint: Path) -> DeploymentConfig:
 def test_a_model_that_so_many_ranks_cannot_share_is_refused_in_the_workers_words(tmp_path: Path) -> None:
     folder = tiny_checkpoint()
     with pytest.raises(UnsupportedArchitectureError) as refused:
-        load_decoder(folder, "llm", peers=Unheard(0, 3))
+        load_decoder(folder, "llm", peers=SilentPeers(0, 3))
     groups = [{"node_names": ["prepare", "llm"], "ranks": [0, 1, 2], "tp_size": 3}]
     path = tmp_path / "three.yaml"
     path.write_text(yaml.safe_dump({"model": "decoder_lm", "max_seq_len": 64, "node_groups": groups}))

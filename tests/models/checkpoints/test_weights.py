@@ -69,7 +69,7 @@ def test_an_index_of_another_checkpoint_is_noticed(tmp_path: Path) -> None:
 def test_an_index_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../secret.safetensors"}}')
 
-    with pytest.raises(CheckpointError, match="expected a file beside it"):
+    with pytest.raises(CheckpointError, match="expected a file in the same folder"):
         read_shards(tmp_path)
 
 

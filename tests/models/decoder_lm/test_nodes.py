@@ -96,7 +96,7 @@ def test_a_large_model_stays_narrow_where_the_processor_multiplies_what_it_is_st
     monkeypatch: pytest.MonkeyPatch, stored: Any, multiplies: bool, found: torch.dtype
 ) -> None:
     monkeypatch.setattr(architecture, "CPU_BFLOAT16_BYTES", 1000)
-    monkeypatch.setattr(architecture, "multiplies_bfloat16", lambda: multiplies)
+    monkeypatch.setattr(architecture, "has_bfloat16_instructions", lambda: multiplies)
 
     assert load(tiny_checkpoint("qwen3", dtype=stored)).dtype is found
 

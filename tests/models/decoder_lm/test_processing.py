@@ -255,10 +255,10 @@ def test_what_is_of_the_prompt_alone_is_asked_for_alone(chatml: Path, modality: 
 
     assert len(prepare(loaded, asked)) == 512  # none is left for an answer
     for params in (Params(echo=True), Params(logprobs=1), Params(warm=True)):
-        with pytest.raises(ClientError, match=f"beside {modality}, which is no answer"):
+        with pytest.raises(ClientError, match=f"together with {modality}, which is no answer"):
             prepare(loaded, asked, params)
     both = msgspec.structs.replace(asked, output_modalities=["text", modality])
-    with pytest.raises(ClientError, match="writes a text, makes an embedding, or puts out hidden states"):
+    with pytest.raises(ClientError, match="generates text, makes an embedding, or returns hidden states"):
         prepare(loaded, both)
 
 

@@ -125,10 +125,10 @@ def test_the_template_for_tools_may_be_a_file(tmp_path: Path) -> None:
         (
             "{{ messages[0].content }} <tool_call></tool_call>",
             {"tools": TOOLS},
-            "chat template knows no tools",
+            "chat template takes no tools",
         ),
-        ("{{ tools }}{{ messages[0].content }}", {"tools": TOOLS}, "the way this model's chat template"),
-        ("{{ messages[0].content }}", {"messages": [*ASKED, made("{}")]}, "knows no tool_calls of messages"),
+        ("{{ tools }}{{ messages[0].content }}", {"tools": TOOLS}, "the format of tool calls in this model's chat template"),
+        ("{{ messages[0].content }}", {"messages": [*ASKED, made("{}")]}, "takes no tool_calls in messages"),
     ],
 )
 def test_a_template_that_knows_no_tools_says_so(

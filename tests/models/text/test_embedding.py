@@ -30,7 +30,9 @@ def checkpoint(folder: Path, *modules: str, config: dict[str, Any] | None = None
 
 
 def test_one_that_says_nothing_takes_the_last_token_at_length_1(tmp_path: Path) -> None:
-    assert embedding.read(checkpoint(tmp_path)).asked(None) == PoolingParams(mode="lasttoken", normalize=True)
+    assert embedding.read(checkpoint(tmp_path)).pooling(None) == PoolingParams(
+        mode="lasttoken", normalize=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_modules_say_how(tmp_path: Path, pooling: dict[str, Any], mode: str, *, 
 
     found = embedding.read(checkpoint(tmp_path, *modules, **pooling))
 
-    assert found.asked(None) == PoolingParams(mode=mode, normalize=normalize)
+    assert found.pooling(None) == PoolingParams(mode=mode, normalize=normalize)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_modules_say_how(tmp_path: Path, pooling: dict[str, Any], mode: str, *, 
             {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
             r"pooled by 'cls\+mean'",
         ),
-        (["Transformer", "Pooling", "Dense"], {"pooling_mode_cls_token": True}, "'Dense' behind the model"),
+        (["Transformer", "Pooling", "Dense"], {"pooling_mode_cls_token": True}, "'Dense' after the model"),
     ],
 )
 def test_what_is_not_computed_is_refused_when_it_is_asked_for(
@@ -70,7 +72,7 @@ def test_what_is_not_computed_is_refused_when_it_is_asked_for(
     found = embedding.read(checkpoint(tmp_path, *modules, **pooling))
 
     with pytest.raises(ClientError, match=why) as refused:
-        found.asked(None)
+        found.pooling(None)
     assert refused.value.code == "embeddings_not_supported"
 
 
@@ -88,10 +90,10 @@ def test_how_long_they_may_be_the_config_says(
     found = embedding.read(checkpoint(tmp_path, config=config))
 
     for size in allowed:
-        assert (found.asked(size).dimensions or 64) == size
+        assert (found.pooling(size).dimensions or 64) == size
     for size in refused:
         with pytest.raises(ClientError, match=f"found {size}") as wrong:
-            found.asked(size)
+            found.pooling(size)
         assert wrong.value.code == "dimensions_not_supported"
 
 

@@ -115,7 +115,7 @@ def test_a_schema_does_not_choose_how_strictly_it_is_kept(bytes_and_pieces: Guid
     lenient = {"type": "integer", "x-guidance": {"lenient": True, "whitespace_pattern": "x"}}
 
     assert not accepts(bytes_and_pieces.compiled(Guide(json_schema=lenient)), "1x")
-    with pytest.raises(InvalidGuideError, match='found "not"; leave that out'):
+    with pytest.raises(InvalidGuideError, match='found "not"; leave them out'):
         bytes_and_pieces.check(Guide(json_schema={**lenient, "not": {"const": 1}}))
 
 
@@ -123,34 +123,34 @@ def test_a_schema_does_not_choose_how_strictly_it_is_kept(bytes_and_pieces: Guid
     ("asked", "said"),
     [
         ({"json_schema": {"type": "nonsense"}}, "^json_schema: expected .*, found nonsense; name one"),
-        ({"json_schema": {"uniqueItems": True, "type": "array"}}, 'found "uniqueItems"; leave that out'),
-        ({"json_schema": {"if": {}, "then": {}}}, 'found "if", "then"; leave that out'),
+        ({"json_schema": {"uniqueItems": True, "type": "array"}}, 'found "uniqueItems"; leave them out'),
+        ({"json_schema": {"if": {}, "then": {}}}, 'found "if", "then"; leave them out'),
         ({"json_schema": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "found others; give each"),
-        ({"json_schema": {"type": "string", "format": "iri"}}, "found iri; say it as a pattern"),
-        ({"json_schema": {"type": "string", "pattern": "("}}, "read: unclosed group; mend it there$"),
-        ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 4}}, r"\(5\) is .*; mend what"),
+        ({"json_schema": {"type": "string", "format": "iri"}}, "found iri; use a pattern"),
+        ({"json_schema": {"type": "string", "pattern": "("}}, "error: unclosed group; correct it$"),
+        ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 4}}, r"\(5\) is .*; resolve the"),
         ({"json_schema": {"properties": {"a": {}, "b": {}}, "maxProperties": 1}}, "one; name all"),
         ({"json_schema": {"patternProperties": {"a": {}, "b": {}}}}, "found /a/ and /b/; make them exclude"),
-        ({"json_schema": False}, "schema is false; mend what contradicts itself"),
+        ({"json_schema": False}, "schema is false; resolve the contradiction"),
         ({"json_schema": {"type": "object", "minProperties": 2}}, "at most 1, .*, found 2; name"),
         (
             {"json_schema": {"items": {"properties": {"const": {"required": ["a"], "minProperties": 3}}}}},
             "minProperties of at most 2, .*, found 3; name",
         ),
-        ({"json_schema": {"$ref": "http://example.com/s.json"}}, "found http://.*; copy what it"),
-        ({"json_schema": {"$ref": "#/$defs/a"}}, r"found #/\$defs/a, which is not there; add it"),
-        ({"json_schema": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}}, "no text can be"),
-        ({"json_schema": {"properties": 5}}, "this cannot be kept: properties must be"),
-        ({"regex": "["}, "^regex: expected .* cannot be read: unclosed character class; mend it there$"),
-        ({"regex": r"(a)\1"}, "^regex: expected .* without references back, found one; repeat"),
-        ({"regex": "(?=a)b"}, "without look-around, .*; say what is to be there"),
-        ({"regex": r"\bword\b"}, "without look-around, .*; say what is to be there"),
-        ({"grammar": "start: x"}, 'grammar: line 1, column 8: expected names .*, found "x"; write a rule'),
-        ({"grammar": "%%% (("}, "line 1, column 2: .* dialect of Lark, found what cannot be read"),
-        ({"grammar": 'rule: "a"'}, "a rule that is called start, found none; add it"),
+        ({"json_schema": {"$ref": "http://example.com/s.json"}}, "found http://.*; copy the target"),
+        ({"json_schema": {"$ref": "#/$defs/a"}}, r"found #/\$defs/a, which does not exist; add it"),
+        ({"json_schema": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}}, "no text satisfies it"),
+        ({"json_schema": {"properties": 5}}, "this is not supported: properties must be"),
+        ({"regex": "["}, "^regex: expected .* a syntax error: unclosed character class; correct it$"),
+        ({"regex": r"(a)\1"}, "^regex: expected .* without backreferences, found one; repeat"),
+        ({"regex": "(?=a)b"}, "without look-around, .*; describe the text"),
+        ({"regex": r"\bword\b"}, "without look-around, .*; describe the text"),
+        ({"grammar": "start: x"}, 'grammar: line 1, column 8: expected names .*, found "x"; add a rule'),
+        ({"grammar": "%%% (("}, "line 1, column 2: .* dialect of Lark, found a syntax error"),
+        ({"grammar": 'rule: "a"'}, "a rule with the name start, found none; add it"),
         ({"grammar": 'start: "a"\nstart: "b"'}, 'line 2, .* found "start" twice; join them'),
-        ({"grammar": 'start: start "a"'}, "no text can be what it asks for; see that each rule"),
-        ({"grammar": "start: <|nobody|>"}, r"marks, .*call.*; found .*nobody.*; name"),
+        ({"grammar": 'start: start "a"'}, "no text satisfies it; give each rule"),
+        ({"grammar": "start: <|nobody|>"}, r"special tokens, .*call.*; found .*nobody.*; name"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_kept_is_refused_with_a_reason(
@@ -218,7 +218,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "too many choices at once": (
         {"json_schema": {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(1000)}}},
-        r"more than \d+ things|found \d+ things of at most 1000; give it fewer optional properties",
+        r"more than \d+ items|found \d+ items of at most 1000; give it fewer optional properties",
     ),
     "too many states": ({"regex": "a?" * 2000 + "a" * 2000}, "regex: expected .*, found too many; give it"),
 }  # fmt: skip
@@ -251,7 +251,7 @@ def test_how_much_has_to_be_kept_in_mind_at_once_is_counted_and_no_clock_is_aske
         return Guide(json_schema={"type": "object", "properties": properties})
 
     bytes_and_pieces.check(optional(248))
-    with pytest.raises(InvalidGuideError, match="found 1003 things of at most 1000; give it fewer"):
+    with pytest.raises(InvalidGuideError, match="found 1003 items of at most 1000; give it fewer"):
         bytes_and_pieces.check(optional(249))
 
 
@@ -266,7 +266,7 @@ def test_a_text_of_too_many_meanings_is_followed_as_far_as_they_can_be_counted(
         matcher.push(b"a")
     monkeypatch.delattr(CompiledGuide, "begin_alone")
 
-    with pytest.raises(InvalidGuideError, match="found 1035 things of at most 1000; give it fewer"):
+    with pytest.raises(InvalidGuideError, match="found 1035 items of at most 1000; give it fewer"):
         matcher.push(b"a")
 
 

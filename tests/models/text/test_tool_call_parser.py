@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.text.tool_call_parser import Said, ToolCallReader, call_id
+from models.text.tool_call_parser import ParsedPiece, ToolCallParser, call_id
 from models.text.tool_calls import FORMATS, HERMES, LLAMA, MISTRAL, CallFormat
 
 NAMES = ("f", "get_weather")
@@ -18,10 +18,10 @@ ARGUMENTS = '{"a": "}\\"{<tool_call>", "b": [1, {"c": 2}]}'
 
 def told(written: CallFormat, pieces: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
     """The text and the calls of an answer; in what order a call is told is asserted on the way."""
-    reader = ToolCallReader(written, NAMES)
+    reader = ToolCallParser(written, NAMES)
     content, calls = "", dict[int, list[str]]()
 
-    def take(said: Said) -> None:
+    def take(said: ParsedPiece) -> None:
         nonlocal content
         content += said.content
         for index, piece in said.calls.items():
@@ -130,9 +130,9 @@ def test_arguments_come_as_they_were_written(arguments: dict[str, object], inden
 
 
 def test_a_name_is_told_before_its_call_is_complete() -> None:
-    reader = ToolCallReader(HERMES, NAMES)
+    reader = ToolCallParser(HERMES, NAMES)
 
-    assert reader.push('<tool_call>\n{"name": "f", "argu') == Said()
+    assert reader.push('<tool_call>\n{"name": "f", "argu') == ParsedPiece()
     begun = reader.push('ments": {"a": ')
     more = reader.push("5")
 
@@ -141,7 +141,7 @@ def test_a_name_is_told_before_its_call_is_complete() -> None:
 
 
 def test_spaces_without_an_end_are_not_kept_for_ever() -> None:
-    reader = ToolCallReader(HERMES, NAMES)
+    reader = ToolCallParser(HERMES, NAMES)
 
     assert len(reader.push(" " * 5000).content) > 4000
 

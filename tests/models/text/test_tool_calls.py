@@ -7,7 +7,7 @@ import llguidance
 import msgspec
 import pytest
 
-from models.text.tool_call_parser import ToolCallReader
+from models.text.tool_call_parser import ToolCallParser
 from models.text.tool_calls import (
     FORMATS,
     HERMES,
@@ -174,7 +174,7 @@ def test_without_a_choice_the_guide_is_as_it_was() -> None:
 
 @pytest.mark.parametrize("guide", [Guide(regex="a+"), Guide(choice=["a"]), Guide(grammar="start: /a/")])
 def test_other_guides_do_not_go_with_tools(guide: Guide) -> None:
-    with pytest.raises(ClientError, match="expected json_schema or json_object beside tools"):
+    with pytest.raises(ClientError, match="expected json_schema or json_object together with tools"):
         guide_for(HERMES, inputs(), guide)
 
 
@@ -182,13 +182,13 @@ def test_schemas_that_are_too_much_together_are_refused() -> None:
     wide = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(1000)}}
     many = [{"name": f"f{n}", "parameters": wide} for n in range(5)]
 
-    with pytest.raises(ClientError, match="tools: their schemas are too much for one answer"):
+    with pytest.raises(ClientError, match="tools: their schemas are too large for one answer"):
         guide_for(HERMES, inputs(*many, tool_choice="required"), Guide(json_schema=wide))
 
 
 @ALL
 def test_what_a_grammar_forces_is_read_as_a_call(written: CallFormat) -> None:
-    reader = ToolCallReader(written, ("forecast", "now"))
+    reader = ToolCallParser(written, ("forecast", "now"))
     said = reader.push(call(written, GOOD))
 
     assert (said.content, reader.end().content) == ("", "")
