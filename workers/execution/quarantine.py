@@ -1,4 +1,4 @@
-"""Progress of a step in quarantine: is it further than when a worker died during it (ADR 9)?
+"""Progress of a step in quarantine since a worker died while it ran (ADR 9).
 
 A request whose step was running when a worker died is a suspected poison pill. Its next attempt runs in
 quarantine, and the rank reports once (`walk.progressed`) when all its output nodes have made progress:
