@@ -39,12 +39,12 @@ _EVERYWHERE: Final = frozenset({"0.0.0.0", "::", "*", "0"})  # noqa: S104 - refu
 
 
 def resolve(model: str, hub_cache: Path | None = None) -> DeploymentConfig:
-    """The configuration behind a name in `configs/`, a YAML file, or a checkpoint folder, as it is there.
+    """Read and check a name in `configs/`, a YAML file, or a checkpoint folder.
 
-    `hub_cache` is where the hub's tools put their downloads, for a file that names no checkpoint.
+    `hub_cache` is the local cache of the Hugging Face hub, for files that name no checkpoint.
 
     Raises:
-        ConfigError: it is none of them, or cannot be served.
+        ConfigError: `model` is none of these, or cannot be served.
     """
     base = read(model)
     return check(base.values, source=base.source, folder=base.folder, name=base.name, hub_cache=hub_cache)
@@ -59,37 +59,38 @@ def check(
     sources: Mapping[str, str] | None = None,
     hub_cache: Path | None = None,
 ) -> DeploymentConfig:
-    """The configuration in `raw`, with its paths made absolute and its placement checked.
+    """Check raw keys and values; return the configuration with absolute paths.
 
     Args:
         raw: keys and values.
-        source: where they are from, for messages.
-        folder: what its relative paths are relative to.
-        name: the model's, unless `raw` has one.
-        sources: where single keys (`gateway.port`) are from, if not from `source`.
-        hub_cache: where the hub's tools put their downloads; asked where no checkpoint is named.
+        source: their origin, for messages.
+        folder: the folder that relative paths start from.
+        name: the model's name, unless `raw` has one.
+        sources: the origin of single keys (`gateway.port`) that are not from `source`.
+        hub_cache: the local cache of the Hugging Face hub, searched if no checkpoint is named.
 
     Raises:
-        ConfigError: it cannot be served; says source, key, value, and what would be right.
-        UnknownFamilyError: nobody serves such a model; told first, for such a file has keys of its own.
+        ConfigError: the configuration cannot be served. The message names origin, key, value and what was
+            expected.
+        UnknownFamilyError: no family serves the model. Raised first: the family defines some of the keys.
     """
-    whence = _Whence(source, sources or {})
+    origins = _Origins(source, sources or {})
     raw = {key: value for key, value in raw.items() if value is not None or key not in SECTIONS}
-    graph = _graph(raw.get("model"), whence)
-    raw = _with_current_names(raw, graph, whence)
-    _refuse_unknown_in(raw, whence)
-    _check_devices(raw.get("devices"), whence)
+    graph = _graph(raw.get("model"), origins)
+    raw = _with_current_names(raw, graph, origins)
+    _refuse_unknown_in(raw, origins)
+    _check_devices(raw.get("devices"), origins)
     try:
         config = msgspec.convert(raw, DeploymentConfig, str_keys=True)  # a rank in `devices` may be "0"
     except msgspec.ValidationError as error:
         found = misfit(error, raw, DeploymentConfig)
-        raise ConfigError(f"{whence.of(found.place)}: {discreet(found)}") from error
-    assert graph is not None  # a `model` that is no string does not convert
-    config = _with_paths(_with_checkpoint(config, graph, hub_cache, whence), graph, folder, whence)
+        raise ConfigError(f"{origins.of(found.place)}: {discreet(found)}") from error
+    assert graph is not None  # a `model` that is not a string does not convert
+    config = _with_paths(_with_checkpoint(config, graph, hub_cache, origins), graph, folder, origins)
     config = msgspec.structs.replace(config, name=config.name or name)
     if not _is_file(Path(config.checkpoint) / "config.json"):
         what = "has no config.json" if os.path.lexists(config.checkpoint) else "does not exist"
-        raise ConfigError(f"{whence.of('checkpoint')}: checkpoint {config.checkpoint} {what}")
+        raise ConfigError(f"{origins.of('checkpoint')}: checkpoint {config.checkpoint} {what}")
     for key, secret in (
         ("gateway.api_keys", config.gateway.api_keys),
         ("nats.password", [config.nats.password]),
@@ -98,41 +99,41 @@ def check(
     ):
         if any(one is not None and split_key(one)[1] == MASK for one in secret):
             raise ConfigError(
-                f"{whence.of(key)}: {key}: {MASK} stands for a secret that was not printed; "
-                "say it by environment, or in a file of its own"
+                f"{origins.of(key)}: {key}: {MASK} stands for a secret that was not printed; "
+                "set it by environment variable, or in a file of secrets"
             )
-    _check_placement(config, graph, whence)
+    _check_placement(config, graph, origins)
     if unknown := sorted(config.walk_timeouts_s.keys() - graph.walks.keys()):
         meant = closest_match(unknown[0], graph.walks)
         raise ConfigError(
-            f"{whence.of('walk_timeouts_s')}: walk_timeouts_s: expected walks of {config.model} "
+            f"{origins.of('walk_timeouts_s')}: walk_timeouts_s: expected walks of {config.model} "
             f"({', '.join(sorted(graph.walks))}), found {unknown[0][:80]!r}"
             + (f"; did you mean {meant!r}?" if meant else "")
         )
     if config.nats.durability == "cluster" and config.nats.url is None:
         raise ConfigError(
-            f"{whence.of('nats.durability')}: nats.durability: cluster needs a NATS cluster, and a private "
-            "server is one: name the cluster's servers with --nats or nats.url, or ask for host or process"
+            f"{origins.of('nats.durability')}: nats.durability: expected host or process for a "
+            "private server, found cluster; name the servers of a NATS cluster with --nats or nats.url"
         )
     if config.data_plane.address in _EVERYWHERE:
         raise ConfigError(
-            f"{whence.of('data_plane.address')}: data_plane.address: expected one address of this machine, "
-            f"the one that other workers reach; found {config.data_plane.address!r}, which is all of them"
+            f"{origins.of('data_plane.address')}: data_plane.address: expected one address of this machine, "
+            f"the one that other workers reach; found {config.data_plane.address!r}, which is all addresses"
         )
     return config
 
 
-def _graph(family: object, whence: "_Whence") -> ModelGraph | None:
+def _graph(family: object, origins: "_Origins") -> ModelGraph | None:
     if not isinstance(family, str):
         return None
     try:
         return registry.graph(family)
     except registry.UnknownFamilyError as error:
-        raise registry.UnknownFamilyError(f"{whence.of('model')}: {error.message}") from error
+        raise registry.UnknownFamilyError(f"{origins.of('model')}: {error.message}") from error
 
 
 def _with_current_names(
-    raw: Mapping[str, Any], graph: ModelGraph | None, whence: "_Whence"
+    raw: Mapping[str, Any], graph: ModelGraph | None, origins: "_Origins"
 ) -> Mapping[str, Any]:
     """Return `raw` with the current names of the keys in `model_kwargs`; log a warning for each old name.
 
@@ -145,33 +146,35 @@ def _with_current_names(
     try:
         current, renamed = renamed_keys.with_current_names(kwargs, graph.kwargs if graph is not None else ())
     except ValueError as error:
-        raise ConfigError(f"{whence.of('model_kwargs')}: model_kwargs: {error}") from error
+        raise ConfigError(f"{origins.of('model_kwargs')}: model_kwargs: {error}") from error
     for old, new in renamed.items():
-        _LOGGER.warning("%s: %s", whence.of(f"model_kwargs.{old}"), renamed_keys.warning(old, new))
+        _LOGGER.warning("%s: %s", origins.of(f"model_kwargs.{old}"), renamed_keys.warning(old, new))
     return {**raw, "model_kwargs": current}
 
 
 def _with_checkpoint(
-    config: DeploymentConfig, graph: ModelGraph, hub_cache: Path | None, whence: "_Whence"
+    config: DeploymentConfig, graph: ModelGraph, hub_cache: Path | None, origins: "_Origins"
 ) -> DeploymentConfig:
-    """The configuration with a checkpoint: the one it names, else the downloaded one."""
+    """Fill in the checkpoint: the configured folder, otherwise the family's repository in the hub cache."""
     if config.checkpoint:
         return config
-    told = "name a folder in the key checkpoint, or with --checkpoint"
+    advice = "name a folder in the key checkpoint, or with --checkpoint"
     if not graph.repository:
-        raise ConfigError(f"{whence.of('checkpoint')}: checkpoint: expected a folder, found nothing; {told}")
+        raise ConfigError(
+            f"{origins.of('checkpoint')}: checkpoint: expected a folder, found nothing; {advice}"
+        )
     found = hub.snapshot(hub_cache, graph.repository) if hub_cache is not None else None
     if found is None:
         where = f" in {hub_cache}" if hub_cache is not None else ""
         raise ConfigError(
-            f"{whence.of('checkpoint')}: no checkpoint is named, and {graph.repository} was not downloaded: "
-            f"not found{where}; get it with `hf download {graph.repository}`, or {told}"
+            f"{origins.of('checkpoint')}: no checkpoint is named, and {graph.repository} was not downloaded: "
+            f"not found{where}; get it with `hf download {graph.repository}`, or {advice}"
         )
     return msgspec.structs.replace(config, checkpoint=str(found))
 
 
 def discreet(found: Misfit) -> str:
-    """What does not fit, without the value where that is a secret."""
+    """The message of a validation error, without the value if that is a secret."""
     key = found.place.partition("[")[0]
     if key not in SECRETS:
         return found.message
@@ -179,26 +182,26 @@ def discreet(found: Misfit) -> str:
 
 
 def refuse_unknown(found: Mapping[str, Any], known_by: type[msgspec.Struct], where: str) -> None:
-    """Refuse a key that the struct does not have; msgspec would not say which one is near.
+    """Refuse keys that the struct does not have, and name the closest match, which msgspec does not.
 
     Raises:
-        ConfigError: names the key, and the nearest that is known.
+        ConfigError: a key is unknown.
     """
     known = {field.name: field.name for field in msgspec.structs.fields(known_by)}
     for key in found:
         if key not in known:
-            raise ConfigError(f"{where}: unknown key {key}; {neighbour(str(key), known)}")
+            raise ConfigError(f"{where}: unknown key {key}; {hint_for(str(key), known)}")
 
 
-def neighbour(word: str, known: Mapping[str, str], listed: Iterable[str] | None = None) -> str:
-    """What may be meant by `word`: the nearest that is known, as it is to be written, or what there is."""
+def hint_for(word: str, known: Mapping[str, str], listed: Iterable[str] | None = None) -> str:
+    """A hint for an unknown word: the closest known one, or the list of all."""
     near = closest_match(word, known)
     return f"did you mean {known[near]!r}?" if near else f"expected one of {list(listed or known.values())}"
 
 
 @dataclass(frozen=True, slots=True)
-class _Whence:
-    """Where a value is from: a file, unless an environment variable or a flag said it."""
+class _Origins:
+    """The origins of values: a file, except for those set by environment variables or flags."""
 
     file: str
     others: Mapping[str, str]
@@ -210,7 +213,7 @@ class _Whence:
         return self.others.get(key, self.file)
 
 
-def _refuse_unknown_in(raw: Mapping[str, Any], whence: _Whence) -> None:
+def _refuse_unknown_in(raw: Mapping[str, Any], origins: _Origins) -> None:
     top = {field.name: field.name for field in msgspec.structs.fields(DeploymentConfig)}
     inner = {
         field.name: f"{section}.{field.name}"
@@ -220,27 +223,27 @@ def _refuse_unknown_in(raw: Mapping[str, Any], whence: _Whence) -> None:
     for key in raw:
         if key not in top:
             raise ConfigError(
-                f"{whence.file}: unknown key {key}; {neighbour(str(key), inner | top, listed=top)}"
+                f"{origins.file}: unknown key {key}; {hint_for(str(key), inner | top, listed=top)}"
             )
     for section, kind in SECTIONS.items():
         if isinstance(values := raw.get(section), dict):
-            refuse_unknown(values, kind, f"{whence.file}: {section}")
+            refuse_unknown(values, kind, f"{origins.file}: {section}")
     groups = raw.get("node_groups")
     for number, group in enumerate(groups if isinstance(groups, list) else ()):
         if isinstance(group, dict):
-            refuse_unknown(group, NodeGroup, f"{whence.of('node_groups')}: node_groups[{number}]")
+            refuse_unknown(group, NodeGroup, f"{origins.of('node_groups')}: node_groups[{number}]")
 
 
 def _with_paths(
-    config: DeploymentConfig, graph: ModelGraph, folder: Path, whence: _Whence
+    config: DeploymentConfig, graph: ModelGraph, folder: Path, origins: _Origins
 ) -> DeploymentConfig:
-    """The configuration with its paths made absolute (`paths`)."""
+    """Make the paths of a configuration absolute (`paths`)."""
 
     def absolute(key: str, path: str) -> str:
         try:
             return str((folder / Path(path).expanduser()).resolve())
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, no home, a null byte
-            raise ConfigError(f"{whence.of(key)}: {key}: {path!r} is no path: {error}") from error
+            raise ConfigError(f"{origins.of(key)}: {key}: {path!r} is not a usable path: {error}") from error
 
     def absolute_if_told(key: str, path: str | None) -> str | None:
         return absolute(key, path) if path is not None else None
@@ -265,32 +268,32 @@ def _with_paths(
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that is too long, a folder that is not ours to look into
+    except OSError:  # the name is too long, or the folder is not readable
         return False
 
 
-def _check_devices(devices: object, whence: "_Whence") -> None:
-    """Say of what is wrong in the map which rank it is."""
+def _check_devices(devices: object, origins: "_Origins") -> None:
+    """Check the map of devices; errors name the rank."""
     for rank, device in devices.items() if isinstance(devices, dict) else ():
-        where = f"{whence.of(f'devices.{rank}')}: devices.{rank}"
+        where = f"{origins.of(f'devices.{rank}')}: devices.{rank}"
         if not str(rank).isdecimal():
             raise ConfigError(f"{where}: expected a rank, an integer >= 0, found {described(rank)}")
         if not isinstance(device, str) or not _DEVICE.fullmatch(device):
             raise ConfigError(f"{where}: expected auto, cpu, cuda or cuda:N, found {described(device)}")
 
 
-def _check_placement(config: DeploymentConfig, graph: ModelGraph, whence: "_Whence") -> None:
+def _check_placement(config: DeploymentConfig, graph: ModelGraph, origins: "_Origins") -> None:
     try:
         ranks = placement.ranks_of(placement.resolve(config.node_groups, graph))
     except PlacementError as error:
-        raise ConfigError(f"{whence.of('node_groups')}: {error}") from error
+        raise ConfigError(f"{origins.of('node_groups')}: {error}") from error
     if strangers := sorted(set(config.devices) - set(ranks)):
         raise ConfigError(
-            f"{whence.of('devices')}: devices: expected ranks of node_groups, which are {ranks}, "
+            f"{origins.of('devices')}: devices: expected ranks of node_groups, which are {ranks}, "
             f"found {strangers}"
         )
     if len(ranks) > 1 and set(config.data_plane.transports) == {"local"}:
         raise ConfigError(
-            f"{whence.of('data_plane.transports')}: data_plane.transports: expected a way from process to "
-            f"process, as shm or tcp, for the ranks {ranks}; found local alone"
+            f"{origins.of('data_plane.transports')}: data_plane.transports: expected a transport "
+            f"between processes, such as shm or tcp, for the ranks {ranks}; found only local"
         )

@@ -18,18 +18,18 @@ _ON_A_HUB: Final = re.compile(r"[A-Za-z0-9][\w.-]*/([A-Za-z0-9][\w.-]*)")
 
 
 def configs_folder() -> Path:
-    """Where the named configurations are, also in an installed wheel."""
+    """The folder of the named configurations, also in an installed wheel."""
     return Path(str(files("configs")))
 
 
 def named() -> list[str]:
-    """The names `resolve` knows."""
+    """The names of the configurations in `configs/`."""
     return sorted(path.stem for path in configs_folder().glob("*.yaml"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """What a configuration starts from, not checked yet.
+    """The keys and values of one source, not checked yet.
 
     Attributes:
         values: keys and values as they are written.
@@ -45,12 +45,12 @@ class Base:
 
 
 def read(model: str) -> Base:
-    """What is written behind a name in `configs/`, a YAML file, or a checkpoint folder.
+    """Read a name in `configs/`, a YAML file, or a checkpoint folder.
 
     Raises:
-        ConfigError: it is none of them, or cannot be read.
+        ConfigError: `model` is none of these, or cannot be read.
     """
-    if model in named():  # before a folder that happens to be called so; that one is `./name`
+    if model in named():  # takes precedence over a folder of that name, which is `./name`
         return _of_file(configs_folder() / f"{model}.yaml")
     path = Path(model)
     if path.is_dir():
@@ -69,17 +69,17 @@ def read(model: str) -> Base:
 
 
 def is_text(text: str) -> bool:
-    """Whether `text` can be written: a lone surrogate, which YAML can escape, cannot."""
+    """Tell whether `text` can be encoded: YAML can escape a lone surrogate, UTF-8 cannot encode it."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def is_integer_of_64_bits(value: int) -> bool:
-    """Whether `value` can be written: what is larger has no place in an event."""
+    """Tell whether `value` fits 64 bits: events cannot contain larger integers."""
     return -(2**63) <= value < 2**63
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice, where YAML's own takes the last; and what cannot be written."""
+    """A safe loader that refuses duplicate keys and values that an event cannot contain."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -107,10 +107,10 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """What `text` says in YAML.
+    """Parse YAML.
 
     Raises:
-        ConfigError: it is no YAML; says where, in one line, and repeats nothing of it: there may be secrets.
+        ConfigError: `text` is not YAML. The message names the place and quotes nothing: it may be a secret.
     """
     try:
         return yaml.load(text, _Loader)  # noqa: S506 - it is the safe one

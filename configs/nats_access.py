@@ -9,7 +9,10 @@ from shared.log.nats.durability import StreamPolicy
 
 
 def stream_policy(settings: NatsSettings, *, syncs_always: bool = False) -> StreamPolicy:
-    """How the log is to be kept; `syncs_always`: by a server of ours, that was told to sync."""
+    """The retention and durability that are required of the stream.
+
+    `syncs_always`: the server is a private one that was configured to sync every write.
+    """
     return StreamPolicy(
         durability=settings.durability,
         monitors=settings.monitors,

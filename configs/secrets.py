@@ -13,32 +13,32 @@ from configs.deployment import ConfigError, GatewaySettings
 
 _LOGGER: Final = logging.getLogger(__name__)
 _NAMED_KEY: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})=(?!=*$)(.+)", re.DOTALL)
-"""`name=secret`. Signs of equality at the end alone are a secret's own: base64 is padded with them."""
+"""`name=secret`. Equal signs at the very end belong to the secret: base64 is padded with them."""
 
 
 _PADDED_CHARS: Final = 16
-"""What is shorter and ends so is no padded secret, but a name whose secret was forgotten."""
+"""A shorter text that ends in an equal sign is a name without secret, not padded base64."""
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may ask.
+    """An accepted API key.
 
     Attributes:
-        name: what logs and limits call its holder.
-        secret: what the holder sends; of printable ASCII without spaces, as a header is.
+        name: the holder's name in logs and limits.
+        secret: printable ASCII without spaces, because it is sent in a header.
     """
 
     name: str
     secret: str
 
-    def __repr__(self) -> str:  # a traceback or a log line shall not give it away
+    def __repr__(self) -> str:  # keeps the secret out of tracebacks and log lines
         return f"ApiKey(name={self.name!r}, secret='***')"
 
 
 def api_keys(settings: GatewaySettings) -> tuple[ApiKey, ...]:
-    """Every key a gateway takes: those of the configuration, then those of its file.
+    """All accepted API keys: those of the configuration, then those of its file.
 
-    A key without a name is called `key-<its place>`. A file that others can read is worth a warning.
+    A key without a name is called `key-<position>`. A file that other users can read causes a warning.
 
     Raises:
         ConfigError: the file cannot be read, or a key cannot be sent, or one is there twice. No message
@@ -51,7 +51,7 @@ def api_keys(settings: GatewaySettings) -> tuple[ApiKey, ...]:
 
 
 def split_key(text: str) -> tuple[str, str]:
-    """The name, empty where there is none, and the secret in `name=secret`."""
+    """Split `name=secret`; the name is empty for a secret alone."""
     told = _NAMED_KEY.fullmatch(text)
     return (told[1], told[2]) if told else ("", text)
 
@@ -69,10 +69,10 @@ def secret_in(path: Path, key: str, what: str) -> str:
 
 
 def _lines(path: Path) -> Iterable[tuple[str, str]]:
-    """The file's lines that hold something, and where each is."""
+    """The non-empty lines of the file of API keys, each with its position."""
     text = _text_of(path, "gateway.api_keys_file")
     if path.stat().st_mode & stat.S_IROTH:
-        _LOGGER.warning("%s holds keys, and everybody on this machine can read it: chmod o-r", path)
+        _LOGGER.warning("%s contains API keys and is readable by all users of this machine: chmod o-r", path)
     lines = [(f"{path}, line {number}", line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     told = [(where, line) for where, line in lines if line and not line.startswith("#")]
     if not told:  # without a key everybody may ask: nobody who names a file means that
@@ -94,15 +94,15 @@ def _keys(told: Iterable[tuple[str, str]]) -> tuple[ApiKey, ...]:
     for place, (where, text) in enumerate(told, 1):
         name, secret = split_key(text)
         if not name and text.endswith("=") and len(text) < _PADDED_CHARS:
-            raise ConfigError(f"{where}: expected a secret behind the sign of equality, found nothing")
+            raise ConfigError(f"{where}: expected a secret after the equal sign, found nothing")
         if not secret or not all("!" <= char <= "~" for char in secret):
             raise ConfigError(
                 f"{where}: expected `name=secret` or a secret, of printable ASCII without spaces; "
-                "found what no client could send"
+                "found characters that a client cannot send in a header"
             )
         name = name or f"key-{place}"
         if name in found:
-            raise ConfigError(f"{where}: the name {name!r} is given to another key already")
+            raise ConfigError(f"{where}: the name {name!r} belongs to another key already")
         if secret in secrets:
             raise ConfigError(f"{where}: the key {name!r} has the secret of {secrets[secret]!r}")
         found[name] = ApiKey(name=name, secret=secret)

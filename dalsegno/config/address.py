@@ -1,4 +1,4 @@
-"""Addresses a person types: where to listen, and which NATS to join. Wrong ones are refused at once."""
+"""Addresses on the command line: where to listen, and which NATS server to join."""
 
 import socket
 from collections.abc import Iterator
@@ -13,25 +13,25 @@ from shared.errors import ClientError
 _SCHEMES: Final = ("nats", "tls")
 _LAST_PORT: Final = 65_535
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - read, not bound
-"""Listening everywhere, a server is reached from here by loopback."""
+"""A server that listens on all addresses is reached locally by loopback."""
 
 
 class AddressError(ClientError):
-    """An address that cannot be used; says which and why."""
+    """An address that cannot be used."""
 
     code = "invalid_address"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listen:
-    """Where the gateway listens."""
+    """The address of a gateway."""
 
     host: str
     port: int
 
     @property
     def reached_at(self) -> str:
-        """The host by which this machine reaches it."""
+        """The host name for connections from this machine."""
         return _EVERYWHERE.get(self.host, self.host)
 
     @property
@@ -41,31 +41,29 @@ class Listen:
 
 
 def free(host: str, port: int, count: int = 1) -> list[Listen]:
-    """So many addresses on which nobody listens yet, at ports that follow on one another from `port` on.
-
-    With port 0, ports the system picks.
+    """Find `count` free addresses at consecutive ports from `port` on; at any free ports if `port` is 0.
 
     Raises:
-        AddressError: one is taken, or cannot be listened on.
+        AddressError: an address is in use or cannot be used.
     """
-    if port + count - 1 > _LAST_PORT:  # which the system would take for another one
+    if port + count - 1 > _LAST_PORT:  # the system would wrap around
         raise AddressError(
-            f"cannot listen on {count} ports from {port} on: the last there is is {_LAST_PORT}; "
+            f"cannot listen on {count} ports from {port} on: the last port is {_LAST_PORT}; "
             "choose a lower one with --port"
         )
-    with ExitStack() as probes:  # all held until the last is found: the system picks none twice
+    with ExitStack() as probes:  # all stay open until the last one is found, so that none is chosen twice
         return [probes.enter_context(_probe(host, port + number if port else 0)) for number in range(count)]
 
 
 @contextmanager
 def _probe(host: str, port: int) -> Iterator[Listen]:
-    """Listen for a moment."""
+    """Listen on an address while the context is open."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as probe:
-            # As servers do: connections of a dead server in TIME_WAIT are no hindrance.
+            # As servers do: connections in TIME_WAIT do not block the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen(1)
@@ -78,10 +76,10 @@ def _probe(host: str, port: int) -> Iterator[Listen]:
 
 
 def nats_url(text: str) -> str:
-    """`text` as the address of a NATS server, or of several with commas between them.
+    """Normalise the address of a NATS server, or of several separated by commas.
 
     Raises:
-        AddressError: it is none, or carries a secret: arguments are for all to see.
+        AddressError: the address is invalid, or contains a secret, which other users could see.
     """
     return ",".join(_nats_url(part.strip()) for part in text.split(","))
 
@@ -91,12 +89,12 @@ def _nats_url(text: str) -> str:
         parts = urlsplit(text if "://" in text else f"nats://{text}")
         port = parts.port or 4222
     except ValueError as error:
-        raise AddressError(f"{text!r} is no address of a NATS server: {error}") from error
+        raise AddressError(f"{text!r} is not the address of a NATS server: {error}") from error
     if parts.username is not None or parts.password is not None:
         raise AddressError(
-            f"the NATS server's address carries a secret that others can see: put the token in {NATS_TOKEN}"
+            f"the NATS server's address contains a secret that others can see: put the token in {NATS_TOKEN}"
         )
     if parts.scheme not in _SCHEMES or not parts.hostname or parts.path.strip("/") or parts.query:
-        raise AddressError(f"{text!r} is no address of a NATS server: expected nats://host:port")
+        raise AddressError(f"{text!r} is not the address of a NATS server: expected nats://host:port")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{parts.scheme}://{host}:{port}"

@@ -1,13 +1,13 @@
-"""`dalsegno config MODEL`: the configuration that would be served, and where each value is from.
+"""`dalsegno config MODEL`: the effective configuration, with the origin of each value.
 
     gateway:
       host: 127.0.0.1                     # from default
       port: 8001                          # from DALSEGNO_GATEWAY_PORT
       # api_keys: [web=***]               # from DALSEGNO_GATEWAY_API_KEYS; a secret is not printed
 
-It is YAML that can be saved and served as it is. A secret of the environment stands there as a comment, so
-that what is saved says nothing in its place: where it is from, it still is. One that is in the YAML file
-stands there masked, and is refused until it is said again: what is saved must not let in who was kept out.
+The output is YAML that can be saved and served. A secret from the environment is printed as a comment, so
+that the saved file does not override it. A secret from the YAML file is printed masked, and the saved file is
+refused until the secret is set again: otherwise it would accept clients that the original refuses.
 """
 
 import json
@@ -25,7 +25,7 @@ from dalsegno.config import options, resolve
 from dalsegno.config.layers import KEYS, Effective
 
 _COMMENT_AT: Final = 40
-"""The column of the comments, where the values leave room."""
+"""The column of the comments, if the value is shorter."""
 
 
 @click.command()
@@ -33,10 +33,10 @@ _COMMENT_AT: Final = 40
 @options.of_serve
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object: config, sources.")
 def config(model: str, *, as_json: bool, **told: Any) -> None:
-    """Show the configuration that serve would run MODEL with.
+    """Show the effective configuration of MODEL.
 
     MODEL is a name in configs/, a YAML file, or a folder with a Hugging Face checkpoint. Nothing is started;
-    what could not be served is refused as serve refuses it.
+    a configuration that serve would refuse is refused with the same message.
     """
     found = resolve.effective(model, options.settings_in(told))
     resolve.check(found)
@@ -47,7 +47,7 @@ def config(model: str, *, as_json: bool, **told: Any) -> None:
 
 
 def values(found: Effective) -> dict[str, Any]:
-    """The configuration as keys and values, secrets masked."""
+    """The configuration as nested keys and values, secrets masked."""
     shown: dict[str, Any] = {}
     for key in KEYS.values():
         section, _, name = key.name.rpartition(".")
@@ -57,7 +57,7 @@ def values(found: Effective) -> dict[str, Any]:
 
 
 def lines(found: Effective) -> Iterator[str]:
-    """The configuration in YAML, a line per value."""
+    """The configuration in YAML, one line per value."""
     section = ""
     for key in KEYS.values():
         if key.section != section:
@@ -81,7 +81,7 @@ def lines(found: Effective) -> Iterator[str]:
 
 
 def masked(secret: str) -> str:
-    """A secret's name, where it has one, and no more of it."""
+    """Mask a secret, keeping its name if it has one."""
     name, _ = split_key(secret)
     return f"{name}={MASK}" if name else MASK
 

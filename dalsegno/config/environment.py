@@ -1,12 +1,12 @@
-"""The environment, read and written in this one module.
+"""Environment variables: the only module that reads or writes them.
 
 DALSEGNO_<KEY>         a key of the configuration: DALSEGNO_GATEWAY_PORT is gateway.port
-DALSEGNO_NATS_TOKEN    the token of a NATS server; by environment, as arguments are for all to see
-DALSEGNO_NATS_PASSWORD that of a user of a NATS server, and DALSEGNO_NATS_SEED the seed of an nkey
-DALSEGNO_API_KEY       what `dalsegno ask` shows to a server that takes no one without
-HF_HUB_CACHE, HF_HOME  where the hub's tools put their downloads, else ~/.cache/huggingface/hub
+DALSEGNO_NATS_TOKEN    the token of a NATS server; a variable, because other users can see arguments
+DALSEGNO_NATS_PASSWORD the password of a NATS user; DALSEGNO_NATS_SEED the seed of an nkey
+DALSEGNO_API_KEY       the API key that `dalsegno ask` sends
+HF_HUB_CACHE, HF_HOME  the cache of the Hugging Face tools, by default ~/.cache/huggingface/hub
 NO_COLOR               no colours in the terminal, whatever its value (no-color.org)
-DALSEGNO_FAULT         a file that orders a role to fail at some point: for tests alone (shared.faults)
+DALSEGNO_FAULT         a file that makes a role fail at a given point; for tests only (shared.faults)
 """
 
 import os
@@ -38,7 +38,7 @@ NATS_CREDENTIALS: Final = frozenset(
         "key_file",
     )
 )
-"""All that says who we are to a server, and which server is the right one."""
+"""The variables that identify us to a server, and the server to us."""
 DATA_DIR: Final = KEYS["data_dir"].variable
 API_KEY: Final = "DALSEGNO_API_KEY"
 HUB_CACHE: Final = "HF_HUB_CACHE"
@@ -49,13 +49,13 @@ FAULT: Final = "DALSEGNO_FAULT"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What the environment says. An empty variable is a silent one.
+    """The variables that Dal Segno reads. Empty ones count as not set.
 
     Attributes:
-        settings: the variables of the configuration, each as it is; also misspelt ones
-        (`dalsegno.config.layers`). api_key: a client's.
-        hub_cache: the folder of the hub's downloads, whether it is there or not.
-        fault: a file with orders to fail (`shared.faults`).
+        settings: variables with our prefix, unparsed, misspelt ones included (`dalsegno.config.layers`).
+        api_key: the key of a client.
+        hub_cache: the cache of the Hugging Face tools; it may not exist.
+        fault: a file with injected faults (`shared.faults`).
     """
 
     settings: Mapping[str, str]
@@ -66,7 +66,7 @@ class Environment:
 
 
 def read() -> Environment:
-    """The environment as it is now."""
+    """Read the current environment."""
     return Environment(
         settings={
             name: value
@@ -81,18 +81,18 @@ def read() -> Environment:
 
 
 def _hub_cache() -> Path:
-    """As the hub's own tools find it."""
+    """Locate the cache as the Hugging Face tools do."""
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get(HUB_HOME) or f"{caches}/huggingface"
     told = Path(os.environ.get(HUB_CACHE) or f"{home}/hub")
     try:
         return told.expanduser()
-    except RuntimeError:  # nobody's home is known: a container's user may have none
+    except RuntimeError:  # the user has no home folder, as in some containers
         return told
 
 
 def of(credentials: Credentials) -> dict[str, str]:
-    """The variables that say `credentials` to a role of ours."""
+    """The variables that pass `credentials` to a child process."""
     told = {
         NATS_TOKEN: credentials.token,
         NATS_USER: credentials.user,
@@ -103,14 +103,13 @@ def of(credentials: Credentials) -> dict[str, str]:
 
 
 def for_child(*, credentials: Mapping[str, str] | None) -> dict[str, str]:
-    """Our own environment for a role, with its credentials and with output that is not held back.
+    """The environment of a child process: our own, with its credentials and unbuffered output.
 
-    OpenMP's threads wait without spinning, unless they are told otherwise: torch's would fight with the
-    other roles over the cores (30 times slower steps on two busy ones).
+    OpenMP threads wait passively unless configured otherwise: spinning threads of torch would compete with
+    the other roles for the cores (steps were 30 times slower on two busy cores).
 
     Args:
-        credentials: the variables that say them, for a server of our own; None where a role shows what we
-            were told to.
+        credentials: the variables for a private server; None if the child uses our own credentials.
     """
     theirs = NATS_CREDENTIALS if credentials is not None else frozenset()
     inherited = {name: value for name, value in os.environ.items() if name not in theirs}

@@ -1,12 +1,13 @@
-"""Layers of a configuration: the file's values, over them the environment's, over them the flags'.
+"""Layers of a configuration: flags override environment variables, which override the file.
 
     file          gateway: {port: 9000}
     environment   DALSEGNO_GATEWAY_PORT=9001
-    flag          --set gateway.port=9002            9002 it is, from --set
+    flag          --set gateway.port=9002            result: 9002, from --set
 
-Every key has a variable, and every key can be set; the names follow from `DeploymentConfig`. Of a map
-(`model_kwargs`) each key is a value of its own, a list is one value. Pure: nothing here reads a file or the
-environment; that is done by who calls.
+Every key of `DeploymentConfig` has an environment variable and can be set by flag. The keys of a map
+(`model_kwargs`) are set one by one; a list is replaced as a whole. Pure: callers read files and environment.
+
+Not pydantic-settings, for the reasons in ADR 24.
 """
 
 import re
@@ -19,7 +20,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from configs.checks import check, discreet, neighbour
+from configs.checks import check, discreet, hint_for
 from configs.deployment import SECRETS, SECTIONS, ConfigError, DeploymentConfig, paths
 from configs.files import Base, is_integer_of_64_bits, is_text, parse_yaml
 from configs.renamed_keys import RENAMED
@@ -27,7 +28,7 @@ from shared.validation_errors import Misfit, misfit
 
 VARIABLE_PREFIX: Final = "DALSEGNO_"
 DEFAULT: Final = "default"
-"""The source of what nobody said."""
+"""The origin of values that are not set."""
 
 _INTEGER: Final = re.compile(r"[+-]?\d{1,30}")
 _TRUTH: Final = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(
@@ -42,9 +43,9 @@ class Key:
     """One key of the configuration.
 
     Attributes:
-        name: as it is set: `gateway.port`.
+        name: as used by `--set`, e.g. `gateway.port`.
         type: its annotation.
-        default: as in a YAML file; `msgspec.NODEFAULT` where it must be said.
+        default: as in a YAML file; `msgspec.NODEFAULT` for required keys.
     """
 
     name: str
@@ -53,24 +54,24 @@ class Key:
 
     @property
     def variable(self) -> str:
-        """The environment variable that says it."""
+        """The environment variable that sets the key."""
         return VARIABLE_PREFIX + self.name.replace(".", "_").upper()
 
     @property
     def section(self) -> str:
-        """The section it is in; empty for one at the top."""
+        """The section of the key; empty at the top level."""
         return self.name.rpartition(".")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One value, said outside the file.
+    """One value from a variable or a flag.
 
     Attributes:
-        key: `gateway.port`; also a key in a map, as `model_kwargs.max_rows`.
-        text: as it was said.
-        value: what that means, as it would be in a YAML file.
-        source: the variable, or the flag.
+        key: e.g. `gateway.port`, or a key in a map such as `model_kwargs.max_sequences`.
+        text: as given.
+        value: the parsed value, as in a YAML file.
+        source: the variable or the flag.
     """
 
     key: str
@@ -81,10 +82,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effective:
-    """A configuration, and where each value is from.
+    """A configuration and the origin of each value.
 
     Attributes:
-        sources: of every key, and of every key in a map: a file, a variable, a flag, or `DEFAULT`.
+        sources: by key, also by key in a map: a file, a variable, a flag, or `DEFAULT`.
     """
 
     config: DeploymentConfig
@@ -107,7 +108,7 @@ def _key(name: str, field: msgspec.structs.FieldInfo) -> Key:
 
 
 KEYS: Final[Mapping[str, Key]] = {key.name: key for key in _keys()}
-"""Every key, in the order of the file: those at the top, then section by section."""
+"""All keys in the order of a file: top level first, then section by section."""
 
 _MAPS: Final = frozenset(
     key.name for key in KEYS.values() if isinstance(inspect.type_info(key.type), inspect.DictType)
@@ -116,10 +117,10 @@ _VARIABLES: Final[Mapping[str, Key]] = {key.variable: key for key in KEYS.values
 
 
 def of_environment(environ: Mapping[str, str]) -> list[Setting]:
-    """What the environment says of the configuration; an empty variable says nothing.
+    """Read the settings from environment variables; empty variables are ignored.
 
     Raises:
-        ConfigError: a variable begins as ours do and is none, or its value is not what its key takes.
+        ConfigError: a variable has our prefix and names no key, or its value does not fit the key.
     """
     found: list[Setting] = []
     for name, text in sorted(environ.items()):
@@ -128,18 +129,17 @@ def of_environment(environ: Mapping[str, str]) -> list[Setting]:
         if name not in _VARIABLES:
             known = {variable.removeprefix(VARIABLE_PREFIX): variable for variable in _VARIABLES}
             leaves = {key.name.rpartition(".")[2].upper(): key.variable for key in KEYS.values()}
-            near = neighbour(name.removeprefix(VARIABLE_PREFIX), leaves | known, listed=_VARIABLES)
+            near = hint_for(name.removeprefix(VARIABLE_PREFIX), leaves | known, listed=_VARIABLES)
             raise ConfigError(f"unknown environment variable {name}; {near}")
         found.append(setting(_VARIABLES[name].name, text, name))
     return found
 
 
 def of_flag(text: str) -> Setting:
-    """What `--set key=value` says.
+    """Parse the text of `--set key=value`.
 
     Raises:
-        ConfigError: it is not of that form, there is no such key, or its value is not what the key takes;
-            or the key is a secret, which is no argument.
+        ConfigError: the text has another form, the key is unknown or a secret, or the value does not fit.
     """
     key, sign, value = text.partition("=")
     if not sign:
@@ -148,10 +148,10 @@ def of_flag(text: str) -> Setting:
 
 
 def setting(name: str, text: str, source: str) -> Setting:
-    """The value that `text` gives to the key `name`.
+    """Parse the text of one value for the key `name`.
 
     Raises:
-        ConfigError: as told by `of_environment` and `of_flag`; names `source`.
+        ConfigError: see `of_environment` and `of_flag`; the message names `source`.
     """
     if not is_text(text):
         raise ConfigError(f"{source}: {name}: expected text in UTF-8, found other bytes")
@@ -165,13 +165,11 @@ def setting(name: str, text: str, source: str) -> Setting:
     if name in SECRETS and source.startswith("--"):
         elsewhere = " or into the file of gateway.api_keys_file" if name == "gateway.api_keys" else ""
         raise ConfigError(
-            f"{source}: {name} is a secret, and arguments are for all to see: "
+            f"{source}: {name} is a secret, and other users can see arguments: "
             f"put it into {key.variable}{elsewhere}"
         )
     value = _value(key, text, source)
-    if name in _MAPS and isinstance(
-        value, dict
-    ):  # each of its keys is a setting, which `check` has words for
+    if name in _MAPS and isinstance(value, dict):  # `check` reports errors in its keys
         return Setting(key=name, text=text, value=value, source=source)
     try:
         msgspec.convert(value, key.type)
@@ -183,12 +181,12 @@ def setting(name: str, text: str, source: str) -> Setting:
 
 
 def overlay(base: Base, settings: Iterable[Setting], here: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The file's values with `settings` over them, later ones over earlier ones; and where each is from.
+    """Put `settings` on top of the file's values, later ones over earlier ones; return values and origins.
 
     Args:
-        base: the file's.
-        settings: what environment and flags say.
-        here: what relative paths in `settings` are relative to.
+        base: the file's values.
+        settings: the values from environment and flags.
+        here: the folder that relative paths in `settings` start from.
     """
     values = dict(base.values)
     sources = {name: base.source if _has(base.values, name) else DEFAULT for name in KEYS}
@@ -219,12 +217,12 @@ def overlay(base: Base, settings: Iterable[Setting], here: Path) -> tuple[dict[s
 def effective(
     base: Base, settings: Sequence[Setting], here: Path, hub_cache: Path | None = None
 ) -> Effective:
-    """The configuration of `base` with `settings` over it, checked.
+    """Put `settings` on top of `base` and check the result.
 
-    `hub_cache` is where the hub's tools put their downloads, for a base that names no checkpoint.
+    `hub_cache` is the local cache of the Hugging Face hub, for a base that names no checkpoint.
 
     Raises:
-        ConfigError: it cannot be served; says source, key, value, and what would be right.
+        ConfigError: the configuration cannot be served; names origin, key, value and what was expected.
     """
     values, sources = overlay(base, settings, here)
     said = {key: source for key, source in sources.items() if source not in {DEFAULT, base.source}}
@@ -235,7 +233,7 @@ def effective(
         if new in config.model_kwargs and old not in config.model_kwargs and f"model_kwargs.{old}" in sources:
             sources[f"model_kwargs.{new}"] = sources.pop(f"model_kwargs.{old}")
     if sources["checkpoint"] == DEFAULT:
-        sources["checkpoint"] = "the hub's downloads"
+        sources["checkpoint"] = "the hub cache"
     return Effective(config=config, sources=sources)
 
 
@@ -248,11 +246,11 @@ def _meant(name: str) -> str:
         inside = [key.name for key in KEYS.values() if key.section == name]
         return f"it is a section: expected one of {inside}"
     leaves = {key.rpartition(".")[2]: key for key in KEYS}
-    return neighbour(name, leaves | {key: key for key in KEYS}, listed=KEYS)
+    return hint_for(name, leaves | {key: key for key in KEYS}, listed=KEYS)
 
 
 def _value(key: Key, text: str, source: str) -> Any:
-    """`text` as the value that a YAML file would have; as it is, where it does not look like one."""
+    """Convert `text` to the value that a YAML file would have; leave it unchanged if it does not parse."""
     kinds = _members(inspect.type_info(key.type))
     if inspect.NoneType in map(type, kinds) and text in {"", "null"}:
         return None
@@ -267,7 +265,7 @@ def _value(key: Key, text: str, source: str) -> Any:
         case inspect.FloatType():
             return _number(text)
         case inspect.ListType(item_type=inspect.StrType()) if text == "null":
-            return []  # pages in a sandbox call their origin so: that one is said in brackets
+            return []  # the origin of sandboxed pages is called null too: write it as [null]
         case inspect.ListType(item_type=inspect.StrType() | inspect.LiteralType()) if text[:1] != "[":
             return [item for part in text.split(",") if (item := part.strip())]
         case _:
@@ -293,14 +291,14 @@ def _number(text: str) -> float | str:
 
 
 def _has(values: Mapping[str, Any], name: str) -> bool:
-    """Whether the file says something of a key."""
+    """Tell whether the file sets a key."""
     section, _, key = name.rpartition(".")
     inside = values.get(section) if section else values
     return isinstance(inside, Mapping) and key in inside
 
 
 def _put(values: dict[str, Any], name: str, value: Any, source: str) -> None:
-    """Put a value into its section or map, which is copied: the file's stays as it was read."""
+    """Set a value in a copy of its section or map; the file's values stay unchanged."""
     section, _, key = name.partition(".")
     if not key:
         values[name] = value
@@ -309,5 +307,5 @@ def _put(values: dict[str, Any], name: str, value: Any, source: str) -> None:
     if not isinstance(inside, dict | NoneType):
         problem = f"expected an object, found a {type(inside).__name__}"
         raise ConfigError(f"{source}: {section}: {problem}")
-    name_of = {str(one): one for one in inside or ()}  # in a file a rank is a number
+    name_of = {str(one): one for one in inside or ()}  # in a file, ranks are numbers
     values[section] = {**(inside or {}), name_of.get(key, key): value}

@@ -1,9 +1,9 @@
-"""The reference in docs/configuration.md: its tables are written from the structs they tell about.
+"""Generator of the tables in docs/configuration.md, from the configuration structs.
 
     $ python -m dalsegno.config.reference docs/configuration.md
 
-writes them anew, each between its two markers; what stands around them is written by people. A key's type and
-default are its annotation's, its meaning is what the struct's docstring says of it under `Attributes`.
+replaces the tables between their markers; the text around them is written by hand. Type and default of a key
+come from its annotation, its meaning from the section `Attributes` of the struct's docstring.
 """
 
 import inspect as python
@@ -29,7 +29,7 @@ from configs.deployment import (
 )
 from shared.telemetry.settings import TraceSettings
 
-_TOLD: Final = {
+_STRUCTS: Final = {
     kind.__name__: kind
     for kind in (
         DeploymentConfig,
@@ -49,12 +49,12 @@ _HEAD: Final = "| key | type | default | meaning |\n|---|---|---|---|\n"
 
 
 def page(text: str) -> str:
-    """The page with its tables written anew."""
-    return _TABLE.sub(lambda found: f"{found[1]}{table(_TOLD[found[2]])}{found[3]}", text)
+    """Return the page with regenerated tables."""
+    return _TABLE.sub(lambda found: f"{found[1]}{table(_STRUCTS[found[2]])}{found[3]}", text)
 
 
 def table(kind: type[msgspec.Struct]) -> str:
-    """A struct's keys in Markdown, a row each."""
+    """Return a Markdown table with a row per key of a struct."""
     meanings = meanings_of(kind)
     return _HEAD + "".join(
         f"| `{field.encode_name}` | {_type(field.type)} | {_default(field)} | {meanings[field.name]} |\n"
@@ -63,7 +63,7 @@ def table(kind: type[msgspec.Struct]) -> str:
 
 
 def meanings_of(kind: type[msgspec.Struct]) -> Mapping[str, str]:
-    """What the docstring says of each key."""
+    """The meaning of each key, from the docstring."""
     doc = python.cleandoc(kind.__doc__ or "")
     _, _, attributes = doc.partition("Attributes:\n")
     return {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(attributes)}

@@ -1,6 +1,6 @@
-"""The configuration as this process is told it: file, environment, flags, in this order; later ones win.
+"""The effective configuration of this process, from file, environment and flags.
 
-Thin: what is read here is laid over one another in `dalsegno.config.layers`.
+A thin shell: it reads the sources, `dalsegno.config.layers` combines them.
 """
 
 import re
@@ -31,24 +31,24 @@ FLAGS: Final = {
     "prefix": "nats.prefix",
     "durability": "nats.durability",
 }
-"""Flags of their own for keys that are said often; `--log-level debug` is `--set logs.level=debug`."""
+"""Flags for frequently used keys: `--log-level debug` means `--set logs.level=debug`."""
 
 _IN_MAP: Final = re.compile(r"model_kwargs(?:: unknown key |\.)([^;:\s]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """Where a log is, as far as it is told without a model; `data_dir` is absolute."""
+    """The location of a log, as far as it is known without a model. `data_dir` is absolute."""
 
     nats: NatsSettings
     data_dir: Path | None
 
 
 def settings_of(*, set_: Sequence[str] = (), **flags: object) -> tuple[Setting, ...]:
-    """What the flags say, those of their own behind `--set`; a flag that is None says nothing.
+    """Convert flags to settings. Flags of `FLAGS` override `--set`; a flag that is None is ignored.
 
     Raises:
-        ConfigError: there is no such key, or its value is not what the key takes.
+        ConfigError: a key is unknown, or a value does not fit its key.
     """
     own = [
         layers.setting(FLAGS[name], str(value), f"--{name.replace('_', '-')}")
@@ -62,7 +62,7 @@ def effective(model: str, told: Sequence[Setting]) -> Effective:
     """The configuration of `model`: a name in `configs/`, a YAML file, or a checkpoint folder.
 
     Raises:
-        ConfigError: it cannot be served; says source, key, value, and what would be right.
+        ConfigError: the configuration cannot be served; names origin, key, value and what was expected.
     """
     base, around = files.read(model), environment.read()
     settings = [*layers.of_environment(around.settings), *told]
@@ -70,24 +70,24 @@ def effective(model: str, told: Sequence[Setting]) -> Effective:
 
 
 def of_values(values: dict[str, Any], name: str) -> Effective:
-    """A configuration that is known already, as a data dir or a bundle keeps it.
+    """A configuration from known values, such as those in a data dir or a bundle.
 
     Raises:
-        ConfigError: it cannot be served here.
+        ConfigError: it cannot be served on this machine.
     """
     around = environment.read()
-    base = Base(values=values, source="the configuration that was in force", folder=Path.cwd(), name=name)
+    base = Base(values=values, source="the recorded configuration", folder=Path.cwd(), name=name)
     return layers.effective(base, layers.of_environment(around.settings), Path.cwd(), around.hub_cache)
 
 
 def reach(told: Sequence[Setting]) -> Reach:
-    """What environment and flags say of where the log is, for those who know no model.
+    """The location of the log from environment and flags, for commands without a model.
 
     Raises:
-        ConfigError: a variable is unknown, or has a value that cannot be.
+        ConfigError: a variable is unknown, or its value does not fit.
     """
-    nobody = Base(values={}, source="", folder=Path.cwd(), name="")
-    values, _ = layers.overlay(nobody, [*_of_environment(), *told], Path.cwd())
+    empty = Base(values={}, source="", folder=Path.cwd(), name="")
+    values, _ = layers.overlay(empty, [*_of_environment(), *told], Path.cwd())
     data_dir = values.get("data_dir")
     return Reach(
         nats=msgspec.convert(values.get("nats", {}), NatsSettings),
@@ -96,10 +96,10 @@ def reach(told: Sequence[Setting]) -> Reach:
 
 
 def check(found: Effective) -> None:
-    """Look at what is looked at by one role alone, and later: the family's settings, files, addresses.
+    """Check what single roles would check later: the family's settings, files, addresses.
 
     Raises:
-        ConfigError, AddressError: a role would refuse it.
+        ConfigError, AddressError: a role would refuse the configuration.
     """
     from workers import settings
 
@@ -114,7 +114,7 @@ def check(found: Effective) -> None:
     for name in sorted(registry.graph(told.model).paths & told.model_kwargs.keys()):
         if not Path(str(told.model_kwargs[name])).exists():
             source = found.sources[f"model_kwargs.{name}"]
-            raise ConfigError(f"{source}: model_kwargs.{name}: {told.model_kwargs[name]} is not there")
+            raise ConfigError(f"{source}: model_kwargs.{name}: {told.model_kwargs[name]} does not exist")
     _check_length(found)
     secrets.api_keys(told.gateway)
     nats_access.nats_credentials(told.nats, PROVISIONER).tls()
@@ -133,11 +133,11 @@ def _check_length(found: Effective) -> None:
 
 
 def nats_url(told: DeploymentConfig) -> str:
-    """The address of the server that a role joins.
+    """The address of the NATS server that a role joins.
 
     Raises:
-        ConfigError: none is told.
-        AddressError: it is none, or carries a secret.
+        ConfigError: no address is configured.
+        AddressError: the address is invalid, or contains a secret.
     """
     if told.nats.url is None:
         raise ConfigError(

@@ -66,17 +66,17 @@ def test_a_file_that_everybody_can_read_is_worth_a_warning(
     with caplog.at_level(logging.WARNING):
         pairs(file=write(tmp_path, "sesame", mode))
 
-    assert ("everybody on this machine can read it" in caplog.text) == warned
+    assert ("is readable by all users of this machine" in caplog.text) == warned
     assert "sesame" not in caplog.text
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("web=sesame\nweb=other", "line 2: the name 'web' is given to another key already"),
+        ("web=sesame\nweb=other", "line 2: the name 'web' belongs to another key already"),
         ("web=sesame\napp=sesame", "line 2: the key 'app' has the secret of 'web'"),
         ("web=sesame open", "line 1: expected `name=secret` or a secret"),
-        ("# a template\nweb=", "line 2: expected a secret behind the sign of equality, found nothing"),
+        ("# a template\nweb=", "line 2: expected a secret after the equal sign, found nothing"),
         ("sésame", "line 1: expected `name=secret` or a secret"),
     ],
 )

@@ -24,7 +24,7 @@ def test_several_are_at_ports_that_the_system_picks_or_that_follow() -> None:
 
 
 def test_there_are_no_ports_behind_the_last() -> None:
-    with pytest.raises(AddressError, match="the last there is is 65535"):
+    with pytest.raises(AddressError, match="the last port is 65535"):
         address.free("127.0.0.1", 65_534, 3)
 
 
@@ -89,7 +89,7 @@ def test_a_nats_address_is_written_out(text: str, url: str) -> None:
     ],
 )
 def test_what_is_no_nats_address_is_refused(text: str) -> None:
-    with pytest.raises(AddressError, match="is no address of a NATS server"):
+    with pytest.raises(AddressError, match="is not the address of a NATS server"):
         address.nats_url(text)
 
 

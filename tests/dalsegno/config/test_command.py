@@ -95,7 +95,7 @@ def test_what_is_saved_without_the_files_secrets_does_not_serve_without_them(
 
     assert "sesame" not in saved.read_text()
     assert refused.exit_code == 1
-    assert "gateway.api_keys: *** stands for a secret that was not printed; say it" in refused.stderr
+    assert "gateway.api_keys: *** stands for a secret that was not printed; set it" in refused.stderr
     assert json.loads(served.stdout)["config"]["gateway"]["api_keys"] == ["app=***"]
 
 
@@ -118,7 +118,7 @@ def test_what_is_saved_without_the_files_secrets_does_not_serve_without_them(
         (["--set", "model_kwargs.a.b=0"], 1, "Error: --set: model_kwargs: unknown key a.b; expected one of"),
         (["--set", "gateway.api_keys_file=/no/keys"], 1, "gateway.api_keys_file: cannot read /no/keys"),
         (["--set", "nats.token_file=/no/token"], 1, "nats.token_file: cannot read /no/token"),
-        (["--nats", "nats://user:pass@host"], 1, "address carries a secret"),
+        (["--nats", "nats://user:pass@host"], 1, "address contains a secret"),
     ],
 )
 def test_what_could_not_be_served_is_refused(file: Path, args: list[str], status: int, said: str) -> None:

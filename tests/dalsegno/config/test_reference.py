@@ -51,7 +51,9 @@ def test_every_family_is_told_of_with_its_nodes_and_settings() -> None:
 def test_a_row_tells_type_bounds_and_default() -> None:
     rows = reference.table(GatewaySettings)
 
-    assert "| `port` | integer, 0 to 65535 | `8000` | the port to listen on; 0 chooses a free one. |\n" in rows
+    assert (
+        "| `port` | integer, 0 to 65535 | `8000` | the port to listen on; 0 chooses a free one. |\n" in rows
+    )
     assert "| `cors_origins` | list of strings | `[]` | " in rows
     assert "| `api_keys_file` | string | none | " in rows
     assert "| `idle_timeout_s` | number, above 0 up to 604800 | `75` | " in rows
