@@ -58,17 +58,17 @@ def _unsupported(node: Any) -> str:
         return str(node.dtype)
     config = node.model.config
     dim = node.model.model.layers[0].self_attn.head_dim
-    sharers = config.num_attention_heads // config.num_key_value_heads
+    group = config.num_attention_heads // config.num_key_value_heads
     checks = {
         f"heads of {dim}": dim % (2 * LANES) == 0 and dim <= _MAX_HEAD_DIM,
         f"states of {config.hidden_size}": config.hidden_size % LANES == 0,
-        f"{sharers} heads on one of keys": sharers <= _MAX_HEADS_PER_KV_HEAD,
+        f"{group} heads per KV head": group <= _MAX_HEADS_PER_KV_HEAD,
     }
     return kernel_models.first_unknown(checks)
 
 
 class NativeDecoder(LlamaLike):
-    """A `workers.kv_engine.node.Node` with the same results as `node`, computed by the CPU kernels."""
+    """A `workers.kv_engine.node.KVNode` with the same results as `node`, computed by the CPU kernels."""
 
     def __init__(self, node: Any, kernels: Library, *, threads: int) -> None:
         super().__init__(node, kernels.variant)

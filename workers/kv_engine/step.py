@@ -191,7 +191,7 @@ class StepBuilder:
         if unread is not None:
             self._feed(unread.tokens, batch)
         scored = self._scored(spans, offsets, sampled)
-        adjusted = self._sampling_state.rows([spans[index].sequence for index in sampled])
+        adjusted = self._sampling_state.adjustments([spans[index].sequence for index in sampled])
         return self._views(batch, total, self._sampling_rows(sampled_rows), scored, adjusted)
 
     def captured(self, rows: int, *, is_random: bool = False, is_filtered: bool = False) -> Step:

@@ -63,7 +63,7 @@ class _Layer:
 
 
 class FusedDecoder(LlamaLike):
-    """A `workers.kv_engine.node.Node` with the same results as `node`, computed by the fused kernels."""
+    """A `workers.kv_engine.node.KVNode` with the same results as `node`, computed by the fused kernels."""
 
     def __init__(self, node: Any) -> None:
         super().__init__(node, "triton")

@@ -50,10 +50,10 @@ class StepMasks:
         keys: the keys of their sequences.
     """
 
-    def __init__(self, rows: list[int], keys: list[str], forbidden: "Callable[[], _MaskResult]") -> None:
+    def __init__(self, rows: list[int], keys: list[str], wait: "Callable[[], _MaskResult]") -> None:
         self.rows: Final = rows
         self.keys: Final = keys
-        self._forbidden = forbidden
+        self._wait = wait
 
     def apply(self, logits: torch.Tensor) -> dict[str, Exception]:
         """Wait for the masks, and set forbidden logits to minus infinity, (S, V) float32, in place.
@@ -61,7 +61,7 @@ class StepMasks:
         Returns:
             The sequences whose guide failed, with the error.
         """
-        result = self._forbidden()
+        result = self._wait()
         forbidden = result.on(logits.device, logits.shape[-1])
         if len(self.rows) == len(logits):
             logits.masked_fill_(forbidden, -torch.inf)
@@ -104,19 +104,19 @@ class _MaskDeadline:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_abandoned = False
-        self._now: tuple[GuideState, int, int] | None = None
+        self._current: tuple[GuideState, int, int] | None = None
 
-    def begin(self, guided: GuideState, ids: Items[int]) -> bool:
+    def begin(self, guide_state: GuideState, ids: Items[int]) -> bool:
         """Start with a guide, in the mask thread; return False if the thread has been abandoned."""
-        until_ns = time.thread_time_ns() + round(guided.unread(ids) * MASK_S * _NS_PER_S)
+        until_ns = time.thread_time_ns() + round(guide_state.unread(ids) * MASK_S * _NS_PER_S)
         with self._lock:
-            self._now = (guided, threading.get_ident(), until_ns)
+            self._current = (guide_state, threading.get_ident(), until_ns)
             return not self._is_abandoned
 
     def end(self) -> None:
         """Mark all guides as done, in the mask thread."""
         with self._lock:
-            self._now = None
+            self._current = None
 
     def abandon(self) -> GuideState | None:
         """Abandon the mask thread if it has used up its time, and return its current guide; else return None.
@@ -125,11 +125,11 @@ class _MaskDeadline:
         because only one thread may use a matcher at a time.
         """
         with self._lock:
-            if self._now is None:
+            if self._current is None:
                 return None
-            guided, thread, until_ns = self._now
+            guide_state, thread, until_ns = self._current
             self._is_abandoned = time.clock_gettime_ns(time.pthread_getcpuclockid(thread)) > until_ns
-            return guided if self._is_abandoned else None
+            return guide_state if self._is_abandoned else None
 
 
 class _MaskThread:
@@ -140,10 +140,10 @@ class _MaskThread:
     """
 
     def __init__(self) -> None:
-        self._asked: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=_work, args=(self._asked,), name="guide", daemon=True)
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=_run_queue, args=(self._queue,), name="guide", daemon=True)
         self._thread.start()
-        weakref.finalize(self, self._asked.put, None)
+        weakref.finalize(self, self._queue.put, None)
 
     def abandon(self) -> None:
         """Give the thread the lowest priority: no one waits for its result."""
@@ -152,23 +152,23 @@ class _MaskThread:
 
     def submit(self, work: Callable[[], _T]) -> Future[_T]:
         future: Future[_T] = Future()
-        self._asked.put(partial(_fulfil, future, work))
+        self._queue.put(partial(_resolve, future, work))
         return future
 
 
-def _work(asked: "SimpleQueue[Callable[[], None] | None]") -> None:
-    while (one := asked.get()) is not None:
-        one()
-        del one  # release references while waiting for the next work
+def _run_queue(queue: "SimpleQueue[Callable[[], None] | None]") -> None:
+    while (work := queue.get()) is not None:
+        work()
+        del work  # release its references while waiting for the next
 
 
-def _fulfil(future: "Future[_T]", work: Callable[[], _T]) -> None:
+def _resolve(future: "Future[_T]", work: Callable[[], _T]) -> None:
     try:
-        found = work()
+        result = work()
     except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
         future.set_exception(error)
     else:
-        future.set_result(found)
+        future.set_result(result)
 
 
 class GuideThread:

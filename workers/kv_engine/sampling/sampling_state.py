@@ -46,7 +46,7 @@ class SamplingState:
         """The size of the table in the device's memory."""
         return self._table.nbytes
 
-    def rows(self, sampled: Items[Sequence]) -> LogitAdjustments | None:
+    def adjustments(self, sampled: Items[Sequence]) -> LogitAdjustments | None:
         """Return the adjustments of the sampled rows, up to their last tokens; None if there are none."""
         adjusted = [place for place, sequence in enumerate(sampled) if sequence.adjusts_logits]
         if not adjusted:
@@ -68,18 +68,20 @@ class SamplingState:
 
     def _write(self, states: Iterable["_SequenceState"], width: int) -> None:
         """Write the changes of the states to the device's table."""
-        _, rows, has = self._table.shape
-        if width > has:
+        _, rows, capacity = self._table.shape
+        if width > capacity:
             wider = max(_NARROWEST, 1 << (width - 1).bit_length())
-            self._table = torch.nn.functional.pad(self._table, (0, wider - has))
-            has = wider
-        slots = [(state.row * has + slot, state, slot) for state in states for slot in state.changed]
+            self._table = torch.nn.functional.pad(self._table, (0, wider - capacity))
+            capacity = wider
+        slots = [(state.row * capacity + slot, state, slot) for state in states for slot in state.changed]
         at = np.array([flat for flat, _, _ in slots], np.int64)
         values = np.empty((_PLANES, len(slots)), np.int32)
         values[0] = [state.ids[slot] for _, state, slot in slots]
         values[1] = [state.marks[slot] for _, state, slot in slots]
         values[2] = np.array([state.bias[slot] for _, state, slot in slots], np.float32).view(np.int32)
-        self._table.view(_PLANES, rows * has).index_copy_(1, self._on_device(at), self._on_device(values))
+        self._table.view(_PLANES, rows * capacity).index_copy_(
+            1, self._on_device(at), self._on_device(values)
+        )
         for state in states:
             state.changed.clear()
 
@@ -94,9 +96,8 @@ class SamplingState:
             )
         )
         slots = torch.arange(width, device=rows.device)
-        slots = torch.where(
-            slots < rows[2][:, None], slots, 0
-        )  # after its end a state repeats its first slot
+        # After its end a state repeats its first slot.
+        slots = torch.where(slots < rows[2][:, None], slots, 0)
         ids, marks, bias = self._table[:, rows[1], :width].gather(-1, slots.expand(_PLANES, -1, -1))
         return LogitAdjustments(
             rows=rows[0],

@@ -124,7 +124,7 @@ def test_a_wish_is_answered_as_generate_does(family: Family, name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("released", [1, 9, 20])
-def test_a_resumed_answer_goes_on_as_if_nothing_had_happened(name: str, released: int) -> None:
+def test_a_resumed_answer_continues_as_if_nothing_had_happened(name: str, released: int) -> None:
     text, plain = clear_text("qwen3", LENGTH, NEW_TOKENS)
     sampling, _, stops = wish(name, plain)
     for how in (sampling, replace(sampling, temperature=1.2, top_p=0.9, min_p=0.01, seed=3)):

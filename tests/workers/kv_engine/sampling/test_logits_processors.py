@@ -49,10 +49,10 @@ def random_logits(rows: int, seed: int = 0) -> torch.Tensor:
 
 
 def adjusted(
-    logits: torch.Tensor, sequences: Items[Sequence], ledger: SamplingState | None = None
+    logits: torch.Tensor, sequences: Items[Sequence], state: SamplingState | None = None
 ) -> torch.Tensor:
     changed = logits.clone()
-    rows = (ledger or SamplingState(len(sequences), CPU)).rows(sequences)
+    rows = (state or SamplingState(len(sequences), CPU)).adjustments(sequences)
     if rows is not None:
         adjust(changed, rows)
     return changed
@@ -105,11 +105,11 @@ SPOKEN = [11, 7, 11, 11, 60, 9, 3, 11, EOS, 8, 11, 11]
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_growing_answer_is_adjusted_as_transformers_does(sampling: Sampling) -> None:
-    grown, ledger = sequence(sampling, stops=[50, 51]), SamplingState(1, CPU)
+    grown, state = sequence(sampling, stops=[50, 51]), SamplingState(1, CPU)
     for step, token in enumerate(SPOKEN):
         logits = random_logits(1, seed=step)
 
-        found = adjusted(logits, [grown], ledger)
+        found = adjusted(logits, [grown], state)
 
         torch.testing.assert_close(found[0], stock(logits[0], grown), rtol=1e-6, atol=1e-6)
         grown.ids.append(token)
@@ -152,48 +152,48 @@ def replace_row(other: Sequence, row: int) -> Sequence:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_an_answer_that_is_resumed_is_adjusted_as_if_nothing_had_happened(sampling: Sampling) -> None:
-    grown, ledger = sequence(sampling), SamplingState(1, CPU)
+    grown, state = sequence(sampling), SamplingState(1, CPU)
     for token in SPOKEN:
-        adjusted(random_logits(1), [grown], ledger)
+        adjusted(random_logits(1), [grown], state)
         grown.ids.append(token)
     logits = random_logits(1)
 
     resumed = adjusted(logits, [sequence(sampling, prefix=SPOKEN)])
 
-    assert torch.equal(adjusted(logits, [grown], ledger), resumed)
+    assert torch.equal(adjusted(logits, [grown], state), resumed)
 
 
 def test_a_row_that_another_sequence_takes_says_nothing_of_the_one_before() -> None:
-    ledger, logits = SamplingState(1, CPU), random_logits(1)
-    adjusted(logits, [sequence(SAMPLINGS[-1], prefix=SPOKEN)], ledger)
+    state, logits = SamplingState(1, CPU), random_logits(1)
+    adjusted(logits, [sequence(SAMPLINGS[-1], prefix=SPOKEN)], state)
     follower = sequence(Sampling(frequency_penalty=1.0), prefix=[60])
 
-    found = adjusted(logits, [follower], ledger)
+    found = adjusted(logits, [follower], state)
 
     assert torch.equal(found[0], stock(logits[0], follower))
 
 
-def test_pages_that_outgrow_the_table_keep_what_they_say() -> None:
+def test_states_that_outgrow_the_table_keep_what_they_say() -> None:
     sampling = Sampling(repetition_penalty=1.2, frequency_penalty=0.5)
     rows = [sequence(sampling, row=0, prefix=[9, 9]), sequence(sampling, row=1)]
-    ledger, logits = SamplingState(2, CPU), random_logits(2)
-    adjusted(logits, rows, ledger)
-    before = ledger.nbytes
+    state, logits = SamplingState(2, CPU), random_logits(2)
+    adjusted(logits, rows, state)
+    before = state.nbytes
     rows[1].ids += range(VOCAB)
 
-    found = adjusted(logits, rows, ledger)
+    found = adjusted(logits, rows, state)
 
-    assert ledger.nbytes == 3 * 4 * 2 * 256 > before
+    assert state.nbytes == 3 * 4 * 2 * 256 > before
     for place, row in enumerate(rows):
         torch.testing.assert_close(found[place], stock(logits[place], row), rtol=1e-6, atol=1e-6)
 
 
-def test_who_asks_for_nothing_has_no_page_and_takes_no_memory() -> None:
-    ledger = SamplingState(64, CPU)
+def test_who_asks_for_nothing_has_no_state_and_takes_no_memory() -> None:
+    state = SamplingState(64, CPU)
 
-    assert ledger.rows([sequence(Sampling(temperature=1, top_p=0.5, min_p=0.1), row=3)]) is None
-    assert ledger.rows([]) is None
-    assert ledger.nbytes == 0
+    assert state.adjustments([sequence(Sampling(temperature=1, top_p=0.5, min_p=0.1), row=3)]) is None
+    assert state.adjustments([]) is None
+    assert state.nbytes == 0
 
 
 def test_only_rows_that_ask_are_changed() -> None:
