@@ -51,9 +51,9 @@ class GuideState:
         """Return the number of tokens that `allowed(ids)` has yet to follow, at least 1."""
         return max(1, len(ids) - self._begin - self._matcher.tokens)
 
-    def condemn(self) -> None:
+    def ban(self) -> None:
         """Make all later uses of the guide fail: it takes too long."""
-        self._matcher.condemn()
+        self._matcher.ban()
 
     def _is_due(self, generated: int) -> bool:
         """True if the answer may end although other tokens are allowed."""

@@ -5,7 +5,7 @@ without blocks, for the other pool may have another block size. Layers with a sl
 whole, as the pool keeps them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -15,8 +15,8 @@ import torch
 from models.base import KVLayout
 from shared.errors import BugError, DalSegnoError, WorkerError
 from shared.tensors import Handle
-from workers.data_plane.arrays import borrowed, dtype_name
-from workers.data_plane.port import Array, Bytes
+from workers.data_plane.arrays import borrowed, dtype_name, stream_of, to_tensor
+from workers.data_plane.port import Array, Bytes, DeviceArray
 from workers.kv_engine.attention.pool import PagedPool
 from workers.kv_engine.failures import as_dalsegno_error
 from workers.kv_engine.node import Backbone
@@ -101,9 +101,14 @@ class KVTransfer:
         assert self._export_to is not None, "checked when the sequence was added"
         layout, dtype = self._layout, dtype_name(self._dtype)
         shape = (layout.layers, 2, sequence.computed, layout.kv_heads, layout.head_dim)
+        cells = self._cells(sequence, sequence.computed)
+        if export.publish is not None:
+            source = _planes(self._pool, cells)
+            if (handle := export.publish(dtype, shape, source, stream_of(self._device))) is not None:
+                return handle
         handle, data = self._export_to(export.key, dtype, shape, scope=export.scope)
         into = Array(dtype=dtype, shape=shape, data=data)
-        export_kv(self._pool, self._cells(sequence, sequence.computed), into)
+        export_kv(self._pool, cells, into)
         return handle
 
     def _cells(self, sequence: Sequence, tokens: int) -> torch.Tensor:
@@ -113,7 +118,7 @@ class KVTransfer:
         return torch.from_numpy(cells[:tokens]).to(self._device)
 
 
-def check_kv(array: Array, layout: KVLayout, dtype: torch.dtype, longest: int) -> None:
+def check_kv(array: Array | DeviceArray, layout: KVLayout, dtype: torch.dtype, longest: int) -> None:
     """Check that keys and values fit a pool, and a sequence of `longest` tokens.
 
     Raises:
@@ -134,6 +139,8 @@ def check_kv(array: Array, layout: KVLayout, dtype: torch.dtype, longest: int) -
             f"imported keys and values have {array.shape[2]} tokens: expected at most {longest}, "
             "the length of the sequence"
         )
+    if isinstance(array, DeviceArray):
+        return
     try:
         borrowed(array)
     except ValueError as error:
@@ -151,9 +158,20 @@ def export_kv(pool: PagedPool, cells: torch.Tensor, into: Array) -> None:
                 out[layer, place].copy_(cache.index_select(0, cells))
 
 
-def import_kv(pool: PagedPool, cells: torch.Tensor, array: Array) -> None:
+def _planes(pool: PagedPool, cells: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """Yield pointer and length of the keys and of the values of each layer, in `cells` of the pool.
+
+    A copy that is launched on the current stream before the next one is taken reads the right bytes.
+    """
+    for both in zip(pool.keys, pool.values, strict=True):
+        for cache in both:
+            plane = cache.index_select(0, cells)
+            yield plane.data_ptr(), plane.nbytes
+
+
+def import_kv(pool: PagedPool, cells: torch.Tensor, array: Array | DeviceArray) -> None:
     """Copy keys and values into `cells` of the pool, (tokens,) int64, of every layer."""
-    given = borrowed(array)
+    given = to_tensor(array, pool.keys[0].device) if isinstance(array, DeviceArray) else borrowed(array)
     for layer, both in enumerate(zip(pool.keys, pool.values, strict=True)):
         for place, cache in enumerate(both):
             cache.index_copy_(0, cells, given[layer, place].to(cache.device))

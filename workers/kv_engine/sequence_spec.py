@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from workers.data_plane.port import Array
+from workers.data_plane.port import Array, DeviceArray, PublishOnDevice
 
 if TYPE_CHECKING:
     from models.text.guides import CompiledGuide
@@ -73,10 +73,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvExport:
-    """The destination of exported keys and values: the tensor's key, and its scope in the store."""
+    """The destination of exported keys and values: the tensor's key, and its scope in the store.
+
+    `publish` publishes them from GPU memory; None where main memory is to be used.
+    """
 
     key: str
     scope: str
+    publish: PublishOnDevice | None = None
 
 
 class PoolingMode(StrEnum):
@@ -156,7 +160,7 @@ class SequenceSpec:
     pooling: Pooling | None = None
     caches_prompt: bool = False
     export: KvExport | None = None
-    kv: Array | None = None
+    kv: Array | DeviceArray | None = None
     on_kv_read: Callable[[], None] | None = None
     priority: int = 0
     deadline_ns: int | None = None

@@ -5,26 +5,35 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from models.base import ChunkOf
-from workers.data_plane.port import Array
+from shared.tensors import Handle
+from workers.data_plane.port import Array, DeviceArray, PublishOnDevice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Firing:
-    """One execution of a node; the attributes are those of `models.base.Item`."""
+    """One execution of a node; the attributes are those of `models.base.Item`.
+
+    Attributes:
+        publish: by edge, publishes an output from GPU memory for other ranks.
+    """
 
     node: str
-    inputs: Mapping[str, Array]
+    inputs: Mapping[str, Array | DeviceArray]
     args: Mapping[str, Any]
     seed: int
     path: tuple[int, ...]
     chunk: ChunkOf | None
+    publish: Mapping[str, PublishOnDevice] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiringResult:
-    """The result of a firing: outputs by edge, facts for the plan, and the loops that it ends."""
+    """The result of a firing: outputs by edge, facts for the plan, and the loops that it ends.
 
-    outputs: Mapping[str, Array]
+    An output is a handle where it was published from GPU memory.
+    """
+
+    outputs: Mapping[str, Array | Handle]
     facts: Mapping[str, Any] = field(default_factory=dict)
     stops: tuple[str, ...] = ()
 

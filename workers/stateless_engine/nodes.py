@@ -14,8 +14,10 @@ from typing import Final
 import torch
 
 from models.base import Item, StatelessNode, StatelessResult
-from shared.errors import BugError, DalSegnoError, WorkerError
-from workers.data_plane.arrays import to_array, to_tensor
+from shared.errors import BugError, DalSegnoError, TensorGone, WorkerError
+from shared.tensors import Handle
+from workers.data_plane.arrays import publish, to_array, to_tensor
+from workers.data_plane.port import Array, PublishOnDevice
 from workers.machine.cpu_threads import cores, give_way, stateless_threads, use_cpu_threads
 from workers.stateless_engine.firing import Firing, FiringResult
 
@@ -58,7 +60,8 @@ class StatelessNodes:
         items = [self._item(firing) for firing in firings]
         results = iter(self._run(node, [item for item in items if isinstance(item, Item)]))
         return [
-            _fired(node, next(results)) if isinstance(item, Item) else _failure(node, item) for item in items
+            _fired(firing, next(results)) if isinstance(item, Item) else _failure(node, item)
+            for firing, item in zip(firings, items, strict=True)
         ]
 
     def _item(self, firing: Firing) -> Item | Exception:
@@ -70,7 +73,7 @@ class StatelessNodes:
                 path=firing.path,
                 chunk=firing.chunk,
             )
-        except (ValueError, RuntimeError) as error:  # invalid bytes, or no memory for the tensor
+        except (ValueError, RuntimeError, TensorGone) as error:  # invalid bytes, or no memory for the tensor
             return error
 
     def _run(self, node: str, items: Sequence[Item]) -> list[StatelessResult | Exception]:
@@ -92,11 +95,14 @@ class StatelessNodes:
         return results
 
 
-def _fired(node: str, result: StatelessResult | Exception) -> FiringResult | DalSegnoError:
+def _fired(firing: Firing, result: StatelessResult | Exception) -> FiringResult | DalSegnoError:
+    node = firing.node
     if isinstance(result, Exception):
         return _failure(node, result)
     try:
-        outputs = {name: to_array(tensor) for name, tensor in result.outputs.items()}
+        outputs = {
+            name: _output(tensor, firing.publish.get(name)) for name, tensor in result.outputs.items()
+        }
     except (
         RuntimeError,
         AttributeError,
@@ -104,6 +110,11 @@ def _fired(node: str, result: StatelessResult | Exception) -> FiringResult | Dal
     ) as error:  # the device failed, or the output is not a tensor
         return _failure(node, error)
     return FiringResult(outputs=outputs, facts=result.facts, stops=result.stops)
+
+
+def _output(tensor: torch.Tensor, publish_on_device: PublishOnDevice | None) -> Array | Handle:
+    handle = publish(publish_on_device, tensor) if publish_on_device is not None else None
+    return handle if handle is not None else to_array(tensor)
 
 
 def _failure(node: str, error: Exception) -> DalSegnoError:

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from models.base import ChunkOf
 from shared.errors import BugError, CapacityError, DalSegnoError, WorkerError
 from shared.telemetry import timeline
-from workers.data_plane.port import Array
+from workers.data_plane.port import Array, DeviceArray, PublishOnDevice
 from workers.stateless_engine.firing import Firing, FiringResult, StatelessStats
 from workers.stateless_engine.scheduler import MicroScheduler
 from workers.threads.mailbox import Mailbox
@@ -78,12 +78,13 @@ class StatelessThread(OwnerThread[NodeRunner]):
     async def fire(
         self,
         node: str,
-        inputs: Mapping[str, Array],
+        inputs: Mapping[str, Array | DeviceArray],
         args: Mapping[str, Any],
         *,
         seed: int,
         path: tuple[int, ...] = (),
         chunk: ChunkOf | None = None,
+        publish: Mapping[str, PublishOnDevice] | None = None,
     ) -> FiringResult:
         """Run a node once; a firing that is cancelled before its batch starts is not run.
 
@@ -98,7 +99,9 @@ class StatelessThread(OwnerThread[NodeRunner]):
             raise BugError(
                 f"node {node!r} is not a stateless node of this rank; it has {sorted(nodes.max_batch)}"
             )
-        firing = Firing(node=node, inputs=inputs, args=args, seed=seed, path=path, chunk=chunk)
+        firing = Firing(
+            node=node, inputs=inputs, args=args, seed=seed, path=path, chunk=chunk, publish=publish or {}
+        )
         async with self._room:
             result: asyncio.Future[FiringResult] = asyncio.get_running_loop().create_future()
             # A cancelled firing takes up room in the mailbox until the thread reads it.

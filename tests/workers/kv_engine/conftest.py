@@ -1,4 +1,4 @@
-"""One torch thread: tiny models gain nothing from two, and parallel test runs would fight over cores."""
+"""One torch thread per test: tiny models gain nothing from two, and parallel test runs share the cores."""
 
 import pytest
 import torch
@@ -14,5 +14,5 @@ def _one_torch_thread() -> None:
 
 @pytest.fixture(scope="session")
 def qwen3() -> DecoderLM:
-    """A node all tests share; engines over it share nothing else."""
+    """A node shared by all tests; their engines share nothing else."""
     return load(tiny_checkpoint("qwen3"))

@@ -1,4 +1,4 @@
-"""The oracle: what transformers' own `generate` answers, and how sure it is of every token."""
+"""The oracle: the answers of transformers' own `generate`, and the certainty of each token."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -16,18 +16,18 @@ from workers.kv_engine.sequence_spec import SequenceSpec
 
 @cache
 def _stock_model(family: Family) -> Any:
-    """Found and loaded by transformers itself, from the folder."""
+    """Load the model by transformers itself, from the folder."""
     return AutoModelForCausalLM.from_pretrained(tiny_checkpoint(family), dtype=torch.float32).eval()
 
 
 class TieError(Exception):
-    """Two tokens are equally likely, as far as rounding goes."""
+    """Two tokens are equally likely up to rounding."""
 
 
 def generate(family: Family, prompt: list[int], max_tokens: int, **settings: Any) -> list[int]:
-    """The greedy answer; its every token must be a clear choice, or equality would be luck.
+    """Return the greedy answer. Each of its tokens must be a clear choice, or equality would be chance.
 
-    `settings` are `generate`'s own: processors, and what ends the answer.
+    `settings` are arguments of `generate`: logits processors, and stopping criteria.
     """
     result = _stock_model(family).generate(
         torch.tensor([prompt]),
@@ -48,7 +48,7 @@ def generate(family: Family, prompt: list[int], max_tokens: int, **settings: Any
 
 @cache
 def clear_text(family: Family, length: int, max_tokens: int) -> tuple[list[int], list[int]]:
-    """A random prompt of that length whose answer holds no tie, and the answer."""
+    """Return a random prompt of that length whose answer has no tie, and the answer."""
     for seed in range(10):
         [text] = prompts(1, seed=seed, shortest=length, longest=length)
         try:
@@ -59,25 +59,25 @@ def clear_text(family: Family, length: int, max_tokens: int) -> tuple[list[int],
 
 
 def log_softmax(family: Family, ids: list[int]) -> torch.Tensor:
-    """What the stock model thinks of every token behind each of `ids`: (T, vocab)."""
+    """Return the log probabilities of the stock model after each of `ids`: (T, vocab)."""
     with torch.inference_mode():
         logits: torch.Tensor = _stock_model(family)(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
     return logits.float().log_softmax(-1)
 
 
 def prompts(count: int, *, seed: int, shortest: int = 1, longest: int = 40) -> list[list[int]]:
-    """Random prompts of mixed lengths."""
+    """Return random prompts of mixed lengths."""
     random = np.random.default_rng(seed)
     return [random.integers(0, 500, random.integers(shortest, longest + 1)).tolist() for _ in range(count)]
 
 
 def run(engine: KVEngine, specs: list[SequenceSpec], *, every: int = 0) -> dict[str, list[TokenOutput]]:
-    """All generated tokens by key; the sequences arrive one by one, `every` so many steps."""
+    """Return all generated tokens by key; one sequence arrives in each `every` steps."""
     return {key: tokens(outputs) for key, outputs in run_all(engine, specs, every=every).items()}
 
 
 def run_all(engine: KVEngine, specs: list[SequenceSpec], *, every: int = 0) -> dict[str, list[Output]]:
-    """All outputs by key."""
+    """Return all outputs by key."""
     outputs: dict[str, list[Output]] = {spec.key: [] for spec in specs}
     waiting = list(specs)
     steps = 0
@@ -97,7 +97,7 @@ def tokens(outputs: Iterable[Output]) -> list[TokenOutput]:
 
 
 def scores(outputs: Iterable[Output]) -> list[TokenScore]:
-    """Of the prompt, then of the answer."""
+    """Return the scores of the prompt, then of the answer."""
     found: list[TokenScore] = []
     for output in outputs:
         if isinstance(output, PromptOutput):

@@ -1,4 +1,4 @@
-"""What the engine promises its callers, on a real model."""
+"""The guarantees of the engine to its callers, on a real model."""
 
 from dataclasses import replace
 from typing import Any
@@ -78,7 +78,7 @@ def test_a_small_pool_queues_in_order_and_changes_no_token(qwen3: DecoderLM) -> 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED])
 @pytest.mark.parametrize("cut", [1, 5, 11])
-def test_resuming_with_a_prefix_goes_on_as_if_never_stopped(
+def test_resuming_with_a_prefix_continues_as_if_never_stopped(
     qwen3: DecoderLM, sampling: Sampling, cut: int
 ) -> None:
     whole = run(engine(qwen3), [spec(sampling=sampling)])["a"]
@@ -119,7 +119,7 @@ def test_an_idle_engine_runs_nothing(qwen3: DecoderLM) -> None:
     assert idle.forwards == 0
 
 
-def test_the_token_that_ends_the_answer_is_put_out(qwen3: DecoderLM) -> None:
+def test_the_token_that_ends_the_answer_is_an_output(qwen3: DecoderLM) -> None:
     free = ids(run(engine(qwen3), [spec()])["a"])
     eos = frozenset({free[4]})
     assert free[4] not in free[:4]
@@ -134,7 +134,7 @@ def test_the_token_that_ends_the_answer_is_put_out(qwen3: DecoderLM) -> None:
     assert [o.index for o in ignored] == list(range(12))
 
 
-def test_a_cancelled_sequence_leaves_at_once_and_the_others_do_not_notice(qwen3: DecoderLM) -> None:
+def test_a_cancelled_sequence_leaves_at_once_and_the_others_are_unaffected(qwen3: DecoderLM) -> None:
     requests = many(3)
     undisturbed = run(engine(qwen3), requests)
     busy = engine(qwen3)
@@ -186,7 +186,7 @@ def test_a_sequence_that_was_held_answers_as_if_it_had_not_been(qwen3: DecoderLM
 
 
 def drained(of: KVEngine, *, without: str | None = None) -> list[Output]:
-    """What is left, until there is no work."""
+    """Run all remaining steps, and return their outputs."""
     outputs: list[Output] = []
     while of.has_work:
         outputs += of.step()
@@ -230,7 +230,9 @@ def test_what_cannot_be_answered_is_refused_and_changes_nothing(
     assert not empty.has_work
 
 
-def test_one_larger_than_the_pool_is_refused_one_that_fits_exactly_is_not(qwen3: DecoderLM) -> None:
+def test_a_sequence_larger_than_the_pool_is_refused_and_one_that_fits_exactly_is_not(
+    qwen3: DecoderLM,
+) -> None:
     small = engine(qwen3, num_blocks=2)
 
     with pytest.raises(ClientError, match="KV cache is 16 tokens, but 17 were requested"):
@@ -249,7 +251,7 @@ def test_the_same_key_twice_and_a_finished_prefix_are_bugs_of_the_caller(qwen3: 
         busy.add(spec("b", prefix_ids=[1] * 12))
 
 
-def test_a_step_that_fails_costs_its_own_sequences_only(
+def test_a_failing_step_fails_only_its_own_sequences(
     qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = many(4)
@@ -276,7 +278,7 @@ def test_a_step_that_fails_costs_its_own_sequences_only(
     assert narrow.stats().kv_used == 0
 
 
-def test_logits_that_are_no_numbers_fail_their_sequence_only(
+def test_logits_that_are_not_numbers_fail_only_their_sequence(
     qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = [spec("a"), spec("b", prompt_ids=[9, 9, 9])]
@@ -303,10 +305,10 @@ def test_logits_that_are_no_numbers_fail_their_sequence_only(
     assert ids(answer) == ids(expected["b"])
 
 
-def test_nobody_begins_with_what_was_computed_of_a_text_whose_states_are_no_numbers(
+def test_the_blocks_of_a_sequence_whose_states_are_not_numbers_are_not_shared(
     qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One token whose embedding is not finite: a damaged row, or a value too large for float16."""
+    """Make the embedding of one token infinite, as a damaged row or a float16 overflow would."""
     broken = 7
     begins = [5] * 16 + [9] * 15
     damaged = [*begins[:8], broken, *begins[9:]]
@@ -332,7 +334,7 @@ def test_it_counts_the_work_it_has_done(qwen3: DecoderLM) -> None:
     work = counted.stats().work
 
     assert (work.sequences, work.sampled_tokens) == (2, 5)
-    # Two prompts of 4; what each sampled last is not run through the model any more.
+    # Two prompts of 4; the last token of each answer is not run through the model.
     assert work.computed_tokens == 2 * 4 + 2 + 1
     assert work.step_s.count == counted.forwards == 3
     assert (work.batch_rows.sum, work.batch_rows.counts[:2]) == (5, [1, 2])

@@ -1,4 +1,4 @@
-"""What our GPU kernels compute, in Triton's interpreter: attention, layers, and recorded steps."""
+"""The results of our GPU kernels in Triton's interpreter: attention, layers, and recorded steps."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="Triton is made for Linux only")
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    """By one process for all of them: it takes longer to start than to compute."""
+    """Run one process for all tests: its start takes longer than its computations."""
     return interpreted.found()
 
 
@@ -29,7 +29,7 @@ def test_logits_by_the_kernels_are_those_of_transformers_modules(found: dict[str
 
 
 def test_a_replayed_step_launches_what_was_recorded_over_the_same_memory(found: dict[str, Any]) -> None:
-    """Whoever arrives, and however long texts get."""
+    """Whatever the order of arrival and the length of the sequences."""
     replays = found["replays"]
 
     assert replays["modules"] == replays["kernels"] == replays["expected"]

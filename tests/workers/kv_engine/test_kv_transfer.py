@@ -1,4 +1,4 @@
-"""Keys and values from one engine to another: the answer is the one that a single engine gives."""
+"""Transfer of keys and values between engines: the answer is that of a single engine."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -42,7 +42,7 @@ class Slots:
         return Handle(key=key, dtype=dtype, shape=shape), data
 
     def read(self, key: str = "kv") -> Array:
-        """As a store gives it: not to be written."""
+        """Return the array as a store does: read-only."""
         array = self.arrays[key]
         data = array.data.view()
         data.flags.writeable = False
@@ -64,15 +64,15 @@ EXPORT = KvExport(key="kv", scope="r/1/2")
 
 
 def prefilled(node: DecoderLM, **changes: Any) -> tuple[TokenOutput, Slots]:
-    """The first token, and the keys and values of the prompt."""
+    """Return the first token, and the keys and values of the prompt."""
     slots = Slots()
     [output] = run(engine(node, slots), [spec(max_tokens=1, export=EXPORT, **changes)])["a"]
     return output, slots
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_row_that_goes_on_in_another_engine_answers_as_in_one(family: Family) -> None:
-    """41 tokens of prompt outgrow the sliding windows of 24; the other pool has blocks of another size."""
+def test_a_sequence_that_continues_in_another_engine_answers_as_in_one(family: Family) -> None:
+    """The 41 tokens of the prompt exceed the windows of 24; the other pool has another block size."""
     node = load(tiny_checkpoint(family))
     slots = Slots()
     one, other = engine(node, slots), engine(node, num_blocks=40, block_size=5)
@@ -93,11 +93,11 @@ def test_a_row_that_goes_on_in_another_engine_answers_as_in_one(family: Family) 
     assert first.kv is not None
     assert first.kv.shape == (node.layout.layers, 2, 41, node.layout.kv_heads, node.layout.head_dim)
     assert slots.scopes == {"kv": "r/1/2"}
-    # Of the row that goes on, only what was sampled is run: 11 tokens; of the stranger 9 + 11.
+    # Of the imported sequence only the 11 sampled tokens are run; of the other one 9 + 11.
     assert other.stats().work.computed_tokens == 11 + 9 + 11
 
 
-def test_it_goes_on_in_bfloat16_too() -> None:
+def test_a_sequence_continues_in_bfloat16_too() -> None:
     node = load(tiny_checkpoint("qwen3"), dtype="bfloat16")
     whole = ids(run(engine(node), [spec()])["a"])
     first, slots = prefilled(node)
@@ -108,8 +108,8 @@ def test_it_goes_on_in_bfloat16_too() -> None:
     assert slots.arrays["kv"].dtype == "bfloat16"
 
 
-def test_other_keys_and_values_are_another_answer(qwen3: DecoderLM) -> None:
-    """Negative control: they are looked at."""
+def test_other_keys_and_values_give_another_answer(qwen3: DecoderLM) -> None:
+    """Negative control: the imported keys and values are used."""
     first, slots = prefilled(qwen3)
     whole = ids(run(engine(qwen3), [spec()])["a"])
     slots.arrays["kv"].data[:] = 0
@@ -119,8 +119,8 @@ def test_other_keys_and_values_are_another_answer(qwen3: DecoderLM) -> None:
     assert [first.token_id, *ids(rest)] != whole
 
 
-def test_what_an_ended_answer_came_to_can_be_handed_on_again(qwen3: DecoderLM) -> None:
-    """Prompt and answer but its last token, which was never run; a longer text goes on from there."""
+def test_an_ended_answer_can_be_exported_and_continued(qwen3: DecoderLM) -> None:
+    """Export prompt and answer but the last token, which was never run; a longer prompt continues from it."""
     slots = Slots()
     whole = run(engine(qwen3), [spec(max_tokens=20)])["a"]
     begin = run(engine(qwen3, slots), [spec(export=EXPORT)])["a"]
@@ -134,8 +134,8 @@ def test_what_an_ended_answer_came_to_can_be_handed_on_again(qwen3: DecoderLM) -
 
 
 @pytest.mark.parametrize("known", [0, 1, 17, 41])
-def test_what_is_not_brought_is_computed(qwen3: DecoderLM, known: int) -> None:
-    """With all of its prompt's keys brought, the last token is run again: the next comes from behind it."""
+def test_tokens_without_imported_keys_are_computed(qwen3: DecoderLM, known: int) -> None:
+    """With keys for the whole prompt, the last token is run again, for the next one is sampled after it."""
     _, slots = prefilled(qwen3)
     array = slots.read()
     cut = array.data.view(np.float32).reshape(array.shape)[:, :, :known]
@@ -148,7 +148,7 @@ def test_what_is_not_brought_is_computed(qwen3: DecoderLM, known: int) -> None:
     assert busy.stats().work.computed_tokens == 41 + 11 - min(known, 40)
 
 
-def test_it_is_said_when_what_was_brought_is_not_looked_at_any_more(qwen3: DecoderLM) -> None:
+def test_the_end_of_an_import_is_reported(qwen3: DecoderLM) -> None:
     first, slots = prefilled(qwen3)
     read: list[int] = []
     busy = engine(qwen3)
@@ -170,7 +170,7 @@ def test_it_is_said_when_what_was_brought_is_not_looked_at_any_more(qwen3: Decod
     assert ids(rest) == ids(run(engine(qwen3), [spec()])["a"])[2:]
 
 
-def test_bytes_that_were_freed_while_they_were_copied_fail_their_sequence_alone(qwen3: DecoderLM) -> None:
+def test_bytes_freed_during_the_copy_fail_only_their_sequence(qwen3: DecoderLM) -> None:
     first, slots = prefilled(qwen3)
     expected = ids(run(engine(qwen3), [spec()])["a"])
 
@@ -192,7 +192,7 @@ def test_bytes_that_were_freed_while_they_were_copied_fail_their_sequence_alone(
     assert busy.stats().kv_used == 0
 
 
-def test_one_alone_whose_bytes_are_gone_fails_without_a_forward(qwen3: DecoderLM) -> None:
+def test_a_failed_import_of_the_only_sequence_runs_no_forward(qwen3: DecoderLM) -> None:
     first, slots = prefilled(qwen3)
 
     def gone() -> None:
@@ -207,7 +207,7 @@ def test_one_alone_whose_bytes_are_gone_fails_without_a_forward(qwen3: DecoderLM
     assert (busy.has_work, busy.forwards) == (False, 0)
 
 
-def test_a_store_that_is_full_fails_the_sequence_that_was_to_be_handed_on(qwen3: DecoderLM) -> None:
+def test_a_full_store_fails_the_sequence_to_export(qwen3: DecoderLM) -> None:
     busy = engine(qwen3, Slots(error=CapacityError("the arena is full")), max_step_tokens=100)
     busy.add(spec(max_tokens=1, export=EXPORT))
     busy.add(spec(key="b"))
@@ -242,7 +242,7 @@ SHAPE = (2, 2, 41, 2, 16)
         ({"data": np.zeros(8, np.uint8)}, "do not fit their shape: expected 20992 bytes .*, found 8"),
     ],
 )
-def test_what_does_not_fit_the_pool_is_refused(
+def test_imports_that_do_not_fit_the_pool_are_refused(
     qwen3: DecoderLM, changes: dict[str, Any], message: str
 ) -> None:
     assert qwen3.layout == KVLayout(layers=2, kv_heads=2, head_dim=16)
@@ -274,7 +274,7 @@ def test_what_does_not_fit_the_pool_is_refused(
         ),
     ],
 )
-def test_what_cannot_be_handed_on_is_a_bug_of_the_caller(
+def test_impossible_transfers_are_a_bug_of_the_caller(
     qwen3: DecoderLM, slots: Slots | None, changes: dict[str, Any], message: str
 ) -> None:
     empty = engine(qwen3, slots)
@@ -287,7 +287,7 @@ def test_what_cannot_be_handed_on_is_a_bug_of_the_caller(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_cells_are_copied_out_and_in_bit_by_bit(dtype: torch.dtype) -> None:
+def test_export_and_import_copy_cells_exactly(dtype: torch.dtype) -> None:
     def pool() -> PagedPool:
         return PagedPool(layers=3, kv_heads=2, head_dim=4, slots=20, device=torch.device("cpu"), dtype=dtype)
 

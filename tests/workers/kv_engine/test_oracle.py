@@ -1,4 +1,4 @@
-"""Greedy tokens are those of transformers' `generate`, however requests come and whoever is beside them."""
+"""Greedy tokens are those of transformers' `generate`, for any arrival and any other sequences."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,7 +31,7 @@ def specs(texts: list[list[int]], max_tokens: int = NEW_TOKENS) -> list[Sequence
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_staggered_mixed_requests_answer_as_generate_does(family: Family) -> None:
-    """Nine tokens a step: prompts of up to seventy are cut many times, always beside others' decodes.
+    """Nine tokens a step: prompts of up to 70 tokens are cut many times, next to decodes of others.
 
     Every text outgrows the sliding windows of 24: some in the prompt, some while they are answered.
     """
@@ -48,14 +48,14 @@ def test_staggered_mixed_requests_answer_as_generate_does(family: Family) -> Non
 
 
 def clear_texts(family: Family, *lengths: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts of these lengths, and what `generate` answers."""
+    """Return prompts of these lengths, and the answers of `generate`."""
     texts, answers = zip(*(clear_text(family, length, MANY_TOKENS) for length in lengths), strict=True)
     return list(texts), list(answers)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_longest_texts_are_exact(family: Family) -> None:
-    """Llama's scaled rope differs from the plain one only far from the start; so does YaRN."""
+    """Llama's scaled RoPE differs from the plain one only at large positions; so does YaRN."""
     length = MODELS[family].max_positions - NEW_TOKENS
     text, expected = clear_text(family, length, NEW_TOKENS)
     engine = make_engine(
@@ -66,8 +66,8 @@ def test_the_longest_texts_are_exact(family: Family) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_resumed_answer_goes_on_as_if_nothing_had_happened(family: Family) -> None:
-    """What was released is folded again in pieces of seven, and longer than any window by then."""
+def test_a_resumed_answer_continues_as_if_nothing_had_happened(family: Family) -> None:
+    """The released tokens are computed again in pieces of seven, and exceed every window."""
     text, expected = clear_text(family, 15, MANY_TOKENS)
     engine = make_engine(
         load(tiny_checkpoint(family)), num_blocks=20, block_size=8, max_step_tokens=7, max_sequences=1
@@ -80,7 +80,7 @@ def test_a_resumed_answer_goes_on_as_if_nothing_had_happened(family: Family) -> 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_layer_looks_back_as_far_as_the_checkpoint_says(
+def test_every_layer_has_the_window_of_the_checkpoint(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(
@@ -94,7 +94,7 @@ def test_every_layer_looks_back_as_far_as_the_checkpoint_says(
 
 
 def record_windows(monkeypatch: pytest.MonkeyPatch, wider_by: int = 0) -> list[int | None]:
-    """What layers ask for; and, maybe, give them more."""
+    """Record the windows of the layers, and optionally widen them."""
     asked: list[int | None] = []
     groups = paged._Context.groups
 
@@ -107,8 +107,8 @@ def record_windows(monkeypatch: pytest.MonkeyPatch, wider_by: int = 0) -> list[i
 
 
 @pytest.mark.parametrize("family", WINDOWED)
-def test_a_window_that_is_one_too_wide_does_not_pass(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control; the self-check's twelve tokens are too few to see it."""
+def test_a_window_one_token_too_wide_is_detected(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control; the twelve tokens of the self-check are too few to detect it."""
     record_windows(monkeypatch, wider_by=1)
     texts, expected = clear_texts(family, 15, 38, 66)
     engine = make_engine(
@@ -120,11 +120,11 @@ def test_a_window_that_is_one_too_wide_does_not_pass(family: Family, monkeypatch
     assert all(ids(found[str(i)]) != expected[i] for i in range(3))
 
 
-# ---- angles that turn with the length ---------------------------------------------------------------
+# ---- rotary angles that depend on the length --------------------------------------------------------
 
 
 def longrope_beside(neighbour: list[int], text: list[int]) -> list[int]:
-    """The answer to `text` of Phi-3's long sister, while somebody else's text is in the batch."""
+    """Return the answer of long-context Phi-3 to `text`, with another sequence in the batch."""
     engine = make_engine(
         load(tiny_checkpoint("phi3_longrope")),
         num_blocks=64,
@@ -139,20 +139,20 @@ def longrope_beside(neighbour: list[int], text: list[int]) -> list[int]:
     return ids(run(engine, both)["text"])
 
 
-def test_a_neighbour_as_long_as_they_come_changes_no_answer() -> None:
+def test_a_sequence_of_the_largest_length_in_the_batch_changes_no_answer() -> None:
     text, expected = clear_text("phi3_longrope", 20, NEW_TOKENS)
     [neighbour] = prompts(1, seed=8, shortest=176, longest=176)
 
     assert longrope_beside(neighbour, text) == expected
 
 
-def test_a_text_past_the_change_of_angles_is_refused() -> None:
+def test_a_sequence_beyond_the_change_of_rotary_angles_is_refused() -> None:
     with pytest.raises(ClientError, match="context length"):
         longrope_beside([1] * 192, [1])
 
 
-def test_without_that_limit_a_neighbour_would_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: transformers turns all texts of a batch by the length of the longest."""
+def test_without_that_limit_another_sequence_would_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: transformers rotates all sequences of a batch by the length of the longest."""
     monkeypatch.setattr(architecture, "context_length", lambda config: config["max_position_embeddings"])
     monkeypatch.setattr(kv_engine, "check_node", lambda *_: None)
     text, expected = clear_text("phi3_longrope", 20, NEW_TOKENS)
@@ -172,7 +172,7 @@ def test_without_that_limit_the_self_check_refuses_it(monkeypatch: pytest.Monkey
 
 
 def answers(engine: KVEngine, count: int) -> list[list[int]]:
-    """What an engine that was given its sequences before comes to."""
+    """Run an engine with its sequences, and return the tokens."""
     found: list[list[int]] = [[] for _ in range(count)]
     while engine.has_work:
         for output in tokens(engine.step()):
@@ -180,8 +180,8 @@ def answers(engine: KVEngine, count: int) -> list[list[int]]:
     return found
 
 
-def test_wrong_positions_do_not_pass(qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: positions that begin anew every seven tokens."""
+def test_wrong_positions_are_detected(qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: positions that restart every seven tokens."""
     texts = prompts(4, seed=1, shortest=10)
     engine = make_engine(qwen3, num_blocks=64, block_size=8, max_step_tokens=9, max_sequences=8)
     for spec in specs(texts):
@@ -199,8 +199,8 @@ def test_wrong_positions_do_not_pass(qwen3: DecoderLM, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_a_wrong_history_does_not_pass(qwen3: DecoderLM, swapped: bool) -> None:
-    """Negative control: two sequences' first blocks change places under their feet."""
+def test_a_wrong_history_is_detected(qwen3: DecoderLM, swapped: bool) -> None:
+    """Negative control: the first blocks of two sequences are swapped while they run."""
     texts = prompts(2, seed=1, shortest=20, longest=20)
     engine = make_engine(qwen3, num_blocks=64, block_size=8, max_step_tokens=40, max_sequences=2)
     for spec in specs(texts):

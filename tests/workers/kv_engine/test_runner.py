@@ -1,4 +1,4 @@
-"""Forwards are launched, and read later; what they led to before they were read is nobody's concern."""
+"""Forwards are launched first and read later; errors are raised by the read."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def runner(node: DecoderLM) -> Runner:
 
 
 def prefilled(of: Runner) -> list[Sequence]:
-    """Two sequences with a first token each."""
+    """Return two sequences with a first token each."""
     sequences = []
     for row, text in enumerate(TEXTS):
         wish = Sampling(temperature=1.0, seed=row) if row else Sampling()
@@ -53,8 +53,8 @@ def take(sequences: list[Sequence], found: list[int]) -> list[int]:
     return found
 
 
-def test_launched_behind_one_that_is_not_read_it_comes_to_the_same(qwen3: DecoderLM) -> None:
-    """The first of two is in two steps, and the second in a third one, too."""
+def test_a_step_launched_after_an_unread_one_has_the_same_result(qwen3: DecoderLM) -> None:
+    """The first of two sequences is in two steps, the second in a third one, too."""
     one = runner(qwen3)
     sequences = prefilled(one)
     texts = [list(sequence.ids) for sequence in sequences]
@@ -81,7 +81,7 @@ def read_first(node: DecoderLM, steps: int) -> list[list[int]]:
     return found
 
 
-def test_of_a_step_the_tokens_are_told_of_whoever_is_left(qwen3: DecoderLM) -> None:
+def test_the_tokens_of_the_remaining_spans_are_selected(qwen3: DecoderLM) -> None:
     one = runner(qwen3)
     step = one.launch(last(prefilled(one)))
     ran = step.read()
@@ -90,7 +90,7 @@ def test_of_a_step_the_tokens_are_told_of_whoever_is_left(qwen3: DecoderLM) -> N
     assert step.tokens_of(step.spans[1:], ran) == ran.tokens[1:]
 
 
-def test_steps_that_are_not_replayed_have_no_tokens_to_go_on_from(qwen3: DecoderLM) -> None:
+def test_only_replayed_steps_keep_their_tokens_on_the_device(qwen3: DecoderLM) -> None:
     one = runner(qwen3)
     [sequence, _] = prefilled(one)
 
@@ -98,7 +98,7 @@ def test_steps_that_are_not_replayed_have_no_tokens_to_go_on_from(qwen3: Decoder
     assert one.launch(last([sequence])).tokens is not None
 
 
-def test_a_launch_that_fails_behind_another_is_told_when_it_is_read(
+def test_an_error_of_a_launch_ahead_is_raised_by_its_read(
     qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = runner(qwen3)

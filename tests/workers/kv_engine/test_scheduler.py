@@ -1,4 +1,4 @@
-"""Scheduling as tables: who is in a step, with how many tokens."""
+"""Scheduling as tables: the sequences of a step, with the number of tokens of each."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ from workers.kv_engine.sequence_spec import SequenceSpec
 
 
 def sequence(key: str, prompt: int, max_tokens: int = 4, **spec: Any) -> Sequence:
-    """One whose prompt is like no other's."""
+    """Return a sequence with a unique prompt."""
     ids = [int.from_bytes(key.encode()) % 100_003 * 1000 + place for place in range(prompt)]
     return Sequence(SequenceSpec(key=key, prompt_ids=ids, max_tokens=max_tokens, **spec))
 
 
 def same(key: str, prompt: int, max_tokens: int = 4, **spec: Any) -> Sequence:
-    """One whose prompt begins as that of all others made so."""
+    """Return a sequence whose prompt has the prefix of all others made by this function."""
     return Sequence(SequenceSpec(key=key, prompt_ids=list(range(prompt)), max_tokens=max_tokens, **spec))
 
 
@@ -36,7 +36,7 @@ def shape(spans: list[Span]) -> list[tuple[str, int, int]]:
 
 
 def run_step(of: Scheduler) -> list[tuple[str, int, int]]:
-    """Schedule, and pretend to sample; sequences leave at their limit."""
+    """Schedule a step and simulate its sampling; sequences leave at their limit."""
     spans = of.schedule()
     of.advance(spans)
     for span in spans:
@@ -59,7 +59,7 @@ def test_a_long_prompt_is_cut_to_the_budget() -> None:
     ]
 
 
-def test_decodes_come_first_and_prompts_share_what_is_left() -> None:
+def test_decodes_come_first_and_prompts_share_the_rest_of_the_budget() -> None:
     mixed = scheduler(budget=10)
     mixed.add(sequence("a", 3, max_tokens=9))
     assert run_step(mixed) == [("a", 0, 3)]
@@ -81,7 +81,7 @@ def test_a_chunk_samples_only_at_the_end_of_its_sequence() -> None:
     assert [span.samples for span in one.schedule()] == [True]
 
 
-def test_a_sequence_is_let_in_once_its_prompt_fits_beside_one_block_for_each_that_runs() -> None:
+def test_a_sequence_is_admitted_once_its_prompt_fits_with_one_block_per_running_sequence() -> None:
     small = scheduler(blocks=5)  # ten tokens
     small.add(sequence("a", 4, max_tokens=2))
     small.add(sequence("b", 6, max_tokens=1))
@@ -91,7 +91,7 @@ def test_a_sequence_is_let_in_once_its_prompt_fits_beside_one_block_for_each_tha
     assert run_step(small) == [("b", 0, 6)]
 
 
-def test_nobody_overtakes_one_that_waits_for_blocks() -> None:
+def test_no_sequence_overtakes_one_that_waits_for_blocks() -> None:
     small = scheduler(blocks=5)
     for key, prompt in (("a", 6), ("big", 8), ("tiny", 1)):
         small.add(sequence(key, prompt, max_tokens=1))
@@ -112,7 +112,7 @@ def test_no_more_sequences_run_than_there_are_rows() -> None:
     ("limits", "what"),
     [({"blocks": 5}, "the size of the KV cache is 10"), ({"positions": 9}, "context length is 9")],
 )
-def test_one_larger_than_pool_or_context_is_refused(limits: dict[str, int], what: str) -> None:
+def test_a_sequence_larger_than_pool_or_context_is_refused(limits: dict[str, int], what: str) -> None:
     small = scheduler(**limits)
 
     with pytest.raises(ClientError, match=f"{what} .*11 were requested .7 in the prompt, 4") as caught:
@@ -122,7 +122,7 @@ def test_one_larger_than_pool_or_context_is_refused(limits: dict[str, int], what
     assert not small.has_work
 
 
-def test_one_that_fits_exactly_is_taken() -> None:
+def test_a_sequence_that_fits_exactly_is_accepted() -> None:
     exact = scheduler(blocks=5, positions=10)
     exact.add(sequence("a", 6))
 
@@ -159,7 +159,7 @@ def test_a_waiting_sequence_can_be_removed() -> None:
     assert one.running == [first]
 
 
-def test_one_that_is_held_takes_part_in_no_step_and_keeps_its_place() -> None:
+def test_a_held_sequence_takes_part_in_no_step_and_keeps_its_row() -> None:
     one = scheduler(blocks=20, rows=2)
     first, second = sequence("a", 3), sequence("b", 15)
     one.add(first)
@@ -177,7 +177,7 @@ def test_one_that_is_held_takes_part_in_no_step_and_keeps_its_place() -> None:
     assert (first.row, second.row) == admissions
 
 
-def test_a_prompt_that_is_held_is_computed_no_further() -> None:
+def test_a_held_prompt_is_not_computed_further() -> None:
     one = scheduler()
     long = sequence("a", 25)
     one.add(long)
@@ -190,7 +190,7 @@ def test_a_prompt_that_is_held_is_computed_no_further() -> None:
     assert run_step(one) == [("a", 10, 10)]
 
 
-def test_where_all_are_held_there_is_no_work() -> None:
+def test_there_is_no_work_if_all_sequences_are_held() -> None:
     one = scheduler(blocks=10, rows=4)
     first, waits = sequence("a", 10), sequence("b", 10)
     one.add(first)
@@ -205,7 +205,7 @@ def test_where_all_are_held_there_is_no_work() -> None:
     assert one.has_work
 
 
-def test_one_that_waits_is_admitted_beside_those_that_are_held() -> None:
+def test_a_waiting_sequence_is_admitted_next_to_held_ones() -> None:
     one = scheduler(rows=2)
     first = sequence("a", 3)
     one.add(first)
@@ -218,7 +218,7 @@ def test_one_that_waits_is_admitted_beside_those_that_are_held() -> None:
     assert run_step(one) == [("b", 0, 2)]
 
 
-def test_one_that_is_held_before_it_is_admitted_gets_its_place_in_its_turn() -> None:
+def test_a_sequence_held_before_its_admission_is_admitted_in_its_turn() -> None:
     one = scheduler(rows=1)
     early = sequence("a", 3)
     early.held = True
@@ -230,10 +230,10 @@ def test_one_that_is_held_before_it_is_admitted_gets_its_place_in_its_turn() -> 
     assert (early.row, one.has_work) == (0, False)
 
 
-# ---- who is first --------------------------------------------------------------------------------
+# ---- order ---------------------------------------------------------------------------------------
 
 
-def test_who_has_the_higher_priority_comes_first_then_the_earlier_deadline() -> None:
+def test_the_higher_priority_comes_first_then_the_earlier_deadline() -> None:
     one = scheduler(rows=1)
     for key, spec in (
         ("plain", {}),
@@ -246,7 +246,7 @@ def test_who_has_the_higher_priority_comes_first_then_the_earlier_deadline() -> 
     assert [run_step(one)[0][0] for _ in range(4)] == ["urgent", "soon", "later", "plain"]
 
 
-def test_a_tenant_that_asks_for_much_does_not_keep_another_waiting() -> None:
+def test_a_tenant_with_many_requests_does_not_delay_another() -> None:
     one = scheduler(rows=1)
     for number in range(4):
         one.add(sequence(f"much-{number}", 8, max_tokens=1, tenant="much"))
@@ -256,7 +256,7 @@ def test_a_tenant_that_asks_for_much_does_not_keep_another_waiting() -> None:
     assert [run_step(one)[0][0] for _ in range(3)] == ["much-1", "little", "much-2"]
 
 
-def test_nobody_saves_up_service_by_staying_away() -> None:
+def test_an_absent_tenant_earns_no_precedence() -> None:
     one = scheduler(rows=1, budget=10)
     for number in range(3):
         one.add(sequence(f"a-{number}", 8, max_tokens=1, tenant="a"))
@@ -270,10 +270,10 @@ def test_nobody_saves_up_service_by_staying_away() -> None:
     assert sorted(order[:2]) == sorted(order[2:4]) == sorted(order[4:]) == ["a", "b"]
 
 
-# ---- when blocks run out -------------------------------------------------------------------------
+# ---- preemption ----------------------------------------------------------------------------------
 
 
-def test_who_came_last_gives_way_and_goes_on_with_its_tokens() -> None:
+def test_the_last_arrival_is_preempted_and_continues_with_its_tokens() -> None:
     small = scheduler(blocks=4, prefix_cache=False)  # eight tokens
     first, second = sequence("a", 2, max_tokens=6), sequence("b", 2, max_tokens=4)
     small.add(first)
@@ -290,7 +290,7 @@ def test_who_came_last_gives_way_and_goes_on_with_its_tokens() -> None:
     assert small.blocks.free == 4
 
 
-def test_who_has_the_higher_priority_is_not_preempted_for_one_that_has_not() -> None:
+def test_a_higher_priority_is_not_preempted_for_a_lower_one() -> None:
     small = scheduler(blocks=4, prefix_cache=False)
     small.add(sequence("a", 2, max_tokens=6))
     small.add(sequence("b", 2, max_tokens=6, priority=1))
@@ -322,10 +322,10 @@ def test_a_prompt_that_was_scored_is_not_scored_again_after_a_preemption() -> No
     assert sum(scored_now for *_, scored_now in told) == 1
 
 
-# ---- what is computed once -----------------------------------------------------------------------
+# ---- the prefix cache ----------------------------------------------------------------------------
 
 
-def test_what_another_computed_is_not_computed_again() -> None:
+def test_cached_blocks_of_another_sequence_are_not_computed_again() -> None:
     one = scheduler(budget=20)
     one.add(same("a", 9, max_tokens=1))
     assert run_step(one) == [("a", 0, 9)]
@@ -335,7 +335,7 @@ def test_what_another_computed_is_not_computed_again() -> None:
     assert (one.counters.queries, one.counters.hits) == (16, 6)
 
 
-def test_who_wants_what_another_is_computing_waits_for_it_and_lets_others_pass() -> None:
+def test_a_sequence_waits_for_a_block_that_another_computes_and_lets_others_pass() -> None:
     one = scheduler(budget=4)
     one.add(same("a", 9))
     one.add(same("b", 9))
@@ -348,7 +348,7 @@ def test_who_wants_what_another_is_computing_waits_for_it_and_lets_others_pass()
     assert one.counters.hits == 8
 
 
-def test_who_waits_for_another_goes_on_alone_when_that_one_leaves_or_is_held() -> None:
+def test_a_sequence_that_waits_for_another_continues_when_that_one_leaves_or_is_held() -> None:
     for leaves in (True, False):
         one = scheduler(budget=4)
         first = same("a", 9)
@@ -373,7 +373,7 @@ def test_a_prompt_that_is_to_be_scored_is_computed_whole() -> None:
     assert run_step(one) == [("b", 0, 9)]
 
 
-def test_what_an_answer_came_to_is_found_by_a_prompt_that_holds_it() -> None:
+def test_a_prompt_that_contains_an_earlier_answer_finds_its_blocks() -> None:
     one = scheduler(budget=20)
     one.add(same("a", 4, max_tokens=5))
     while one.has_work:
@@ -392,7 +392,7 @@ def test_without_a_cache_everything_is_computed() -> None:
     assert run_step(one) == [("a", 0, 9), ("b", 0, 9)]
 
 
-def test_what_is_kept_gives_way_to_what_runs() -> None:
+def test_cached_blocks_are_evicted_for_running_sequences() -> None:
     small = scheduler(blocks=5, budget=10)
     small.add(same("a", 8, max_tokens=1))
     run_step(small)
@@ -402,10 +402,10 @@ def test_what_is_kept_gives_way_to_what_runs() -> None:
     assert run_step(small) == [("b", 0, 8)]
 
 
-# ---- the pace ------------------------------------------------------------------------------------
+# ---- the prefill budget --------------------------------------------------------------------------
 
 
-def test_beside_decodes_a_prompt_gets_what_the_pace_allows() -> None:
+def test_next_to_decodes_a_prompt_gets_the_prefill_budget() -> None:
     budget = PrefillBudget(decode_slowdown_limit=2.0, min_tokens=2)
     one = scheduler(budget=100, prefill_budget=budget)
     one.add(sequence("a", 3, max_tokens=20))
@@ -419,7 +419,7 @@ def test_beside_decodes_a_prompt_gets_what_the_pace_allows() -> None:
 
 
 def paced(decoding: int, **sizes: Any) -> Scheduler:
-    """A scheduler with a pace of two tokens beside a decode, and so many that decode."""
+    """Return a scheduler with a prefill budget of two tokens next to a decode, and so many decodes."""
     budget = PrefillBudget(decode_slowdown_limit=2.0, min_tokens=2)
     one = scheduler(blocks=500, rows=40, budget=100, prefill_budget=budget, **sizes)
     for number in range(decoding):
@@ -430,7 +430,7 @@ def paced(decoding: int, **sizes: Any) -> Scheduler:
     return one
 
 
-def test_a_crowd_that_waits_for_its_first_token_comes_first() -> None:
+def test_a_burst_of_prompts_comes_first() -> None:
     one = paced(decoding=2)
     for number in range(MIN_BURST):
         one.add(sequence(f"p{number}", 20))
@@ -447,7 +447,7 @@ def test_a_crowd_that_waits_for_its_first_token_comes_first() -> None:
         (1, [500]),
     ],
 )
-def test_who_is_no_crowd_keeps_to_the_pace(decoding: int, prompts: list[int]) -> None:
+def test_prompts_that_are_no_burst_keep_to_the_prefill_budget(decoding: int, prompts: list[int]) -> None:
     one = paced(decoding, positions=2000)
     for number, length in enumerate(prompts):
         one.add(sequence(f"p{number}", length))
@@ -489,7 +489,7 @@ def test_under_random_load_budget_and_blocks_hold_and_all_end(seed: int) -> None
         assert len({block for s in one.running for block in s.blocks}) == pool.num_blocks - pool.free
         for s in one.running:
             assert len(set(s.blocks)) == len(s.blocks) >= pool.blocks_for(s.computed)
-            # What is written in this step nobody else has.
+            # Blocks that this step writes belong to no other sequence.
             own = s.blocks[len(s.cached_path) :]
             assert not any(set(own) & set(other.blocks) for other in one.running if other is not s)
         for span in spans:

@@ -1,4 +1,4 @@
-"""A model the pool does not serve exactly never becomes an engine."""
+"""No engine is made of a model whose logits over the pool differ."""
 
 import pytest
 import torch
@@ -21,14 +21,14 @@ def test_the_served_families_pass(family: Family, dtype: str) -> None:
 
 
 class ScaledHead(DecoderLM):
-    """A head that is not the model's own: half of what Granite and Cohere do behind theirs."""
+    """A head with scaled logits, as Granite and Cohere have it, that differs from the reference."""
 
     def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         return super().head(hidden, indices) / 4
 
 
 class OwnPositions(DecoderLM):
-    """A model that counts positions by itself, from the start of the batch."""
+    """A model that counts its own positions, from the start of the batch."""
 
     def forward(self, inputs: torch.Tensor, step: nodes.TokenStep) -> torch.Tensor:
         class Wrong:
@@ -39,7 +39,7 @@ class OwnPositions(DecoderLM):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("broken", [ScaledHead, OwnPositions])
-def test_what_goes_past_the_engine_is_refused_by_name(
+def test_a_model_with_an_unsupported_feature_is_refused_by_name(
     broken: type[DecoderLM], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = load(tiny_checkpoint("llama"), dtype=dtype)
@@ -50,7 +50,7 @@ def test_what_goes_past_the_engine_is_refused_by_name(
         check_node(node)
 
 
-def test_a_model_that_stumbles_over_the_pool_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_run_over_the_pool_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     node = load(tiny_checkpoint("llama"))
     node.use_attention(ATTENTION)
 

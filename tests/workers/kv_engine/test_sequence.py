@@ -63,6 +63,6 @@ def test_a_prefix_counts_as_generated_and_is_still_to_compute() -> None:
         {"sample_index": -1},
     ],
 )
-def test_sampling_that_means_nothing_cannot_be_made(changes: dict[str, Any]) -> None:
+def test_invalid_sampling_parameters_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):
         Sampling(**changes)

@@ -21,7 +21,7 @@ def seated(
     return sequence
 
 
-def test_a_step_says_where_every_token_stands_and_goes() -> None:
+def test_a_step_has_the_position_and_the_slot_of_every_token() -> None:
     prefill = seated("a", list(range(100, 110)), [7, 2, 5], row=2)
     decode = seated("b", [40, 41, 42], [9, 1], row=0)
 
@@ -49,7 +49,7 @@ def test_the_buffers_stay_where_they_are() -> None:
     assert addresses(5) == addresses(2)
 
 
-def test_padding_fills_a_captured_step_with_spans_in_a_cell_that_is_nobodys() -> None:
+def test_padding_fills_a_captured_step_with_spans_in_an_unused_cell() -> None:
     sizes = {"max_sequences": 4, "max_step_tokens": 32, "max_blocks": 5, "block_size": 4}
     fixed = StepBuilder(**sizes, device=CPU, padding_block=20)
     captured = fixed.captured(4)
@@ -71,8 +71,8 @@ def test_padding_fills_a_captured_step_with_spans_in_a_cell_that_is_nobodys() ->
     assert len(step.sampling.top_k) == 1
 
 
-def test_tokens_that_nobody_has_read_are_taken_where_they_lie() -> None:
-    """Of three that were sampled the second goes on no more, and the third is none."""
+def test_unread_tokens_are_taken_on_the_device() -> None:
+    """Of three sampled sequences the second has left, and the third has no valid token."""
     fixed = StepBuilder(
         max_sequences=4, max_step_tokens=32, max_blocks=5, block_size=4, device=CPU, padding_block=20
     )
@@ -89,7 +89,7 @@ def test_tokens_that_nobody_has_read_are_taken_where_they_lie() -> None:
     assert sampled.tolist() == [77, 88, -1]
 
 
-def test_a_captured_step_is_sampled_as_it_is_said() -> None:
+def test_a_captured_step_has_the_requested_kind_of_sampling() -> None:
     plain = builder().captured(2, is_random=True).sampling
     filtered = builder().captured(2, is_random=True, is_filtered=True).sampling
 
@@ -114,7 +114,7 @@ def test_a_row_is_rewritten_when_another_sequence_takes_it() -> None:
     assert step.sampling.seed_low.tolist() == [0]
 
 
-def test_seeds_of_64_bits_arrive_whole() -> None:
+def test_seeds_of_64_bits_are_kept_whole() -> None:
     seeds = [0, 1, -1, 2**63 - 1, -(2**63)]
     for seed in seeds:
         sequence = seated("a", [1], [0], row=0, sampling=Sampling(temperature=1, seed=seed))

@@ -1,4 +1,4 @@
-"""The engine's thread, driven by a scripted engine whose steps the test lets through one by one."""
+"""The engine thread with a scripted engine; the test starts each step."""
 
 import asyncio
 import subprocess
@@ -27,7 +27,7 @@ from workers.threads.mailbox import Mailbox
 
 
 class ScriptedEngine:
-    """Every sequence gets one token a step. A step begins when the test says so."""
+    """An engine that gives every sequence one token per step; the test starts each step."""
 
     def __init__(self) -> None:
         self.live: list[str] = []
@@ -93,7 +93,7 @@ class ScriptedEngine:
 
 
 class Reports:
-    """What the thread reported, in order, on the loop."""
+    """The reports of the thread on the loop, in order."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
@@ -130,7 +130,7 @@ def spec(key: str, max_tokens: int = 5) -> SequenceSpec:
 
 
 async def begun(engine: ScriptedEngine) -> None:
-    """The engine is in the middle of a step."""
+    """Wait until the engine is within a step."""
     await asyncio.to_thread(engine.begun.acquire)
 
 
@@ -148,7 +148,7 @@ async def test_sequences_join_at_step_boundaries_and_a_step_is_delivered_at_once
         assert engine.threads == {"engine"}
 
 
-async def test_an_engine_nobody_asks_prepares_bit_by_bit_and_whoever_comes_is_computed_in_between() -> None:
+async def test_an_idle_engine_prepares_in_turns_and_computes_new_sequences_between_them() -> None:
     engine = ScriptedEngine()
     engine.to_prepare, engine.preparing = 3, Semaphore(0)
     async with running(engine) as (thread, reports):
@@ -239,7 +239,7 @@ async def test_the_count_is_of_steps_that_held_the_sequence() -> None:
         assert await reports.next() == ("cancelled", "b", 0)
 
 
-async def test_cancelling_what_is_not_there_is_reported_too() -> None:
+async def test_cancelling_an_unknown_sequence_is_reported_too() -> None:
     async with running(ScriptedEngine()) as (thread, reports):
         thread.cancel("nobody")
 
@@ -270,7 +270,7 @@ async def test_a_failing_step_fails_its_sequences_and_the_engine_goes_on() -> No
         assert await reports.next() == ("tokens", "a")
 
 
-async def test_those_that_fail_of_their_own_are_told_each_its_own_error() -> None:
+async def test_each_sequence_gets_its_own_error() -> None:
     engine = ScriptedEngine()
     others = {"b": CapacityError("full"), "c": WorkerError("gone", code="tensor_gone")}
     engine.broken = StepFailedError("two failed", keys=[], others=others)
@@ -296,7 +296,7 @@ async def test_a_factory_that_fails_fails_the_start() -> None:
     await thread.close()
 
 
-async def test_a_thread_that_dies_says_why_and_takes_no_more() -> None:
+async def test_a_thread_that_dies_reports_its_error_and_refuses_sequences() -> None:
     engine = ScriptedEngine()
     engine.broken = ZeroDivisionError("a bug")
     async with running(engine) as (thread, _):
@@ -327,7 +327,7 @@ async def test_a_full_inbox_refuses_sequences_but_never_a_cancel(monkeypatch: py
 
 
 class Watched(Mailbox[Any]):
-    """Remembers the most it ever held."""
+    """A mailbox that records its largest size."""
 
     most = 0
 

@@ -1,4 +1,4 @@
-"""A batch of firings, with real tensors."""
+"""Batches of firings with real tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Doubling:
-    """Doubles `x`, in place; fails as its arguments say."""
+    """A node that doubles `x` in place, and fails as its arguments request."""
 
     max_batch: int = 4
     batches: list[list[Item]] = field(default_factory=list)
@@ -57,7 +57,7 @@ def floats(result: FiringResult | DalSegnoError) -> list[float]:
     return found
 
 
-def test_firings_are_run_together_and_told_apart() -> None:
+def test_firings_are_run_together_with_separate_results() -> None:
     node = Doubling()
 
     first, second = run(node, firing([1, 2], seed=7), firing([3]))
@@ -78,7 +78,7 @@ def test_an_item_says_what_the_firing_did() -> None:
     assert (item.args, item.seed, item.path, item.chunk) == ({"a": 1}, 9, (4,), chunk)
 
 
-def test_a_node_that_writes_into_its_inputs_writes_into_nobody_elses_memory() -> None:
+def test_a_node_that_writes_into_its_inputs_changes_no_other_memory() -> None:
     given = firing([1, 2])
 
     run(Doubling(), given)
@@ -86,7 +86,7 @@ def test_a_node_that_writes_into_its_inputs_writes_into_nobody_elses_memory() ->
     assert given.inputs["x"].data.view(np.float32).tolist() == [1, 2]
 
 
-def test_the_one_the_node_gives_up_fails_alone() -> None:
+def test_a_firing_that_the_node_fails_fails_alone() -> None:
     node = Doubling()
 
     good, bad = run(node, firing([1]), firing(args={"fails": True}))
@@ -96,7 +96,7 @@ def test_the_one_the_node_gives_up_fails_alone() -> None:
     assert len(node.batches) == 1
 
 
-def test_where_a_node_raises_each_firing_is_run_by_itself() -> None:
+def test_after_a_node_raises_each_firing_is_run_by_itself() -> None:
     node = Doubling()
 
     results = run(node, firing([1]), firing(args={"raises": True}), firing([3]))
@@ -118,13 +118,13 @@ def test_bytes_that_do_not_fit_fail_their_firing_alone() -> None:
     assert "found 'complex64'" in str(results[2])
 
 
-def test_a_node_that_answers_for_too_few_is_a_bug() -> None:
+def test_too_few_results_of_a_node_are_a_bug() -> None:
     results = run(Doubling(answers_short=True), firing(), firing())
 
     assert [type(result) for result in results] == [BugError, BugError]
 
 
-def test_no_gradients_are_kept() -> None:
+def test_no_gradients_are_recorded() -> None:
     class Multiply(torch.nn.Linear):
         max_batch = 1
 
@@ -138,5 +138,5 @@ def test_no_gradients_are_kept() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 16])
-def test_the_thread_is_told_how_many_a_node_takes_together(most: int) -> None:
+def test_the_largest_batch_of_each_node_is_known(most: int) -> None:
     assert StatelessNodes({"double": Doubling(max_batch=most)}, CPU).max_batch == {"double": most}

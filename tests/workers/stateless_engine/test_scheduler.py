@@ -1,4 +1,4 @@
-"""Who is next, as tables."""
+"""The next node and its batch, as tables."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def drained(of: MicroScheduler[int]) -> list[tuple[str, list[int]]]:
     return taken
 
 
-def test_without_firings_nobody_is_next() -> None:
+def test_without_firings_no_node_is_next() -> None:
     assert scheduler(a=1).take() is None
 
 

@@ -1,4 +1,4 @@
-"""The stateless engine's thread, driven by nodes whose batches the test lets through one by one."""
+"""The stateless engine's thread with scripted nodes; the test starts each batch."""
 
 import asyncio
 import subprocess
@@ -20,7 +20,7 @@ from workers.stateless_engine.thread import NodeRunner, StatelessThread
 
 
 class ScriptedNodes:
-    """A batch begins when the test says so, and gives each firing's arguments back."""
+    """Nodes that return the arguments of each firing; the test starts each batch."""
 
     max_batch: Mapping[str, int] = {"vocoder": 4, "encoder": 1}
 
@@ -41,7 +41,9 @@ class ScriptedNodes:
         if self.broken is not None:
             raise self.broken
         return [
-            WorkerError("no good") if firing.args.get("fails") else FiringResult(outputs={}, facts=firing.args)
+            WorkerError("no good")
+            if firing.args.get("fails")
+            else FiringResult(outputs={}, facts=firing.args)
             for firing in firings
         ]
 
@@ -68,11 +70,11 @@ async def fire(thread: StatelessThread, name: str, node: str = "vocoder", **args
 
 
 async def turn() -> None:
-    """Let the tasks that were created come to their first wait."""
+    """Let the created tasks run until their first wait."""
     await asyncio.sleep(0)
 
 
-async def test_what_waits_for_a_node_is_run_together_and_nodes_take_turns() -> None:
+async def test_waiting_firings_are_run_together_and_nodes_take_turns() -> None:
     nodes = ScriptedNodes()
     async with running(nodes) as thread, asyncio.TaskGroup() as tasks:
         first = tasks.create_task(fire(thread, "first"))
@@ -95,7 +97,7 @@ async def test_what_waits_for_a_node_is_run_together_and_nodes_take_turns() -> N
     assert stats.busy_s > 0
 
 
-async def test_a_firing_is_handed_over_as_it_is() -> None:
+async def test_a_firing_is_passed_on_unchanged() -> None:
     nodes = ScriptedNodes()
     nodes.permits.release()
     array = Array(dtype="int32", shape=(1,), data=np.zeros(4, np.uint8))
@@ -108,7 +110,7 @@ async def test_a_firing_is_handed_over_as_it_is() -> None:
     ]
 
 
-async def test_one_that_fails_fails_alone() -> None:
+async def test_a_failing_firing_fails_alone() -> None:
     nodes = ScriptedNodes()
     async with running(nodes) as thread, asyncio.TaskGroup() as tasks:
         tasks.create_task(fire(thread, "first"))
@@ -125,7 +127,7 @@ async def test_one_that_fails_fails_alone() -> None:
     assert thread.stats().failed == 1
 
 
-async def test_one_that_is_cancelled_while_it_waits_is_not_run() -> None:
+async def test_a_firing_cancelled_while_it_waits_is_not_run() -> None:
     nodes = ScriptedNodes()
     async with running(nodes) as thread, asyncio.TaskGroup() as tasks:
         tasks.create_task(fire(thread, "first"))
@@ -140,7 +142,7 @@ async def test_one_that_is_cancelled_while_it_waits_is_not_run() -> None:
     assert [names for _, names in nodes.batches] == [["first"], ["other"]]
 
 
-async def test_one_that_is_cancelled_while_it_runs_disturbs_nobody() -> None:
+async def test_a_firing_cancelled_while_it_runs_affects_no_other() -> None:
     nodes = ScriptedNodes()
     async with running(nodes) as thread, asyncio.TaskGroup() as tasks:
         running_one = tasks.create_task(fire(thread, "running"))
@@ -155,7 +157,7 @@ async def test_one_that_is_cancelled_while_it_runs_disturbs_nobody() -> None:
     assert next_one.result() == "next"
 
 
-async def test_whoever_brings_one_too_many_waits_until_another_has_ended(
+async def test_a_firing_above_the_capacity_waits_until_another_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(thread_module, "CAPACITY", 2)
@@ -175,13 +177,13 @@ async def test_whoever_brings_one_too_many_waits_until_another_has_ended(
     assert [name for _, names in nodes.batches for name in names] == ["a", "b", "c"]
 
 
-async def test_a_node_that_is_not_there_is_a_bug_of_the_caller() -> None:
+async def test_an_unknown_node_is_a_bug_of_the_caller() -> None:
     async with running(ScriptedNodes()) as thread:
         with pytest.raises(BugError, match=r"'llm' is not a stateless node of this rank; it has \['encoder'"):
             await fire(thread, "x", "llm")
 
 
-async def test_a_thread_that_dies_says_why_and_lets_nobody_wait() -> None:
+async def test_a_thread_that_dies_reports_its_error_and_fails_all_firings() -> None:
     nodes = ScriptedNodes()
     nodes.broken = ZeroDivisionError("a bug")
     nodes.permits.release()
@@ -194,7 +196,7 @@ async def test_a_thread_that_dies_says_why_and_lets_nobody_wait() -> None:
             await fire(thread, "b")
 
 
-async def test_closing_ends_the_thread_after_its_batch_and_what_waits_fails() -> None:
+async def test_closing_ends_the_thread_after_its_batch_and_fails_waiting_firings() -> None:
     nodes = ScriptedNodes()
     async with running(nodes) as thread, asyncio.TaskGroup() as tasks:
         first = tasks.create_task(fire(thread, "first"))

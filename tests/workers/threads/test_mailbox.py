@@ -35,7 +35,7 @@ def test_put_waits_for_room_and_take_for_an_item() -> None:
     assert taken == list(range(100))
 
 
-def test_closing_wakes_everybody_and_leaves_what_is_in_it() -> None:
+def test_closing_wakes_all_waiting_threads_and_keeps_the_items() -> None:
     empty: Mailbox[int] = Mailbox(1)
     full: Mailbox[int] = Mailbox(1)
     full.put(7)

@@ -1,4 +1,4 @@
-"""Whose the blocks of a pool are: taken, shared, given back, kept, and taken from who is kept."""
+"""Blocks of a pool: allocated, shared, released, kept as evictable, and evicted."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def test_tokens_take_whole_blocks(tokens: int, blocks: int) -> None:
     assert BlockManager(10, 16).blocks_for(tokens) == blocks
 
 
-def test_every_block_is_handed_out_once() -> None:
+def test_every_block_is_allocated_once() -> None:
     manager = BlockManager(4, 2)
 
     taken = manager.allocate(2) + manager.allocate(2)
@@ -28,13 +28,13 @@ def test_released_blocks_are_free_again() -> None:
     assert manager.evictable == 0
 
 
-def test_taking_more_than_there_is_is_a_bug() -> None:
+def test_allocating_more_than_is_free_is_a_bug() -> None:
     with pytest.raises(BugError, match="cannot allocate 3 blocks: only 2"):
         BlockManager(2, 2).allocate(3)
 
 
 @pytest.mark.parametrize("blocks", [[0], [1, 1]])
-def test_releasing_what_is_not_taken_is_a_bug(blocks: list[int]) -> None:
+def test_releasing_a_block_that_is_not_in_use_is_a_bug(blocks: list[int]) -> None:
     manager = BlockManager(2, 1)
     manager.allocate(2)
     manager.release([0])
@@ -43,7 +43,7 @@ def test_releasing_what_is_not_taken_is_a_bug(blocks: list[int]) -> None:
         manager.release(blocks)
 
 
-def test_a_shared_block_is_free_when_the_last_gave_it_back() -> None:
+def test_a_shared_block_is_free_after_its_last_release() -> None:
     manager = BlockManager(1, 2)
     taken = manager.allocate(1)
     manager.cache(taken[0])
@@ -57,7 +57,7 @@ def test_a_shared_block_is_free_when_the_last_gave_it_back() -> None:
     assert manager.is_evictable(taken[0])
 
 
-def test_what_is_not_cached_cannot_be_shared() -> None:
+def test_a_block_that_is_not_cached_cannot_be_shared() -> None:
     manager = BlockManager(1, 2)
     taken = manager.allocate(1)
 
@@ -65,12 +65,12 @@ def test_what_is_not_cached_cannot_be_shared() -> None:
         manager.share(taken)
 
 
-def test_a_block_nobody_has_cannot_be_cached() -> None:
+def test_an_unused_block_cannot_be_cached() -> None:
     with pytest.raises(BugError, match="it is not in use"):
         BlockManager(1, 2).cache(0)
 
 
-def test_kept_blocks_are_taken_last_the_end_of_the_oldest_first() -> None:
+def test_evictable_blocks_are_allocated_last_the_end_of_the_oldest_first() -> None:
     evicted: list[int] = []
     manager = BlockManager(5, 2)
     manager.on_evicted = evicted.append
@@ -88,7 +88,7 @@ def test_kept_blocks_are_taken_last_the_end_of_the_oldest_first() -> None:
     assert (manager.free, manager.evictable) == (1, 1)
 
 
-def test_one_that_is_shared_again_is_the_newest() -> None:
+def test_a_block_that_is_shared_again_is_the_newest() -> None:
     evicted: list[int] = []
     manager = BlockManager(2, 2)
     manager.on_evicted = evicted.append

@@ -116,7 +116,7 @@ def test_a_token_larger_than_the_limit_is_still_committed(
     assert one.taken == 5
 
 
-def test_a_kernel_that_cannot_give_them_early_is_not_one_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operating_system_without_prefault_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefault, "_MADV_POPULATE_WRITE", 4711)
     layers = cells_of(AHEAD, layers=2)
     one = PagePrefault(layers)

@@ -1,4 +1,4 @@
-"""The radix tree: what is found of a text, and that it is always that text's own."""
+"""The radix tree: the cached blocks that a sequence finds are always those of its own prefix."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ def cache_of(blocks: int = 16) -> tuple[PrefixCache, BlockManager]:
 
 
 def put(cache: PrefixCache, pool: BlockManager, ids: Sequence[int], root: object = None) -> list[int]:
-    """Compute a text, what is cached of it shared; its blocks, which the caller then has."""
+    """Compute a sequence with its cached blocks shared, and return the blocks, which the caller then uses."""
     path = cache.match([*ids, -1], root)  # with one token more, its last full block counts, too
     shared = [node.block for node in path]
     pool.share(shared)
@@ -36,7 +36,7 @@ def found(cache: PrefixCache, ids: Sequence[int], root: object = None) -> list[i
     return [node.block for node in cache.match(ids, root)]
 
 
-def test_a_text_finds_the_full_blocks_of_what_it_begins_with() -> None:
+def test_a_match_is_the_full_blocks_of_the_common_prefix() -> None:
     cache, pool = cache_of()
     blocks = put(cache, pool, [1, 2, 3, 4, 5])
 
@@ -46,15 +46,15 @@ def test_a_text_finds_the_full_blocks_of_what_it_begins_with() -> None:
     assert found(cache, [3, 4, 5]) == []
 
 
-def test_of_the_very_same_text_one_token_at_least_is_left_to_compute() -> None:
+def test_at_least_one_token_of_an_equal_sequence_is_left_to_compute() -> None:
     cache, pool = cache_of()
     blocks = put(cache, pool, [1, 2, 3, 4])
 
     assert found(cache, [1, 2, 3, 4]) == blocks[:1]
 
 
-def test_the_same_tokens_behind_others_are_another_prefix() -> None:
-    """What a block holds depends on all that is before it."""
+def test_the_same_tokens_after_others_are_another_prefix() -> None:
+    """The keys and values of a block depend on all tokens before it."""
     cache, pool = cache_of()
     put(cache, pool, [1, 2, 7, 8])
     put(cache, pool, [3, 4])
@@ -63,7 +63,7 @@ def test_the_same_tokens_behind_others_are_another_prefix() -> None:
     assert len(found(cache, [3, 4, 7, 8, 0])) == 1
 
 
-def test_what_has_another_root_is_not_shared() -> None:
+def test_sequences_with_another_root_share_nothing() -> None:
     cache, pool = cache_of()
     put(cache, pool, [1, 2, 3], root="one")
 
@@ -80,7 +80,7 @@ def test_a_second_copy_of_a_block_is_not_cached() -> None:
     assert cache.size == 1
 
 
-def test_what_is_hidden_is_found_by_nobody_and_can_be_cached_anew() -> None:
+def test_hidden_blocks_are_not_found_and_can_be_cached_anew() -> None:
     cache, pool = cache_of(blocks=8)
     old = put(cache, pool, [1, 2, 3, 4])
     [first, _] = cache.match([1, 2, 3, 4, 5])
@@ -94,11 +94,11 @@ def test_what_is_hidden_is_found_by_nobody_and_can_be_cached_anew() -> None:
 
     pool.release(old)
     pool.allocate(4)  # what was not used yet
-    assert pool.allocate(2), "what is hidden is evicted as everything else is"
+    assert pool.allocate(2), "hidden blocks are evicted as all others are"
     assert found(cache, [1, 2, 3, 4, 5]) == new
 
 
-def test_behind_what_was_evicted_nothing_can_be_cached() -> None:
+def test_nothing_can_be_cached_after_an_evicted_block() -> None:
     cache, pool = cache_of(blocks=2)
     blocks = put(cache, pool, [1, 2])
     (node,) = cache.match([1, 2, 3])
@@ -110,8 +110,8 @@ def test_behind_what_was_evicted_nothing_can_be_cached() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_against_a_naive_model_no_hit_is_ever_anothers(seed: int) -> None:
-    """Every block remembers which text it was written for; what is found must be that very text."""
+def test_every_hit_agrees_with_a_naive_model(seed: int) -> None:
+    """Each block is labelled with the prefix it was written for; a hit must have the same label."""
     random = np.random.default_rng(seed)
     cache, pool = cache_of(blocks=int(random.integers(6, 30)))
     written: dict[int, tuple[object, tuple[int, ...]]] = {}
@@ -119,7 +119,7 @@ def test_against_a_naive_model_no_hit_is_ever_anothers(seed: int) -> None:
     hits = 0
     for _ in range(300):
         root = ("a", "b")[int(random.integers(2))]
-        # Three tokens only, and short: texts often begin alike.
+        # Only three tokens, and short: many sequences have common prefixes.
         ids = random.integers(0, 3, int(random.integers(1, 11))).tolist()
         path = cache.match(ids, root)
         for number, node in enumerate(path):

@@ -1,4 +1,4 @@
-"""What is computed once is used again, what does not fit gives way, and nobody's answer is another for it."""
+"""Cached prefixes are used again, sequences are preempted, and no answer changes by it."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ def engine(node: DecoderLM, **changes: Any) -> KVEngine:
 
 
 def plain(node: DecoderLM) -> KVEngine:
-    """An engine that keeps nothing, and has room for everybody."""
+    """Return an engine without a cache, with room for all sequences."""
     return engine(node, num_blocks=400, max_step_tokens=500, prefix_cache=False, decode_slowdown_limit=None)
 
 
@@ -33,7 +33,7 @@ def spec(key: str, prompt: list[int], **changes: Any) -> SequenceSpec:
 
 
 def family(count: int, **changes: Any) -> list[SequenceSpec]:
-    """Sequences that begin alike and end otherwise, greedy and sampled ones."""
+    """Return sequences with a common prefix and different ends, greedy and sampled ones."""
     return [
         spec(
             str(number),
@@ -49,7 +49,7 @@ def alone(node: DecoderLM, requests: list[SequenceSpec]) -> dict[str, list[int]]
     return {one.key: ids(run(plain(node), [one])[one.key]) for one in requests}
 
 
-def test_32_that_begin_alike_compute_the_beginning_once_and_answer_as_each_alone(qwen3: DecoderLM) -> None:
+def test_32_sequences_compute_their_prefix_once_and_answer_as_each_alone(qwen3: DecoderLM) -> None:
     requests = family(32)
     sharing = engine(qwen3, num_blocks=500, max_sequences=32, max_step_tokens=64)
 
@@ -64,7 +64,7 @@ def test_32_that_begin_alike_compute_the_beginning_once_and_answer_as_each_alone
     assert stats.work.computed_tokens == prompt_tokens + generated - 32 - stats.cache.hits
 
 
-def test_a_second_run_finds_all_of_it(qwen3: DecoderLM) -> None:
+def test_a_second_run_finds_the_whole_prompt(qwen3: DecoderLM) -> None:
     one = engine(qwen3)
     first = ids(run(one, [spec("a", COMMON)])["a"])
     forwards = one.forwards
@@ -75,7 +75,7 @@ def test_a_second_run_finds_all_of_it(qwen3: DecoderLM) -> None:
 
 
 @pytest.mark.parametrize("num_blocks", [15, 18])
-def test_in_a_pool_that_is_too_small_for_all_some_give_way_and_all_answer_as_alone(
+def test_in_a_small_pool_sequences_are_preempted_and_all_answer_as_alone(
     qwen3: DecoderLM, num_blocks: int
 ) -> None:
     requests = family(8, max_tokens=30, logprobs=2)
@@ -88,7 +88,7 @@ def test_in_a_pool_that_is_too_small_for_all_some_give_way_and_all_answer_as_alo
     assert crowded.stats().kv_used == 0
 
 
-def test_one_that_gave_way_is_scored_as_if_it_had_not(qwen3: DecoderLM) -> None:
+def test_a_preempted_sequence_is_scored_as_if_it_had_not_been(qwen3: DecoderLM) -> None:
     requests = family(6, max_tokens=24, logprobs=1, scores_prompt=True)
     crowded = engine(qwen3, num_blocks=16)
     together = run_all(crowded, requests)
@@ -112,7 +112,7 @@ def test_an_answer_is_found_by_the_next_turn_of_its_conversation(qwen3: DecoderL
     assert one.stats().cache.hits - hit == 56
 
 
-def test_what_is_kept_apart_is_not_found(qwen3: DecoderLM) -> None:
+def test_sequences_of_another_cache_root_are_not_found(qwen3: DecoderLM) -> None:
     one = engine(qwen3)
     run(one, [spec("a", COMMON, cache_root="mine")])
     run(one, [spec("b", COMMON, cache_root="theirs")])

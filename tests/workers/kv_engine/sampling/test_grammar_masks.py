@@ -469,25 +469,25 @@ def test_a_guide_that_is_too_much_to_follow_fails_its_request_alone(qwen3: Decod
 
 
 class Spinning:
-    """A guide that computes for its second token until it is condemned, and further until it is released."""
+    """A guide that computes for its second token until it is banned, and further until it is released."""
 
     marks = frozenset[int]()
     vocab_size = 512
     tokens = 0
 
     def __init__(self) -> None:
-        self.condemned = False
+        self.banned = False
         self.let_go, self.ended = Event(), Event()
 
     def matcher(self) -> "Spinning":
         return self
 
-    def condemn(self) -> None:
-        self.condemned = True
+    def ban(self) -> None:
+        self.banned = True
 
     def push(self, token_ids: Items[int]) -> Allowed:
-        if self.condemned:
-            raise InvalidGuideError("condemned")
+        if self.banned:
+            raise InvalidGuideError("banned")
         self.tokens += len(token_ids)
         if self.tokens == 2:
             self.thread = current_thread()
@@ -521,7 +521,7 @@ def test_a_guide_that_takes_for_ever_fails_who_follow_it_and_the_rest_go_on(
         assert spinning.thread.native_id is not None
         assert os.getpriority(os.PRIO_PROCESS, spinning.thread.native_id) == 19
     told = {key: str(error) for failed in failures for key, error in failed.others.items()}
-    assert told == {"stuck": "condemned", "too": "condemned"}
+    assert told == {"stuck": "banned", "too": "banned"}
     assert text_of(ids(o for o in outputs if o.key == "first")) == "before"
     assert text_of(ids(o for o in outputs if o.key == "last")) == "behind"
     assert len(ids(o for o in outputs if o.key == "free")) == 12
