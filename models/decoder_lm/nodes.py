@@ -1,4 +1,4 @@
-"""Decoder-only language models: the torch face, which is one node (see `models.transformers_lm`)."""
+"""The node `llm` of decoder-only language models (see `models.transformers_lm`)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,19 +29,19 @@ def load(
     kwargs: Mapping[str, Any] = MappingProxyType({}),
     peers: Peers | None = None,
 ) -> DecoderLM:
-    """The node of a checkpoint folder in Hugging Face format.
+    """Load the node of a checkpoint folder in Hugging Face format.
 
     Args:
         checkpoint: the folder.
-        node: which of the graph's nodes; one alone has weights.
-        device: where the weights go.
+        node: the name of the node; only `llm` has weights.
+        device: the device of the weights.
         dtype: `bfloat16`, `float16`, `float32` or `auto` (see `load_decoder`).
-        progress: told about every tensor that is read.
+        progress: called for every tensor that is read.
         kwargs: the deployment's `model_kwargs`; this family has none of its own.
-        peers: who shares the node, where several do (see `load_decoder`).
+        peers: the tensor-parallel group, if several ranks share the node (see `load_decoder`).
 
     Raises:
-        CheckpointError: something in the folder is missing, damaged or unsupported.
+        CheckpointError: a file of the folder is missing, damaged or unsupported.
         UnsupportedArchitectureError: the model has layers that cannot be served over a paged pool.
     """
     if node != NODE:
@@ -50,7 +50,7 @@ def load(
 
 
 def examine(checkpoint: Path, node: str, *, members: int = 1) -> int:
-    """What `load` would refuse before it reads a weight (see `examine_decoder`).
+    """Raise what `load` would raise before it reads a weight; return the longest sequence.
 
     Raises:
         CheckpointError, UnsupportedArchitectureError: as `load` does.

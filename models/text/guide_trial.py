@@ -1,11 +1,11 @@
-"""Tries a grammar out, in a process of its own: it may be made to take for ever, or to overflow the stack.
+"""Trial of a client's grammar in a separate process with limited time, memory and stack.
 
-    python -I guide_trial.py < {"grammar": ..., "marks": [...]}      prints what is wrong with it, if anything
+    python -I guide_trial.py < {"grammar": ..., "marks": [...]}      prints the error, if there is one
 
-A grammar is the client's, and a few lines suffice for one whose compilation takes hours, or recurses until
-the process dies. So it is compiled here first, with less stack than a worker's threads have, little memory
-and `CPU_S` of processor time, and followed for some bytes: what survives this does a worker no harm. Imports
-nothing of ours: `models.text.guides` runs it by its path.
+A few lines of grammar suffice to compile for hours, or to recurse until the process dies. So a grammar is
+compiled here first, with a smaller stack than a worker's threads, little memory and `CPU_S` of processor
+time, and followed for some bytes; one that passes is safe in a worker. `models.text.guides` runs this file by
+its path, so it imports nothing of the project.
 """
 
 import json
@@ -18,16 +18,16 @@ from typing import Final
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 CPU_S: Final = 3
-"""How long a grammar may take."""
+"""The most processor time of a grammar, in seconds."""
 _STACK_BYTES: Final = 2 << 20
 _MEMORY_BYTES: Final = 2 << 30
 _STEPS: Final = 64
 
 
 class Vocabulary:
-    """What llguidance is told of a tokenizer: the bytes of each token, and which are marks and no text.
+    """A tokenizer for llguidance: the bytes of each token, and the special tokens.
 
-    The last token is the end, whatever ends an answer of the model.
+    One token is appended, the end of an answer, independent of the model's end-of-sequence tokens.
     """
 
     bos_token_id = None
@@ -38,11 +38,11 @@ class Vocabulary:
         self.special_token_ids = [*marks, self.eos_token_id]
 
     def __call__(self, _text: bytes) -> list[int]:
-        """Never called for a mask: grammars say that no token is forced."""
+        """Never called: the grammars set `no_forcing`."""
         raise NotImplementedError
 
     def compiled(self) -> LLTokenizer:
-        """As llguidance has it; the tokens are not kept here."""
+        """Build llguidance's tokenizer; the tokens are released here."""
         wrapper = TokenizerWrapper(self)
         tokenizer = LLTokenizer(wrapper)
         wrapper.tokens = self.tokens = []
@@ -50,12 +50,12 @@ class Vocabulary:
 
 
 def limits() -> LLParserLimits:
-    """What a grammar may cost, here and in the worker; what is not said is llguidance's own choice.
+    """The limits of a grammar, in the trial and in workers; others have llguidance's defaults.
 
-    All answers of a step wait for its masks. A mask's fuel is 15 ms at most. Each item of a row is compared
-    with the others of it, for each way to read what came before: it is the row that counts, and grammars of
-    many meanings take 20 ms for one of 1,000 items. Usual ones have some hundred, schemas four for each
-    optional property. A lexer's state is some 500 bytes, and a worker keeps many grammars.
+    All answers of a step wait for its masks. A mask takes 15 ms at most. The items of a parser row are
+    compared with one another, for each reading of the text so far: ambiguous grammars take 20 ms for a row of
+    1,000 items. Usual rows have about a hundred; schemas need four per optional property. A lexer state takes
+    about 500 bytes, and a worker keeps many grammars.
     """
     return LLParserLimits(
         max_lexer_states=50_000, max_items_in_row=1_000, step_max_items=4_000, verbose_errors=False
@@ -63,7 +63,7 @@ def limits() -> LLParserLimits:
 
 
 def error_of(grammar: str, marks: Sequence[str]) -> str:
-    """What is wrong with a grammar that may name these marks; empty where nothing is."""
+    """The error of a grammar, which may name these special tokens; empty if there is none."""
     tokens = [bytes([byte]) for byte in range(256)] + [mark.encode() for mark in marks]
     tokenizer = Vocabulary(tokens, range(256, len(tokens))).compiled()
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
@@ -79,7 +79,7 @@ def error_of(grammar: str, marks: Sequence[str]) -> str:
 
 
 def main() -> None:
-    """Try the grammar on the standard input."""
+    """Try the grammar from standard input; print its error."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,12 +1,12 @@
-"""Guides: what an answer has to be, as a mask over the vocabulary for its next token. The door to llguidance.
+"""Guides (constrained decoding): a mask over the vocabulary for the next token of an answer. Uses llguidance.
 
-    Guide ── as a grammar ── tried out in a process of its own ── compiled, and kept ── followed, per answer
+    Guide ── grammar ── tried in a separate process ── compiled and cached ── one matcher per answer
 
-A `Matcher` is a fold over the tokens of an answer, and over nothing else: made again and given the same
-tokens, in whatever pieces, it allows the same. It works on the bytes that tokens have in a text, so a text
-is spelled by whichever tokens the model likes; nothing is forced that the model did not choose.
+A `Matcher` is a fold over the tokens of an answer: a new one that is given the same tokens, in any pieces,
+allows the same. It works on the bytes of tokens, so the model may spell a text with any tokens; no token is
+forced.
 
-An answer's end is no token here: it is said of each place whether the answer may end there.
+The end of an answer is not a token here: the result states for each place whether the answer may end there.
 """
 
 import hashlib
@@ -33,35 +33,35 @@ from shared.errors import BugError, ClientError, WorkerError
 from shared.events import Guide
 
 _KEPT: Final = 32
-"""So many guides stay compiled; one takes 25 MB at most, most take some KB."""
+"""The number of compiled guides in the cache; one takes 25 MB at most, most take some KB."""
 _TRIAL_S: Final = 60.0
-"""A trial that has not ended by then was not given the processor: that is no fault of the guide's."""
+"""Time limit of a trial. One that exceeds it got too little processor time; that is not the guide's fault."""
 _WHITESPACE: Final = r"[ ]|\n[ ]{0,40}|\n\t{0,20}"
-"""Between the tokens of JSON: a space, or a new line and what indents it. Without a bound a model may write
-nothing else until its answer is full."""
+"""White space between tokens of JSON: a space, or a new line with indentation. It is bounded, because a model
+might write white space until its answer is full."""
 _JSON_OPTIONS: Final = {
     "whitespace_flexible": True,
     "whitespace_pattern": _WHITESPACE,
-    # No \uXXXX: a pattern, or the names of other properties, would not know the characters that it spells.
+    # No \uXXXX: patterns and property names do not match escaped characters.
     "json_allowed_escapes": 'nrbtf\\"',
     "coerce_one_of": False,
     "lenient": False,
 }
 _SHARED: Final = "lexer error"
-"""So begins what is said where a limit is reached that all who follow a guide share."""
+"""Start of the error for a limit that all matchers of a guide share."""
 _MAPS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 """Keys of a schema whose values are schemas by name."""
 _LITERAL: Final = frozenset({"const", "enum", "default", "examples"})
-"""Those whose values are no schemas, whatever they look like."""
+"""Keys whose values are not schemas."""
 _PLACE: Final = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
-"""Where in a grammar an error is: line and column."""
+"""The place of an error in a grammar: line and column."""
 
 
 class InvalidGuideError(ClientError):
-    """A guide that is no valid one, asks for what cannot be kept, or is too much to follow.
+    """A guide is invalid, uses something unsupported, or is too expensive.
 
     Attributes:
-        what: what is wrong, wherever the guide came from.
+        what: the reason, without the name of the parameter.
     """
 
     code = "invalid_guide"
@@ -72,12 +72,12 @@ class InvalidGuideError(ClientError):
 
 
 class Allowed(NamedTuple):
-    """What may come next.
+    """The tokens that a guide allows next.
 
     Attributes:
-        bits: of each token, lowest bit first: (ceil(vocabulary / 8),) uint8. The matcher's own: it is
-            written again for the next token.
-        may_end: whether the answer may end here.
+        bits: a bit per token, lowest bit first: (ceil(vocabulary / 8),) uint8. A view of the matcher's
+            buffer, which is overwritten for the next token.
+        may_end: the answer may end here.
     """
 
     bits: npt.NDArray[np.uint8]
@@ -88,9 +88,9 @@ class Guides:
     """Guides over one vocabulary. Re-entrant.
 
     Args:
-        tokens: the bytes each token has in a text; of a mark, which has none there, its name.
-        marks: the tokens that are marks.
-        drops_space: a text begins behind the space that its first token has (Llama 2's tokenizer).
+        tokens: the bytes of each token in a text; of a special token its name.
+        marks: the special tokens.
+        drops_space: a leading space of the first token is not part of the text (Llama 2's tokenizer).
     """
 
     def __init__(self, tokens: Sequence[bytes], marks: Sequence[int], *, drops_space: bool) -> None:
@@ -103,23 +103,23 @@ class Guides:
         self._lock = Lock()
 
     def check(self, guide: Guide) -> None:
-        """See that a guide that comes from outside can be followed; from here on it is compiled.
+        """Check a client's guide: try it in a separate process, then compile it into the cache.
 
         Raises:
-            InvalidGuideError: it cannot, or was found to take for ever.
+            InvalidGuideError: it cannot be followed, or is banned because a matcher of it did not end.
         """
         found = self._find(guide)
         if found is None:
             self._try(guide)
             self.compiled(guide)
-        elif found.condemned:
-            raise InvalidGuideError(found.condemned)
+        elif found.banned:
+            raise InvalidGuideError(found.banned)
 
     def compiled(self, guide: Guide) -> "CompiledGuide":
-        """A guide, ready to be followed. Not for guides that nobody has checked, here or on another worker.
+        """A guide, compiled. Only for guides that were checked, by this worker or another one.
 
         Raises:
-            InvalidGuideError: it is invalid, or no text can be what it asks for.
+            InvalidGuideError: it is invalid, or no text satisfies it.
         """
         found = self._find(guide)
         if found is not None:
@@ -150,14 +150,14 @@ class Guides:
         return LLMatcher(self._tokenizer, grammar, log_level=0, limits=guide_trial.limits())
 
     def _grammar(self, guide: Guide) -> str:
-        """The guide as llguidance reads it."""
+        """The guide as llguidance's JSON."""
         start = 'start: " " @guide' if self._drops_space else "start: @guide"
         whole = {"lark_grammar": f'%llguidance {{"no_forcing": true}}\n{start}'}
         return json.dumps({"grammars": [whole, {"name": "guide", **_part_of(guide)}]})
 
     def _try(self, guide: Guide) -> None:
         if guide.choice is not None or guide.json_object:
-            return  # what is made of these takes no time
+            return  # their grammars are always cheap
         asked = {"grammar": self._grammar(guide), "marks": self._mark_names}
         try:
             trial = subprocess.run(
@@ -169,7 +169,7 @@ class Guides:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise WorkerError(f"a guide could not be tried out: {error}") from error
+            raise WorkerError(f"a guide could not be tried: {error}") from error
         kind = _kind_of(guide)
         match trial.returncode:
             case 0:
@@ -180,7 +180,7 @@ class Guides:
             case code if code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
                 raise _invalid(kind, "it is nested too deeply, or takes too much memory; make it smaller")
             case code:
-                raise WorkerError(f"a guide could not be tried out: its process ended with {code}")
+                raise WorkerError(f"a guide could not be tried: its process ended with {code}")
 
 
 def guides_of(decoders: TextDecoders, vocab_size: int) -> Guides | None:
@@ -193,12 +193,12 @@ def guides_of(decoders: TextDecoders, vocab_size: int) -> Guides | None:
 
 
 class CompiledGuide:
-    """A guide that answers can follow. Its matchers share what they learn of it.
+    """A compiled guide. Its matchers share the library's lexer states.
 
     Attributes:
-        marks: tokens that are no text.
-        vocab_size: how many tokens there are.
-        condemned: nobody is to follow it any more, and why; empty of those that can be followed.
+        marks: the special tokens.
+        vocab_size: the number of tokens.
+        banned: the reason why the guide may no longer be used; empty while it may.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class CompiledGuide:
     ) -> None:
         self.marks: Final = marks
         self.vocab_size: Final = vocab_size
-        self.condemned = ""
+        self.banned = ""
         self._grammar = grammar
         self._compile = compile_
         self._kind = kind
@@ -220,11 +220,11 @@ class CompiledGuide:
         self._lock = Lock()
 
     def matcher(self) -> "Matcher":
-        """One that has followed nothing yet."""
+        """A new matcher, at the start of an answer."""
         return Matcher(self)
 
     def begin(self) -> LLMatcher:
-        """The library's own matcher, which shares with others of this guide.
+        """A new matcher of the library, which shares states with the others of this guide.
 
         Raises:
             InvalidGuideError: the guide is invalid.
@@ -235,42 +235,42 @@ class CompiledGuide:
             return self._first.deep_copy()
 
     def begin_alone(self) -> LLMatcher:
-        """The library's own matcher, which shares with nobody."""
+        """A new matcher of the library that shares nothing."""
         made = self._compile(self._grammar)
         if made.is_error():
             raise self.invalid(made)
         return made
 
     def leave(self) -> None:
-        """What was shared is used up: from here on others share something new."""
+        """Discard the shared states, which are used up; later matchers share new ones."""
         with self._lock:
             self._first = None
 
-    def condemn(self) -> None:
-        """A matcher of it is taking for ever: whoever shares with that one would wait for it."""
-        self.condemned = InvalidGuideError(
-            "expected a guide whose next token is known in no time, found one that takes for ever to say; "
+    def ban(self) -> None:
+        """Ban the guide: one of its matchers does not end, and all that share with it would wait."""
+        self.banned = InvalidGuideError(
+            "expected a guide whose next tokens are computed quickly, found one that takes too long; "
             "give it fewer ways to read one text",
             kind=self._kind,
         ).message
 
     def invalid(self, matcher: LLMatcher) -> InvalidGuideError:
-        """What is to be said of a matcher that failed."""
+        """The error for a matcher that failed."""
         return _invalid(self._kind, matcher.get_error())
 
 
 class Matcher:
-    """One answer that follows a guide. For one thread at a time.
+    """The state of one answer in a guide. Not thread-safe.
 
     Attributes:
-        tokens: how many tokens it has followed.
+        tokens: the number of tokens so far.
     """
 
     def __init__(self, compiled: CompiledGuide) -> None:
         self._compiled = compiled
         self._inner: LLMatcher | None = None
         self._ids: list[int] = []
-        # One bit more than there are tokens: the library's own end.
+        # One bit more than there are tokens: the library's end token.
         self._words = np.zeros(compiled.vocab_size // 32 + 1, np.uint32)
         self._bits = self._words.view(np.uint8)
 
@@ -278,15 +278,15 @@ class Matcher:
     def tokens(self) -> int:
         return len(self._ids)
 
-    def condemn(self) -> None:
-        """It is taking for ever: its guide is followed by nobody from here on."""
-        self._compiled.condemn()
+    def ban(self) -> None:
+        """Ban the guide: this matcher does not end."""
+        self._compiled.ban()
 
     def push(self, token_ids: Sequence[int]) -> Allowed:
-        """Follow these tokens, and say what may come behind them.
+        """Append tokens to the answer; return what is allowed next.
 
         Raises:
-            InvalidGuideError: it is too much to follow; or nothing may follow.
+            InvalidGuideError: the guide is too expensive, is banned, or allows nothing.
             BugError: a token is not allowed.
         """
         self._ids += token_ids
@@ -295,8 +295,8 @@ class Matcher:
         if not self._follow(self._inner, token_ids):
             if not self._inner.get_error().startswith(_SHARED):
                 raise self._compiled.invalid(self._inner)
-            # How much the library may learn of a grammar is limited, and others have learnt of this one, too.
-            # Whether it can be followed here shall not depend on them.
+            # The number of shared states is limited, and other answers have used some of them. The result
+            # must not depend on other answers, so it is repeated with fresh states.
             self._compiled.leave()
             self._inner = self._compiled.begin_alone()
             if not self._follow(self._inner, self._ids):
@@ -307,28 +307,27 @@ class Matcher:
         return Allowed(self._bits[: (end + 7) // 8], may_end)
 
     def _follow(self, inner: LLMatcher, token_ids: Sequence[int]) -> bool:
-        """Follow tokens and fill in the mask behind them; False where a limit was reached.
+        """Append tokens and compute the mask after them; return false if a limit was reached.
 
-        One by one: the library keeps the interpreter while it follows, and an answer may have many that take
-        long.
+        One token at a time: the library holds the GIL meanwhile, and an answer may have many slow tokens.
         """
         for token_id in token_ids:
-            self._check_condemned()
+            self._check_banned()
             if not inner.try_consume_tokens([token_id]):
                 if inner.is_error():
                     return False
                 raise BugError(f"a guide does not allow the token {token_id} that was chosen")
-        self._check_condemned()
+        self._check_banned()
         inner.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
         return not inner.is_error()
 
-    def _check_condemned(self) -> None:
-        if self._compiled.condemned:
-            raise InvalidGuideError(self._compiled.condemned)
+    def _check_banned(self) -> None:
+        if self._compiled.banned:
+            raise InvalidGuideError(self._compiled.banned)
 
 
 def _part_of(guide: Guide) -> dict[str, Any]:
-    """The guide as one grammar of those llguidance takes."""
+    """The guide as one of llguidance's grammars."""
     if guide.grammar is not None:
         return {"lark_grammar": guide.grammar}
     if guide.regex is not None:
@@ -345,10 +344,10 @@ def _part_of(guide: Guide) -> dict[str, Any]:
 
 
 def _check_schema(schema: dict[str, Any]) -> None:
-    """Refuse what the library takes and does not keep.
+    """Refuse a `minProperties` that the library accepts but does not enforce.
 
     Raises:
-        InvalidGuideError: so many properties may be had by writing one of them twice.
+        InvalidGuideError: repeating one property would count as several.
     """
     inside: list[Any] = [schema]
     while inside:
@@ -377,14 +376,14 @@ def _kind_of(guide: Guide) -> str:
 
 
 def _digest(guide: Guide) -> bytes:
-    # Not sorted: an answer's properties come in the order that the schema has them in.
+    # Not sorted: the order of properties in a schema is that of the answer.
     return hashlib.blake2b(msgspec.msgpack.encode(guide), digest_size=16).digest()
 
 
 def _invalid(kind: str, said: str) -> InvalidGuideError:
-    """What the library, or the trial, said of a guide."""
+    """The error for a message of the library, or of the trial."""
     place = _PLACE.match(said)
     plain = said if place is None else said[place.end() :]
-    # Of the others the grammar is ours: where it is wrong in that says nothing.
+    # Other guides are translated to a grammar, in which a place means nothing to the client.
     where = f"line {place[1]}, column {place[2]}" if place is not None and kind == "grammar" else ""
     return InvalidGuideError(explanation_of(plain), kind=kind, where=where)

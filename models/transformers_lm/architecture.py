@@ -1,6 +1,6 @@
-"""What a checkpoint says of itself: which class computes it, with which config, how far, in which dtype.
+"""Properties of a checkpoint by its `config.json`: model class, config, longest sequence, dtype.
 
-Only the one modelling file the checkpoint names is imported: no Auto classes, no hub, no remote code.
+Only the modelling file of the named class is imported: no Auto classes, no hub, no remote code.
 """
 
 import re
@@ -16,19 +16,20 @@ from models.checkpoints.files import CheckpointError, UnsupportedArchitectureErr
 from models.checkpoints.weights import Shard
 
 CPU_FLOAT32_BYTES: Final = 8 * 2**30
-"""On a CPU, `auto` means float32 as long as the weights fit in this."""
+"""On a CPU, `auto` means float32 if the weights take at most this many bytes in it."""
 CPU_BFLOAT16_BYTES: Final = 2**28
-"""But from here on it means bfloat16, where they are stored in it and the processor multiplies it by itself.
+"""From this size on `auto` means bfloat16, if weights are stored in it and the processor has instructions for
+it.
 
-A step then takes as long as reading the weights, and of bfloat16 that is the half. What is smaller is
-computed in a moment either way, and more exactly in float32."""
+A step of such a model takes as long as reading its weights, which is half as many bytes in bfloat16. Smaller
+models are fast in any case, and more exact in float32."""
 
 _NO_LIMIT: Final = 2**20
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SAFETENSORS_DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-_NOT_THE_MODELS: Final = frozenset(
+_IGNORED_KEYS: Final = frozenset(
     {
-        # How to compute is ours to say, and never the checkpoint's; some of these name code to fetch.
+        # The engine decides how to compute, not the checkpoint; some of these name code to download.
         "_attn_implementation",
         "attn_implementation",
         "_attn_implementation_internal",
@@ -38,9 +39,9 @@ _NOT_THE_MODELS: Final = frozenset(
         "auto_map",
         "torch_dtype",
         "dtype",
-        # How weights are stored is seen to before (`quantised.py`); the model gets floats.
+        # Quantised weights are loaded as floats (`quantised.py`).
         "quantization_config",
-        # What else to give back; nobody here reads it.
+        # Further outputs, which are not used.
         "output_attentions",
         "output_hidden_states",
         "output_router_logits",
@@ -49,11 +50,11 @@ _NOT_THE_MODELS: Final = frozenset(
 
 
 def model_class_of(raw: Mapping[str, Any], checkpoint: Path) -> Any:
-    """The class `config.json` names, from the one modelling file that holds it.
+    """The model class that `config.json` names, imported from its modelling file.
 
     Raises:
         CheckpointError: it names none.
-        UnsupportedArchitectureError: transformers has no such class by itself.
+        UnsupportedArchitectureError: transformers itself has no such class.
     """
     names, model_type = raw.get("architectures"), raw.get("model_type")
     name = names[0] if isinstance(names, list) and names else None
@@ -81,45 +82,43 @@ def model_class_of(raw: Mapping[str, Any], checkpoint: Path) -> Any:
 
 
 def config_of(model_class: Any, raw: Mapping[str, Any], checkpoint: Path) -> Any:
-    """The class's own config, made of what `config.json` says of the model.
+    """The config object of the class, from `config.json`.
 
     Raises:
-        CheckpointError: it says what no such model can be.
+        CheckpointError: the values are invalid for this class.
     """
     try:
-        config = model_class.config_class.from_dict(
-            {k: v for k, v in raw.items() if k not in _NOT_THE_MODELS}
-        )
+        config = model_class.config_class.from_dict({k: v for k, v in raw.items() if k not in _IGNORED_KEYS})
     except Exception as error:
         raise CheckpointError(
             f"{checkpoint / 'config.json'} makes no {model_class.__name__}: {type(error).__name__}: {error}"
         ) from error
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):
-        # Dynamic angles are the plain ones up to `max_position_embeddings`, and no text is longer here;
-        # to see that for itself, transformers would wait for the device in every forward.
+        # Dynamic angles equal the default ones up to `max_position_embeddings`, the longest sequence here.
+        # With `dynamic`, transformers would synchronize with the device in every forward.
         if isinstance(rope, dict) and rope.get("rope_type") == "dynamic":
             rope["rope_type"] = "default"
     return config
 
 
 def max_positions_of(config: Any, raw: Mapping[str, Any]) -> int:
-    """The longest text that is served; a model without a limit has states and no positions."""
+    """The longest sequence that is served; a very large number for a model without position embeddings."""
     default = getattr(config, "max_position_embeddings", None)
     return context_length({"max_position_embeddings": default, **raw}) or _NO_LIMIT
 
 
 def has_bfloat16_instructions() -> bool:
-    """Whether this machine's processor has instructions for it (AVX-512 BF16, AMX)."""
+    """True if the processor has bfloat16 instructions (AVX-512 BF16 or AMX)."""
     asked = (getattr(torch.cpu, f"_is_{what}_supported", None) for what in ("avx512_bf16", "amx_tile"))
     return any(is_there() for is_there in asked if is_there is not None)
 
 
 def choose_dtype(name: str, device: torch.device, shards: list[Shard]) -> torch.dtype:
-    """What to compute in: what is asked for by name, or what suits the device and the stored weights.
+    """The dtype to compute in: the one of that name, or for `auto` one that suits device and weights.
 
     Raises:
-        CheckpointError: a dtype that is none, or weights stored as something else than floats.
+        CheckpointError: the name is unknown, or the weights are not stored as floats.
     """
     if name != "auto":
         if name not in _DTYPES:
@@ -136,6 +135,6 @@ def choose_dtype(name: str, device: torch.device, shards: list[Shard]) -> torch.
     if largest.dtype not in _SAFETENSORS_DTYPES:
         raise CheckpointError(
             f"the weights are stored as {largest.dtype}: expected one of {sorted(_SAFETENSORS_DTYPES)}, or a "
-            "quantization_config that says what they stand for"
+            "quantization_config that describes them"
         )
     return _SAFETENSORS_DTYPES[largest.dtype]

@@ -1,7 +1,7 @@
-"""A checkpoint folder in, a node of the KV-cache engine out.
+"""Loading of a decoder-only language model: from a checkpoint folder to a node of the KV engine.
 
-What is cheap to know comes first: a damaged file, an unknown architecture, a layer that cannot be served
-are each one clear line before a weight is read.
+Cheap checks come first: a damaged file, an unknown architecture or an unsupported layer is an error before
+any weight is read.
 """
 
 from pathlib import Path
@@ -35,23 +35,23 @@ def load_decoder(
     progress: Progress = silent,
     peers: Peers | None = None,
 ) -> DecoderLM:
-    """The decoder-only language model of a checkpoint folder in Hugging Face format.
+    """Load the decoder-only language model of a checkpoint folder in Hugging Face format.
 
     Args:
         checkpoint: the folder.
-        name: what the graph calls the node.
-        device: where the weights go.
-        dtype: `bfloat16`, `float16`, `float32` or `auto`: on a GPU what the checkpoint is stored in, or of a
-            quantised one what is not; on a CPU float32 as long as that takes no more than
-            `CPU_FLOAT32_BYTES`, beyond it bfloat16; and bfloat16 from `CPU_BFLOAT16_BYTES` on where the
-            weights are stored in it and the processor multiplies it.
-        progress: told about every tensor that is read.
-        peers: who shares the model; this member's part is loaded then.
+        name: the name of the node in the graph.
+        device: the device of the weights.
+        dtype: `bfloat16`, `float16`, `float32` or `auto`. `auto` means on a GPU the dtype of the checkpoint,
+            or for quantised weights that of the others; on a CPU float32 up to `CPU_FLOAT32_BYTES` and
+            bfloat16 beyond, and also bfloat16 from `CPU_BFLOAT16_BYTES` on if the weights are stored in it
+            and the processor has instructions for it.
+        progress: called for every tensor that is read.
+        peers: the tensor-parallel group; only this member's part is loaded.
 
     Raises:
-        CheckpointError: something in the folder is missing, damaged or unsupported.
+        CheckpointError: a file of the folder is missing, damaged or unsupported.
         UnsupportedArchitectureError: the model has layers that cannot be served over a paged pool, or cannot
-            be shared by so many.
+            be shared by that many ranks.
     """
     on = torch.device(device)
     raw = read_json(checkpoint / "config.json")
@@ -60,10 +60,10 @@ def load_decoder(
     shards = read_shards(checkpoint)
     quantised = quantised_of(raw, shards, checkpoint)
     max_positions = max_positions_of(config, raw)
-    layout = probe_layout(_part_of(model_class, peers, heard=False), config, max_positions)
+    layout = probe_layout(_part_of(model_class, peers, is_connected=False), config, max_positions)
     chosen = choose_dtype(dtype, on, quantised.as_floats(shards) if quantised is not None else shards)
     model = load_weights(
-        _part_of(model_class, peers, heard=True), config, shards, on, chosen, progress, quantised
+        _part_of(model_class, peers, is_connected=True), config, shards, on, chosen, progress, quantised
     )
     return DecoderLM(
         model,
@@ -75,31 +75,31 @@ def load_decoder(
 
 
 def examine_decoder(checkpoint: Path, *, members: int = 1) -> int:
-    """What `load_decoder` would refuse for what `config.json` says; no file of weights need be there.
+    """Check a checkpoint by its `config.json` alone; the folder needs no weights.
 
     Args:
         checkpoint: the folder.
-        members: how many are to share the model.
+        members: the number of ranks that share the model.
 
     Returns:
-        How many tokens a text may have.
+        The longest sequence, in tokens.
 
     Raises:
-        CheckpointError, UnsupportedArchitectureError: as `load_decoder` does.
+        CheckpointError, UnsupportedArchitectureError: `load_decoder` would raise it too.
     """
     raw = read_json(checkpoint / "config.json")
     model_class = model_class_of(raw, checkpoint)
     config = config_of(model_class, raw, checkpoint)
     quantised_of(raw, (), checkpoint)
     max_positions = max_positions_of(config, raw)
-    # Members' parts are of one shape, so one is looked at.
-    part = _part_of(model_class, SilentPeers(0, members) if members > 1 else None, heard=False)
+    # All members' parts have the same shapes, so one is checked.
+    part = _part_of(model_class, SilentPeers(0, members) if members > 1 else None, is_connected=False)
     probe_layout(part, config, max_positions)
     return max_positions
 
 
-def _part_of(model_class: Any, peers: Peers | None, *, heard: bool) -> Any:
-    """The class of this member's part, with sums over all of them where that is to be heard."""
+def _part_of(model_class: Any, peers: Peers | None, *, is_connected: bool) -> Any:
+    """The class of this member's part; its sums over the group are real if `is_connected`."""
     if peers is None:
         return model_class
-    return sharded(model_class, peers if heard else SilentPeers(peers.index, peers.size))
+    return sharded(model_class, peers if is_connected else SilentPeers(peers.index, peers.size))

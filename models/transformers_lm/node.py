@@ -1,7 +1,7 @@
-"""A decoder-only language model as the KV-cache engine's node: embed, forward, head.
+"""A decoder-only language model of transformers as a node of the KV engine: backbone and language head.
 
-The modules are transformers' own. This knows no pool and no requests: the engine says which attention
-function the layers go through.
+The modules are transformers' own. The node knows no pool and no requests: the engine sets the attention
+function of its layers.
 """
 
 from copy import copy
@@ -15,11 +15,11 @@ from models.base import KVLayout, TokenStep
 
 
 class DecoderLM:
-    """A decoder-only language model as the engine's node: embed, forward, head.
+    """A node of the KV engine (`workers.kv_engine.node.KVNode`, with the documentation of all members).
 
     Attributes:
-        name: what its graph calls it.
-        weights_digest: tells checkpoints apart (hex).
+        name: the name of the node in the graph.
+        weights_digest: a digest that distinguishes checkpoints (hex).
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class DecoderLM:
         self._model = model
         self._head = _head_of(model)
         self._stock_attention: str = model.config._attn_implementation  # noqa: SLF001 - no public reader
-        # A mask of four dimensions is taken as it is: without one, transformers looks for packed
-        # sequences in the positions, which costs a host synchronisation per forward.
+        # A mask of four dimensions is used as it is. Without one, transformers looks for packed sequences in
+        # the positions, which costs a host synchronization per forward.
         self._no_mask = torch.zeros(1, 1, 1, 1, device=self.device, dtype=self.dtype)
 
     @property
     def model(self) -> Any:
-        """The model as transformers made it."""
+        """The model of transformers."""
         return self._model
 
     @property
@@ -70,7 +70,7 @@ class DecoderLM:
         self._model.set_attn_implementation(name)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        # The ids themselves: some models scale their embeddings inside of `forward`.
+        # The ids themselves: some models scale their embeddings within `forward`.
         return token_ids
 
     def forward(self, inputs: torch.Tensor, step: TokenStep) -> torch.Tensor:
@@ -82,7 +82,7 @@ class DecoderLM:
         return hidden
 
     def head(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        # By the model's own `forward`: behind the matrix some models scale or cap their logits.
+        # By the model's own `forward`: some models scale or cap their logits after the matrix.
         logits: torch.Tensor = self._head(inputs_embeds=hidden.index_select(0, indices)[None]).logits[0]
         return logits.float()
 
@@ -97,21 +97,21 @@ class DecoderLM:
         return logits.float()
 
 
-# ---- the head --------------------------------------------------------------------------------------
+# ---- head ------------------------------------------------------------------------------------------
 
 
 @dataclass
 class _BodyOutput(MoeModelOutputWithPast):  # type: ignore[misc] # transformers has no types
-    """All that heads look for, most of it absent."""
+    """The output of a model body with all attributes that heads read, most of them None."""
 
     cross_attentions: None = None
 
 
 class _Given(torch.nn.Module):
-    """In the place of a model's body: gives back what it is given."""
+    """A replacement of a model's body: returns its input."""
 
     @property
-    def decoder(self) -> "_Given":  # OPT calls a part of its body
+    def decoder(self) -> "_Given":  # OPT's head calls a part of the body
         return self
 
     def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _BodyOutput:
@@ -119,7 +119,7 @@ class _Given(torch.nn.Module):
 
 
 def _head_of(model: Any) -> Any:
-    """The same model, weights shared, whose body is done already: hidden states in, logits out."""
+    """The same model with shared weights and an empty body: hidden states to logits."""
     head = copy(model)
     head.__dict__["_modules"] = {**model._modules, model.base_model_prefix: _Given()}  # noqa: SLF001 - torch's own
     return head

@@ -9,7 +9,7 @@ meanwhile. A step without guided sequences has no cost.
 
 The cost of a guide is limited by counts, but these do not bound every grammar: one may try thousands of
 rules at once in one place. A thread that has spent `MASK_S` of CPU time on one token is abandoned. Its guide
-is condemned, so the requests that use it fail, and another thread continues with the rest.
+is banned, so the requests that use it fail, and another thread continues with the rest.
 """
 
 import os
@@ -229,7 +229,7 @@ class GuideThread:
                 stuck = deadline.abandon()
             if stuck is None:
                 continue  # the thread has not had the CPU, or all rows together take long
-            stuck.condemn()
+            stuck.ban()
             if self._thread is not None:
                 self._thread.abandon()
             self._thread = self._buffer = None
