@@ -42,7 +42,7 @@ from workers.data_plane.port import Array
 from workers.generation.engine_client import EngineClient
 from workers.kv_engine.counters import EngineStats
 from workers.loading.model import Loaded
-from workers.stateless_engine.firing import Firing, FiringResult
+from workers.stateless_engine.firing import FiringResult, StatelessFiring
 from workers.stateless_engine.thread import StatelessThread
 
 Floats = npt.NDArray[np.float32]
@@ -179,14 +179,14 @@ class Arithmetic:
 
     nodes: Sequence[str]
     gates: dict[str, Event] = field(default_factory=dict)
-    fired: dict[str, list[Firing]] = field(default_factory=dict)
+    fired: dict[str, list[StatelessFiring]] = field(default_factory=dict)
     fails: set[str] = field(default_factory=set)
 
     @property
     def max_batch(self) -> Mapping[str, int]:
         return dict.fromkeys(self.nodes, 4)
 
-    def run(self, node: str, firings: Sequence[Firing]) -> list[FiringResult | DalSegnoError]:
+    def run(self, node: str, firings: Sequence[StatelessFiring]) -> list[FiringResult | DalSegnoError]:
         if (gate := self.gates.get(node)) is not None:
             gate.wait(20)
         self.fired.setdefault(node, []).extend(firings)
@@ -194,7 +194,7 @@ class Arithmetic:
             return [WorkerError(f"{node} failed", code="node_failed") for _ in firings]
         return [self._run(node, firing) for firing in firings]
 
-    def _run(self, node: str, firing: Firing) -> FiringResult:
+    def _run(self, node: str, firing: StatelessFiring) -> FiringResult:
         given = {name: floats(value) for name, value in firing.inputs.items()}
         match node:
             case "left":

@@ -5,8 +5,7 @@
     language head   head(hidden, indices)   logits at chosen tokens
 
 A node knows no sequences, blocks or requests. It computes one packed batch of T tokens; the attention
-function separates the sequences in it. All methods are called in the engine's thread, under
-`torch.inference_mode`.
+function separates the sequences in it. All methods are called in the engine's thread.
 """
 
 from typing import Protocol
@@ -103,9 +102,8 @@ class KVNode(Backbone, LanguageHead, Protocol):
     def reference(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the logits of one sequence as the stock model computes them, (T, vocab_size) float32.
 
-        The stock model computes all tokens in one pass, with its own attention and without a pool. It is
-        called
-        at load only: `workers.kv_engine.selfcheck.check_node` compares the paged logits with these.
+        The stock model computes all tokens in one pass, with its own attention and without a pool. At load,
+        `workers.kv_engine.selfcheck.check_node` compares the logits over the pool with these.
 
         Args:
             token_ids: (T,) int64, the ids of one sequence from its beginning.

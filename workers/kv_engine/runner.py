@@ -40,7 +40,7 @@ _PLACEHOLDER: Final = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
+class ForwardResult:
     """The result of a forward.
 
     Attributes:
@@ -70,10 +70,10 @@ class LaunchedStep:
 
     number: int
     spans: list[Span]
-    read: Callable[[], StepResult]
+    read: Callable[[], ForwardResult]
     tokens: torch.Tensor | None = None
 
-    def tokens_of(self, spans: Items[Span], result: StepResult) -> list[int]:
+    def tokens_of(self, spans: Items[Span], result: ForwardResult) -> list[int]:
         """Return the tokens of a part of its spans. It is a part only if each span has one token."""
         if len(spans) == len(self.spans):
             return result.tokens
@@ -201,8 +201,8 @@ class Runner:
             scores = score(lambda at: raw.index_select(0, at), wanted.sampled, taken, **sizes)
         arriving = self._arrivals.begin(tokens)
 
-        def read() -> StepResult:
-            result = StepResult(tokens=arriving(), scores=scores, prompt_scores=prompt_scores)
+        def read() -> ForwardResult:
+            result = ForwardResult(tokens=arriving(), scores=scores, prompt_scores=prompt_scores)
             if masks is not None:
                 result.failures.update({key: as_dalsegno_error(error) for key, error in failures.items()})
                 _find_stuck(masks, result, lambda row: self._node.head(hidden, step.logit_indices[row, None]))
@@ -262,19 +262,19 @@ class _HostBuffer:
         return found
 
 
-def _finish(hidden: torch.Tensor, prompt_scores: list[TokenScore]) -> StepResult:
+def _finish(hidden: torch.Tensor, prompt_scores: list[TokenScore]) -> ForwardResult:
     """Wait for a step that samples nothing: its duration is measured."""
     if hidden.is_cuda:
         torch.cuda.current_stream(hidden.device).synchronize()
-    return StepResult(tokens=[], prompt_scores=prompt_scores)
+    return ForwardResult(tokens=[], prompt_scores=prompt_scores)
 
 
-def _raise(error: Exception) -> StepResult:
+def _raise(error: Exception) -> ForwardResult:
     raise error
 
 
 @torch.inference_mode()
-def _find_stuck(masks: StepMasks, result: StepResult, logits_of: Callable[[int], torch.Tensor]) -> None:
+def _find_stuck(masks: StepMasks, result: ForwardResult, logits_of: Callable[[int], torch.Tensor]) -> None:
     """Set an error for guided sequences without an allowed token; NaN logits are reported elsewhere."""
     for row, key in zip(masks.rows, masks.keys, strict=True):
         if result.tokens[row] == NOT_A_TOKEN and logits_of(row).max().isfinite():

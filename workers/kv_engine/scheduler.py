@@ -3,21 +3,18 @@
 The policy, in order:
 
 1. **Order.** Higher `priority` first; then the earlier deadline; then the tenant that was served least; then
-the
-   earlier arrival.
+   the earlier arrival.
 2. **Admission.** The first sequence is admitted if there is a free row, blocks for all tokens that it has to
    compute, and one more block for each running sequence. No sequence overtakes another for lack of room.
-   Cached tokens are not computed again. A sequence that needs a block which another one is computing just now
-   waits for it, and lets others pass.
+   Cached tokens are not computed again. A sequence that needs a block which another one is computing waits
+   for it, and lets others pass.
 3. **Steps.** One token of every sequence that decodes; then spans of prompts, up to `max_step_tokens`, and
-next
-   to decodes up to the prefill budget (`prefill_budget`). The prefill budget is ignored in a burst: if
+   next to decodes up to the prefill budget (`prefill_budget`). The prefill budget is ignored in a burst: if
    prompts without it would bring `MIN_BURST` sequences to their first token, and twice as many as decode. A
    burst that is computed in small pieces delays itself.
 4. **Preemption.** A sequence allocates blocks as it grows. If none is free, the last sequence by (1) is
-   *preempted*: it releases its blocks and waits again, with its tokens; what is still cached of them then is
-       not
-   computed again. The first sequence always progresses, so all of them do.
+   *preempted*: it releases its blocks and waits again, with its tokens. What is still cached of them then is
+   not computed again. The first sequence always progresses, so all of them do.
 
 A held sequence takes part in no step and keeps its row and blocks. A sequence that could never fit is
 refused. `tests/workers/kv_engine/test_scheduler.py` simulates the scheduler without a model.

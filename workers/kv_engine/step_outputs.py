@@ -13,7 +13,7 @@ from workers.data_plane.port import Array
 from workers.kv_engine.failures import StepFailedError, as_dalsegno_error
 from workers.kv_engine.kv_transfer import KVTransfer
 from workers.kv_engine.outputs import Output, PromptOutput, TokenOutput, TokenScore
-from workers.kv_engine.runner import Runner, StepResult
+from workers.kv_engine.runner import ForwardResult, Runner
 from workers.kv_engine.sampling.sampler import NOT_A_TOKEN
 from workers.kv_engine.scheduler import Scheduler
 from workers.kv_engine.sequence import Sequence, Span
@@ -71,7 +71,7 @@ class OutputBuilder:
         self,
         spans: Items[Span],
         tokens: Items[list[int]],
-        result: StepResult,
+        result: ForwardResult,
         failures: dict[str, DalSegnoError],
         *,
         step: int,

@@ -10,7 +10,7 @@ from workers.data_plane.port import Array, DeviceArray, PublishOnDevice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Firing:
+class StatelessFiring:
     """One execution of a node; the attributes are those of `models.base.Item`.
 
     Attributes:

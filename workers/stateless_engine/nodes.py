@@ -19,7 +19,7 @@ from shared.tensors import Handle
 from workers.data_plane.arrays import publish, to_array, to_tensor
 from workers.data_plane.port import Array, PublishOnDevice
 from workers.machine.cpu_threads import cores, give_way, stateless_threads, use_cpu_threads
-from workers.stateless_engine.firing import Firing, FiringResult
+from workers.stateless_engine.firing import FiringResult, StatelessFiring
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class StatelessNodes:
         self._nodes = dict(nodes)
 
     @torch.inference_mode()
-    def run(self, node: str, firings: Sequence[Firing]) -> list[FiringResult | DalSegnoError]:
+    def run(self, node: str, firings: Sequence[StatelessFiring]) -> list[FiringResult | DalSegnoError]:
         """Return the result or the error of each firing."""
         items = [self._item(firing) for firing in firings]
         results = iter(self._run(node, [item for item in items if isinstance(item, Item)]))
@@ -64,7 +64,7 @@ class StatelessNodes:
             for firing, item in zip(firings, items, strict=True)
         ]
 
-    def _item(self, firing: Firing) -> Item | Exception:
+    def _item(self, firing: StatelessFiring) -> Item | Exception:
         try:
             return Item(
                 inputs={name: to_tensor(array, self.device) for name, array in firing.inputs.items()},
@@ -95,14 +95,12 @@ class StatelessNodes:
         return results
 
 
-def _fired(firing: Firing, result: StatelessResult | Exception) -> FiringResult | DalSegnoError:
+def _fired(firing: StatelessFiring, result: StatelessResult | Exception) -> FiringResult | DalSegnoError:
     node = firing.node
     if isinstance(result, Exception):
         return _failure(node, result)
     try:
-        outputs = {
-            name: _output(tensor, firing.publish.get(name)) for name, tensor in result.outputs.items()
-        }
+        outputs = {name: _output(tensor, firing.publish.get(name)) for name, tensor in result.outputs.items()}
     except (
         RuntimeError,
         AttributeError,

@@ -18,7 +18,7 @@ from models.base import ChunkOf
 from shared.errors import BugError, CapacityError, DalSegnoError, WorkerError
 from shared.telemetry import timeline
 from workers.data_plane.port import Array, DeviceArray, PublishOnDevice
-from workers.stateless_engine.firing import Firing, FiringResult, StatelessStats
+from workers.stateless_engine.firing import FiringResult, StatelessFiring, StatelessStats
 from workers.stateless_engine.scheduler import MicroScheduler
 from workers.threads.mailbox import Mailbox
 from workers.threads.owner_thread import OwnerThread
@@ -37,14 +37,14 @@ class NodeRunner(Protocol):
         """The largest batch of each node, by its name."""
         ...
 
-    def run(self, node: str, firings: Sequence[Firing]) -> list[FiringResult | DalSegnoError]:
+    def run(self, node: str, firings: Sequence[StatelessFiring]) -> list[FiringResult | DalSegnoError]:
         """Return the result or the error of each firing."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _PendingFiring:
-    firing: Firing
+    firing: StatelessFiring
     result: "asyncio.Future[FiringResult]"
 
 
@@ -99,7 +99,7 @@ class StatelessThread(OwnerThread[NodeRunner]):
             raise BugError(
                 f"node {node!r} is not a stateless node of this rank; it has {sorted(nodes.max_batch)}"
             )
-        firing = Firing(
+        firing = StatelessFiring(
             node=node, inputs=inputs, args=args, seed=seed, path=path, chunk=chunk, publish=publish or {}
         )
         async with self._room:

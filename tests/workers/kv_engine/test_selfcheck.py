@@ -32,6 +32,7 @@ class OwnPositions(DecoderLM):
 
     def forward(self, inputs: torch.Tensor, step: nodes.TokenStep) -> torch.Tensor:
         class Wrong:
+            token_ids = step.token_ids
             positions = torch.arange(len(inputs))
 
         return super().forward(inputs, Wrong())

@@ -12,7 +12,7 @@ from models.base import ChunkOf, Item, StatelessResult
 from shared.errors import BugError, ClientError, DalSegnoError
 from workers.data_plane.arrays import to_array
 from workers.data_plane.port import Array
-from workers.stateless_engine.firing import Firing, FiringResult
+from workers.stateless_engine.firing import FiringResult, StatelessFiring
 from workers.stateless_engine.nodes import NodeFailedError, StatelessNodes
 
 CPU = torch.device("cpu")
@@ -40,14 +40,14 @@ class Doubling:
         )
 
 
-def firing(x: Sequence[float] = (1, 2), **changes: Any) -> Firing:
+def firing(x: Sequence[float] = (1, 2), **changes: Any) -> StatelessFiring:
     array = to_array(torch.tensor(x, dtype=torch.float32))
     array.data.flags.writeable = False
     values: dict[str, Any] = {"inputs": {"x": array}, "args": {}, "seed": 0, "path": (), "chunk": None}
-    return Firing(node="double", **(values | changes))
+    return StatelessFiring(node="double", **(values | changes))
 
 
-def run(node: Doubling, *firings: Firing) -> list[FiringResult | DalSegnoError]:
+def run(node: Doubling, *firings: StatelessFiring) -> list[FiringResult | DalSegnoError]:
     return StatelessNodes({"double": node}, CPU).run("double", firings)
 
 

@@ -15,7 +15,7 @@ from models.base import ChunkOf
 from shared.errors import BugError, CapacityError, ClientError, DalSegnoError, WorkerError
 from workers.data_plane.port import Array
 from workers.stateless_engine import thread as thread_module
-from workers.stateless_engine.firing import Firing, FiringResult
+from workers.stateless_engine.firing import FiringResult, StatelessFiring
 from workers.stateless_engine.thread import NodeRunner, StatelessThread
 
 
@@ -26,13 +26,13 @@ class ScriptedNodes:
 
     def __init__(self) -> None:
         self.batches: list[tuple[str, list[Any]]] = []
-        self.seen: list[Firing] = []
+        self.seen: list[StatelessFiring] = []
         self.threads: set[str] = set()
         self.begun = Semaphore(0)
         self.permits = Semaphore(0)
         self.broken: Exception | None = None
 
-    def run(self, node: str, firings: Sequence[Firing]) -> list[FiringResult | DalSegnoError]:
+    def run(self, node: str, firings: Sequence[StatelessFiring]) -> list[FiringResult | DalSegnoError]:
         self.threads.add(current_thread().name)
         self.batches.append((node, [firing.args["name"] for firing in firings]))
         self.seen += firings
@@ -106,7 +106,9 @@ async def test_a_firing_is_passed_on_unchanged() -> None:
         await thread.fire("vocoder", {"codes": array}, {"name": "x"}, seed=5, path=(2, 1), chunk=chunk)
 
     assert nodes.seen == [
-        Firing(node="vocoder", inputs={"codes": array}, args={"name": "x"}, seed=5, path=(2, 1), chunk=chunk)
+        StatelessFiring(
+            node="vocoder", inputs={"codes": array}, args={"name": "x"}, seed=5, path=(2, 1), chunk=chunk
+        )
     ]
 
 

@@ -1,11 +1,11 @@
 """Prefault of the KV pool on a CPU: memory pages are committed while the engine is idle.
 
 A pool is larger than most answers need, so its memory is reserved and committed on first use
-(`workers.machine.memory.zeros`), from the first block on. A step that first uses a page waits for it with all its
-threads. Under a hypervisor that has to find the memory, this takes 2.6 s per gigabyte: a fifth of a prompt's
-time. So the pages of the next thousands of tokens are committed ahead, in idle time only: a thread that
-commits pages next to a step takes one of the step's cores. A worker that is never idle commits them in its
-steps.
+(`workers.machine.memory.zeros`), from the first block on. A step that first uses a page waits for it with all
+its threads. Under a hypervisor that has to find the memory, this takes 2.6 s per gigabyte: a fifth of a
+prompt's time. So the pages of the next thousands of tokens are committed ahead, in idle time only: a thread
+that commits pages next to a step takes one of the step's cores. A worker that is never idle commits them in
+its steps.
 """
 
 import ctypes
