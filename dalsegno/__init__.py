@@ -1,8 +1,8 @@
-"""The face of the project: command line, launcher, replay, and the client.
+"""Dal Segno's command line, launcher, replay tools and client.
 
     from dalsegno import AsyncClient, Client
 
-The client is imported when it is asked for: the command line starts without it.
+The client is imported at its first use: the command line starts without it.
 """
 
 from typing import TYPE_CHECKING, Any, Final

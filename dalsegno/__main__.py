@@ -1,4 +1,4 @@
-"""`python -m dalsegno`: what the launcher starts each role with."""
+"""`python -m dalsegno`: the program that the launcher starts for each role."""
 
 from dalsegno.cli import main
 

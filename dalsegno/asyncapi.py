@@ -175,7 +175,7 @@ def document() -> dict[str, Any]:
             "title": "Dal Segno",
             "version": version("dalsegno"),
             "description": (
-                "The event log of a Dal Segno deployment: one JetStream stream. docs/nats.md describes how to "
+                "The event log of a Dal Segno deployment: one JetStream stream. docs/nats.md shows how to "
                 "read an answer. Bytes are base64 in JSON and raw in MessagePack; fields with their default "
                 "value are left out; readers must ignore unknown fields."
             ),

@@ -1,10 +1,10 @@
-"""`dalsegno ask`: one question over HTTP, its answer as it comes.
+"""A streaming chat request over HTTP, for `dalsegno ask`: one question, its answer piece by piece.
 
-Speaks OpenAI's chat route with nothing but the standard library, so that it starts in no time and shows
-how little a client needs.
+It uses OpenAI's chat route and only the standard library: the command starts quickly, and the code shows how
+little a client needs.
 
-Only connecting has a deadline. An answer may be long in coming (a queue, a long prompt): the server says
-when it gives up, and after a while the person is told where to look.
+Only connecting has a time limit. An answer may be slow to start (a queue, a long prompt): the server's own
+limits end it, and after a few seconds the user is told where to look.
 """
 
 import http.client
@@ -24,17 +24,17 @@ _SILENT_S: Final = 5.0
 
 
 class NoServerError(CapacityError):
-    """Nobody answers at the address, or no longer."""
+    """No server answers at the address, or the connection was lost."""
 
     code = "no_server"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
-    """What is asked, of whom; None is the server's default.
+    """A question and its parameters; None leaves a parameter to the server.
 
     Attributes:
-        api_key: what the server knows us by, where it takes no one without.
+        api_key: the bearer token, for servers that require one.
     """
 
     text: str
@@ -49,10 +49,15 @@ class ChatPrompt:
 def stream_answer(
     prompt: ChatPrompt, notice: Callable[[str], None], silent_s: float = _SILENT_S
 ) -> Iterator[str]:
-    """The pieces of the answer, as they come; `notice` is told once if the first is long in coming.
+    """Yield the pieces of the answer as they arrive.
+
+    Args:
+        prompt: the question.
+        notice: called once with a text for the user if the first piece takes longer than `silent_s`.
+        silent_s: seconds until then.
 
     Raises:
-        DalSegnoError: no server, a refusal, or an answer that breaks off.
+        DalSegnoError: there is no server, it refuses, or the answer breaks off.
     """
     text = f"{prompt.url} has not answered yet; {prompt.url.rstrip('/')}/health says how it is"
     timer = Timer(silent_s, notice, (text,))
@@ -73,12 +78,12 @@ def stream_answer(
 def _connected(url: str) -> Iterator[http.client.HTTPConnection]:
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ClientError(f"{url!r} is no address of a server: expected http://host:port")
+        raise ClientError(f"{url!r} is not a server address: expected http://host:port")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     try:
         connection = kind(parts.hostname, parts.port, timeout=_CONNECT_S)
     except ValueError as error:
-        raise ClientError(f"{url!r} is no address of a server: {error}") from error
+        raise ClientError(f"{url!r} is not a server address: {error}") from error
     try:
         connection.connect()
         connection.sock.settimeout(None)
@@ -88,8 +93,11 @@ def _connected(url: str) -> Iterator[http.client.HTTPConnection]:
 
 
 def _headers(prompt: ChatPrompt) -> dict[str, str]:
-    known_by = {"Authorization": bearer(prompt.api_key)} if prompt.api_key is not None else {}
-    return {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"} | known_by
+    authorization = {"Authorization": bearer(prompt.api_key)} if prompt.api_key is not None else {}
+    return {
+        "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream",
+    } | authorization
 
 
 def _first_model(prompt: ChatPrompt) -> str:
@@ -104,7 +112,7 @@ def _first_model(prompt: ChatPrompt) -> str:
         return str(json.loads(body)["data"][0]["id"])
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise ClientError(
-            f"{url} is no Dal Segno server: GET /v1/models answered {response.status} without a model"
+            f"{url} is not a Dal Segno server: GET /v1/models answered {response.status} without a model"
         ) from error
 
 
@@ -131,13 +139,13 @@ def _stream(prompt: ChatPrompt, model: str) -> Iterator[str]:
             data = line.removeprefix(b"data:").strip()
             if data == b"[DONE]":
                 return
-            yield from _piece(json.loads(data))
+            yield from _texts_in(json.loads(data))
     raise NoServerError(f"the answer broke off: {prompt.url} closed the connection before its end")
 
 
-def _piece(event: dict[str, Any]) -> Iterator[str]:
+def _texts_in(event: dict[str, Any]) -> Iterator[str]:
     if "error" in event:
-        raise _of_schema(event["error"], 500)
+        raise _error_of(event["error"], 500)
     for choice in event.get("choices", []):
         if text := choice.get("delta", {}).get("content"):
             yield text
@@ -145,14 +153,14 @@ def _piece(event: dict[str, Any]) -> Iterator[str]:
 
 def _refusal(status: int, body: bytes) -> DalSegnoError:
     if status == http.client.UNAUTHORIZED:
-        return ClientError("this server asks for an API key: say it in DALSEGNO_API_KEY", status=status)
+        return ClientError("this server requires an API key: set it in DALSEGNO_API_KEY", status=status)
     try:
-        return _of_schema(json.loads(body)["error"], status)
+        return _error_of(json.loads(body)["error"], status)
     except (ValueError, KeyError, TypeError):
         return ClientError(f"the server answered {status}: {body[:200].decode(errors='replace')}")
 
 
-def _of_schema(error: Any, status: int) -> DalSegnoError:
+def _error_of(error: Any, status: int) -> DalSegnoError:
     message = error.get("message") if isinstance(error, dict) else None
     return DalSegnoError(str(message or f"the server failed with {error!r}"), status=status)
 

@@ -1,20 +1,21 @@
-"""A bundle: one request's records in a file that needs nothing else, and that shows when it was altered.
+"""The bundle file: one request's records, self-contained, with digests that reveal any change.
 
-JSON, a line each: a header, the records in the order of the log, and a last line that says that it is the
-last. `head`, `jq` and `diff` read it; nothing in it is ever executed.
+The file is JSON lines: a header, the records in log order, and a last line that marks the end. `head`, `jq`
+and `diff` can read it; nothing in it is ever executed.
 
     {"bundle":1,"request_id":"first",...,"chain":"9f0c..."}
     {"seq":17,"time_ns":1795178103000000000,"subject":"ds.request.first","event":{...},"digest":"...","chain":"..."}
     {"end":{"records":11},"chain":"..."}
 
-`chain` is the last field of every line: BLAKE2b, 16 bytes in hex, over the chain of the line before (nothing,
-before the first) and the line's own bytes up to the comma before `"chain"`. So no byte can be changed and no
-line dropped or moved without its being seen at that line. `digest` is the same function of the record's bytes
-as the log stores them: it tells which part of a line was altered, and holds every later version of this code
-to giving back those bytes. A chain is no signature: whoever makes it anew is found by the replay, where he is
-found at all.
+`chain` is the last field of every line: BLAKE2b, 16 bytes in hex, over the chain of the previous line
+(nothing, for the first) and the line's own bytes up to the comma before `"chain"`. So a changed byte, or a
+dropped or moved line, is detected at that line. `digest` is the same function over the record's bytes as the
+log stores
+them: it shows which part of a line was altered, and requires every later version of this code to reproduce
+those bytes. A
+chain is not a signature: a file with a recomputed chain is detected by the replay, if at all.
 
-What a record's bytes look like in JSON is `dalsegno.bundle.json_form`'s.
+`dalsegno.bundle.json_form` defines the JSON form of a record's bytes.
 """
 
 import hashlib
@@ -35,7 +36,7 @@ from shared.subjects import Subjects
 
 FORMAT: Final = 1
 MAX_LINE_BYTES: Final = 128 * 1024 * 1024
-"""More than any event can have: a NATS server takes 64 MiB of one at the very most."""
+"""More than any event has: a NATS server accepts at most 64 MiB."""
 MAX_BUNDLE_BYTES: Final = 4 * 1024 * 1024 * 1024
 STDIN: Final = "-"
 
@@ -44,13 +45,13 @@ _CHAIN_BYTES: Final = len(',"chain":""}\n') + 32
 
 
 class BundleError(ClientError):
-    """A file that is no whole bundle of ours; says which line, and what is wrong with it."""
+    """The file is not a complete bundle; the message names the line and the problem."""
 
     code = "bundle"
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    """The `data` of a chunk that is not in the bundle: how long it was, and its digest."""
+    """The `data` of a chunk that is not in the bundle: its length and digest."""
 
     bytes: int
     digest: str
@@ -60,8 +61,8 @@ class BundledRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A record in a bundle.
 
     Attributes:
-        record: as the log has it; `left_out` says of a chunk what it has not.
-        digest: of the bytes in the log; None where other bytes stand here in their place.
+        record: the log's record, without the data described by `left_out`.
+        digest: of the log's bytes; None if the bundle has other bytes in their place.
     """
 
     record: StoredRecord
@@ -70,7 +71,7 @@ class BundledRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """When the bundle was written, by which version, and which core that has."""
+    """The export: its time, the version that wrote it, and the digest of that version's core."""
 
     time: str
     version: str
@@ -78,7 +79,7 @@ class ExportInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogExtent(msgspec.Struct, frozen=True, kw_only=True):
-    """The log it was taken from: its prefix, when it was made, and what it held then."""
+    """The source log: its prefix, its creation time, and the positions it held."""
 
     prefix: str
     created_ns: int
@@ -87,16 +88,16 @@ class LogExtent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """A bundle's first line. Whoever replays reads the records; most of this is for people.
+    """A bundle's first line. A replay reads the records; most of the header is for people.
 
     Attributes:
-        request_id: whose bundle it is; `requests` are that one and the other parts of its question.
-        schemas: the types of event that are in it, with their versions.
-        redacted: what the client wrote and what was answered is not in it.
-        masked: other bytes than the log's stand in it, for what lets one worker read another's tensors.
-        unfaithful: requests that this bundle cannot be replayed for, and why.
-        configs: by digest, the configuration as far as it was known, without secrets.
-        about: of each request what its records say, put together.
+        request_id: the exported request; `requests` are its id and those of its sibling parts.
+        schemas: the event types in the bundle, with their versions.
+        redacted: the client's text and the answers are replaced.
+        masked: some records have other bytes than the log's, in place of memory endpoints.
+        unfaithful: requests that this bundle cannot replay, with the reason.
+        configs: by digest, the configuration as far as it is known, without secrets.
+        about: a summary of each request's records.
     """
 
     bundle: int
@@ -114,7 +115,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole bundle, as it was written."""
+    """A complete bundle."""
 
     header: Header
     kept: list[BundledRecord]
@@ -125,14 +126,14 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unheard(self) -> frozenset[str]:
-        """Requests of whose chunks not all bytes are in it."""
+        """The requests whose chunks lack some of their bytes."""
         subjects = Subjects(self.header.log.prefix)
         found = (subjects.parse(one.record.subject) for one in self.kept if one.left_out is not None)
         return frozenset(str(address.request_id) for address in found if address is not None)
 
 
 def digest_of(data: bytes) -> str:
-    """Of a record's bytes, or of a payload. Hex, 32 characters; `b2sum -l 128` gives the same."""
+    """The digest of a record's bytes or of a payload: hex, 32 characters, as `b2sum -l 128` prints it."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
@@ -177,17 +178,17 @@ def _chained(chain: str, content: dict[str, Any]) -> tuple[bytes, str]:
 
 
 def read(path: str) -> Bundle:
-    """Read a bundle from a file, or from stdin where `path` is `-`.
+    """Read a bundle from a file, or from stdin if `path` is `-`.
 
     Raises:
-        BundleError: it is none, or it is not as it was written: the message says where.
+        BundleError: it is not a bundle, or it was altered; the message says where.
     """
     with _opened(path) as file:
         return read_from("stdin" if path == STDIN else path, file)
 
 
 def read_from(name: str, file: BinaryIO) -> Bundle:
-    """Read a bundle; `name` is what messages call it.
+    """Read a bundle; messages call it `name`.
 
     Raises:
         BundleError: as `read`.
@@ -202,7 +203,7 @@ def _opened(path: str) -> Iterator[BinaryIO]:
         return
     try:
         if Path(path).stat().st_size > MAX_BUNDLE_BYTES:
-            raise BundleError(f"{path} has more than {MAX_BUNDLE_BYTES:,} bytes: that is no bundle")
+            raise BundleError(f"{path} has more than {MAX_BUNDLE_BYTES:,} bytes: it is not a bundle")
         with Path(path).open("rb") as file:
             yield file
     except OSError as error:
@@ -232,7 +233,7 @@ class _Reading:
                 return Bundle(header=header, kept=kept)
             kept.append(self._kept(content, line, kept))
         raise BundleError(
-            f"{self._name} is cut off: it ends behind line {self._number}, and its last line is missing"
+            f"{self._name} is cut off: it ends after line {self._number}, and its last line is missing"
         )
 
     # ---- by kind of line ---------------------------------------------------------------------------
@@ -243,7 +244,7 @@ class _Reading:
         except (msgspec.MsgspecError, ValueError, RecursionError, KeyError):
             self._refuse_cut(line)
             raise BundleError(
-                f"{self._name} is no bundle: expected `dalsegno export`'s first line, "
+                f"{self._name} is not a bundle: expected `dalsegno export`'s first line, "
                 f'{{"bundle":{FORMAT},...}}, found {line[:60]!r}'
             ) from None
         if told != FORMAT:
@@ -269,11 +270,11 @@ class _Reading:
         except KeyError as error:
             self._refuse(f"expected a record, with the field {error}")
         except (msgspec.ValidationError, json_form.UnreadableFormError) as error:
-            self._refuse(f"{_called(line)} cannot be read: {error}")
+            self._refuse(f"{_description_of(line)} cannot be read: {error}")
         if digest is not None and left_out is None and digest_of(data) != digest:
-            self._refuse(f"{_called(line)} has another digest than its bytes")
+            self._refuse(f"{_description_of(line)} has a digest that does not match its bytes")
         if before and told[0] <= before[-1].record.seq:
-            self._refuse(f"{_called(line)} does not stand behind record {before[-1].record.seq}")
+            self._refuse(f"{_description_of(line)} does not follow record {before[-1].record.seq}")
         return BundledRecord(
             record=StoredRecord(told[0], told[2], data, told[1]), digest=digest, left_out=left_out
         )
@@ -282,7 +283,7 @@ class _Reading:
         if content["end"] != {"records": records}:
             self._refuse(f"the last line counts {content['end']!r:.80}; there are {records} records")
         if self._file.read(1):
-            raise BundleError(f"{self._name}: something follows line {self._number}, which is its last")
+            raise BundleError(f"{self._name}: expected nothing after line {self._number}, its last line")
 
     # ---- the chain ---------------------------------------------------------------------------------
     def _line(self) -> bytes | None:
@@ -292,11 +293,11 @@ class _Reading:
         self._number += 1
         self._read += len(line)
         if len(line) == MAX_LINE_BYTES or self._read > MAX_BUNDLE_BYTES:
-            self._refuse("longer than any line of a bundle is")
+            self._refuse("longer than any line of a bundle")
         return line
 
     def _checked(self, line: bytes) -> dict[str, Any]:
-        """What a line says, which is what was written."""
+        """Decode a line after verifying its chain."""
         chain = self._next_chain(line)
         if chain is None:
             self._refuse_cut(line)
@@ -304,35 +305,35 @@ class _Reading:
         self._chain = chain
         try:
             return msgspec.json.decode(line, type=dict[str, Any])
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # chained by somebody else
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # a recomputed chain
             self._refuse(f"cannot be read: {error}")
 
     def _next_chain(self, line: bytes) -> str | None:
-        """The chain of a line that is as it was written, behind those before it."""
+        """The chain of a line that is unaltered and follows the lines before it; else None."""
         told = _CHAIN.search(line)
         chain = digest_of(self._chain.encode() + line[:-_CHAIN_BYTES])
         return chain if told is not None and told[1].decode() == chain else None
 
     def _blame(self, line: bytes) -> str:
-        """Which part of a line was altered, as far as that can be told."""
+        """Name the altered part of a line, as far as it can be determined."""
         follower = self._file.readline(MAX_LINE_BYTES)
         told, known = _CHAIN.search(follower), self._chain
         own = digest_of(known.encode() + line[:-_CHAIN_BYTES])
         if told is not None and told[1].decode() == digest_of(own.encode() + follower[:-_CHAIN_BYTES]):
-            return f"the chain of {_called(line)}"
+            return f"the chain of {_description_of(line)}"
         try:
             content = msgspec.json.decode(line, type=dict[str, Any])
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            return f"{_called(line)}, which is no JSON any more"
+            return f"{_description_of(line)}, which is not JSON"
         if "digest" not in content or "left_out" in content:
-            return _called(line)
-        form = {name: value for name, value in content.items() if name not in _BESIDE}
+            return _description_of(line)
+        form = {name: value for name, value in content.items() if name not in _OTHER_FIELDS}
         try:
             is_same = digest_of(json_form.data_of(form)) == content["digest"]
         except json_form.UnreadableFormError:
             is_same = False
         part = "the position, time or subject" if is_same else "the event, or its digest,"
-        return f"{part} of {_called(line)}"
+        return f"{part} of {_description_of(line)}"
 
     def _refuse_cut(self, line: bytes) -> None:
         if not line.endswith(b"\n") and not self._file.read(1):
@@ -342,16 +343,16 @@ class _Reading:
         raise BundleError(f"{self._name}, line {self._number}: {problem}")
 
 
-_BESIDE: Final = frozenset({"seq", "time_ns", "subject", "digest", "left_out", "chain"})
-"""What a line has beside its record's bytes."""
+_OTHER_FIELDS: Final = frozenset({"seq", "time_ns", "subject", "digest", "left_out", "chain"})
+"""A line's fields other than the form of its record's bytes."""
 _NAMED: Final = {
     name: re.compile(rb'"' + name.encode() + rb'":(?:"([^"\\]{1,300})"|(\d{1,20}))')
     for name in ("seq", "subject", "type")
 }
 
 
-def _called(line: bytes) -> str:
-    """What a line is of, for people, however broken it is."""
+def _description_of(line: bytes) -> str:
+    """A description of a line for messages, however broken it is."""
     if line.startswith(b'{"bundle"'):
         return "the header"
     if line.startswith(b'{"end"'):

@@ -1,11 +1,10 @@
-"""`dalsegno export`: one request, and all that its replay needs, into a file (`dalsegno.bundle.bundle_file`).
+"""`dalsegno export`: writes one request, with all that its replay needs, to a file (`bundle_file`).
 
-What is in it: every record of the request, of the other parts of its question where it has several, and the
-world's (lives of workers, terms of conductors) up to the last of those.
+It contains every record of the request and of its sibling parts, and the records of workers and epochs up to
+the last of those.
 
-What is not: the tensors (those that rode inline are in the events; the others are gone with their request),
-what lets one worker read another's tensors, and, unless `--payloads` asks for them, the sound and images of
-the answer.
+It does not contain tensors (inline ones are in the events; others were freed with their request), the
+workers' memory endpoints, and, without `--payloads`, the answer's sound and images.
 """
 
 import asyncio
@@ -43,11 +42,11 @@ SUFFIX: Final = ".bundle"
     "--output",
     "-o",
     metavar="FILE",
-    help="Where to; - is stdout. [default: REQUEST_ID.bundle, here]",
+    help="The file; - is stdout. [default: REQUEST_ID.bundle in this folder]",
 )
-@click.option("--payloads", is_flag=True, help="With the sound and images of the answer.")
-@click.option("--redact", is_flag=True, help="With digests in the place of what was asked and answered.")
-@click.option("--json", "as_json", is_flag=True, help="Say what was written as one JSON object.")
+@click.option("--payloads", is_flag=True, help="Include the answer's sound and images.")
+@click.option("--redact", is_flag=True, help="Replace inputs and answers by digests.")
+@click.option("--json", "as_json", is_flag=True, help="Print a summary as one JSON object.")
 @options.of_reader
 def export(
     request_id: str,
@@ -59,14 +58,15 @@ def export(
     data_dir: Path | None,
     prefix: str | None,
 ) -> None:
-    """Write one request into a file that can be replayed anywhere.
+    """Write one request to a file that can be replayed anywhere.
 
-    The file has every event of REQUEST_ID and of the world it depends on. `dalsegno replay FILE` takes it.
+    The file contains every event of REQUEST_ID, and of the workers and epochs it depends on. `dalsegno replay
+    FILE` reads it.
     """
     if payloads and redact:
         raise click.UsageError("--payloads and --redact contradict one another: name one of them")
-    told = LogSource(nats=nats, data_dir=data_dir, prefix=prefix)
-    found = asyncio.run(_collected(told, request_id))
+    source = LogSource(nats=nats, data_dir=data_dir, prefix=prefix)
+    found = asyncio.run(_collected(source, request_id))
     header, kept = bundled(found, payloads=payloads, redact=redact)
     path = output or f"{request_id}{SUFFIX}"
     with _target(path) as file:
@@ -74,21 +74,21 @@ def export(
     _say(path, header, kept, length, as_json=as_json)
 
 
-async def _collected(told: LogSource, request_id: str) -> RequestRecords:
-    async with log_source.open_log(told) as (log, subjects):
+async def _collected(source: LogSource, request_id: str) -> RequestRecords:
+    async with log_source.open_log(source) as (log, subjects):
         found = await collect(log, subjects, request_id)
-    return msgspec.structs.replace(found, configs=log_source.configs(told))
+    return msgspec.structs.replace(found, configs=log_source.configs(source))
 
 
 def bundled(found: RequestRecords, *, payloads: bool, redact: bool) -> tuple[Header, list[BundledRecord]]:
-    """The header and the records of a bundle.
+    """Return the header and the records of a bundle.
 
     Raises:
-        ClientError: nothing can be redacted of a family that is not installed here.
+        ClientError: a request of a family that is not installed here cannot be redacted.
     """
     records, unfaithful = found.records, dict[str, str]()
-    if redact or any(_has_cards(record) for record in records):
-        rewrite: redaction.Rewrite = redaction.without_cards
+    if redact or any(_has_endpoints(record) for record in records):
+        rewrite: redaction.Rewrite = redaction.without_endpoints
         if redact:
             rewrite = redaction.Redaction(redaction.admitted_in(records, found.subjects))
         records = record_rewriter.rewritten(
@@ -124,7 +124,7 @@ def bundled(found: RequestRecords, *, payloads: bool, redact: bool) -> tuple[Hea
     return header, kept
 
 
-def _has_cards(record: StoredRecord) -> bool:
+def _has_endpoints(record: StoredRecord) -> bool:
     event = manifest.event_of(record)
     return isinstance(event, WorkerJoined) and bool(event.cards)
 
@@ -152,7 +152,7 @@ def _kept(
 
 @contextlib.contextmanager
 def _target(path: str) -> Iterator[BinaryIO]:
-    """A file that is whole or not there, and that only its user can read: it has what a client wrote."""
+    """Open a file that appears only when complete, readable by its user only: it has clients' text."""
     if path == bundle_file.STDIN:
         yield sys.stdout.buffer
         return
@@ -172,11 +172,11 @@ def _target(path: str) -> Iterator[BinaryIO]:
 
 def _say(path: str, header: Header, kept: Sequence[BundledRecord], length: int, *, as_json: bool) -> None:
     to_stderr = path == bundle_file.STDIN
-    told: dict[str, Any] = {"file": path, "bytes": length, "records": len(kept)}
-    told |= {"requests": header.requests, "payloads": header.payloads, "redacted": header.redacted}
-    told |= {"unfaithful": header.unfaithful}
+    source: dict[str, Any] = {"file": path, "bytes": length, "records": len(kept)}
+    source |= {"requests": header.requests, "payloads": header.payloads, "redacted": header.redacted}
+    source |= {"unfaithful": header.unfaithful}
     if as_json:
-        click.echo(json.dumps(told, ensure_ascii=False), err=to_stderr)
+        click.echo(json.dumps(source, ensure_ascii=False), err=to_stderr)
         return
     whose = header.request_id if len(header.requests) == 1 else f"{len(header.requests)} requests"
     click.echo(f"{path}: {len(kept)} events of {whose}, {length:,} bytes", err=to_stderr)

@@ -1,17 +1,17 @@
-"""Stored bytes as JSON that people and their tools can read, and back to exactly those bytes.
+"""A lossless, readable JSON form of stored bytes.
 
-Three forms, of which a record has one:
+A record has one of three forms:
 
     {"event": {...}}      MessagePack, value by value
-    {"text": "..."}       what is text already: a submission that was written in JSON
-    {"bytes": "..."}      base64: neither, or MessagePack that was written in an unusual way
+    {"text": "..."}       text: a submission that was written in JSON
+    {"bytes": "..."}      base64: neither, or MessagePack in an unusual encoding
 
-In an event, what JSON cannot say stands in a map with one name: `{"$bytes": base64}`, and for a map whose
-names are not all plain strings `{"$map": [[name, value], ...]}`. Encoders differ in one thing: some give a
-short map a long header, where its type could have had more fields. `"wide"` beside the event lists those maps
-by their number, in the order in which they begin.
+In an event, a value that JSON lacks is a map with one key: `{"$bytes": base64}`, or for a map whose keys are
+not all plain strings `{"$map": [[key, value], ...]}`. Encoders differ in one respect: some give a short map a
+long header, because its type could have had more fields. `"wide"`, next to the event, lists the numbers of
+those maps, counted in the order in which they begin.
 
-What is shown as an event was turned back into bytes and compared before it was.
+A record is shown as an event only if that form was turned back into the same bytes.
 """
 
 import base64
@@ -28,12 +28,12 @@ _SHORT_MAP: Final = 0x80
 _MAP_16: Final = 0xDE
 _MAP_32: Final = 0xDF
 _SHORT: Final = 15
-"""The most entries of a map with a header of one byte."""
+"""The most entries of a map with a one-byte header."""
 _FIXED_BYTES: Final = {
     0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8,
     0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8,
 }  # fmt: skip
-"""What follows the first byte of a value of one length: constants, floats, integers."""
+"""The bytes after the first byte of a fixed-length value: constants, floats, integers."""
 _LENGTH_BYTES: Final = {
     0xC4: 1,
     0xC5: 2,
@@ -46,15 +46,15 @@ _LENGTH_BYTES: Final = {
     0xDE: 2,
     0xDF: 4,
 }
-"""In how many bytes the length of bytes, strings, arrays and maps is written."""
+"""The size of the length field of bytes, strings, arrays and maps."""
 
 
 class UnreadableFormError(ValueError):
-    """JSON that is none of the three forms; says what was expected and found."""
+    """JSON that has none of the three forms; the message says what was expected and found."""
 
 
 def form_of(data: bytes) -> dict[str, Any]:
-    """The form of stored bytes that is read best."""
+    """Return the most readable form of stored bytes."""
     try:
         form: dict[str, Any] = {"event": _shown(msgspec.msgpack.decode(data))}
         if wide := list(_wide_maps(data)):
@@ -70,15 +70,15 @@ def form_of(data: bytes) -> dict[str, Any]:
 
 
 def data_of(form: dict[str, Any]) -> bytes:
-    """The bytes behind a form.
+    """Return the bytes of a form.
 
     Raises:
-        UnreadableFormError: it is none.
+        UnreadableFormError: it is not a form.
     """
     match form:
         case {"event": event}:
             try:
-                return bytes(_Encoding(form.get("wide", ())).encode(_meant(event)))
+                return bytes(_Encoding(form.get("wide", ())).encode(_restored(event)))
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
                 raise UnreadableFormError(f"event: it cannot be written as MessagePack: {error}") from error
         case {"text": str(text)}:
@@ -97,7 +97,7 @@ def data_of(form: dict[str, Any]) -> bytes:
 
 
 def _shown(value: Any) -> Any:
-    """A value of MessagePack as JSON can say it."""
+    """Convert a MessagePack value to JSON values."""
     match value:
         case bytes():
             return {_BYTES: _base64(value)}
@@ -111,11 +111,11 @@ def _shown(value: Any) -> Any:
             return value
 
 
-def _meant(value: Any) -> Any:
-    """The value behind what `_shown` made of it."""
+def _restored(value: Any) -> Any:
+    """Convert the result of `_shown` back."""
     match value:
         case list():
-            return [_meant(item) for item in value]
+            return [_restored(item) for item in value]
         case {"$bytes": inner} if len(value) == 1:
             if not isinstance(inner, str):
                 raise UnreadableFormError(f"{_BYTES}: expected a string in base64, found {inner!r:.80}")
@@ -123,7 +123,7 @@ def _meant(value: Any) -> Any:
         case {"$map": inner} if len(value) == 1:
             return _map(inner)
         case dict():
-            return {name: _meant(item) for name, item in value.items()}
+            return {name: _restored(item) for name, item in value.items()}
         case _:
             return value
 
@@ -131,7 +131,7 @@ def _meant(value: Any) -> Any:
 def _map(pairs: Any) -> dict[Any, Any]:
     if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise UnreadableFormError(f"{_MAP}: expected a list of pairs, found {pairs!r:.80}")
-    return {_meant(name): _meant(item) for name, item in pairs}
+    return {_restored(name): _restored(item) for name, item in pairs}
 
 
 def _base64(data: bytes) -> str:
@@ -149,7 +149,7 @@ def _from_base64(text: str) -> bytes:
 
 
 class _Encoding:
-    """MessagePack as short as it can be, but for the headers of the maps that are `wide`."""
+    """The shortest MessagePack encoding, except for the headers of the `wide` maps."""
 
     def __init__(self, wide: Any) -> None:
         if not isinstance(wide, list | tuple) or not all(isinstance(number, int) for number in wide):
@@ -188,7 +188,7 @@ class _Encoding:
 
 
 def _wide_maps(data: bytes) -> Iterator[int]:
-    """The numbers of maps that are short and have a header of three bytes; `data` is one whole value."""
+    """Yield the numbers of short maps with a three-byte header; `data` is one whole value."""
     at, maps = 0, 0
     while at < len(data):
         code = data[at]
@@ -201,7 +201,7 @@ def _wide_maps(data: bytes) -> Iterator[int]:
                 if code == _MAP_16 and length <= _SHORT:
                     yield maps
                 maps += 1
-            elif code < 0xDC:  # bytes and strings; what is in arrays and maps follows as values
+            elif code < 0xDC:  # bytes and strings; arrays and maps continue with their values
                 at += length
         elif code in _FIXED_BYTES:
             at += _FIXED_BYTES[code]
@@ -209,5 +209,5 @@ def _wide_maps(data: bytes) -> Iterator[int]:
             maps += 1
         elif 0xA0 <= code <= 0xBF:
             at += code & 0x1F
-        elif 0xC1 <= code <= 0xDF:  # extensions: nothing of ours
+        elif 0xC1 <= code <= 0xDF:  # extensions: unused
             raise UnreadableFormError(f"MessagePack of type {code:#x}")

@@ -1,4 +1,4 @@
-"""What a bundle's header says of its records, put together for people. Pure; a replay reads the records."""
+"""The summary of a bundle's records in its header. Pure; a replay reads the records themselves."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -27,7 +27,7 @@ from shared.tensors import Handle
 
 
 def event_of(record: StoredRecord, subjects: Subjects | None = None) -> AnyEvent | None:
-    """What a record says; None where the conductor cannot read it either."""
+    """Decode a record; None if the conductor cannot read it either."""
     try:
         if subjects is None:
             return decode(record.data)
@@ -42,7 +42,7 @@ def event_of(record: StoredRecord, subjects: Subjects | None = None) -> AnyEvent
 
 
 def schemas(records: Iterable[StoredRecord], subjects: Subjects) -> list[str]:
-    """The types of event in the records, with their versions."""
+    """The event types in the records, with their versions."""
     events = (event_of(record, subjects) for record in records)
     return sorted({str(event.__struct_config__.tag) for event in events if event is not None})
 
@@ -50,7 +50,7 @@ def schemas(records: Iterable[StoredRecord], subjects: Subjects) -> list[str]:
 def configs_in_force(
     records: Iterable[StoredRecord], subjects: Subjects, known: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """By digest, each configuration a request of these was admitted under; None where it is not known."""
+    """By digest, each configuration under which a request was admitted; None if it is unknown."""
     found: dict[str, Any] = {}
     for record in records:
         event = event_of(record, subjects)
@@ -62,27 +62,27 @@ def configs_in_force(
 def about(
     records: Iterable[StoredRecord], subjects: Subjects, requests: Iterable[str]
 ) -> list[dict[str, Any]]:
-    """Of each request its model, seed, digests, placement, tensors and end."""
+    """Of each request: model, seed, digests, placement, tensors and end."""
     found: dict[str, dict[str, Any]] = {one: {"request_id": one, "outcome": "open"} for one in requests}
     for record in records:
         address = subjects.parse(record.subject)
-        told = found.get(str(address.request_id)) if address is not None else None
+        summary = found.get(str(address.request_id)) if address is not None else None
         event = event_of(record, subjects)
-        if told is not None and event is not None:
-            _fold(told, event)
-    for told in found.values():
-        told["tensors"] = list(told.pop("_tensors", {}).values())
+        if summary is not None and event is not None:
+            _fold(summary, event)
+    for summary in found.values():
+        summary["tensors"] = list(summary.pop("_tensors", {}).values())
     return list(found.values())
 
 
-def _fold(told: dict[str, Any], event: AnyEvent) -> None:
+def _fold(summary: dict[str, Any], event: AnyEvent) -> None:
     match event:
         case RequestSubmitted():
-            told.setdefault("model", event.model)
+            summary.setdefault("model", event.model)
             if event.forked_from is not None:
-                told["forked_from"] = msgspec.to_builtins(event.forked_from)
+                summary["forked_from"] = msgspec.to_builtins(event.forked_from)
         case RequestAdmitted():
-            told |= {
+            summary |= {
                 "family": event.family,
                 "seed": event.seed,
                 "pins": msgspec.to_builtins(event.pins),
@@ -90,31 +90,31 @@ def _fold(told: dict[str, Any], event: AnyEvent) -> None:
                 "placement": event.placement,
             }
             if event.walk_placement:
-                told["walk_placement"] = event.walk_placement
+                summary["walk_placement"] = event.walk_placement
         case RequestResumed():
-            told["resumed"] = told.get("resumed", 0) + 1
+            summary["resumed"] = summary.get("resumed", 0) + 1
         case NodeReady():
-            told["attempts"] = max(told.get("attempts", 0), event.attempt)
+            summary["attempts"] = max(summary.get("attempts", 0), event.attempt)
             for walk in event.walks:
-                _note(told, walk.inputs.values())
+                _note(summary, walk.inputs.values())
         case WalkCompleted():
             for result in event.results:
-                _note(told, result.outputs.values())
+                _note(summary, result.outputs.values())
         case RequestFinished():
-            told["outcome"] = "finished"
+            summary["outcome"] = "finished"
         case RequestFailed():
-            told["outcome"] = f"failed: {event.failure.code}"
+            summary["outcome"] = f"failed: {event.failure.code}"
         case RequestCancelled():
-            told["outcome"] = "cancelled"
-        case RequestRejected() if told["outcome"] == "open":
-            told["outcome"] = f"rejected: {event.failure.code}"
+            summary["outcome"] = "cancelled"
+        case RequestRejected() if summary["outcome"] == "open":
+            summary["outcome"] = f"rejected: {event.failure.code}"
         case _:
             pass
 
 
-def _note(told: dict[str, Any], handles: Iterable[Handle]) -> None:
-    """The tensors that decisions and reports name; of those that ride inline the digest is known."""
-    tensors = told.setdefault("_tensors", {})
+def _note(summary: dict[str, Any], handles: Iterable[Handle]) -> None:
+    """Add the tensors named by decisions and reports; inline ones with their digest."""
+    tensors = summary.setdefault("_tensors", {})
     for handle in handles:
         tensors[handle.key] = {
             "key": handle.key,

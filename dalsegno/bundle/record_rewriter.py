@@ -1,12 +1,13 @@
-"""A request's records with other contents in the same places, which a replay takes as it takes the log's.
+"""Rewriting of a request's records with other contents, so that a replay accepts them like the log's.
 
-Some of what a log holds is not for a file that is passed on: what lets one worker read another's tensors
-(always), and what a client wrote and was answered (where that is asked for). But decisions carry digests of
-the facts before them, so nothing can be taken out of a log that still agrees with itself.
+Some contents of a log must not leave it: memory endpoints (always), and the client's text and the answers (on
+request). But each decision contains digests of the facts before it, so a log with parts removed contradicts
+itself.
 
-So it is decided again. Facts are rewritten one by one and folded, beside the log's own; where the log has a
-decision that follows from its facts, there comes the decision that follows from the rewritten ones. A
-decision that did not follow is rewritten like a fact: what was wrong before stays wrong.
+So the request is decided again. Facts are rewritten one by one and folded, in parallel with the log's own;
+where the log has a decision that follows from its facts, the result has the decision that follows from the
+rewritten facts. A decision that did not follow is rewritten like a fact: a mismatch of the log stays a
+mismatch.
 """
 
 from collections.abc import Callable, Iterable
@@ -39,9 +40,9 @@ def rewritten(
     graph_of: Callable[[str], ModelGraph],
     subjects: Subjects,
 ) -> list[StoredRecord]:
-    """The records, rewritten; one in whose bytes nothing is to be changed is the same object."""
-    rewriting = _Rewriting(rewrite, graph_of, subjects)
-    return [rewriting.take(record) for record in records]
+    """Return the rewritten records; a record without changes is the same object."""
+    rewriter = _RecordRewriter(rewrite, graph_of, subjects)
+    return [rewriter.take(record) for record in records]
 
 
 def unfaithful(
@@ -51,7 +52,7 @@ def unfaithful(
     graph_of: Callable[[str], ModelGraph],
     subjects: Subjects,
 ) -> dict[str, str]:
-    """Requests that matched in the log and do not as they were rewritten, and what does not match."""
+    """Return the requests that matched in the log and no longer match, with the mismatch of each."""
     sound = Replayer(graph_of, subjects).run(before)
     found = Replayer(graph_of, subjects).run(after)
     return {
@@ -61,8 +62,8 @@ def unfaithful(
     }
 
 
-class _Rewriting:
-    """Two folds side by side: of the log as it is, and as it is rewritten."""
+class _RecordRewriter:
+    """Two folds in parallel: of the log, and of the rewritten records."""
 
     def __init__(self, rewrite: Rewrite, graph_of: Callable[[str], ModelGraph], subjects: Subjects) -> None:
         self._rewrite = rewrite
@@ -70,7 +71,7 @@ class _Rewriting:
         self._old = Cluster(graph_of, subjects)
         self._new = Cluster(graph_of, subjects)
         self._decided: dict[str, Decision] = {}
-        self._spoken: dict[str, tuple[Transcript, Transcript]] = {}
+        self._transcripts: dict[str, tuple[Transcript, Transcript]] = {}
         self._totals: dict[str, str] = {}
 
     def take(self, record: StoredRecord) -> StoredRecord:
@@ -85,7 +86,7 @@ class _Rewriting:
         changed = self._changed(event, entry.address.request_id)
         if isinstance(event, OutputChunk | OutputFence):
             assert isinstance(changed, OutputChunk | OutputFence)
-            self._speak(event, changed)
+            self._fold_output(event, changed)
         if changed != event:
             record = msgspec.structs.replace(record, data=encode(changed))
         self._new.fold(record)
@@ -105,8 +106,10 @@ class _Rewriting:
         changed = self._rewrite(event, request_id)
         match changed:
             case WalkCompleted():
-                tracks = {name: self._told(totals) for name, totals in changed.tracks.items()}
-                return msgspec.structs.replace(changed, output=self._told(changed.output), tracks=tracks)
+                tracks = {name: self._with_new_digest(totals) for name, totals in changed.tracks.items()}
+                return msgspec.structs.replace(
+                    changed, output=self._with_new_digest(changed.output), tracks=tracks
+                )
             case RequestAdmitted():
                 old, new = self._old.request(str(request_id)), self._new.request(str(request_id))
                 if old is not None and new is not None and changed.pins.submission == old.digest:
@@ -116,9 +119,9 @@ class _Rewriting:
                 pass
         return changed
 
-    def _speak(self, old: OutputChunk | OutputFence, new: OutputChunk | OutputFence) -> None:
-        """Fold a piece of the output in both versions, and note what each digest is in the other."""
-        was, becomes = self._spoken.setdefault(str(old.request_id), (Transcript(), Transcript()))
+    def _fold_output(self, old: OutputChunk | OutputFence, new: OutputChunk | OutputFence) -> None:
+        """Fold an output event in both versions, and map the old digests to the new ones."""
+        was, becomes = self._transcripts.setdefault(str(old.request_id), (Transcript(), Transcript()))
         was.fold(old)
         becomes.fold(new)
         if isinstance(old, OutputChunk):
@@ -126,11 +129,11 @@ class _Rewriting:
             self._totals[was.track(track).totals.digest] = becomes.track(track).totals.digest
             self._totals[was.totals.digest] = becomes.totals.digest
 
-    def _told(self, totals: OutputTotals) -> OutputTotals:
+    def _with_new_digest(self, totals: OutputTotals) -> OutputTotals:
         return msgspec.structs.replace(totals, digest=self._totals.get(totals.digest, totals.digest))
 
     def _unreadable(self, record: StoredRecord) -> StoredRecord:
-        """What nobody could read is not to be read here either; `rewrite` says so of nothing in it."""
+        """Rewrite a record that nobody can read; a redaction blanks it."""
         changed = record
         if isinstance(self._rewrite, Redaction):
             changed = msgspec.structs.replace(record, data=self._rewrite.blank(record.data))

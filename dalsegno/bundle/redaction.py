@@ -42,30 +42,30 @@ from shared.subjects import Subjects
 from shared.tensors import Handle
 
 Rewrite = Callable[[AnyEvent, str | None], AnyEvent]
-"""An event, and the request its subject names, to the event in its place."""
+"""A function from an event and its subject's request id to the event in its place."""
 
 _BUGS_FROM: Final = 500
-"""Messages of lower statuses are about what a client wrote, and quote it."""
+"""Messages of lower statuses are about the client's text, and quote it."""
 _KEPT_KEYS: Final = frozenset({"role", "type", "finish_reason"})
-"""Whose texts say nothing of a client, and are branched on."""
+"""Keys whose texts are not a client's, and which code branches on."""
 _TOKENS_IN: Final = frozenset({"bad_words", "token_ids"})
 
 
-def without_cards(event: AnyEvent, request_id: str | None = None) -> AnyEvent:
-    """Without what lets one worker read another's tensors."""
+def without_endpoints(event: AnyEvent, request_id: str | None = None) -> AnyEvent:
+    """Return the event without memory endpoints."""
     if isinstance(event, WorkerJoined) and event.cards:
         return msgspec.structs.replace(event, cards={})
     return event
 
 
 class Redaction:
-    """Without what a client wrote and was answered: texts become digests, tokens and tensors zeros.
+    """Removes the client's text and the answers: texts become digests, tokens and tensors zeros.
 
-    The digests are keyed, and the key is thrown away: equal texts of one bundle are seen to be equal, but no
-    text can be guessed by trying. Lengths in tokens, times, ranks and parameters that are numbers stay.
+    The digests are keyed, and the key is discarded: equal texts of one bundle have equal digests, but no text
+    can be found by trying. Lengths in tokens, times, ranks and numeric parameters stay.
 
     Args:
-        admitted: the requests whose model is one of the deployment's; others name what they like.
+        admitted: the requests whose model name is the deployment's; other model names are the client's text.
     """
 
     def __init__(self, admitted: Iterable[str]) -> None:
@@ -73,7 +73,7 @@ class Redaction:
         self._admitted = frozenset(admitted)
 
     def __call__(self, event: AnyEvent, request_id: str | None) -> AnyEvent:
-        event = without_cards(event)
+        event = without_endpoints(event)
         match event:
             case RequestSubmitted():
                 return self._submission(event, is_admitted=request_id in self._admitted)
@@ -98,11 +98,11 @@ class Redaction:
                 return event
 
     def text(self, text: str) -> str:
-        """What stands for a text; nothing for nothing."""
+        """The replacement of a text; an empty text stays empty."""
         return f"redacted-{self._digest(text.encode(errors='surrogatepass'))}" if text else ""
 
     def blank(self, data: bytes) -> bytes:
-        """What stands for bytes that are no event."""
+        """The replacement of bytes that are not an event."""
         return f"redacted, {len(data)} bytes: {self._digest(data)}".encode()
 
     # ---- by kind -----------------------------------------------------------------------------------
@@ -132,12 +132,12 @@ class Redaction:
         )
 
     def _tool(self, tool: Tool) -> Tool:
-        told = tool.function
+        definition = tool.function
         function = msgspec.structs.replace(
-            told,
-            name=self.text(told.name),
-            description=None if told.description is None else self.text(told.description),
-            parameters=None if told.parameters is None else self._schema(told.parameters),
+            definition,
+            name=self.text(definition.name),
+            description=None if definition.description is None else self.text(definition.description),
+            parameters=None if definition.parameters is None else self._schema(definition.parameters),
         )
         return msgspec.structs.replace(tool, function=function)
 
@@ -158,7 +158,7 @@ class Redaction:
         )
 
     def _schema(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """What stands for a schema: its names are a client's, as its texts are."""
+        """The replacement of a schema: its names are the client's text too."""
         return {"$comment": self.text(repr(schema))}
 
     def _params(self, params: Params) -> Params:
@@ -210,7 +210,7 @@ class Redaction:
         return {name: _emptied(handle) for name, handle in handles.items()}
 
     def _plain(self, value: Any, key: str = "") -> Any:
-        """Values without a type of their own: texts are replaced, and tokens where those are known to be."""
+        """Redact untyped values: texts, and token ids under known keys."""
         match value:
             case str():
                 return value if key in _KEPT_KEYS else self.text(value)
@@ -233,14 +233,14 @@ _UNKNOWN: Final = TokenLogprobs(id=0, token=b"")
 
 
 def _emptied(handle: Handle) -> Handle:
-    """A tensor of the same shape, whose inline bytes are zeros."""
+    """A tensor of the same shape, with zeros for its inline bytes."""
     if handle.data is None:
         return handle
     return msgspec.structs.replace(handle, data=bytes(len(handle.data)))
 
 
 def admitted_in(records: Iterable[StoredRecord], subjects: Subjects) -> set[str]:
-    """The requests that the records let in."""
+    """The requests that were admitted in these records."""
     found = set()
     for record in records:
         address = subjects.parse(record.subject)

@@ -1,11 +1,12 @@
-"""`dalsegno check MODEL`: whether a configuration can be served, and what runs where, without starting it.
+"""`dalsegno check MODEL`: validates a configuration and shows its placement, without starting it.
 
     node          engine     walks       ranks  device
     LLM           kv         prefill     0      cuda:0
     LLM           kv         decode      1      cuda:1
 
-Then the ranks as boxes with what passes between them, notes, and warnings of what will be slow. The exit
-status is 0, or 78 (as of a role that will never run as it was told to) with one line that says what is wrong.
+The table is followed by the ranks as boxes with the links between them, notes, and warnings of slow or
+failing parts. Exit status 0, or 78 (as of a role that can never run as configured) with one line that says
+what is wrong.
 """
 
 import json
@@ -43,15 +44,15 @@ _COLUMNS: Final = ("node", "engine", "walks", "ranks", "device")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a configuration comes to.
+    """The result of checking a configuration.
 
     Attributes:
-        devices: by rank; `auto` where it could not be found out here.
-        notes: worth knowing.
-        warnings: will be slow, or will not work here.
+        devices: by rank; `auto` if it cannot be determined here.
+        notes: useful facts.
+        warnings: parts that will be slow, or will not work here.
         is_for_here: this machine has the devices, the address and the libraries.
-        tokenizer_fits: it was here, and the family takes it; what does not fit is refused.
-        model_fits: the same of the model, by its `config.json`; False too where the family cannot look at it.
+        tokenizer_fits: the tokenizer was checked here; an unsuitable one is refused.
+        model_fits: the same for the model, by its `config.json`; also False if the family cannot check it.
     """
 
     config: DeploymentConfig
@@ -75,15 +76,15 @@ class _CheckRefusal(click.ClickException):
 @click.argument("model")
 @options.of_serve
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
-def check(model: str, *, as_json: bool, **told: Any) -> None:
-    """Say whether serve would take MODEL, and what would run where.
+def check(model: str, *, as_json: bool, **feeders_of: Any) -> None:
+    """Check if MODEL can be served, and show its placement.
 
     MODEL is a name in configs/, a YAML file, or a folder with a Hugging Face checkpoint. Nothing is started;
-    the tokenizer is read where it is there, the model is made without memory, and no weights are read. The
-    exit status is 0, or 78 where it cannot be served.
+    the tokenizer is read if it is there, the model is built without memory, and no weights are read. The exit
+    status is 0, or 78 if MODEL cannot be served.
     """
     try:
-        found = resolve.effective(model, options.settings_in(told))
+        found = resolve.effective(model, options.settings_in(feeders_of))
         resolve.check(found)
         report = examine(found.config)
     except ClientError as error:
@@ -98,18 +99,18 @@ def check(model: str, *, as_json: bool, **told: Any) -> None:
 
 
 def examine(config: DeploymentConfig) -> Report:
-    """What `config` comes to, on this machine as far as devices and the network go.
+    """Check `config`, including this machine's devices and network.
 
     Raises:
-        CheckpointError: the tokenizer is none of the family's, or a worker would refuse the model.
+        CheckpointError: the tokenizer does not fit the family, or a worker would refuse the model.
         ConfigError: the family's nodes cannot be placed so.
     """
     graph, groups = registry.graph(config.model), config.groups
     tokenizer_fits, model_fits = _tokenizer_fits(config), _model_fits(config)
-    devices, amiss = _devices(config)
-    amiss += _network(config)
+    devices, problems = _devices(config)
+    problems += _network(config)
     node_placements, links = layout.node_placements(graph, groups), layout.links(graph, groups)
-    amiss += _attention(config, node_placements, devices)
+    problems += _attention(config, node_placements, devices)
     return Report(
         config=config,
         graph=graph,
@@ -117,16 +118,16 @@ def examine(config: DeploymentConfig) -> Report:
         links=links,
         places=layout.places(groups),
         devices=devices,
-        notes=[*_shared(devices), *_replicas(node_placements), *_copies(config)],
-        warnings=[*amiss, *_moving(config, links), *_looping(graph, config)],
-        is_for_here=not amiss,
+        notes=[*_shared(devices), *_replicas(node_placements), *_tp_groups(config)],
+        warnings=[*problems, *_kv_moves(config, links), *_loops(graph, config)],
+        is_for_here=not problems,
         tokenizer_fits=tokenizer_fits,
         model_fits=model_fits,
     )
 
 
 def lines(report: Report) -> Iterator[str]:
-    """The report for people, of at most 80 columns."""
+    """The report as text, at most 80 columns wide."""
     config, ranks = report.config, report.config.ranks
     yield f"{config.name}: {config.model} on {_counted(len(ranks), 'rank')}, max_seq_len {config.max_seq_len}"
     yield f"checkpoint {config.checkpoint}"
@@ -146,14 +147,14 @@ def lines(report: Report) -> Iterator[str]:
     for warning in report.warnings:
         yield from _hanging("warning", warning)
     seen = {"model": report.model_fits, "tokenizer": report.tokenizer_fits}
-    unseen = ", ".join(what for what, fits in seen.items() if not fits)
-    unseen = f"{unseen} and weights" if unseen else "weights"
+    unchecked = ", ".join(what for what, fits in seen.items() if not fits)
+    unchecked = f"{unchecked} and weights" if unchecked else "weights"
     where = "" if report.is_for_here else ", though not for this machine"
-    yield from _hanging("ok", f"the placement is right{where}; {unseen} are looked at when it starts")
+    yield from _hanging("ok", f"the placement is right{where}; {unchecked} are looked at when it starts")
 
 
 def as_data(report: Report) -> dict[str, Any]:
-    """The report for programs."""
+    """The report as JSON values."""
     config = report.config
     return {
         "ok": True,
@@ -190,7 +191,7 @@ def as_data(report: Report) -> dict[str, Any]:
     }
 
 
-# ---- for people --------------------------------------------------------------------------------------
+# ---- text output -------------------------------------------------------------------------------------
 
 
 def _table(report: Report) -> list[str]:
@@ -212,14 +213,14 @@ def _table(report: Report) -> list[str]:
 
 
 def _members(config: DeploymentConfig, one: NodePlacement) -> list[tuple[int, ...]]:
-    """The ranks of each replica of a node: several where they share it."""
-    return [config.copy_of(rank) if one.engine is EngineKind.KV else (rank,) for rank in one.ranks]
+    """The ranks of each replica of a node: several if a TP group shares it."""
+    return [config.tp_group_of(rank) if one.engine is EngineKind.KV else (rank,) for rank in one.ranks]
 
 
 def _boxes(report: Report) -> Iterator[Box]:
     for ranks in report.places:
         here = [one for one in report.node_placements if {*one.ranks} & {*ranks}]
-        copies = [report.config.copy_of(rank) for rank in ranks]
+        copies = [report.config.tp_group_of(rank) for rank in ranks]
         several = len(copies) > 1 or len(copies[0]) > 1
         yield Box(
             title=f"rank{'s' * several} {', '.join('+'.join(map(str, copy)) for copy in copies)}",
@@ -232,7 +233,7 @@ def _boxes(report: Report) -> Iterator[Box]:
 
 
 def _arrows(report: Report) -> Iterator[Arrow]:
-    """Each name once between two places, however many nodes or walks it is from."""
+    """Yield each name once between two places, whatever the number of nodes and walks."""
     place_of = {rank: place for place, ranks in enumerate(report.places) for rank in ranks}
     seen: set[Arrow] = set()
     for link in report.links:
@@ -245,19 +246,19 @@ def _arrows(report: Report) -> Iterator[Arrow]:
 
 
 def _streams(report: Report) -> Iterator[str]:
-    """Each stream in words, once."""
-    told: dict[str, list[str]] = {}
+    """Yield a description of each stream, once."""
+    feeders_of: dict[str, list[str]] = {}
     for link in report.links:
         if link.kind == "stream":
             to = f"{link.target[1]} ({link.target[0]}), {link.chunks}"
-            told.setdefault(f"{link.name}|{to}", []).append(f"{link.source[1]} ({link.source[0]})")
-    for key, feeders in told.items():
+            feeders_of.setdefault(f"{link.name}|{to}", []).append(f"{link.source[1]} ({link.source[0]})")
+    for key, feeders in feeders_of.items():
         name, _, to = key.partition("|")
         yield f"{name}, from {' and '.join(feeders)} to {to}"
 
 
 def _hanging(label: str, text: str) -> Iterator[str]:
-    """A labelled paragraph; a word that is longer than a line, as a path, has one to itself."""
+    """Yield a labelled paragraph; a word longer than a line, such as a path, gets its own line."""
     indent = len(label) + 2
     for number, line in enumerate(sequence_diagram.wrapped(text, WIDTH - indent)):
         yield f"{'' if number else label + ':':<{indent}}{line}"
@@ -271,18 +272,18 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-# ---- what is worth knowing ---------------------------------------------------------------------------
+# ---- notes and warnings ------------------------------------------------------------------------------
 
 
 def _tokenizer_fits(config: DeploymentConfig) -> bool:
-    """Whether the family takes the checkpoint's tokenizer; False where it is not known here.
+    """True if the family accepts the checkpoint's tokenizer; False if it cannot be checked here.
 
     Raises:
         CheckpointError: it does not.
     """
     checkpoint = Path(config.checkpoint)
-    if not (checkpoint / "tokenizer.json").is_file():  # a machine that plans for others needs no more
-        return False  # than config.json
+    if not (checkpoint / "tokenizer.json").is_file():  # a planning machine may have only config.json
+        return False
     try:
         processing = registry.module(config.model, "processing")
     except ModuleNotFoundError:
@@ -292,7 +293,7 @@ def _tokenizer_fits(config: DeploymentConfig) -> bool:
 
 
 def _model_fits(config: DeploymentConfig) -> bool:
-    """Whether workers take the model, by the code they load it with; False where nothing looked.
+    """True if workers accept the model, by their own loading code; False if it cannot be checked.
 
     Raises:
         CheckpointError, ConfigError: they do not.
@@ -301,19 +302,19 @@ def _model_fits(config: DeploymentConfig) -> bool:
         from workers.loading import node_loading
 
         return node_loading.check_kv_nodes(config)
-    except ModuleNotFoundError:  # a machine that plans for others needs no torch
+    except ModuleNotFoundError:  # a machine used for planning only may have no torch
         return False
 
 
 def _network(config: DeploymentConfig) -> Iterator[str]:
-    """What the data plane would miss here; a model on one rank opens none."""
+    """Yield what the data plane lacks here; a model on one rank needs none."""
     if len(config.ranks) == 1:
         return
-    plane, nobody = config.data_plane, f"{_ranks(tuple(config.ranks))} do not start here"
+    plane, consequence = config.data_plane, f"{_ranks(tuple(config.ranks))} do not start here"
     if "nixl" in plane.transports and not _has_nixl():
         yield (
             "data_plane.transports names nixl, and NIXL is not installed (pip install 'dalsegno[rdma]'): "
-            f"{nobody}"
+            f"{consequence}"
         )
     if {"tcp", "nixl"} & {*plane.transports}:
         try:
@@ -321,42 +322,43 @@ def _network(config: DeploymentConfig) -> Iterator[str]:
             with socket.socket(family, kind) as probe:
                 probe.bind(where)
         except (OSError, UnicodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no name of a host"
-            yield f"data_plane.address {plane.address!r} is none of this machine ({why}): {nobody}"
+            why = error.strerror if isinstance(error, OSError) else "not a valid host name"
+            found = f"data_plane.address {plane.address!r} is not an address of this machine ({why})"
+            yield f"{found}: {consequence}"
 
 
 def _has_nixl() -> bool:
     try:
         from workers.data_plane.transports import nixl
-    except ModuleNotFoundError:  # a worker's libraries are not here, and will be where it runs
+    except ModuleNotFoundError:  # the workers' libraries are installed on their machine only
         return True
     return any(find_spec(name) is not None for name in nixl.PACKAGES)
 
 
 def _devices(config: DeploymentConfig) -> tuple[dict[int, str], list[str]]:
-    """Each rank's device as its worker would choose it here, and what is amiss with that."""
+    """Return each rank's device as its worker would choose it here, and the problems found."""
     try:
         from workers.machine.devices import choose_device
-    except ModuleNotFoundError:  # a machine that plans for others needs no torch
+    except ModuleNotFoundError:  # a machine used for planning only may have no torch
         return {rank: config.device_of(rank) for rank in config.ranks}, []
     found: dict[int, str] = {}
-    amiss: list[str] = []
+    problems: list[str] = []
     for rank in config.ranks:
         try:
             found[rank] = str(choose_device(config, rank))
         except ConfigError as error:
             found[rank] = config.device_of(rank)
-            amiss.append(f"{error.message}: rank {rank} does not start here")
-    return found, amiss
+            problems.append(f"{error.message}: rank {rank} does not start here")
+    return found, problems
 
 
 def _attention(
     config: DeploymentConfig, node_placements: list[NodePlacement], devices: Mapping[int, str]
 ) -> Iterator[str]:
-    """Who was named to attend on a GPU, and is to do it on a CPU: a worker refuses that."""
+    """Yield CPU ranks that are configured with a GPU's attention backend: workers refuse that."""
     named = config.model_kwargs.get("attention", "auto")
     leaders = [rank for one in node_placements if one.engine is EngineKind.KV for rank in one.ranks]
-    on_cpu = sorted({it for rank in leaders for it in config.copy_of(rank) if devices[it] == "cpu"})
+    on_cpu = sorted({it for rank in leaders for it in config.tp_group_of(rank) if devices[it] == "cpu"})
     if named != "auto" and on_cpu:
         do = "does" if len(on_cpu) == 1 else "do"
         yield (
@@ -384,8 +386,8 @@ def _replicas(node_placements: list[NodePlacement]) -> Iterator[str]:
             )
 
 
-def _copies(config: DeploymentConfig) -> Iterator[str]:
-    """Whose ranks share a copy of a node."""
+def _tp_groups(config: DeploymentConfig) -> Iterator[str]:
+    """Yield the TP groups: ranks that share a node."""
     for group in config.groups:
         for leader, following in zip(group.ranks, group.followers, strict=False):
             nodes = (
@@ -395,7 +397,7 @@ def _copies(config: DeploymentConfig) -> Iterator[str]:
             yield f"{nodes} is shared by ranks {others} and {following[-1]} (rank {leader} leads)"
 
 
-def _moving(config: DeploymentConfig, links: list[Link]) -> Iterator[str]:
+def _kv_moves(config: DeploymentConfig, links: list[Link]) -> Iterator[str]:
     size = _kv_bytes(config)
     amount = f"{size / 1024:.0f} KiB" if size >= 1024 else f"{size} bytes"
     each = f", {amount} for each token so far" if size else ""
@@ -408,7 +410,7 @@ def _moving(config: DeploymentConfig, links: list[Link]) -> Iterator[str]:
 
 
 def _kv_bytes(config: DeploymentConfig) -> int:
-    """Of one token's keys and values, as far as the checkpoint says; 0 where it does not."""
+    """The bytes of one token's keys and values, by the checkpoint; 0 if unknown."""
     if EngineKind.KV not in registry.graph(config.model).nodes.values():
         return 0
     said = read_json(Path(config.checkpoint) / "config.json")
@@ -423,13 +425,13 @@ def _kv_bytes(config: DeploymentConfig) -> int:
     if not (isinstance(layers, int) and isinstance(kv_heads, int) and isinstance(width, int)):
         return 0
     stored = str(said.get("dtype") or said.get("torch_dtype"))
-    told = str(config.model_kwargs.get("dtype", "auto"))
-    return 2 * layers * kv_heads * width * _BYTES.get(stored if told == "auto" else told, 2)
+    feeders_of = str(config.model_kwargs.get("dtype", "auto"))
+    return 2 * layers * kv_heads * width * _BYTES.get(stored if feeders_of == "auto" else feeders_of, 2)
 
 
-def _looping(graph: ModelGraph, config: DeploymentConfig) -> Iterator[str]:
+def _loops(graph: ModelGraph, config: DeploymentConfig) -> Iterator[str]:
     for walk, loop, ranks in layout.loops_over_ranks(graph, config.groups):
         yield (
             f"loop {loop} of walk {walk} runs over {_ranks(tuple(ranks))}: "
-            "each of its iterations waits for the way between them"
+            "each of its iterations waits for the transport between them"
         )

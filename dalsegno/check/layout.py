@@ -1,13 +1,13 @@
-"""What a placement comes to: which rank runs what, and what passes between ranks. Pure.
+"""The layout of a placement: the nodes of each rank, and the links between ranks. Pure.
 
     edge      a tensor of one walk, from node to node
-    kept      what one walk keeps and a later one takes
-    kv        what a node with a KV cache remembers, which follows it to the rank of its next walk
-    stream    items that go on while both walks run
+    kept      a value that one walk keeps and a later one uses
+    kv        a node's KV cache, which follows it to the rank of its next walk
+    stream    items sent while both walks run
 
-What a graph does not say is in which order its walks come, for that is decided request by request: keys and
-values are shown from the first walk of a node, in the graph's order, to its others. The rank where they end
-speaks: what goes before on another rank streams nothing by itself.
+A graph does not fix the order of its walks, which is decided per request: a KV cache is shown from a node's
+first walk, in the graph's order, to its others. The rank where the cache ends feeds the streams; an earlier
+rank feeds none.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ WalkNode: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlacement:
-    """A node in some walks on some ranks: one line of the table. Replicas are one line."""
+    """A node in some walks on some ranks: one line of the table. Replicas share a line."""
 
     node: str
     engine: EngineKind
@@ -37,7 +37,7 @@ class NodePlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What passes from one node of a walk to another; `chunks` says how a stream is cut."""
+    """A connection from one node of a walk to another; `chunks` describes how a stream is cut."""
 
     kind: LinkKind
     name: str
@@ -49,17 +49,17 @@ class Link:
 
     @property
     def leaves_its_rank(self) -> bool:
-        """Whether it may go from one rank to another."""
+        """True if it may connect two ranks."""
         return len({*self.sources, *self.targets}) > 1
 
     @property
     def always_leaves(self) -> bool:
-        """Whether it goes from one rank to another, whichever replicas a request gets."""
+        """True if it connects two ranks whichever replicas a request uses."""
         return not {*self.sources} & {*self.targets}
 
 
 def node_placements(graph: ModelGraph, groups: Sequence[PlacedGroup]) -> list[NodePlacement]:
-    """Every node with its homes, in the graph's order."""
+    """Return every node's placements, in the graph's order."""
     found: list[NodePlacement] = []
     for node, engine in graph.nodes.items():
         for group in groups:
@@ -75,14 +75,14 @@ def node_placements(graph: ModelGraph, groups: Sequence[PlacedGroup]) -> list[No
                         engine=engine,
                         walks=walks,
                         ranks=tuple(group.ranks),
-                        puts_out=_puts_out(graph, node, walks),
+                        puts_out=_outputs_of(graph, node, walks),
                     )
                 )
     return found
 
 
 def links(graph: ModelGraph, groups: Sequence[PlacedGroup]) -> list[Link]:
-    """All that passes between nodes of different groups, and all streams."""
+    """Return all links between nodes of different groups, and all streams."""
 
     def link(kind: LinkKind, name: str, source: WalkNode, target: WalkNode, chunks: str = "") -> Link | None:
         one, other = home_of(groups, *source), home_of(groups, *target)
@@ -117,7 +117,7 @@ def links(graph: ModelGraph, groups: Sequence[PlacedGroup]) -> list[Link]:
 def loops_over_ranks(
     graph: ModelGraph, groups: Sequence[PlacedGroup]
 ) -> Iterator[tuple[str, str, list[int]]]:
-    """Each loop whose body runs on several ranks: the walk, the loop, the ranks."""
+    """Yield each loop whose body runs on several ranks: the walk, the loop, the ranks."""
     for walk, compiled in graph.walks.items():
         for name, loop in compiled.loops.items():
             inside = {home_of(groups, walk, compiled.node_table[index].name) for index in loop.nodes}
@@ -127,7 +127,7 @@ def loops_over_ranks(
 
 
 def cut(policy: ChunkPolicy) -> str:
-    """How a stream is cut, in words."""
+    """Describe how a stream is cut."""
     match policy:
         case Fixed():
             return f"{policy.count} at a time"
@@ -138,7 +138,7 @@ def cut(policy: ChunkPolicy) -> str:
 
 
 def places(groups: Sequence[PlacedGroup]) -> list[tuple[int, ...]]:
-    """The ranks, those together that run the same."""
+    """Group the ranks that run the same nodes."""
     same: dict[tuple[int, ...], list[int]] = {}
     for rank in sorted({rank for group in groups for rank in group.ranks}):
         same.setdefault(tuple(place for place, group in enumerate(groups) if rank in group.ranks), []).append(
@@ -147,7 +147,7 @@ def places(groups: Sequence[PlacedGroup]) -> list[tuple[int, ...]]:
     return [tuple(ranks) for ranks in same.values()]
 
 
-def _puts_out(graph: ModelGraph, node: str, walks: Sequence[str]) -> tuple[str, ...]:
+def _outputs_of(graph: ModelGraph, node: str, walks: Sequence[str]) -> tuple[str, ...]:
     routes = (route for walk in walks for route in graph.walks[walk].nodes[node].routes)
     return tuple(dict.fromkeys(route.to.modality for route in routes if isinstance(route.to, ToClient)))
 
@@ -160,7 +160,7 @@ def _edges(walk: str, compiled: CompiledWalk) -> Iterator[tuple[str, WalkNode, W
 
 
 def _kept(graph: ModelGraph) -> Iterator[tuple[str, WalkNode, WalkNode]]:
-    """What a walk keeps, and each other walk that takes a value of that name."""
+    """Yield each value that a walk keeps, and each other walk's node that uses it."""
     for walk, compiled in graph.walks.items():
         for node in compiled.node_table:
             for route in node.routes:
@@ -173,7 +173,7 @@ def _kept(graph: ModelGraph) -> Iterator[tuple[str, WalkNode, WalkNode]]:
 def _moves_on(
     graph: ModelGraph, groups: Sequence[PlacedGroup], feeder: WalkNode, feeders: Sequence[WalkNode]
 ) -> bool:
-    """Whether keys and values leave `feeder` for another that feeds the same: it streams in its place."""
+    """True if the KV cache moves from `feeder` to another feeder of the same stream, which then feeds it."""
     return any(
         source == feeder and target in feeders and home_of(groups, *source) is not home_of(groups, *target)
         for source, target in _kv(graph)

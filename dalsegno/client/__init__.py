@@ -1,19 +1,19 @@
-"""The client: the same calls over HTTP and over NATS, for programs with an event loop and without.
+"""The Python client: the same calls over HTTP and NATS, asynchronous and synchronous.
 
     from dalsegno import Client
 
     with Client("http://127.0.0.1:8000") as client:
         print(client.generate("What does len do?").text)
 
-asynchronous  `AsyncClient`
-synchronous   `Client`: the same, on an event loop in a thread
-stream        one answer as it comes, taken up again where it breaks
-question      what is asked
-answer        what comes back: chunks, and the whole
-media         images and sound, in and out
-over_http     `POST /generate`
-over_nats     publish, and read the log
-errors        what can go wrong
+asynchronous    `AsyncClient`
+synchronous     `Client`: the same, on an event loop in a thread
+stream          one answer as it arrives, resumed after interruptions
+request         the request, in one form for every transport
+answer          chunks, and the whole answer
+media           images and sound, in and out
+http_transport  `POST /generate`
+nats_transport  publishing, and reading the log
+errors          the errors of a request
 """
 
 from dalsegno.client.answer import Answer, Chunk

@@ -1,4 +1,4 @@
-"""What comes back: chunks as they come, and the answer they amount to."""
+"""The answer to a request: chunks as they arrive, and the whole."""
 
 import struct
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ class Chunk:
     """A piece of the answer.
 
     Attributes:
-        index: its place among the answer's chunks, from 0; what `resume` takes as `after`.
-        modality: `text`, or what `data` holds: `audio`, `image`, ...
-        text: the piece, where it is text; a chunk may have tokens and no text yet.
-        data: the piece as bytes, where it is not text.
-        token_ids: the tokens it was made of.
-        logprobs: of `token_ids`, one for one, where they were asked for.
-        is_echo: it is of the prompt, and so are its tokens.
-        metadata: what is needed to read `data`, such as `sample_rate`.
+        index: its index among the answer's chunks, from 0; `resume` takes it as `after`.
+        modality: `text`, or the modality of `data`: `audio`, `image`, ...
+        text: the text; a chunk may have tokens and no text yet.
+        data: the bytes of a modality other than text.
+        token_ids: its tokens.
+        logprobs: one per token id, if requested.
+        is_echo: the chunk and its tokens are the prompt's.
+        metadata: fields needed to read `data`, such as `sample_rate`.
     """
 
     index: int
@@ -34,14 +34,14 @@ class Chunk:
 
     @property
     def audio(self) -> Audio:
-        """The piece as sound, where it is sound."""
+        """The chunk as sound; its modality must be `audio`."""
         assert self.modality == "audio", f"this is {self.modality}"
         return _sound(self.data, self.metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The answer is complete."""
+    """The end of a complete answer."""
 
     finish_reason: str
     usage: Usage
@@ -49,13 +49,13 @@ class End:
 
 @dataclass(slots=True)
 class Answer:
-    """An answer; of a stream that still runs, what there is of it so far.
+    """An answer; for a running stream, the answer so far.
 
     Attributes:
         finish_reason: `stop` or `length`; None while it is not complete.
-        logprobs: of `token_ids`, one for one, where they were asked for.
-        prompt_token_ids, prompt_logprobs: the same of the prompt, where an echo was asked for.
-        media: what is not text, by modality, in the order it came.
+        logprobs: one per token id, if requested.
+        prompt_token_ids, prompt_logprobs: the same for the prompt, if an echo was requested.
+        media: modalities other than text, each in order of arrival.
     """
 
     request_id: str
@@ -78,13 +78,13 @@ class Answer:
 
     @property
     def audio(self) -> Audio | None:
-        """All sound there is, in one piece."""
+        """All sound, in one piece."""
         pieces = self.media.get("audio", [])
         return _sound(b"".join(one.data for one in pieces), pieces[0].metadata) if pieces else None
 
     @property
     def embedding(self) -> list[float] | None:
-        """The vector, where one was asked for."""
+        """The embedding vector, if requested."""
         pieces = self.media.get("embedding", [])
         if not pieces:
             return None
@@ -93,7 +93,7 @@ class Answer:
 
     @property
     def hidden_states(self) -> list[list[float]] | None:
-        """A vector for each token of the prompt, where they were asked for."""
+        """A vector for each token of the prompt, if requested."""
         pieces = self.media.get("hidden_states", [])
         if not pieces:
             return None
@@ -101,7 +101,7 @@ class Answer:
         return [[*row] for one in pieces for row in struct.iter_unpack(f"<{size}f", one.data)]
 
     def take(self, chunk: Chunk) -> None:
-        """Add the next chunk."""
+        """Append the next chunk."""
         if chunk.is_echo:
             self.prompt_token_ids += chunk.token_ids
             self.prompt_logprobs = _joined(self.prompt_logprobs, chunk.logprobs)
@@ -114,7 +114,7 @@ class Answer:
             self.media.setdefault(chunk.modality, []).append(Medium(chunk.data, chunk.metadata))
 
     def finish(self, end: End) -> None:
-        """Nothing comes any more."""
+        """Complete the answer."""
         self.finish_reason, self.usage = end.finish_reason, end.usage
 
 

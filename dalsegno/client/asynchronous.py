@@ -1,4 +1,4 @@
-"""`AsyncClient`: asks a deployment, over HTTP or NATS by the address."""
+"""`AsyncClient`: sends requests to a deployment, over HTTP or NATS depending on the address."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from dalsegno.client.answer import Answer
 from dalsegno.client.http_transport import HttpTransport
 from dalsegno.client.media import Audio
-from dalsegno.client.request import ClientRequest, Messages, RequestOptions, question
+from dalsegno.client.request import ClientRequest, Messages, RequestOptions, client_request
 from dalsegno.client.stream import AsyncStream
 from dalsegno.client.transport import ClientTransport, Health
 from models.base import EMBEDDING
@@ -28,16 +28,17 @@ class AsyncClient:
                 print(chunk.text, end="")
 
     Args:
-        address: `http://host:port`, `https://...`, or `nats://host:port`, `tls://...`; of several gateways,
-            or of the servers of a NATS cluster, a list, or a text with commas between them. As others write
-            it, it may be `host:port` alone, or end in `/v1`.
+        address: `http://host:port`, `https://...`, or `nats://host:port`, `tls://...`; for several gateways,
+        or the
+            servers of a NATS cluster, a list, or a text with commas. `host:port` alone, and a `/v1` at the
+            end, are accepted, because other clients use them.
         api_key: for HTTP, sent as a bearer token.
         token: for NATS.
-        credentials: for a NATS that asks for more than a token.
-        prefix: the deployment's, for NATS.
-        patience_s: how long a broken answer is tried to be taken up again; 0 is not at all.
+        credentials: for NATS servers that require more than a token.
+        prefix: the deployment's subject prefix, for NATS.
+        patience_s: seconds for which an interrupted answer is retried; 0 disables it.
 
-    Every call takes what `dalsegno.client.request.RequestOptions` lists.
+    Every call accepts the options listed in `dalsegno.client.request.RequestOptions`.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class AsyncClient:
         patience_s: float = PATIENCE_S,
     ) -> None:
         if token is not None and credentials is not None:
-            raise ClientError("token= and credentials= are two ways to say who you are: use one of them")
+            raise ClientError("token= and credentials= both authenticate the client: use one of them")
         shown = credentials or Credentials(token=token)
         self._transport = _transport(address, api_key=api_key, credentials=shown, prefix=prefix)
         self._patience_s = patience_s
@@ -64,13 +65,13 @@ class AsyncClient:
         request_id: str | None = None,
         **how: Unpack[RequestOptions],
     ) -> Answer:
-        """The answer, once it is complete."""
+        """Return the complete answer."""
         return await self.stream(text, messages=messages, request_id=request_id, **how).read()
 
     async def chat(
         self, messages: str | Messages, *, request_id: str | None = None, **how: Unpack[RequestOptions]
     ) -> Answer:
-        """The answer to a chat, or to one message of it."""
+        """Return the answer to a chat, or to one user message."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         return await self.stream(messages=messages, request_id=request_id, **how).read()
@@ -78,17 +79,17 @@ class AsyncClient:
     async def speech(
         self, text: str, *, request_id: str | None = None, **how: Unpack[RequestOptions]
     ) -> Audio:
-        """What a model that speaks makes of a text, whole; `voice` is one of the model's."""
+        """Return the speech that a model generates from a text; `voice` is one of the model's."""
         how.setdefault("output_modalities", ("audio",))
         answer = await self.stream(text, request_id=request_id, **how).read()
         if answer.audio is None:
-            raise ClientError("the model said nothing: its answer has no sound", code="no_sound")
+            raise ClientError("the answer has no sound: the model generated none", code="no_sound")
         return answer.audio
 
     async def embed(
         self, text: str, *, request_id: str | None = None, **how: Unpack[RequestOptions]
     ) -> list[float]:
-        """The embedding of a text, as the model's checkpoint makes it."""
+        """Return the embedding of a text, as the checkpoint defines it."""
         how.setdefault("output_modalities", (EMBEDDING,))
         how.setdefault("chat", False)
         answer = await self.stream(text, request_id=request_id, **how).read()
@@ -104,7 +105,7 @@ class AsyncClient:
         request_id: str | None = None,
         **how: Unpack[RequestOptions],
     ) -> int:
-        """Have a beginning computed that requests will have in common; so many of its tokens are kept now."""
+        """Compute a prefix that later requests share; return the number of its tokens now cached."""
         how["warm"] = True
         answer = await self.stream(text, messages=messages, request_id=request_id, **how).read()
         return answer.usage.cached_tokens if answer.usage is not None else 0
@@ -117,8 +118,8 @@ class AsyncClient:
         request_id: str | None = None,
         **how: Unpack[RequestOptions],
     ) -> AsyncStream:
-        """The answer as it comes. Nothing is asked before it is read."""
-        return self._stream(question(text, messages, request_id, how), -1)
+        """Return the answer as a stream. The request is sent when the stream is first read."""
+        return self._stream(client_request(text, messages, request_id, how), -1)
 
     def resume(
         self,
@@ -129,27 +130,27 @@ class AsyncClient:
         after: int = -1,
         **how: Unpack[RequestOptions],
     ) -> AsyncStream:
-        """The answer to a request that was asked before, behind its chunk `after`.
+        """Return the rest of an earlier request's answer, after its chunk `after`.
 
-        The question is said again as it was: the same id is the same question. It may come from another
-        process, and go over another transport.
+        The request must be repeated unchanged: the same id means the same request. It may come from another
+        process, and over another transport.
         """
-        return self._stream(question(text, messages, request_id, how), after)
+        return self._stream(client_request(text, messages, request_id, how), after)
 
     async def cancel(self, request_id: str) -> None:
-        """Have a request end; one that has ended already stays as it is."""
+        """Cancel a request; one that has ended already is left unchanged."""
         await self._transport.cancel(request_id)
 
     async def health(self) -> Health:
-        """RequestOptions the server is."""
+        """Return the server's health."""
         return await self._transport.health()
 
     async def models(self) -> list[str]:
-        """The names of the models that are served."""
+        """Return the names of the served models."""
         return await self._transport.models()
 
     async def aclose(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._transport.close()
 
     async def __aenter__(self) -> Self:
@@ -160,15 +161,15 @@ class AsyncClient:
     ) -> None:
         await self.aclose()
 
-    def _stream(self, asked: ClientRequest, after: int) -> AsyncStream:
-        return AsyncStream(self._transport, asked, after=after, patience_s=self._patience_s)
+    def _stream(self, request: ClientRequest, after: int) -> AsyncStream:
+        return AsyncStream(self._transport, request, after=after, patience_s=self._patience_s)
 
 
 def _transport(
     address: str | Sequence[str], *, api_key: str | None, credentials: Credentials, prefix: str
 ) -> ClientTransport:
-    told = address.split(",") if isinstance(address, str) else list(address)
-    addresses = _as_one_kind([one.strip() for one in told if one.strip()])
+    parts = address.split(",") if isinstance(address, str) else list(address)
+    addresses = _as_one_kind([one.strip() for one in parts if one.strip()])
     match {_scheme(one) for one in addresses}:
         case schemes if schemes and schemes <= {"http", "https"}:
             return HttpTransport(*addresses, api_key=api_key)
@@ -181,26 +182,26 @@ def _transport(
                 )
             return NatsTransport(",".join(addresses), credentials=credentials, prefix=prefix)
     raise ClientError(
-        f"{address!r} is no address of a deployment: expected http://host:port or nats://host:port, or "
+        f"{address!r} is not an address of a deployment: expected http://host:port or nats://host:port, or "
         "several of one kind"
     )
 
 
 def _as_one_kind(addresses: Sequence[str]) -> list[str]:
-    """Addresses as others write them, too: without a scheme it is the first one's, else HTTP."""
+    """Complete addresses without a scheme: with the first address's scheme, else HTTP."""
     scheme = addresses[0].partition("://")[0] if addresses and "://" in addresses[0] else "http"
     whole = [one if "://" in one else f"{scheme}://{one}" for one in addresses]
     return [one.rstrip("/").removesuffix("/v1") for one in whole]
 
 
 def _scheme(address: str) -> str:
-    """What kind of address it is; empty where it is none.
+    """Return an address's scheme; empty if it is not an address.
 
     Raises:
-        ClientError: it cannot be read at all.
+        ClientError: it cannot be parsed.
     """
     try:
         parts = urlsplit(address)
     except ValueError as error:
-        raise ClientError(f"{address!r} is no address of a deployment: {error}") from error
+        raise ClientError(f"{address!r} is not an address of a deployment: {error}") from error
     return parts.scheme if parts.hostname else ""

@@ -1,13 +1,13 @@
-"""What a client shows to a server that takes no one without a key. No error repeats the key."""
+"""The bearer token sent to servers that require an API key. No error message repeats the key."""
 
 from shared.errors import ClientError
 
 
 def bearer(api_key: str) -> str:
-    """The `Authorization` header for a key. White space around it is none of it: files end with a newline.
+    """Return the `Authorization` header for a key. Surrounding white space is removed.
 
     Raises:
-        ClientError: no header can hold it.
+        ClientError: the key cannot be sent in a header.
     """
     key = api_key.strip()
     if not key or not all("!" <= char <= "~" for char in key):

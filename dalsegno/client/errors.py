@@ -1,21 +1,21 @@
-"""What can go wrong between a client and its answer; all of them are `DalSegnoError`s.
+"""Errors of a client's request; all are `DalSegnoError`s.
 
     DalSegnoError                     code, status, message, param
-    ├── ClientError                   the request is wrong; sending it again is of no use        4xx
-    │   ├── AuthenticationError       no key, or one that may not do this                        401, 403
+    ├── ClientError                   the request is wrong; repeating it is of no use            4xx
+    │   ├── AuthenticationError       no key, or a key without this permission                   401, 403
     │   ├── NotFoundError             no such model, request or route                            404
     │   ├── ConflictError             the request id belongs to another request                  409
     │   ├── RequestCancelledError     the request was cancelled                                  410
-    │   └── RequestExpiredError       the server has forgotten the request, and its answer       410
-    ├── CapacityError                 not now: `retry_after_s` says when, where the server did   429, 503
-    │   ├── BusyError                 the server said so
-    │   ├── UnreachableError          nobody answers at the address
-    │   └── BrokenError               the answer broke off, and could not be taken up again
+    │   └── RequestExpiredError       the server no longer has the request and its answer        410
+    ├── CapacityError                 not now; `retry_after_s` if the server gave a time         429, 503
+    │   ├── BusyError                 reported by the server
+    │   ├── UnreachableError          no server answers at the address
+    │   └── BrokenError               the answer broke off, and could not be resumed
     └── ServerError                   the server's own fault                                     5xx
         └── DeadlineExceededError     the answer took longer than its time limit                 504
 
-`code` is stable and for programs: docs/http.md and docs/nats.md list them. `param` names the field that
-is wrong, where one is.
+`code` is stable and meant for programs: docs/http.md and docs/nats.md list the codes. `param` names the field
+that is wrong, if there is one.
 """
 
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ from shared.errors import CapacityError, ClientError, DalSegnoError
 
 
 class AuthenticationError(ClientError):
-    """The server wants a key, or this key may not do this."""
+    """The server requires a key, or the key lacks the permission."""
 
 
 class NotFoundError(ClientError):
-    """There is no such model, request or route."""
+    """The model, request or route does not exist."""
 
 
 class ConflictError(ClientError):
@@ -42,23 +42,23 @@ class RequestCancelledError(ClientError):
 
 
 class RequestExpiredError(ClientError):
-    """The server keeps the request no more: its answer cannot be had, or had further."""
+    """The server no longer keeps the request: its answer, or the rest of it, is gone."""
 
 
 class BusyError(CapacityError):
-    """The server cannot take the request now; `retry_after_s` is its advice, where it gave one."""
+    """The server cannot accept the request now; `retry_after_s` is its advice, if it gave any."""
 
     retry_after_s: float | None = None
 
 
 class UnreachableError(CapacityError):
-    """Nobody answers at the address."""
+    """No server answers at the address."""
 
     code = "no_server"
 
 
 class BrokenError(CapacityError):
-    """The answer broke off before its end. Asked again under its request id, it goes on."""
+    """The answer broke off before its end. A repetition under the same request id resumes it."""
 
     code = "connection_lost"
 
@@ -68,7 +68,7 @@ class ServerError(DalSegnoError):
 
 
 class DeadlineExceededError(ServerError):
-    """The answer was not complete within its `timeout_s`, or within what the server allows."""
+    """The answer was not complete within its `timeout_s`, or within the server's limit."""
 
 
 _BY_STATUS: Mapping[int, type[DalSegnoError]] = {
@@ -82,7 +82,7 @@ _BY_STATUS: Mapping[int, type[DalSegnoError]] = {
     504: DeadlineExceededError,
 }
 _BY_CODE: Mapping[str, type[DalSegnoError]] = {"request_expired": RequestExpiredError}
-"""Where the status says less."""
+"""Codes that are more specific than their status."""
 
 
 def error_of(
@@ -92,7 +92,7 @@ def error_of(
     param: str | None = None,
     retry_after_s: float | None = None,
 ) -> DalSegnoError:
-    """The error behind what a server said."""
+    """Return the error for a server's status and code."""
     fallback = ClientError if 400 <= status < 500 else ServerError
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status, fallback)
     error = kind(message, code=code, status=status)
@@ -103,7 +103,7 @@ def error_of(
 
 
 class _ErrorFields(msgspec.Struct, frozen=True):
-    """OpenAI's error schema, as every error of a gateway has it."""
+    """OpenAI's error schema, used for every error of a gateway."""
 
     message: str
     code: str | None = None
@@ -115,11 +115,11 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 
 
 def error_of_body(status: int, body: bytes, retry_after: str | None = None) -> DalSegnoError:
-    """The error behind an HTTP answer; a body without our schema is shown as it is."""
+    """Return the error for an HTTP response; a body without our schema is quoted."""
     seconds = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
     try:
-        told = msgspec.json.decode(body, type=_ErrorBody).error
+        fields = msgspec.json.decode(body, type=_ErrorBody).error
     except (msgspec.MsgspecError, UnicodeError):
         shown = body[:200].decode(errors="replace").strip() or "nothing"
         return error_of(status, f"http_{status}", f"the server answered {status}: {shown}", None, seconds)
-    return error_of(status, told.code or f"http_{status}", told.message, told.param, seconds)
+    return error_of(status, fields.code or f"http_{status}", fields.message, fields.param, seconds)

@@ -1,9 +1,9 @@
-"""Over HTTP: `POST /generate`, its answer read line by line as it comes.
+"""The HTTP transport: `POST /generate`, whose answer is read line by line as it arrives.
 
-Always as a stream, also where only the whole is wanted: a gateway that dies costs what was not read yet, and
-no more. Of several gateways the next one is asked then; before anything came, also where one is not there or
-takes nothing now. The connection has no deadline but for connecting: an answer may be long in coming, and the
-server says when it gives up. The operating system's keep-alives notice a peer that is gone without a word.
+It always streams, also if only the whole answer is wanted: a gateway that dies costs only the unread rest.
+With several gateways the next one is used then, and also if one is not reachable or refuses work before the
+answer begins. Only connecting has a time limit: an answer may be slow to start, and the server's limits end
+it. The operating system's keep-alives detect a peer that disappeared.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ from shared.ids import parse_request_id
 
 _CONNECT_S: Final = 10.0
 _ASK_S: Final = 30.0
-"""RequestOptions long a question that is no request (health, models, cancel) may take."""
+"""Time limit of calls other than requests (health, models, cancel), in seconds."""
 _LINGER_S: Final = 30.0
-"""RequestOptions long a gateway is to keep a request whose client it lost; one that has enough says so."""
+"""Seconds for which a gateway keeps a request after its client disconnected."""
 _KEEP_ALIVE: Final = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *(
@@ -42,7 +42,7 @@ _KEEP_ALIVE: Final = [
 
 
 class _ChunkMetadata(msgspec.Struct):
-    """What the client itself reads of a chunk's metadata; the rest is for whoever reads the data."""
+    """The metadata fields that the client reads itself; others are for the reader of the data."""
 
     index: int | None = None
     token_ids: list[int] = []
@@ -66,7 +66,7 @@ _LINES: Final = msgspec.json.Decoder(_AnswerLine)
 
 
 class HttpTransport:
-    """The gateways of one deployment, of which any will do, or whatever stands before them."""
+    """The gateways of one deployment, any of which can be used, or a proxy in front of them."""
 
     def __init__(self, *urls: str, api_key: str | None = None) -> None:
         key = {} if api_key is None else {"authorization": bearer(api_key)}
@@ -81,11 +81,11 @@ class HttpTransport:
             ),
         )
 
-    async def items(self, question: ClientRequest, after: int) -> AsyncGenerator[Chunk | End, None]:
+    async def items(self, request: ClientRequest, after: int) -> AsyncGenerator[Chunk | End, None]:
         for others in reversed(range(len(self._urls))):
             url, has_begun = self._url, False
             try:
-                async with aclosing(self._items(url, question, after)) as items:
+                async with aclosing(self._items(url, request, after)) as items:
                     async for item in items:
                         has_begun = True
                         yield item
@@ -95,14 +95,12 @@ class HttpTransport:
                 if has_begun or not others or not _refused_unstarted(error):
                     raise
 
-    async def _items(
-        self, url: str, question: ClientRequest, after: int
-    ) -> AsyncGenerator[Chunk | End, None]:
+    async def _items(self, url: str, request: ClientRequest, after: int) -> AsyncGenerator[Chunk | End, None]:
         headers = {"last-event-id": str(after)} if after >= 0 else {}
         ended = False
         try:
             async with self._http.stream(
-                "POST", f"{url}/generate", headers=headers, **body_of(question)
+                "POST", f"{url}/generate", headers=headers, **body_of(request)
             ) as response:
                 if response.status_code != HTTPStatus.OK:
                     raise _refusal(response, await response.aread())
@@ -115,16 +113,16 @@ class HttpTransport:
         except httpx.HTTPError as error:
             raise _error_of(url, error) from error
         except UnicodeEncodeError as error:
-            message = "the request has text that is no Unicode (an unpaired surrogate)"
+            message = "the request has text that is not valid Unicode (an unpaired surrogate)"
             raise ClientError(message, code="invalid_unicode") from error
         except (GeneratorExit, asyncio.CancelledError):
             if not ended and not self._http.is_closed:
-                self._cancel_later(question.request_id)
+                self._cancel_later(request.request_id)
             raise
         raise BrokenError(f"{url} closed the connection before the end of the answer")
 
     def _switch_gateway(self, url: str, error: DalSegnoError) -> None:
-        """Ask the next gateway from now on, unless this one only minds how much it is asked."""
+        """Use the next gateway from now on, unless this one only limits its rate."""
         if self._url == url and error.status != HTTPStatus.TOO_MANY_REQUESTS:
             self._url = self._urls[(self._urls.index(url) + 1) % len(self._urls)]
 
@@ -132,18 +130,18 @@ class HttpTransport:
         response = await self._ask("DELETE", f"/v1/requests/{parse_request_id(request_id)}")
         if not response.is_success:
             refusal = _refusal(response, response.content)
-            if refusal.code != "request_ended":  # too late is no error: by the log's order it always may be
+            if refusal.code != "request_ended":  # a cancel may always be too late, by the log's order
                 raise refusal
 
     async def health(self) -> Health:
         response = await self._ask("GET", "/health/ready")
-        told = _json_object(response)
-        missing = told.get("missing", ())
+        found = _json_object(response)
+        missing = found.get("missing", ())
         return Health(
             is_ready=response.status_code == HTTPStatus.OK,
-            status=str(told.get("state", "")),
+            status=str(found.get("state", "")),
             missing=tuple(str(one) for one in missing) if isinstance(missing, list) else (),
-            details=told,
+            details=found,
         )
 
     async def models(self) -> list[str]:
@@ -158,10 +156,10 @@ class HttpTransport:
         await self._http.aclose()
 
     def _cancel_later(self, request_id: str) -> None:
-        """Cancel a request that its client has enough of; whoever had enough does not wait for it."""
+        """Cancel an abandoned request in the background."""
 
         async def parting() -> None:
-            with suppress(DalSegnoError):  # the server is gone, or has never had it
+            with suppress(DalSegnoError):  # the server is gone, or never had the request
                 await self.cancel(request_id)
 
         task = asyncio.create_task(parting(), name=f"cancel {request_id}")
@@ -178,13 +176,13 @@ class HttpTransport:
                 self._switch_gateway(url, trouble)
                 if not others:
                     raise trouble from error
-        raise AssertionError("there is a gateway to ask")
+        raise AssertionError("there is at least one gateway")
 
 
 def _refused_unstarted(error: DalSegnoError) -> bool:
-    """Whether a gateway has not taken what it was asked, and another may.
+    """True if a gateway did not start the request, so that another may.
 
-    One whose connection broke may have taken it: that is for the stream to know, whoever is asked next.
+    A gateway whose connection broke may have started it: the stream repeats the request under its id.
     """
     if isinstance(error, BrokenError):
         return False
@@ -200,26 +198,26 @@ def _error_of(url: str, error: httpx.HTTPError) -> DalSegnoError:
     return BrokenError(f"the connection to {url} was lost ({why})")
 
 
-def body_of(question: ClientRequest) -> dict[str, Any]:
-    """The request's body, as httpx takes it: JSON, or with files a form of the same fields."""
-    inputs = question.inputs
+def body_of(request: ClientRequest) -> dict[str, Any]:
+    """Return httpx's arguments for the request's body: JSON, or a form of the same fields if it has files."""
+    inputs = request.inputs
     fields: dict[str, Any] = {
         "text": inputs.text,
         "messages": inputs.messages,
         "token_ids": inputs.token_ids,
         "chat": None if inputs.chat else False,
         "input_modalities": ",".join(inputs.input_modalities),
-        "output_modalities": ",".join(inputs.output_modalities) if question.chooses_outputs else None,
-        "model_kwargs": question.model_kwargs or None,
-        "model": question.model,
-        "request_id": question.request_id,
-        "timeout_s": question.timeout_s,
+        "output_modalities": ",".join(inputs.output_modalities) if request.chooses_outputs else None,
+        "model_kwargs": request.model_kwargs or None,
+        "model": request.model,
+        "request_id": request.request_id,
+        "timeout_s": request.timeout_s,
         "linger_s": _LINGER_S,
     }
-    said = {name: value for name, value in fields.items() if value is not None}
+    given = {name: value for name, value in fields.items() if value is not None}
     if not inputs.files:
-        return {"json": said}
-    form = {name: _plain(value) for name, value in said.items()}
+        return {"json": given}
+    form = {name: _plain(value) for name, value in given.items()}
     return {"data": form, "files": [("files", (file.name, file.data)) for file in inputs.files]}
 
 
@@ -228,42 +226,44 @@ def _plain(value: Any) -> str:
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """The lines of a body; not httpx's, which end at anything Unicode calls the end of a line."""
+    """Yield a body's lines; unlike httpx's, they end at newlines only."""
     rest = b""
     async for piece in response.aiter_bytes():
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             if line.strip():
                 yield line
-    # What is left has no end: the connection broke in its middle.
+    # `rest` is an incomplete line: the connection broke within it.
 
 
 def item_of(line: bytes) -> Chunk | End:
-    """What one line of the answer says.
+    """Decode one line of the answer.
 
     Raises:
-        DalSegnoError: that the answer failed.
+        DalSegnoError: the line reports an error.
     """
     try:
-        told = _LINES.decode(line)
-        known = msgspec.convert(told.metadata, _ChunkMetadata)
-        data = b64decode(told.data)
+        found = _LINES.decode(line)
+        known = msgspec.convert(found.metadata, _ChunkMetadata)
+        data = b64decode(found.data)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise ClientError(f"no Dal Segno server: a line of the answer is {line[:200]!r} ({error})") from error
-    if told.modality == "error":
+        raise ClientError(
+            f"not a Dal Segno server: a line of the answer is {line[:200]!r} ({error})"
+        ) from error
+    if found.modality == "error":
         raise error_of(known.status, known.code, known.message)
     if known.finish_reason is not None and known.usage is not None:
         return End(finish_reason=known.finish_reason, usage=known.usage)
-    is_text = told.modality == "text"
+    is_text = found.modality == "text"
     return Chunk(
         index=known.index or 0,
-        modality=told.modality,
+        modality=found.modality,
         text=data.decode() if is_text else "",
         data=b"" if is_text else data,
         token_ids=known.token_ids,
         logprobs=known.logprobs,
         is_echo=known.echo,
-        metadata={name: value for name, value in told.metadata.items() if name not in _OURS},
+        metadata={name: value for name, value in found.metadata.items() if name not in _OURS},
     )
 
 

@@ -1,10 +1,10 @@
-"""Media in and out: what a user has at hand becomes a file to send; what comes back can be saved.
+"""Media in requests and answers: conversion of Python values to files, and saving of media from answers.
 
-In: a path, bytes, `(name, bytes)`, a Pillow image, an `Audio`, or a NumPy array (an image as H x W (x 3 or 4)
-bytes; sound as `Audio.of`). Neither Pillow nor NumPy is needed, or imported, unless one is handed in.
+Input: a path, bytes, `(name, bytes)`, a Pillow image, an `Audio`, or a NumPy array (an image as H x W (x 3 or
+4) bytes; sound as `Audio.of`). Pillow and NumPy are imported only if such a value is passed.
 
-The server tells a file's modality by the extension of its name, so bytes without a name get one by their
-first bytes. Out, sound is 16-bit little-endian PCM with its `sample_rate` in the metadata.
+The server determines a file's modality by the extension of its name, so bytes without a name get one by their
+signature. Sound in answers is 16-bit little-endian PCM with its `sample_rate` in the metadata.
 """
 
 import io
@@ -38,7 +38,7 @@ _SIGNATURES: Final = (
     (4, b"ftyp", "mp4"),
     (0, b"\x1aE\xdf\xa3", "webm"),
 )
-"""Offset, first bytes, extension: of what a server takes; the longer match comes first."""
+"""Offset, signature, extension of the formats that a server accepts; longer matches first."""
 _EXTENSIONS: Final = {
     "image": ("png", "jpg", "jpeg", "webp", "bmp", "tiff", "tif", "gif"),
     "audio": ("wav", "mp3", "flac", "ogg", "m4a", "aac"),
@@ -58,7 +58,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """One medium that came back: an image is a whole file."""
+    """One medium of an answer; an image is a whole file."""
 
     data: bytes = field(repr=False)
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Medium:
 
 @dataclass(frozen=True, slots=True)
 class Audio:
-    """Sound: 16-bit little-endian PCM samples, the channels interleaved."""
+    """Sound: 16-bit little-endian PCM samples, channels interleaved."""
 
     pcm: bytes = field(repr=False)
     sample_rate: int
@@ -80,7 +80,7 @@ class Audio:
 
     @classmethod
     def of(cls, samples: Any, sample_rate: int) -> "Audio":
-        """Sound from a NumPy array: (samples,) or (samples, channels), int16, or float in [-1, 1].
+        """Return sound from a NumPy array: (samples,) or (samples, channels), int16, or float in [-1, 1].
 
         Raises:
             ClientError: the array has another shape or type.
@@ -98,10 +98,10 @@ class Audio:
 
     @classmethod
     def read(cls, path: str | Path) -> "Audio":
-        """The sound in a WAV file.
+        """Return the sound in a WAV file.
 
         Raises:
-            ClientError: it is no WAV file of 16-bit PCM.
+            ClientError: it is not a WAV file of 16-bit PCM.
         """
         try:
             with wave.open(str(path), "rb") as file:
@@ -118,7 +118,7 @@ class Audio:
         return len(self.pcm) / (_BYTES_PER_SAMPLE * self.channels * self.sample_rate)
 
     def wav(self) -> bytes:
-        """The same as a WAV file."""
+        """Return a WAV file."""
         out = io.BytesIO()
         with wave.open(out, "wb") as file:
             file.setnchannels(self.channels)
@@ -134,7 +134,7 @@ class Audio:
         return path
 
     def numpy(self) -> Any:
-        """The samples as a NumPy array: (samples,), or (samples, channels) where there are several; int16."""
+        """Return the samples as an int16 NumPy array: (samples,), or (samples, channels)."""
         import numpy as np
 
         samples = np.frombuffer(self.pcm, dtype="<i2")
@@ -142,10 +142,10 @@ class Audio:
 
 
 def files_of(modality: str, items: MediaItem) -> list[File]:
-    """One medium, or a list of them, as files to send.
+    """Return one medium, or a list of media, as files to send.
 
     Raises:
-        ClientError: something is no medium of that modality.
+        ClientError: a value is not a medium of that modality.
     """
     if items is None:
         return []
@@ -181,8 +181,8 @@ def _checked(modality: str, name: str, data: bytes) -> File:
     known = _EXTENSIONS[modality]
     if extension not in known:
         raise ClientError(
-            f"{name!r} is no {modality} by its name, which is how the server tells: expected one of "
-            f"{', '.join(f'.{one}' for one in known)}; another name is given as ('name.{known[0]}', data)"
+            f"{name!r} lacks an extension of {modality} files, by which the server knows them: expected one of "
+            f"{', '.join(f'.{one}' for one in known)}; pass another name as ('name.{known[0]}', data)"
         )
     return File(modality, name, data)
 
@@ -192,13 +192,13 @@ def _extension_of(modality: str, data: bytes) -> str:
         if data[offset:].startswith(signature) and extension in _EXTENSIONS[modality]:
             return extension
     raise ClientError(
-        f"these {len(data)} bytes begin like no {modality} that is known; say what they are: "
+        f"these {len(data)} bytes do not begin like a known {modality} format; name them: "
         f"('name.{_EXTENSIONS[modality][0]}', data)"
     )
 
 
 def _png_of(modality: str, item: MediaItem) -> bytes:
-    """A Pillow image, or an array of pixels, as a PNG file."""
+    """Return a Pillow image, or an array of pixels, as a PNG file."""
     numpy, pillow = sys.modules.get("numpy"), sys.modules.get("PIL.Image")
     if modality == "image" and numpy is not None and isinstance(item, numpy.ndarray):
         from PIL import Image

@@ -1,8 +1,8 @@
-"""Over NATS: the request is published, and the answer read from the log, as a gateway does it.
+"""The NATS transport: publishes the request and reads the answer from the log, as a gateway does.
 
-No process stands between: what may die are workers and conductors, and the fold that sorts out their chunks
-(`gateway.requests.relay.OutputFold`) makes that invisible. The log's own reader survives reconnects, so an
-answer does not break off here; it waits.
+No process is in between: only workers and conductors may die, and the fold that sorts out their chunks
+(`gateway.requests.relay.OutputFold`) hides that. The log's reader survives reconnects, so an answer does not
+break off here; it waits.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from dalsegno.client.errors import ConflictError, UnreachableError, error_of
 from dalsegno.client.request import ClientRequest
 from dalsegno.client.transport import Health
 from gateway.requests.liveness import Liveness
-from gateway.requests.relay import Answered, AnswerItem, Failed, Relay, RequestExpiredError, decode_or_none
+from gateway.requests.relay import Answered, AnswerItem, Failed, Relay, RequestForgottenError, decode_or_none
 from gateway.requests.submission import encode_or_refuse
 from shared.errors import DalSegnoError
 from shared.events import (
@@ -38,14 +38,14 @@ from shared.subjects import Subjects
 
 _CONNECT_S: Final = 10.0
 _ACCEPT_S: Final = 10.0
-"""RequestOptions long the log may take to ack a request."""
+"""Seconds that the log may take to ack a request."""
 _LISTEN_S: Final = 1.2
-"""Beats come twice a second: whoever is not heard in this time is not there."""
+"""Seconds to listen for heartbeats, which are sent twice a second."""
 _WRITER: Final = "dalsegno-client"
 
 
 class NatsTransport:
-    """The log of one deployment; connected to when it is needed first."""
+    """The log of one deployment; connected at its first use."""
 
     def __init__(
         self, url: str, *, credentials: Credentials = ANONYMOUS, prefix: str = "ds", log: Log | None = None
@@ -57,19 +57,19 @@ class NatsTransport:
         self._connecting = asyncio.Lock()
         self._model: str | None = None
 
-    async def items(self, question: ClientRequest, after: int) -> AsyncGenerator[Chunk | End, None]:
+    async def items(self, request: ClientRequest, after: int) -> AsyncGenerator[Chunk | End, None]:
         log = await self._connected()
-        relay = await self._asked(log, question, is_resumed=after >= 0)
+        relay = await self._relay_of(log, request, is_resumed=after >= 0)
         try:
             async with aclosing(relay.items()) as items:
                 async for item in items:
-                    told = _of_item(item)
-                    if isinstance(told, End) or told.index > after:
-                        yield told
+                    found = _of_item(item)
+                    if isinstance(found, End) or found.index > after:
+                        yield found
         finally:
             if not relay.output.ended:
-                with suppress(DalSegnoError):  # a log that is gone takes no cancel
-                    await self.cancel(question.request_id)
+                with suppress(DalSegnoError):  # the log is gone
+                    await self.cancel(request.request_id)
 
     async def cancel(self, request_id: str) -> None:
         log = await self._connected()
@@ -78,8 +78,8 @@ class NatsTransport:
 
     async def health(self) -> Health:
         log = await self._connected()
-        lives = await self._lives(log)
-        liveness = Liveness(sorted(lives) or [0])
+        models = await self._models_by_rank(log)
+        liveness = Liveness(sorted(models) or [0])
         try:
             async with asyncio.timeout(_LISTEN_S), aclosing(log.listen(self._subjects.heartbeats())) as beats:
                 async for subject, payload in beats:
@@ -88,19 +88,19 @@ class NatsTransport:
                         break
         except TimeoutError:
             pass
-        told = liveness.overview(time.monotonic(), log_answers=log.connected, is_draining=False)
-        missing = tuple(str(one) for one in told["missing"])
-        return Health(is_ready=not missing, status=str(told["state"]), missing=missing, details=told)
+        found = liveness.overview(time.monotonic(), log_answers=log.connected, is_draining=False)
+        missing = tuple(str(one) for one in found["missing"])
+        return Health(is_ready=not missing, status=str(found["state"]), missing=missing, details=found)
 
     async def models(self) -> list[str]:
-        lives = await self._lives(await self._connected())
-        return list(dict.fromkeys(lives.values()))
+        models = await self._models_by_rank(await self._connected())
+        return list(dict.fromkeys(models.values()))
 
     async def close(self) -> None:
         if self._log is not None:
             await self._log.close()
 
-    # ---- asking ---------------------------------------------------------------------------------------
+    # ---- requests -------------------------------------------------------------------------------------
     async def _connected(self) -> Log:
         async with self._connecting:
             if self._log is None:
@@ -116,25 +116,25 @@ class NatsTransport:
                     raise UnreachableError(error.message) from error
             return self._log
 
-    async def _asked(self, log: Log, question: ClientRequest, *, is_resumed: bool) -> Relay:
-        """The request's answer from its beginning, once the request is stored; now or long ago.
+    async def _relay_of(self, log: Log, request: ClientRequest, *, is_resumed: bool) -> Relay:
+        """Store the request, unless it is stored already, and return a relay of its whole answer.
 
-        Nothing is run for whoever has a part of the answer already.
+        A resumed request is never stored anew.
         """
         event = RequestSubmitted(
             writer=_WRITER,
-            request_id=question.request_id,
-            model=question.model or await self._served(log),
-            inputs=question.inputs,
-            params=question.params,
-            timeout_s=question.timeout_s,
+            request_id=request.request_id,
+            model=request.model or await self._served(log),
+            inputs=request.inputs,
+            params=request.params,
+            timeout_s=request.timeout_s,
             is_first=True,
         )
-        relay = Relay(log, self._subjects, question.request_id)
-        # Known before the request is stored: all terms that can count for its events begin here or later.
+        relay = Relay(log, self._subjects, request.request_id)
+        # Read before the request is stored: every epoch that applies to its events starts here or later.
         term = await log.last(self._subjects.epoch)
         first_seq = term.seq if term is not None else 1
-        subject = self._subjects.request(question.request_id)
+        subject = self._subjects.request(request.request_id)
         seq = None
         if not is_resumed:
             with suppress(WrongLastSequenceError):
@@ -164,11 +164,11 @@ class NatsTransport:
             raise UnreachableError(f"the log at {self._url} did not answer within {_ACCEPT_S:g} s") from error
 
     async def _original(self, log: Log, event: RequestSubmitted) -> int:
-        """Where the request stands that has the id already.
+        """Return the position of the stored request with this id.
 
         Raises:
-            ConflictError: that is another request.
-            RequestExpiredError: there is none, any more.
+            ConflictError: it is another request.
+            RequestExpiredError: it is no longer in the log.
         """
         subject = self._subjects.request(event.request_id or "")
         is_taken = False
@@ -178,28 +178,28 @@ class NatsTransport:
                 with suppress(MalformedEventError):
                     if _is_same(decode(record.data, "request"), event):
                         return record.seq
-                    break  # what cannot be read is no request: the first that can has the id
+                    break  # the first readable submission owns the id
         if not is_taken:
-            expired = RequestExpiredError(event.request_id or "")
+            expired = RequestForgottenError(event.request_id or "")
             raise error_of(expired.status, expired.code, expired.message)
         raise ConflictError(
-            f"request_id {event.request_id!r} is taken by another request: say the same as then, or choose "
+            f"request_id {event.request_id!r} is taken by another request: repeat it unchanged, or choose "
             "another id",
             code="request_id_conflict",
             status=409,
         )
 
-    # ---- who is there ----------------------------------------------------------------------------------
-    async def _lives(self, log: Log) -> dict[int, str]:
-        """The model of every rank that lives, as far as the log tells."""
-        lives: dict[int, str] = {}
+    # ---- workers -------------------------------------------------------------------------------------
+    async def _models_by_rank(self, log: Log) -> dict[int, str]:
+        """Return the model of every rank that has joined, by the log."""
+        models: dict[int, str] = {}
         async with aclosing(log.history([self._subjects.worker_any()])) as records:
             async for record in records:
                 address = self._subjects.parse(record.subject)
                 event = decode_or_none(record, address) if address is not None else None
                 if isinstance(event, WorkerJoined):
-                    lives[event.rank] = event.model
-        return lives
+                    models[event.rank] = event.model
+        return models
 
 
 def _is_same(original: AnyEvent, event: RequestSubmitted) -> bool:
@@ -219,16 +219,16 @@ def _of_item(item: AnswerItem) -> Chunk | End:
             raise error_of(failure.status, failure.code, failure.message)
 
 
-def _chunk(told: OutputChunk) -> Chunk:
-    metadata = dict(told.metadata)
+def _chunk(found: OutputChunk) -> Chunk:
+    metadata = dict(found.metadata)
     is_echo = bool(metadata.pop("echo", False))
     return Chunk(
-        index=told.index,
-        modality=told.modality,
-        text=told.text,
-        data=told.data or b"",
-        token_ids=metadata.pop("token_ids", []) if is_echo else told.token_ids,
-        logprobs=told.logprobs,
+        index=found.index,
+        modality=found.modality,
+        text=found.text,
+        data=found.data or b"",
+        token_ids=metadata.pop("token_ids", []) if is_echo else found.token_ids,
+        logprobs=found.logprobs,
         is_echo=is_echo,
         metadata=metadata,
     )

@@ -1,7 +1,7 @@
-"""What is asked, and how: one form for every transport.
+"""The request of a client, in one form for every transport.
 
-A question becomes the same inputs and parameters whichever way it goes, so that one request id means one
-request: asked over HTTP, it can be taken up again over NATS.
+A request has the same inputs and parameters over HTTP and NATS, so one request id means one request: a
+request that was sent over HTTP can be resumed over NATS.
 """
 
 import secrets
@@ -22,12 +22,12 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class RequestOptions(TypedDict, total=False):
-    """Everything that may be said beside the text; what is not said is the server's to choose.
+    """Optional arguments of a request; the server chooses those that are not given.
 
-    One of the text, the messages (a chat as OpenAI writes it) and `token_ids` is what is asked. `chat` False:
-    the text is a raw prompt. Media are one item or a list (see `dalsegno.client.media`). `guide`: what the
-    answer has to be, as the fields of `shared.events.Guide`. `timeout_s`: how long the whole may take, from
-    when the server has it.
+    Exactly one of the text, the messages (a chat as OpenAI writes it) and `token_ids` is the prompt. `chat`
+    False: the text is a raw prompt. Media are one item or a list (see `dalsegno.client.media`). `guide`
+    constrains the answer, with the fields of `shared.events.Guide`. `timeout_s` limits the time from the
+    server's receipt to the end.
     """
 
     token_ids: Sequence[int]
@@ -62,7 +62,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 MAX_TIMEOUT_S: Final = 86400.0
-"""The longest that a gateway lets anybody wait for."""
+"""The longest time limit that a gateway accepts."""
 _MEDIA: Final = {"images": "image", "audio": "audio", "video": "video"}
 _PARAMS: Final = [
     field.name for field in msgspec.structs.fields(Params) if field.name in RequestOptions.__annotations__
@@ -71,10 +71,12 @@ _PARAMS: Final = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRequest:
-    """One request. `model` None is the one that is served.
+    """One request.
 
-    `chooses_outputs` is whether the modalities of the answer were said, or followed from what was.
-    `timeout_s` None is as long as the server allows.
+    Attributes:
+        model: None for the served model.
+        chooses_outputs: True if the output modalities were given, or follow from the arguments.
+        timeout_s: None for the server's limit.
     """
 
     request_id: RequestId
@@ -86,19 +88,19 @@ class ClientRequest:
 
     @property
     def model_kwargs(self) -> dict[str, Any]:
-        """The parameters that say anything, as plain values."""
+        """The given parameters, as plain values."""
         given: dict[str, Any] = msgspec.to_builtins(self.params)
         return given
 
 
-def question(
+def client_request(
     text: str | None, messages: Messages | None, request_id: str | None, how: Mapping[str, Any]
 ) -> ClientRequest:
-    """The question in what a caller said; an id is made up if none was chosen.
+    """Return the request for a caller's arguments; its id is generated if None.
 
     Raises:
-        TypeError: a name is unknown.
-        ClientError: a value cannot be meant.
+        TypeError: an argument is unknown.
+        ClientError: a value is invalid.
     """
     for name in how:
         _check_known(name)
@@ -115,13 +117,13 @@ def question(
 
 
 def _wanted(how: Mapping[str, Any]) -> list[str] | None:
-    """The modalities of the answer: as said, or sound where a voice was; None leaves them to the server."""
-    said = how.get("output_modalities", ("audio",) if how.get("voice") else None)
-    return [said] if isinstance(said, str) else None if said is None else list(said)
+    """The output modalities: as given, or sound if there is a voice; None leaves them to the server."""
+    outputs = how.get("output_modalities", ("audio",) if how.get("voice") else None)
+    return [outputs] if isinstance(outputs, str) else None if outputs is None else list(outputs)
 
 
-def _inputs(asked: Mapping[str, Any], how: Mapping[str, Any], files: Sequence[File]) -> Inputs:
-    given = {name: value for name, value in asked.items() if value is not None}
+def _inputs(prompts: Mapping[str, Any], how: Mapping[str, Any], files: Sequence[File]) -> Inputs:
+    given = {name: value for name, value in prompts.items() if value is not None}
     if len(given) != 1:
         found = " and ".join(given) or "none of them"
         raise ClientError(f"expected one of a text, messages and token_ids; found {found}")

@@ -1,9 +1,9 @@
-"""One answer as it comes, unbroken: what breaks on the way is taken up again behind the last chunk.
+"""One answer as a stream that survives interruptions: it is resumed after the last received chunk.
 
-The request has an id that the client chose, so it can be asked again and is executed once. When the
-connection is lost (a gateway died, a proxy gave up), the stream asks again under the same id behind the last
-chunk it has, at first at once, then less and less often, until `patience_s` have gone by without any.
-Refusals are not tried again; but for a server that says "not now" where it had taken the request already.
+The client chose the request's id, so the request can be repeated and is executed once. When the connection is
+lost (a gateway died, a proxy timed out), the stream repeats the request from the last chunk on: first at
+once, then at growing intervals, until `patience_s` have passed without a chunk. Refusals are not retried,
+except "not now" from a server that had accepted the request before.
 """
 
 import asyncio
@@ -23,26 +23,26 @@ _PAUSE_AT_MOST_S: Final = 2.0
 
 
 class AsyncStream:
-    """The chunks of one answer, in order, each once; made by `AsyncClient.stream`.
+    """The chunks of one answer, in order, each once; created by `AsyncClient.stream`.
 
-    Read it to its end, or leave its `async with`: what is not complete by then is cancelled.
+    Read it to its end, or leave its `async with`: an incomplete answer is cancelled then.
 
     Attributes:
-        answer: what there is of the answer so far; complete once the stream has ended.
-        resumed: how often it was taken up again.
+        answer: the answer so far; complete once the stream has ended.
+        resumed: the number of interruptions.
     """
 
     def __init__(
-        self, transport: ClientTransport, question: ClientRequest, *, after: int, patience_s: float
+        self, transport: ClientTransport, request: ClientRequest, *, after: int, patience_s: float
     ) -> None:
-        self.answer = Answer(question.request_id)
+        self.answer = Answer(request.request_id)
         self.resumed = 0
         self._transport = transport
-        self._question = question
+        self._request = request
         self._after = after
         self._patience_s = patience_s
         self._taken = False  # the server may have the request
-        self._chunks = self._unbroken()
+        self._chunks = self._resumed_chunks()
 
     @property
     def request_id(self) -> str:
@@ -63,23 +63,23 @@ class AsyncStream:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Let go; the request is cancelled if the answer is not complete."""
+        """Close the stream; the request is cancelled if the answer is not complete."""
         await self._chunks.aclose()
 
     async def read(self) -> Answer:
-        """Wait for the rest; the whole answer."""
+        """Read the rest; return the whole answer."""
         async with self:
             async for _ in self:
                 pass
         return self.answer
 
-    async def _unbroken(self) -> AsyncGenerator[Chunk, None]:
+    async def _resumed_chunks(self) -> AsyncGenerator[Chunk, None]:
         loop = asyncio.get_running_loop()
-        heard_s, pause_s = loop.time(), 0.0
+        last_chunk_s, pause_s = loop.time(), 0.0
         while True:
             before = self._after
             try:
-                async with aclosing(self._transport.items(self._question, self._after)) as items:
+                async with aclosing(self._transport.items(self._request, self._after)) as items:
                     async for item in items:
                         self._taken = True
                         if isinstance(item, End):
@@ -89,15 +89,15 @@ class AsyncStream:
                             yield item
             except (BrokenError, BusyError, UnreachableError) as error:
                 if self._after > before:
-                    heard_s, pause_s = loop.time(), 0.0
-                if not self._may_go_on(error) or loop.time() + pause_s > heard_s + self._patience_s:
+                    last_chunk_s, pause_s = loop.time(), 0.0
+                if not self._may_resume(error) or loop.time() + pause_s > last_chunk_s + self._patience_s:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(max(2 * pause_s, _PAUSE_S), _PAUSE_AT_MOST_S)
             self.resumed += 1
 
     def _take(self, chunk: Chunk) -> bool:
-        """Whether a chunk is the next; what is had already may come again."""
+        """Append the next chunk; False for one that was received before."""
         if chunk.index <= self._after:
             return False
         if chunk.index != self._after + 1:
@@ -107,6 +107,6 @@ class AsyncStream:
         self.answer.take(chunk)
         return True
 
-    def _may_go_on(self, error: DalSegnoError) -> bool:
+    def _may_resume(self, error: DalSegnoError) -> bool:
         self._taken = self._taken or isinstance(error, BrokenError)
         return self._taken

@@ -1,8 +1,8 @@
 """`Client`: the same calls for programs without an event loop.
 
-The asynchronous client runs on an event loop of its own in a thread of its own; a call hands it work
-and waits. So it may be used from several threads at once, Ctrl-C ends the call that waits and with it the
-request, and what was not closed is closed when the program ends.
+The asynchronous client runs on an event loop in its own thread; a call hands its work over and waits. So it
+can be used from several threads at once, Ctrl-C ends the waiting call and its request, and clients that were
+not closed are closed when the program ends. docs/adr/0024-libraries.md says why this is not anyio's portal.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from shared.log.nats.credentials import Credentials
 
 _T = TypeVar("_T")
 _END_S: Final = 5.0
-"""RequestOptions long a program's end waits for requests to be cancelled, at a server that may be gone."""
+"""Seconds that the program's end waits for requests to be cancelled, at a server that may be gone."""
 
 
 class _EventLoopThread:
-    """An event loop in a thread, until `end`; `on_end` is the last it does.
+    """An event loop in a thread, until `end`; it finishes with `on_end`.
 
-    Work comes as a function that makes its coroutine, which is called in the thread: so a Ctrl-C at any
-    moment leaves no coroutine behind that nobody awaits.
+    Work is passed as a function that creates its coroutine in the thread: so a Ctrl-C at any moment leaves no
+    coroutine that is never awaited.
     """
 
     def __init__(self, on_end: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -66,19 +66,19 @@ class _EventLoopThread:
         await self._on_end()
 
     def call(self, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Run a coroutine there and wait for it; whoever stops waiting cancels it."""
+        """Run a coroutine in the thread and wait for it; an interrupted wait cancels it."""
         work = self._submit(make, self._calls)
         try:
             return work.result.result()
         except FutureCancelledError:
-            raise ClientError("this client was closed meanwhile", code="closed") from None
+            raise ClientError("this client was closed during the call", code="closed") from None
         except BaseException:
-            with suppress(RuntimeError):  # the loop has ended, and the call with it
+            with suppress(RuntimeError):  # the loop, and with it the call, has ended
                 self._loop.call_soon_threadsafe(work.cancel)
             raise
 
     def run_later(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a coroutine there that lets go of something; nobody waits for it but the loop's end.
+        """Run a cleanup coroutine in the thread without waiting; only the loop's end waits for it.
 
         Raises:
             ClientError: the loop has ended.
@@ -96,18 +96,18 @@ class _EventLoopThread:
         return work
 
     def end(self) -> None:
-        """End the thread; ending it twice is nothing."""
+        """End the thread; a second call does nothing."""
         with self._lock:
             if self._is_ended:
                 return
             self._is_ended = True
             self._loop.call_soon_threadsafe(self._stop.set)
-        if threading.current_thread() is not self._thread:  # which may be where garbage is collected
+        if threading.current_thread() is not self._thread:  # the garbage collector may run there
             self._thread.join(_END_S)
 
 
 class _Call(Generic[_T]):
-    """One coroutine on its way through the thread. But for `result`, it is the thread's own."""
+    """One coroutine on its way through the thread. All but `result` belongs to the thread."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, _T]], kept: set[asyncio.Task[Any]]) -> None:
         self.result: Future[_T] = Future()
@@ -135,20 +135,20 @@ class _Call(Generic[_T]):
 
 
 class Stream:
-    """The chunks of one answer, in order, each once; made by `Client.stream`.
+    """The chunks of one answer, in order, each once; created by `Client.stream`.
 
-    Read it to its end, or leave its `with`: what is not complete by then is cancelled.
+    Read it to its end, or leave its `with`: an incomplete answer is cancelled then.
     """
 
     def __init__(self, client: "Client", loop: _EventLoopThread, stream: AsyncStream) -> None:
-        self._client = client  # which lives as long as its streams
+        self._client = client  # a stream keeps its client alive
         self._loop = loop
         self._stream = stream
         self._abandoned = weakref.finalize(self, _abandon, loop, stream)
 
     @property
     def answer(self) -> Answer:
-        """What there is of the answer so far; complete once the stream has ended."""
+        """The answer so far; complete once the stream has ended."""
         return self._stream.answer
 
     @property
@@ -157,7 +157,7 @@ class Stream:
 
     @property
     def resumed(self) -> int:
-        """RequestOptions often the stream broke and was taken up again."""
+        """The number of interruptions after which the stream was resumed."""
         return self._stream.resumed
 
     def __iter__(self) -> "Stream":
@@ -179,28 +179,28 @@ class Stream:
         self.close()
 
     def read(self) -> Answer:
-        """Wait for the rest; the whole answer."""
+        """Read the rest; return the whole answer."""
         return self._loop.call(self._stream.read)
 
     def close(self) -> None:
-        """Let go; the request is cancelled if the answer is not complete."""
+        """Close the stream; the request is cancelled if the answer is not complete."""
         self._abandoned.detach()
         self._loop.call(self._stream.aclose)
 
 
 async def _next(stream: AsyncStream) -> Chunk | None:
-    """The next chunk; None at the end, for `StopAsyncIteration` cannot leave a task."""
+    """Return the next chunk, or None at the end, because `StopAsyncIteration` cannot leave a task."""
     return await anext(stream, None)
 
 
 def _abandon(loop: _EventLoopThread, stream: AsyncStream) -> None:
-    """A stream that was dropped on the way is closed as if its `with` had been left."""
-    with suppress(ClientError):  # the client is closed, and its streams with it
+    """Close a stream that was dropped before its end."""
+    with suppress(ClientError):  # the client, and with it its streams, is closed
         loop.run_later(stream.aclose)
 
 
 class Client:
-    """A client of one deployment; see `AsyncClient`, whose calls these are.
+    """A client of one deployment, with the calls of `AsyncClient`.
 
     with Client("http://127.0.0.1:8000") as client:
         print(client.generate("What does len do?").text)
@@ -237,7 +237,7 @@ class Client:
         request_id: str | None = None,
         **how: Unpack[RequestOptions],
     ) -> Answer:
-        """The answer, once it is complete."""
+        """Return the complete answer."""
         return self._loop.call(
             lambda: self._client.generate(text, messages=messages, request_id=request_id, **how)
         )
@@ -245,17 +245,17 @@ class Client:
     def chat(
         self, messages: str | Messages, *, request_id: str | None = None, **how: Unpack[RequestOptions]
     ) -> Answer:
-        """The answer to a chat, or to one message of it."""
+        """Return the answer to a chat, or to one user message."""
         return self._loop.call(lambda: self._client.chat(messages, request_id=request_id, **how))
 
     def speech(self, text: str, *, request_id: str | None = None, **how: Unpack[RequestOptions]) -> Audio:
-        """What a model that speaks makes of a text, whole; `voice` is one of the model's."""
+        """Return the speech that a model generates from a text; `voice` is one of the model's."""
         return self._loop.call(lambda: self._client.speech(text, request_id=request_id, **how))
 
     def embed(
         self, text: str, *, request_id: str | None = None, **how: Unpack[RequestOptions]
     ) -> list[float]:
-        """The embedding of a text, as the model's checkpoint makes it."""
+        """Return the embedding of a text, as the checkpoint defines it."""
         return self._loop.call(lambda: self._client.embed(text, request_id=request_id, **how))
 
     def warm(
@@ -266,7 +266,7 @@ class Client:
         request_id: str | None = None,
         **how: Unpack[RequestOptions],
     ) -> int:
-        """Have a beginning computed that requests will have in common; so many of its tokens are kept now."""
+        """Compute a prefix that later requests share; return the number of its tokens now cached."""
         return self._loop.call(
             lambda: self._client.warm(text, messages=messages, request_id=request_id, **how)
         )
@@ -279,7 +279,7 @@ class Client:
         request_id: str | None = None,
         **how: Unpack[RequestOptions],
     ) -> Stream:
-        """The answer as it comes. Nothing is asked before it is read."""
+        """Return the answer as a stream. The request is sent when the stream is first read."""
         return Stream(
             self, self._loop, self._client.stream(text, messages=messages, request_id=request_id, **how)
         )
@@ -293,25 +293,25 @@ class Client:
         after: int = -1,
         **how: Unpack[RequestOptions],
     ) -> Stream:
-        """The answer to a request that was asked before, behind its chunk `after`."""
+        """Return the rest of an earlier request's answer, after its chunk `after`."""
         return Stream(
             self, self._loop, self._client.resume(request_id, text, messages=messages, after=after, **how)
         )
 
     def cancel(self, request_id: str) -> None:
-        """Have a request end; one that has ended already stays as it is."""
+        """Cancel a request; one that has ended already is left unchanged."""
         self._loop.call(lambda: self._client.cancel(request_id))
 
     def health(self) -> Health:
-        """RequestOptions the server is."""
+        """Return the server's health."""
         return self._loop.call(self._client.health)
 
     def models(self) -> list[str]:
-        """The names of the models that are served."""
+        """Return the names of the served models."""
         return self._loop.call(self._client.models)
 
     def close(self) -> None:
-        """Let go of the connections; streams that still run end with an error."""
+        """Close the connections; streams that still run end with an error."""
         self._ending()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What a client needs of the way to the server: HTTP and NATS are two."""
+"""The transport protocol of the client, implemented over HTTP and over NATS."""
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from dalsegno.client.request import ClientRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """RequestOptions the server is.
+    """A server's health.
 
     Attributes:
         is_ready: a request would be served now.
         status: in one word: `loading`, `ready`, `busy`, `degraded`, `draining`.
-        missing: what it waits for, in words.
-        details: everything it told.
+        missing: descriptions of what it waits for.
+        details: the server's whole response.
     """
 
     is_ready: bool
@@ -26,17 +26,17 @@ class Health:
 
 
 class ClientTransport(Protocol):
-    """One way to one deployment. What fails raises a `DalSegnoError`."""
+    """A connection to one deployment. Failures raise a `DalSegnoError`."""
 
-    def items(self, question: ClientRequest, after: int) -> AsyncGenerator[Chunk | End, None]:
-        """Ask, and give the answer behind the chunk `after` (-1: all of it), in order, and its end.
+    def items(self, request: ClientRequest, after: int) -> AsyncGenerator[Chunk | End, None]:
+        """Send a request; yield its answer after the chunk `after` (-1: all of it), in order, and its end.
 
-        Closed before the end, the request is cancelled. It is safe to ask the same question again: under
-        one request id it is executed once.
+        Closing it before the end cancels the request. Sending the same request again is safe: under one id it
+        is executed once.
 
         Raises:
-            UnreachableError: nobody is there; nothing was asked.
-            BrokenError: the connection was lost; asked again, the answer goes on.
+            UnreachableError: no server answers; nothing was sent.
+            BrokenError: the connection was lost; the repeated request resumes the answer.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""`dalsegno log`: recent requests, or one request's events, as the log has them."""
+"""`dalsegno log`: lists recent requests, or one request's events."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from shared.subjects import Subjects
 
 @click.command()
 @click.argument("request_id", required=False)
-@click.option("--follow", "-f", is_flag=True, help="Go on as events are stored, until interrupted.")
+@click.option("--follow", "-f", is_flag=True, help="Follow new events until interrupted.")
 @click.option(
     "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Newest requests shown."
 )
@@ -42,17 +42,18 @@ def log(
 ) -> None:
     """Show recent requests, or one request's events.
 
-    The events of REQUEST_ID: time, since the one before, position in the log, who, what, why.
+    For each event of REQUEST_ID: time, time since the previous event, log position, writer, type,
+    description.
     """
-    told = LogSource(nats=nats, data_dir=data_dir, prefix=prefix)
+    source = LogSource(nats=nats, data_dir=data_dir, prefix=prefix)
     if request_id is None and not follow:
-        asyncio.run(_recent(told, limit, as_json=as_json))
+        asyncio.run(_recent(source, limit, as_json=as_json))
     else:
-        asyncio.run(_events(told, request_id, follow=follow, as_json=as_json))
+        asyncio.run(_events(source, request_id, follow=follow, as_json=as_json))
 
 
-async def _recent(told: LogSource, limit: int, *, as_json: bool) -> None:
-    async with log_source.open_log(told) as (log_, subjects):
+async def _recent(source: LogSource, limit: int, *, as_json: bool) -> None:
+    async with log_source.open_log(source) as (log_, subjects):
         found = await summaries(log_, subjects)
     if as_json:
         for summary in found[-limit:]:
@@ -64,10 +65,10 @@ async def _recent(told: LogSource, limit: int, *, as_json: bool) -> None:
         click.echo("no requests in this log yet")
 
 
-async def _events(told: LogSource, request_id: str | None, *, follow: bool, as_json: bool) -> None:
+async def _events(source: LogSource, request_id: str | None, *, follow: bool, as_json: bool) -> None:
     if request_id is not None:
         parse_request_id(request_id)
-    async with log_source.open_log(told, alive=follow) as (log_, subjects):
+    async with log_source.open_log(source, alive=follow) as (log_, subjects):
         state = await log_.state()
         wanted = subjects.all_of(request_id) if request_id else subjects.logged()
         start = max(1, state.first_seq) if request_id else state.last_seq + 1

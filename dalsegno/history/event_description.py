@@ -1,4 +1,4 @@
-"""An event in words: who, what, why. Pure; for people, so it may shorten, but never invents."""
+"""One-line descriptions of log events for people: writer, type, contents. Pure; long values are cut."""
 
 import json
 from typing import assert_never
@@ -40,7 +40,7 @@ _LONGEST = 96
 
 
 def writer_of(event: AnyEvent) -> str:
-    """The writer, with its term or its life where it has one."""
+    """The writer, with its epoch or incarnation if it has one."""
     if event.writer == CONDUCTOR_WRITER:
         return f"conductor/{event.epoch}"
     if event.writer.startswith("w") and event.incarnation is not None:
@@ -49,22 +49,22 @@ def writer_of(event: AnyEvent) -> str:
 
 
 def type_of(event: AnyEvent) -> str:
-    """The event's name as the wire has it, without its version."""
+    """The event's type on the wire, without its version."""
     tag = str(event.__struct_config__.tag)
     return tag.rsplit(".", 1)[0]
 
 
-def summary_of(event: AnyEvent) -> str:  # one branch per event type: length is its nature
-    """What the event says, in a line."""
+def summary_of(event: AnyEvent) -> str:  # one branch per event type
+    """The contents of the event in one line."""
     match event:
         case OutputChunk():
             track = f" of {event.track}" if event.track else ""
-            told = (
+            content = (
                 _short(repr(event.text))
                 if event.data is None
                 else f"{len(event.data)} bytes {event.modality}"
             )
-            return f"chunk {event.index}{track}: {_count(len(event.token_ids), 'token')} {told}"
+            return f"chunk {event.index}{track}: {_count(len(event.token_ids), 'token')} {content}"
         case NodeReady():
             walks = "+".join(walk.name for walk in event.walks)
             return (
@@ -76,8 +76,8 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type: length is 
             return f"step {event.index}, attempt {event.attempt}: {_short(_json(facts))} {spent}".rstrip()
         case RequestSubmitted():
             inputs = event.inputs
-            said = inputs.text or inputs.messages or inputs.token_ids
-            return f"model {event.model}: {_short(_json(said))}, answers to {event.origin}"
+            prompt = inputs.text or inputs.messages or inputs.token_ids
+            return f"model {event.model}: {_short(_json(prompt))}, answers to {event.origin}"
         case RequestAdmitted():
             return f"{event.reason}; seed {event.seed}"
         case RequestResumed():
@@ -85,7 +85,7 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type: length is 
             return f"attempt {event.attempt}: {probation}{event.reason}"
         case DeadlinePassed():
             whose = "the request" if event.step is None else f"step {event.step}, attempt {event.attempt},"
-            return f"{whose} was to be done by {iso(event.deadline_ns)}"
+            return f"{whose} missed its deadline, {iso(event.deadline_ns)}"
         case RequestRejected():
             return f"submission {event.submission_seq}: {event.failure.code}: {event.failure.message}"
         case RequestFinished():
@@ -101,7 +101,9 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type: length is 
         case RequestCancelled() | RequestCancel():
             return event.reason
         case RequestWatched():
-            return "no client reads it here any more" if event.is_over else "clients read it here, too"
+            return (
+                "no client of this gateway reads it" if event.is_over else "clients of this gateway read it"
+            )
         case WalkStop():
             return f"step {event.index} on rank {event.rank}, attempt {event.attempt}: {event.reason}"
         case WalkBegun():
@@ -113,7 +115,7 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type: length is 
         case OutputFence():
             return f"chunks of attempts below {event.attempt} are void from here: {event.reason}"
         case EpochOpened():
-            return f"{event.conductor} leads from here on"
+            return f"{event.conductor} leads from here"
         case NodeFired():
             path = ".".join(map(str, event.path))
             row = ", and its row goes on there" if event.row is not None else ""
@@ -133,7 +135,7 @@ def summary_of(event: AnyEvent) -> str:  # one branch per event type: length is 
                 f"rank {event.rank} on {event.device}: {', '.join(event.nodes)}; {event.kv_tokens} KV tokens"
             )
         case WorkerLeaving():
-            return f"rank {event.rank} ends in order"
+            return f"rank {event.rank} shuts down"
         case WorkerLost():
             return f"rank {event.rank}: {event.reason}"
         case _:

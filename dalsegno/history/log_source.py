@@ -1,7 +1,7 @@
-"""Where a log is read from: a running deployment, a NATS server, or a data dir at rest.
+"""The source of a log: a running deployment, a NATS server, or a data dir at rest.
 
-A data dir at rest is opened by a nats-server of its own, for as long as the reading takes; the dir is
-locked meanwhile, so that no deployment starts on it. Nothing here writes to the log.
+A data dir at rest is served by a temporary nats-server while it is read; the dir is locked meanwhile, so that
+no deployment starts on it. This module writes nothing to the log.
 """
 
 import secrets
@@ -24,10 +24,10 @@ from shared.subjects import Subjects
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSource:
-    """What the person told: a server, or a data dir; else the environment does, else it is the one here.
+    """The user's choice of a log: a server or a data dir; else the environment's, else the one found here.
 
     Attributes:
-        prefix: None is the environment's, or `ds`.
+        prefix: None for the environment's, or `ds`.
     """
 
     nats: str | None = None
@@ -35,8 +35,8 @@ class LogSource:
     prefix: str | None = None
 
     @property
-    def is_told(self) -> bool:
-        """Whether the person named a log, and does not mean the one that is there."""
+    def is_named(self) -> bool:
+        """True if the user named a log."""
         return self.nats is not None or self.data_dir is not None
 
     def __post_init__(self) -> None:
@@ -48,30 +48,33 @@ class LogSource:
 async def open_log(
     source: LogSource, *, alive: bool = False, role: str = READER
 ) -> AsyncGenerator[tuple[Log, Subjects], None]:
-    """The log behind `source`, and its subjects.
+    """Open the log of `source`; yield it and its subjects.
 
     Args:
-        source: what the person told.
-        alive: only where somebody may be writing to it.
-        role: what it is opened for: a reader can publish nothing, a client can ask.
+        source: the user's choice.
+        alive: accept only a log that a deployment may be writing to.
+        role: its permissions: a reader cannot publish, a client can submit requests.
 
     Raises:
-        DataDirError: there is no such data dir, or several to choose from, or nothing runs on it.
+        DataDirError: there is no such data dir, or several to choose from, or no deployment runs on it.
         LogUnavailableError: the server does not answer, or has no such log.
     """
     from shared.log.nats import jetstream
 
-    told = resolve.reach(resolve.settings_of(nats=source.nats, prefix=source.prefix))
-    subjects = Subjects(told.nats.prefix)
-    if told.nats.url is not None and source.data_dir is None:
-        url, credentials = address.nats_url(told.nats.url), nats_access.nats_credentials(told.nats, role)
+    settings = resolve.reach(resolve.settings_of(nats=source.nats, prefix=source.prefix))
+    subjects = Subjects(settings.nats.prefix)
+    if settings.nats.url is not None and source.data_dir is None:
+        url, credentials = (
+            address.nats_url(settings.nats.url),
+            nats_access.nats_credentials(settings.nats, role),
+        )
     else:
-        data_dir = _data_dir(source.data_dir or told.data_dir)
+        data_dir = _data_dir(source.data_dir or settings.data_dir)
         running = data_dir.running()
         if running is None and alive:
             raise DataDirError(
-                f"no deployment is running on {data_dir.path}: nothing new will come; "
-                "leave --follow out to read what there is, or start it with `dalsegno serve`"
+                f"no deployment is running on {data_dir.path}: there will be no new events; "
+                "leave --follow out to read the stored ones, or start it with `dalsegno serve`"
             )
         if running is None:
             async with _at_rest(data_dir, subjects) as log:
@@ -87,11 +90,11 @@ async def open_log(
 
 
 def configs(source: LogSource) -> dict[str, Any]:
-    """The configurations that are known of the log behind `source`, by digest."""
-    told = resolve.reach(resolve.settings_of(nats=source.nats, prefix=source.prefix))
-    if told.nats.url is not None and source.data_dir is None:
+    """Return the known configurations of the log of `source`, by digest."""
+    settings = resolve.reach(resolve.settings_of(nats=source.nats, prefix=source.prefix))
+    if settings.nats.url is not None and source.data_dir is None:
         return {}
-    return _data_dir(source.data_dir or told.data_dir).configs()
+    return _data_dir(source.data_dir or settings.data_dir).configs()
 
 
 @asynccontextmanager
@@ -115,9 +118,9 @@ async def _at_rest(data_dir: DataDir, subjects: Subjects) -> AsyncGenerator[Log,
             server.stop()
 
 
-def _data_dir(told: Path | None) -> DataDir:
-    if told is not None:
-        return DataDir(told.expanduser().resolve())
+def _data_dir(settings: Path | None) -> DataDir:
+    if settings is not None:
+        return DataDir(settings.expanduser().resolve())
     here = Path(".dalsegno")
     found = sorted(entry for entry in here.glob("*") if (entry / "nats").is_dir()) if here.is_dir() else []
     running = [path for path in found if DataDir(path).running() is not None] if len(found) > 1 else []

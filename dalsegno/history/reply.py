@@ -1,6 +1,6 @@
-"""What a request was answered, and when: a fold over its records, as they come or long after.
+"""The answer to one request, folded from its records: pieces, end, times.
 
-Times are the log's, so those of two deployments can be compared, and those of today with those of last week.
+Times are the log's, so answers of two deployments, or of different days, can be compared.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from shared.transcript import Transcript
 
 
 class StoredChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of an answer that counts, and the position of the log from which on it does."""
+    """A valid chunk of an answer, and the log position at which it became valid."""
 
     seq: int
     chunk: OutputChunk
@@ -33,20 +33,22 @@ class StoredChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Reply:
-    """One request so far.
+    """The answer to one request so far.
 
     Attributes:
-        submitted_ns: when it was stored; 0 before that. `first_ns` is its first chunk's, `end_ns` its end's.
+        submitted_ns: time at which the submission was stored; 0 before. `first_ns` is that of the first
+        chunk,
+            `end_ns` that of the end.
         outcome: `open`, `finished`, `failed`, `rejected` or `cancelled`.
-        said: the pieces that count, in order.
-        failure: what it failed of, or was refused for.
+        chunks: the valid chunks, in order.
+        failure: the error of a failed or rejected request.
     """
 
     submitted_ns: int = 0
     first_ns: int | None = None
     end_ns: int | None = None
     outcome: str = "open"
-    said: list[StoredChunk] = field(default_factory=list)
+    chunks: list[StoredChunk] = field(default_factory=list)
     finish_reasons: list[str] = field(default_factory=list)
     usage: Usage | None = None
     failure: Failure | None = None
@@ -64,7 +66,7 @@ class Reply:
                 for chunk in self._transcript.fold(event):
                     if self.first_ns is None and not chunk.is_echo:
                         self.first_ns = time_ns
-                    self.said.append(StoredChunk(seq=seq, chunk=chunk))
+                    self.chunks.append(StoredChunk(seq=seq, chunk=chunk))
             case RequestFinished():
                 self.outcome, self.end_ns = "finished", time_ns
                 self.finish_reasons, self.usage = event.finish_reasons, event.usage
@@ -76,43 +78,43 @@ class Reply:
             case _:
                 pass
 
-    # ---- what it says ------------------------------------------------------------------------------
+    # ---- contents ----------------------------------------------------------------------------------
     @property
     def text(self) -> str:
-        return "".join(one.chunk.text for one in self.said if not one.chunk.is_echo)
+        return "".join(one.chunk.text for one in self.chunks if not one.chunk.is_echo)
 
     @property
     def token_ids(self) -> list[int]:
-        return [token for one in self.said for token in one.chunk.token_ids]
+        return [token for one in self.chunks for token in one.chunk.token_ids]
 
     @property
     def data_bytes(self) -> int:
-        """How much sound or how many images it has."""
-        return sum(len(one.chunk.data) for one in self.said if one.chunk.data is not None)
+        """The length of its sound or images."""
+        return sum(len(one.chunk.data) for one in self.chunks if one.chunk.data is not None)
 
     @property
     def data_digest(self) -> str | None:
-        """Of all its sound or images together; None where it has none."""
+        """The digest of all its sound or images; None if there are none."""
         if not self.data_bytes:
             return None
         total = hashlib.blake2b(digest_size=16)
-        for one in self.said:
+        for one in self.chunks:
             total.update(one.chunk.data or b"")
         return total.hexdigest()
 
     # ---- how long it took --------------------------------------------------------------------------
     @property
     def first_s(self) -> float | None:
-        """From its submission to its first chunk."""
+        """Seconds from the submission to the first chunk."""
         return None if self.first_ns is None else (self.first_ns - self.submitted_ns) / 1e9
 
     @property
     def whole_s(self) -> float | None:
-        """From its submission to its end."""
+        """Seconds from the submission to the end."""
         return None if self.end_ns is None else (self.end_ns - self.submitted_ns) / 1e9
 
     def plain(self) -> dict[str, object]:
-        """As JSON has it."""
+        """The answer as JSON values."""
         usage = self.usage
         return {
             "outcome": self.outcome,

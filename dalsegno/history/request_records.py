@@ -1,4 +1,4 @@
-"""What a request's replay needs of a log: its records, those of its question's other parts, the world's."""
+"""The records that a request's replay needs: those of all its parts, of workers and of epochs."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -14,16 +14,16 @@ from shared.log.port import Log, LogState, StoredRecord
 from shared.subjects import Subjects
 
 _MANY: Final = 16
-"""From so many parts on the whole log is read: a filter for each of their subjects costs the server more."""
+"""From this many parts on the whole log is read: a filter per subject costs the server more."""
 
 
 class RequestRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """One request's part of a log.
+    """The part of a log that belongs to one request.
 
     Attributes:
-        requests: its own id and, where it asked for several answers, those of the others.
-        log: what the log held meanwhile.
-        configs: by digest, the configurations that are known of that log; secrets are masked.
+        requests: its id, and those of the other parts if it asked for several answers.
+        log: the state of the log at the time of reading.
+        configs: the known configurations of that log by digest; secrets are masked.
     """
 
     request_id: str
@@ -35,10 +35,10 @@ class RequestRecords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def collect(log: Log, subjects: Subjects, request_id: str) -> RequestRecords:
-    """Read what there is of a request.
+    """Read the records of a request.
 
     Raises:
-        ClientError: it cannot be replayed from this log; says why.
+        ClientError: it cannot be replayed from this log; the message says why.
     """
     parse_request_id(request_id)
     state = await log.state()
@@ -46,7 +46,7 @@ async def collect(log: Log, subjects: Subjects, request_id: str) -> RequestRecor
     async with aclosing(log.history(_wanted(subjects, requests))) as history:
         records = [record async for record in history if _concerns(record, subjects, requests)]
     while records and _of(records[-1], subjects) is None:
-        records.pop()  # the world went on; the request did not
+        records.pop()  # later records of workers and epochs
     _check(request_id, records, subjects, state)
     return RequestRecords(
         request_id=request_id, requests=requests, subjects=subjects, records=records, log=state
@@ -65,7 +65,7 @@ def _concerns(record: StoredRecord, subjects: Subjects, requests: list[str]) -> 
 
 
 async def _parts(log: Log, subjects: Subjects, request_id: str) -> list[str]:
-    """The ids of a question's parts; of one that is no question, or not there, its own."""
+    """Return the ids of all parts of a request; of one without parts, or not in the log, its own id."""
     async with aclosing(log.history([subjects.request(request_id)])) as history:
         submission = await _first(history)
     if submission is None or submission.parts == 1 or submission.parent not in (None, request_id):
@@ -79,7 +79,7 @@ async def _first(records: AsyncIterator[StoredRecord]) -> RequestSubmitted | Non
             event = decode(record.data, "request")
         except MalformedEventError:
             continue
-        assert isinstance(event, RequestSubmitted), "all that belongs on the subject"
+        assert isinstance(event, RequestSubmitted), "the only event type on this subject"
         return event
     return None
 

@@ -1,7 +1,7 @@
-"""Every request of a log in a line each: what `dalsegno log` lists.
+"""One summary per request of a log, as `dalsegno log` lists them.
 
-A submission that cannot be read is listed too: its sender looks for it here. An id may be submitted more
-than once; what was refused of it later is not the outcome of the request that it names.
+A submission that cannot be read is listed too, because its sender looks for it here. An id may be submitted
+more than once; a later rejection of it is not the outcome of the request that owns the id.
 """
 
 import contextlib
@@ -44,10 +44,12 @@ class Summary:
     """One request.
 
     Attributes:
-        model: None where the submission cannot be read.
-        seq: the submission's; `end_ns` is None while the request runs.
+        model: None if the submission cannot be read.
+        seq: the submission's position.
+        end_ns: None while the request runs.
         outcome: `open`, `finished`, `failed`, `rejected` or `cancelled`.
-        finish_reason: why it finished; `code` is the error it failed or was rejected with.
+        finish_reason: the reason of a finished request.
+        code: the error of a failed or rejected one.
     """
 
     request_id: str
@@ -89,7 +91,7 @@ class Summary:
         return iso(self.start_ns), self.request_id, self.model or "?", styled, tokens, took, str(self.events)
 
     def plain(self) -> dict[str, object]:
-        """As JSON has it."""
+        """The summary as JSON values."""
         return {
             "request_id": self.request_id,
             "model": self.model,
@@ -105,7 +107,7 @@ class Summary:
 
 
 async def summaries(log: Log, subjects: Subjects) -> list[Summary]:
-    """Every request in the log, in order of submission."""
+    """Return a summary of every request in the log, in order of submission."""
     found: dict[str, Summary] = {}
     fence = EpochFence()
     async for record in log.history(subjects.logged()):
@@ -126,7 +128,7 @@ async def summaries(log: Log, subjects: Subjects) -> list[Summary]:
 
 
 def _event(record: StoredRecord, address: Address) -> AnyEvent | None:
-    """What the record says; None where the conductor cannot read it either."""
+    """Decode a record; None if the conductor cannot read it either."""
     with contextlib.suppress(MalformedEventError):
         event = decode(record.data, address.kind)
         check_address(address, event)
@@ -137,7 +139,7 @@ def _event(record: StoredRecord, address: Address) -> AnyEvent | None:
 def _submit(found: dict[str, Summary], record: StoredRecord, request_id: str, event: AnyEvent | None) -> None:
     known = found.get(request_id)
     model = event.model if isinstance(event, RequestSubmitted) else None
-    # The first that can be read is the request; what cannot be read is refused, and takes no id.
+    # The first readable submission owns the id; an unreadable one is rejected and owns none.
     is_new = known is None or (known.model is None and model is not None)
     if is_new and is_addressable(request_id):
         found.pop(request_id, None)
@@ -147,7 +149,7 @@ def _submit(found: dict[str, Summary], record: StoredRecord, request_id: str, ev
 
 
 def iso(time_ns: int) -> str:
-    """A time of the log, in UTC."""
+    """A log time in UTC."""
     return (
         datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     )

@@ -1,14 +1,15 @@
-"""`dalsegno replay`: take a request that was served apart, and find out whether it is what it should be.
+"""`dalsegno replay`: inspects and verifies a recorded request.
 
-Of a log, or of bundles (`dalsegno.bundle.bundle_file`), which need no server and no model. Three levels, and
-each says which it is:
+The request is read from a log, or from bundles (`dalsegno.bundle.bundle_file`), which need no server and no
+model. There are three levels, and each output names its own:
 
-    control    the decisions, from the recorded facts                    (what it does unless told otherwise)
+    control    the decisions, from the recorded facts                    (the default)
     data       the nodes, from their recorded inputs                     --execute
     load       the same arrivals and sizes, on another deployment        --load
 
-Status 0: all is as it was recorded. 1: something is not, or cannot be replayed. A replay publishes nothing;
-`--fork-at` and `--load` are new requests to a running deployment, and the old ones are not touched.
+Status 0: everything is as recorded. Status 1: something differs, or cannot be replayed. A replay publishes
+nothing; `--fork-at` and `--load` submit new requests to a running deployment and leave the old ones
+untouched.
 """
 
 import asyncio
@@ -38,125 +39,127 @@ if TYPE_CHECKING:
 
 
 _OF_ONE: Final = ("state", "diff", "step", "fork_at", "execute")
-"""What is done with one request alone, one at a time."""
+"""Options for a single request; only one of them may be given."""
 
 
 @click.command()
 @click.argument("what", metavar="[REQUEST_ID|BUNDLE|FOLDER]", required=False)
 @click.option("--all", "whole", is_flag=True, help="Every request in the log.")
-@click.option("--last", type=click.IntRange(min=1), help="With --all: tell of so many, the newest.")
-@click.option("--until", metavar="WHERE", help="Stop behind a position of the log, an event's id or type.")
-@click.option("--state", metavar="WHERE", help="Show the state behind that record.")
-@click.option("--diff", nargs=2, metavar="FROM TO", help="Show what of the state changed between two.")
-@click.option("--step", is_flag=True, help="Go through it record by record, by commands (`help` lists them).")
-@click.option("--execute", is_flag=True, help="Run the nodes again here, and compare what they put out.")
+@click.option("--last", type=click.IntRange(min=1), help="With --all: show only the newest ones.")
+@click.option("--until", metavar="WHERE", help="Stop after a log position, an event id or type.")
+@click.option("--state", metavar="WHERE", help="Show the state after that record.")
+@click.option("--diff", nargs=2, metavar="FROM TO", help="Show the changes of the state between two records.")
+@click.option("--step", is_flag=True, help="Step through the records by commands (`help` lists them).")
+@click.option("--execute", is_flag=True, help="Run the nodes again here, and compare their outputs.")
 @click.option(
     "--config",
     "model",
     metavar="MODEL",
-    help="With --execute: a name, YAML file or checkpoint. [default: what was in force, if it is known]",
+    help="With --execute: a name, YAML file or checkpoint. [default: the recorded one, if it is known]",
 )
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0),
-    help="With --execute: how far log probabilities, and samples by full scale, may differ. [default: exact]",
+    help="With --execute: allowed difference of logprobs, and of samples by full scale. [default: exact]",
 )
 @click.option(
     "--load",
     "target",
     metavar="DATA_DIR|nats://...",
-    help="Ask all of it again of the deployment that runs there, as it came, and compare the times.",
+    help="Submit all of it again to the deployment that runs there, as it arrived, and compare times.",
 )
 @click.option(
     "--speed",
     type=click.FloatRange(min=0, min_open=True),
-    help="With --load: so many times as fast. [default: 1]",
+    help="With --load: speed factor. [default: 1]",
 )
-@click.option("--fork-at", metavar="WHERE", help="Ask again, the same up to there; as a new request.")
+@click.option("--fork-at", metavar="WHERE", help="Submit a new request that is the same up to there.")
 @click.option(
     "--set",
     "changes",
     metavar="KEY=VALUE",
     multiple=True,
-    help="With --fork-at: what is otherwise, e.g. temperature=0.7; may be said again.",
+    help="With --fork-at: a change, e.g. temperature=0.7; may be repeated.",
 )
-@click.option("--id", "new_id", metavar="ID", help="With --fork-at: the new request's. [default: made up]")
-@click.option("--wait", is_flag=True, help="With --fork-at: show the answer, and how it differs.")
+@click.option("--id", "new_id", metavar="ID", help="With --fork-at: the new request id. [default: generated]")
+@click.option("--wait", is_flag=True, help="With --fork-at: show the answer and its differences.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per request, or per answer.")
 @options.of_reader
-def replay(what: str | None, **told: Any) -> None:
+def replay(what: str | None, **flags: Any) -> None:
     """Decide a request again from its recorded facts, and compare.
 
-    Its facts are fed through the conductor's core; what that decides must be what is recorded. A BUNDLE is a
-    file that `dalsegno export` wrote, - is one on stdin; of a FOLDER all are replayed.
+    Its facts are fed through the conductor's core, whose decisions must equal the recorded ones. A BUNDLE is
+    a file written by `dalsegno export`, or - for stdin; of a FOLDER, all bundles are replayed.
     """
-    arguments = ReplayArguments(what, told)
+    arguments = ReplayArguments(what, flags)
     with gc_tuning.collected_seldom():
         sys.exit(arguments.run())
 
 
 class ReplayArguments:
-    """What the person told, looked at as a whole.
+    """The command's arguments, validated together.
 
     Raises:
-        click.UsageError: it cannot be meant.
+        click.UsageError: they contradict each other.
     """
 
-    def __init__(self, what: str | None, told: dict[str, Any]) -> None:
+    def __init__(self, what: str | None, flags: dict[str, Any]) -> None:
         self.what = what
-        self.told = told
-        self.as_json: bool = told["as_json"]
-        self.where = LogSource(nats=told["nats"], data_dir=told["data_dir"], prefix=told["prefix"])
+        self.flags = flags
+        self.as_json: bool = flags["as_json"]
+        self.where = LogSource(nats=flags["nats"], data_dir=flags["data_dir"], prefix=flags["prefix"])
         self._check()
 
     def _check(self) -> None:
-        told = self.told
-        if (self.what is None) == (not told["whole"]):
+        flags = self.flags
+        if (self.what is None) == (not flags["whole"]):
             raise click.UsageError("name one REQUEST_ID, BUNDLE or FOLDER, or say --all")
-        _needs(told, "last", "whole", "--all")
+        _needs(flags, "last", "whole", "--all")
         for name in ("changes", "new_id", "wait"):
-            _needs(told, name, "fork_at", "--fork-at")
+            _needs(flags, name, "fork_at", "--fork-at")
         for name in ("model", "tolerance"):
-            _needs(told, name, "execute", "--execute")
-        _needs(told, "speed", "target", "--load")
-        looks = [name for name in (*_OF_ONE, "target") if told[name]]
+            _needs(flags, name, "execute", "--execute")
+        _needs(flags, "speed", "target", "--load")
+        looks = [name for name in (*_OF_ONE, "target") if flags[name]]
         if len(looks) > 1:
             raise click.UsageError(f"{' and '.join(map(_flag, looks))}: name one of them")
-        if told["until"] and looks and looks != ["step"]:
+        if flags["until"] and looks and looks != ["step"]:
             raise click.UsageError("--until goes with --step, or stands alone")
-        if self.what is None and (told["until"] or looks not in ([], ["target"])):
-            raise click.UsageError(f"{_flag((looks or ['until'])[0])} is of one request: name it")
-        if told["step"] and self.what == bundle_file.STDIN:
-            raise click.UsageError("the bundle is read from stdin: --step could read no commands")
+        if self.what is None and (flags["until"] or looks not in ([], ["target"])):
+            raise click.UsageError(f"{_flag((looks or ['until'])[0])} is for one request: name it")
+        if flags["step"] and self.what == bundle_file.STDIN:
+            raise click.UsageError(
+                "--step reads its commands from stdin: the bundle cannot come from there too"
+            )
 
     def run(self) -> int:
-        """Do it; the exit status."""
-        told, as_json = self.told, self.as_json
-        if told["target"]:
+        """Run the replay; return the exit status."""
+        flags, as_json = self.flags, self.as_json
+        if flags["target"]:
             return _load(self)
         if self.what is None:
-            return _all(self.where, told["last"], as_json=as_json)
-        is_look = any(told[name] for name in ("until", *_OF_ONE))
-        if not is_look and not self.where.is_told and Path(self.what).is_dir():
+            return _all(self.where, flags["last"], as_json=as_json)
+        is_look = any(flags[name] for name in ("until", *_OF_ONE))
+        if not is_look and not self.where.is_named and Path(self.what).is_dir():
             return _folder(Path(self.what), as_json=as_json)
         history = _history(self.what, self.where)
-        if told["fork_at"]:
+        if flags["fork_at"]:
             return _fork(history, self)
-        if told["execute"]:
+        if flags["execute"]:
             return _execute(history, self)
-        if told["step"]:
-            return inspection.step(history, told["until"], as_json=as_json)
-        if told["until"]:
-            return inspection.until(history, told["until"], as_json=as_json)
-        if told["state"]:
-            return inspection.state(history, told["state"], as_json=as_json)
-        if told["diff"]:
-            return inspection.difference(history, *told["diff"], as_json=as_json)
+        if flags["step"]:
+            return inspection.step(history, flags["until"], as_json=as_json)
+        if flags["until"]:
+            return inspection.until(history, flags["until"], as_json=as_json)
+        if flags["state"]:
+            return inspection.state(history, flags["state"], as_json=as_json)
+        if flags["diff"]:
+            return inspection.difference(history, *flags["diff"], as_json=as_json)
         return _one(history, as_json=as_json)
 
 
-def _needs(told: dict[str, Any], name: str, other: str, flag: str) -> None:
-    if told[name] not in (None, (), False) and not told[other]:
+def _needs(flags: dict[str, Any], name: str, other: str, flag: str) -> None:
+    if flags[name] not in (None, (), False) and not flags[other]:
         raise click.UsageError(f"{_flag(name)} goes with {flag}")
 
 
@@ -166,8 +169,8 @@ def _flag(name: str) -> str:
 
 
 def _history(what: str, where: LogSource) -> History:
-    """A bundle, where there is a file of that name or it can be no request; else the log's request."""
-    if what == bundle_file.STDIN or not is_token(what) or (not where.is_told and Path(what).exists()):
+    """Read a bundle if there is a file of that name or it cannot be a request id; else the log's request."""
+    if what == bundle_file.STDIN or not is_token(what) or (not where.is_named and Path(what).exists()):
         return recorded_request.of_bundle(what)
     return asyncio.run(_of_log(where, what))
 
@@ -184,7 +187,7 @@ async def _of_log(where: LogSource, request_id: str) -> History:
 def _one(history: History, *, as_json: bool) -> int:
     results = recorded_request.control(history)
     for outcome in results:
-        verdicts.tell(outcome, as_json=as_json)
+        verdicts.print_result(outcome, as_json=as_json)
     return _status(results)
 
 
@@ -197,27 +200,27 @@ def _folder(folder: Path, *, as_json: bool) -> int:
             history = recorded_request.of_bundle(str(path))
         except bundle_file.BundleError as error:
             unreadable += 1
-            _say_unreadable(path, error, as_json=as_json)
+            _show_unreadable(path, error, as_json=as_json)
             continue
         found = recorded_request.control(history)
         for outcome in found:
-            verdicts.tell(outcome, as_json=as_json)
+            verdicts.print_result(outcome, as_json=as_json)
         results += found
         events += len(history.records)
     _summarise(results, events, time.perf_counter() - started, as_json=as_json, unreadable=unreadable)
     return 1 if unreadable else _status(results)
 
 
-def _say_unreadable(path: Path, error: bundle_file.BundleError, *, as_json: bool) -> None:
-    told = {"level": "control", "source": str(path), "matches": False, "error": error.message}
-    inspection.show(([error.message], told), as_json=as_json)
+def _show_unreadable(path: Path, error: bundle_file.BundleError, *, as_json: bool) -> None:
+    flags = {"level": "control", "source": str(path), "matches": False, "error": error.message}
+    inspection.show(([error.message], flags), as_json=as_json)
 
 
 def _all(where: LogSource, last: int | None, *, as_json: bool) -> int:
     started = time.perf_counter()
     results, events = asyncio.run(_replay_all(where, last))
     for outcome in results:
-        verdicts.tell(outcome, as_json=as_json)
+        verdicts.print_result(outcome, as_json=as_json)
     _summarise(results, events, time.perf_counter() - started, as_json=as_json)
     return _status(results)
 
@@ -233,7 +236,7 @@ async def _replay_all(where: LogSource, last: int | None) -> tuple[list[ControlR
         results = [ControlResult(verdict=verdict) for verdict in (found[-last:] if last else found)]
         for outcome in results:
             request_id = outcome.verdict.request_id
-            # Few differ; or a version that fits nothing, and then each is worth its why.
+            # Read again only for requests that differ: few, unless the version does not fit at all.
             if not outcome.verdict.matches and is_token(request_id):
                 one = await request_records.collect(log, subjects, request_id)
                 outcome.cannot = verdicts.why_not(one.records, subjects, request_id)
@@ -257,17 +260,17 @@ def _status(results: list[ControlResult]) -> int:
     return 0 if all(outcome.matches for outcome in results) else 1
 
 
-# ---- another version of it -------------------------------------------------------------------------------
+# ---- forks ------------------------------------------------------------------------------------------------
 
 
 def _fork(history: History, arguments: ReplayArguments) -> int:
     from dalsegno.replay import fork
 
-    told = arguments.told
-    original, seq = fork.located(history, told["fork_at"])
-    event = fork.forked(original, seq, told["changes"], told["new_id"])
-    found = asyncio.run(fork.ask(original, seq, event, arguments.where, wait=told["wait"]))
-    lines, data = fork.told(event, found)
+    flags = arguments.flags
+    original, seq = fork.located(history, flags["fork_at"])
+    event = fork.forked(original, seq, flags["changes"], flags["new_id"])
+    found = asyncio.run(fork.submit(original, seq, event, arguments.where, wait=flags["wait"]))
+    lines, data = fork.report(event, found)
     inspection.show((lines, data), as_json=arguments.as_json)
     return 0 if found is None or found.after["outcome"] == "finished" else 1
 
@@ -278,10 +281,10 @@ def _fork(history: History, arguments: ReplayArguments) -> int:
 def _execute(history: History, arguments: ReplayArguments) -> int:
     from dalsegno.replay import data_replay
 
-    config = data_replay.loaded_config(arguments.told["model"], history)
-    found = asyncio.run(data_replay.execute(history, config, arguments.told["tolerance"]))
+    config = data_replay.loaded_config(arguments.flags["model"], history)
+    found = asyncio.run(data_replay.execute(history, config, arguments.flags["tolerance"]))
     for one in found:
-        inspection.show(data_replay.told(one), as_json=arguments.as_json)
+        inspection.show(data_replay.report(one), as_json=arguments.as_json)
     return 0 if all(one.first is None for one in found) else 1
 
 
@@ -291,15 +294,15 @@ def _execute(history: History, arguments: ReplayArguments) -> int:
 def _load(arguments: ReplayArguments) -> int:
     from dalsegno.replay import load_replay
 
-    speed = arguments.told["speed"] or 1.0
-    found = _arrivals(arguments).in_order(arguments.told["last"])
+    speed = arguments.flags["speed"] or 1.0
+    found = _arrivals(arguments).in_order(arguments.flags["last"])
     if not found:
-        raise ClientError("there is nothing to ask again: no request was let in")
+        raise ClientError("no request was admitted: there is nothing to submit again")
     spread_s = (found[-1].reply.submitted_ns - found[0].reply.submitted_ns) / 1e9 / speed
     requests = "request" if len(found) == 1 else "requests"
-    click.echo(f"asking {len(found)} {requests} over {spread_s:,.1f} s", err=True)
-    now = asyncio.run(load_replay.ask_again(found, _target(arguments), speed))
-    inspection.show(load_replay.told(found, now, speed), as_json=arguments.as_json)
+    click.echo(f"submitting {len(found)} {requests} over {spread_s:,.1f} s", err=True)
+    now = asyncio.run(load_replay.submit_again(found, _target(arguments), speed))
+    inspection.show(load_replay.report(found, now, speed), as_json=arguments.as_json)
     return 0 if all(reply.outcome == "finished" for reply in now.values()) else 1
 
 
@@ -310,7 +313,7 @@ def _arrivals(arguments: ReplayArguments) -> "Arrivals":
     if arguments.what is None:
         asyncio.run(_of_whole_log(arguments.where, arrivals))
         return arrivals
-    is_folder = not arguments.where.is_told and Path(arguments.what).is_dir()
+    is_folder = not arguments.where.is_named and Path(arguments.what).is_dir()
     paths = map(str, recorded_request.in_folder(Path(arguments.what))) if is_folder else [arguments.what]
     for path in paths:
         history = _history(path, arguments.where)
@@ -326,7 +329,7 @@ async def _of_whole_log(where: LogSource, arrivals: "Arrivals") -> None:
 
 
 def _target(arguments: ReplayArguments) -> LogSource:
-    target = arguments.told["target"]
+    target = arguments.flags["target"]
     if "://" in target:
         return LogSource(nats=target, prefix=arguments.where.prefix)
     return LogSource(data_dir=Path(target))

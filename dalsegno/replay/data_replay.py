@@ -1,15 +1,15 @@
-"""Data replay: a request's nodes run again from their recorded inputs, and what they put out is compared.
+"""Data replay: runs a request's nodes again from their recorded inputs, and compares the outputs.
 
-A worker of this deployment's own kind, with all nodes on one rank, in this process, on a log in memory. It is
-given the orders as they were recorded (those of the attempt that counted), each with its recorded inputs; a
-tensor that did not ride in the order is the one that was made again. So a node that diverges does not drag
-the next step's inputs with it, as far as those are recorded.
+A worker with the deployment's configuration runs all nodes on one rank, in this process, on a log in memory.
+It gets the recorded orders (those of the attempt that counted) with their recorded inputs; a tensor that was
+not inline is replaced by the repeated one. So a node that diverges does not change the next step's inputs, as
+far as those are recorded.
 
-Where a token differs, the answer goes on behind the *recorded* one, as after a worker's death: so each token
-behind it is held against what the model says to the same text, and not to another.
+Where a token differs, the answer is resumed after the *recorded* token, as after a worker's death: so each
+later token is compared with the model's choice for the same text.
 
-What a run depends on beside the log: the checkpoint, the device and its kernels, the precision. On the same
-machine it is expected to be exact; on another, a tolerance is for the person to state.
+A run also depends on the checkpoint, the device and its kernels, and the precision. On the same machine it is
+expected to be exact; for another machine the user states a tolerance.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from dalsegno.config import resolve
 from dalsegno.replay import recorded_run, run_comparison
 from dalsegno.replay.recorded_request import History
 from dalsegno.replay.recorded_run import Run
-from dalsegno.replay.resubmission import told_by
+from dalsegno.replay.resubmission import error_in
 from dalsegno.replay.run_comparison import ComparedEdge
 from models import registry
 from models.sequence_request import SequenceRequest
@@ -53,20 +53,20 @@ from shared.subjects import CONDUCTOR_WRITER, Subjects
 from shared.tensors import Handle
 
 MAX_FORCED: Final = 16
-"""So often an answer is taken up again behind a token that differs; then enough is known."""
+"""An answer is resumed after at most this many differing tokens."""
 _RANK: Final = Rank(0)
 _ORIGIN: Final = "replay"
 _EVENT_BYTES: Final = 64 * 1024 * 1024
 
 
 class DataReplayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a data replay of one request found.
+    """The result of one request's data replay.
 
     Attributes:
-        edges: in the order in which they were put out.
-        first: the first edge that diverges; None where none does.
-        forced: places of the answer where the model says another token to the recorded text.
-        unfinished: there were more of them than were looked for.
+        edges: in order of output.
+        first: the first edge that diverges; None if there is none.
+        forced: the places where the model chooses another token for the recorded text.
+        unfinished: True if there may be more such places.
     """
 
     request_id: str
@@ -82,10 +82,10 @@ class DataReplayResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def loaded_config(model: str | None, history: History) -> DeploymentConfig:
-    """The configuration of `model`, or the one that was in force, with all its nodes on one rank.
+    """Return the configuration of `model`, or the recorded one, with all its nodes on one rank.
 
     Raises:
-        ClientError: it cannot be served, or it is of another family than the request.
+        ClientError: it cannot be served, or is of another family than the request.
     """
     config = _in_force(history) if model is None else resolve.effective(model, ()).config
     families = {event.family for event in history.admitted.values()}
@@ -99,12 +99,12 @@ def loaded_config(model: str | None, history: History) -> DeploymentConfig:
 
 
 def _in_force(history: History) -> DeploymentConfig:
-    """The configuration that the request was let in under, as far as it is known."""
+    """The configuration under which the request was admitted, if it is known."""
     pinned = [event.pins.config for event in history.admitted.values()]
     known = history.configs.get(pinned[0]) if pinned else None
     if not isinstance(known, dict):
         raise ClientError(
-            "the configuration that was in force is not known here: name the model with --config, "
+            "the recorded configuration is not known here: name the model with --config, "
             "as for `dalsegno serve`"
         )
     values = {key: value for key, value in known.items() if key != "name"}
@@ -117,15 +117,15 @@ async def execute(
     """Run the nodes of every admitted request of a history again.
 
     Raises:
-        DalSegnoError: the model cannot be loaded, or the history has not what it takes.
+        DalSegnoError: the model cannot be loaded, or the history lacks what a replay needs.
     """
     if history.is_redacted:
-        raise ClientError(f"{history.source} is redacted: the nodes' inputs are not in it")
-    let_in = history.admitted
-    admitted = [one for one in history.requests if one in let_in]
+        raise ClientError(f"{history.source} is redacted: it does not contain the nodes' inputs")
+    all_admitted = history.admitted
+    admitted = [one for one in history.requests if one in all_admitted]
     if not admitted:
-        raise ClientError(f"request {history.requests[0]} was not let in: no node of it ever ran")
-    async with _working(config) as bench:
+        raise ClientError(f"request {history.requests[0]} was not admitted: none of its nodes ran")
+    async with _joined_worker(config) as bench:
         return [await _executed(bench, history, one, tolerance) for one in admitted]
 
 
@@ -133,7 +133,7 @@ async def _executed(
     bench: "_ReplayWorker", history: History, request_id: str, tolerance: float | None
 ) -> DataReplayResult:
     recorded = recorded_run.run_of(history.records, history.subjects, request_id, history.left_out)
-    found = await bench.carry_out(recorded)
+    found = await bench.run_all(recorded)
     forced, unfinished = await _forced(bench, recorded, found, tolerance)
     excused: dict[str, str] = {}
     for track in {one.track for one in forced}:
@@ -145,39 +145,41 @@ async def _executed(
         source=history.source,
         tolerance=tolerance,
         edges=run_comparison.compared(recorded, found, tolerance, excused),
-        forced=[one.told for one in forced],
+        forced=[one.text for one in forced],
         unfinished=unfinished,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _ForcedToken:
-    """Where another token comes to the recorded text. `is_near`: both are as likely, within the tolerance."""
+    """A place where the model's token differs from the recorded one. `is_near`: within the tolerance."""
 
     track: str
-    told: str
+    text: str
     is_near: bool
 
 
 async def _forced(
     bench: "_ReplayWorker", recorded: Run, found: Run, tolerance: float | None
 ) -> tuple[list[_ForcedToken], bool]:
-    """Every such place; and whether there may be more of them."""
+    """Return every such place, and True if there may be more."""
     differing: list[_ForcedToken] = []
     for track in recorded.tracks:
         was, step = recorded.tokens(track), _speaking(recorded)
         becomes, logprobs, begin = found.tokens(track), found.logprobs(track), 0
-        while step is not None and (place := run_comparison.parting(was[begin:], becomes)) is not None:
+        while (
+            step is not None and (place := run_comparison.first_difference(was[begin:], becomes)) is not None
+        ):
             if place >= len(was) - begin or place >= len(becomes):
-                break  # one of them ended: there is no token beside the other
-            told, is_near = _differing(begin + place, was, becomes[place], logprobs[place:], tolerance)
-            differing.append(_ForcedToken(track, told, is_near))
+                break  # one of them ended: there is no other token to compare
+            report, is_near = _differing(begin + place, was, becomes[place], logprobs[place:], tolerance)
+            differing.append(_ForcedToken(track, report, is_near))
             begin += place + 1
             if len(differing) == MAX_FORCED:
                 return differing, True
             if begin == len(was):
                 break
-            again = await bench.go_on(recorded, step, track, was[:begin])
+            again = await bench.resume(recorded, step, track, was[:begin])
             becomes, logprobs = again.tokens(track)[begin:], again.logprobs(track)
     return differing, False
 
@@ -185,18 +187,18 @@ async def _forced(
 def _differing(
     place: int, was: Sequence[int], becomes: int, logprobs: Sequence[TokenLogprobs], tolerance: float | None
 ) -> tuple[str, bool]:
-    """What is said of a token that differs, and whether both are as likely, within the tolerance."""
-    told = f"at token {place}: recorded {was[place]}, found {becomes}"
+    """Describe a differing token; True if both tokens are equally likely within the tolerance."""
+    report = f"at token {place}: recorded {was[place]}, found {becomes}"
     known = run_comparison.logprobs_in(logprobs[0]) if logprobs else {}
     if was[place] not in known or becomes not in known:
-        return f"{told}; the recorded one is not among the {MAX_LOGPROBS} likeliest", False
+        return f"{report}; the recorded one is not among the {MAX_LOGPROBS} likeliest", False
     gap = abs(known[was[place]] - known[becomes])
-    told += f"; their log probabilities are {known[was[place]]:.4f} and {known[becomes]:.4f}"
-    return told, tolerance is not None and gap <= tolerance
+    report += f"; their log probabilities are {known[was[place]]:.4f} and {known[becomes]:.4f}"
+    return report, tolerance is not None and gap <= tolerance
 
 
 def _speaking(run: Run) -> int | None:
-    """The one step that samples tokens; None where there are several."""
+    """The index of the only step that samples tokens; None if there are several."""
     found = [
         index for index, step in run.steps.items() if any("sampling" in w.args for w in step.order.walks)
     ]
@@ -208,7 +210,7 @@ def _speaking(run: Run) -> int | None:
 
 @dataclass(slots=True)
 class _ReplayWorker:
-    """A worker that has joined, and the log in memory that it reads."""
+    """A worker that has joined, and the in-memory log that it reads."""
 
     server: MemoryStore
     log: MemoryLog
@@ -218,18 +220,20 @@ class _ReplayWorker:
     _names: int = 0
     _made: dict[str, Handle] = field(default_factory=dict)
 
-    async def carry_out(self, recorded: Run) -> Run:
-        """Order every step, each once those it came behind are done; what they came to."""
+    async def run_all(self, recorded: Run) -> Run:
+        """Order every step, each after the steps it followed; return the run."""
         name, done = self._name(), set[int]()
         ordered: set[int] = set()
         self._made.clear()
         while len(done) < len(recorded.steps):
             for index, step in sorted(recorded.steps.items()):
-                if index not in ordered and step.behind <= done:
+                if index not in ordered and step.after <= done:
                     self._order(self._again(recorded, index, name))
                     ordered.add(index)
             if done == ordered:
-                raise ClientError(f"the recorded steps {sorted(recorded.steps)} do not lead to one another")
+                raise ClientError(
+                    f"the recorded steps {sorted(recorded.steps)} are incomplete: no further step can start"
+                )
             event = await self._done(name, done)
             done.add(event.index)
             if isinstance(event, WalkFailed):
@@ -240,8 +244,8 @@ class _ReplayWorker:
                     self._made[_edge_of(handle.key)] = handle
         return recorded_run.run_of(self.server.records, self.subjects, name)
 
-    async def go_on(self, recorded: Run, index: int, track: str, tokens: Sequence[int]) -> Run:
-        """Let one step go on behind tokens that were said; what it came to."""
+    async def resume(self, recorded: Run, index: int, track: str, tokens: Sequence[int]) -> Run:
+        """Resume one step after `tokens`; return the run."""
         name = self._name()
         order = self._again(recorded, index, name)
         walks = [msgspec.structs.replace(w, args=_without(w.args, "echo")) for w in order.walks]
@@ -271,13 +275,13 @@ class _ReplayWorker:
         return recorded_run.run_of(self.server.records, self.subjects, name)
 
     def _name(self) -> str:
-        """Of another request on the log in memory."""
+        """An id for the next request on the in-memory log."""
         self._names += 1
         return f"replay-{self._names}"
 
     # ---- orders ------------------------------------------------------------------------------------
     def _again(self, recorded: Run, index: int, name: str) -> NodeReady:
-        """A recorded order, for this worker and under another name."""
+        """A recorded order, for this worker and under another request id."""
         step = recorded.steps[index]
         walks = [self._call(walk, recorded, is_done=bool(step.results)) for walk in step.order.walks]
         return msgspec.structs.replace(
@@ -306,13 +310,13 @@ class _ReplayWorker:
         args: dict[str, Any] = dict(walk.args)
         if "sampling" in args and any(map(recorded.tokens, recorded.tracks)):
             args["logprobs"] = MAX_LOGPROBS
-        if "max_tokens" in args and not is_done:  # it was stopped: so far, and no further
+        if "max_tokens" in args and not is_done:  # the step was stopped: generate as many tokens as then
             said = max((len(recorded.tokens(track)) for track in recorded.tracks), default=0)
             args["max_tokens"] = max(min(args["max_tokens"], said), 1)
         return WalkCall(name=walk.name, inputs=inputs, args=args)
 
     def _text_of(self, order: NodeReady, tokens: Sequence[int]) -> str:
-        """The text of an answer that begins with these tokens, as the worker would have put it out."""
+        """The text of an answer that begins with these tokens, as the worker outputs it."""
         from workers.generation.generated_text import GeneratedText
 
         request = SequenceRequest.of(order.walks[0])
@@ -328,7 +332,7 @@ class _ReplayWorker:
         return self.server.append(subject, encode(event)).seq
 
     async def _done(self, name: str, known: set[int]) -> WalkCompleted | WalkFailed:
-        """The next step of a request that is done."""
+        """Wait for the next finished step of a request."""
         async with aclosing(self.log.read([self.subjects.done(_RANK, name)], 1)) as records:
             async for record in records:
                 event = decode(record.data)
@@ -342,16 +346,17 @@ def _without(args: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _edge_of(key: str) -> str:
-    """A tensor's key without its request and attempt: the same in every run."""
+    """A tensor's key without its request and attempt: equal in every run."""
     return "/".join(key.split("/")[2:])
 
 
 @asynccontextmanager
-async def _working(config: DeploymentConfig) -> AsyncIterator[_ReplayWorker]:
-    """A worker that has loaded the model and joined a log in memory."""
+async def _joined_worker(config: DeploymentConfig) -> AsyncIterator[_ReplayWorker]:
+    """Yield a worker that has loaded the model and joined an in-memory log."""
     from workers import settings
     from workers.loading.model import LocalModel
-    from workers.process import Worker, open_tensors
+    from workers.loading.tensor_store import open_tensors
+    from workers.process import Worker
 
     subjects = Subjects(config.nats.prefix)
     server = MemoryStore(subjects, max_payload=_EVENT_BYTES)
@@ -368,7 +373,7 @@ async def _working(config: DeploymentConfig) -> AsyncIterator[_ReplayWorker]:
             yield bench
             working.cancel()
     except ExceptionGroup as group:
-        raise told_by(group) from None
+        raise error_in(group) from None
     finally:
         await store.close()
 
@@ -381,11 +386,11 @@ async def _joined(bench: _ReplayWorker) -> int:
     raise AssertionError("a log that is read does not end")
 
 
-# ---- telling ---------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------
 
 
-def told(found: DataReplayResult) -> tuple[list[str], dict[str, Any]]:
-    """What a data replay found, for people and for programs."""
+def report(found: DataReplayResult) -> tuple[list[str], dict[str, Any]]:
+    """The result as text lines and as JSON values."""
     first = found.first
     how = "exactly" if found.tolerance is None else f"within {found.tolerance:g}"
     whose = found.request_id if found.source is None else f"{found.source}: {found.request_id}"
@@ -397,7 +402,7 @@ def told(found: DataReplayResult) -> tuple[list[str], dict[str, Any]]:
         lines.append(f"{whose}: the first edge that diverges is {first.name}: {first.diverges} (data replay)")
     if found.forced:
         many = f"{len(found.forced)}{' or more' if found.unfinished else ''}"
-        lines.append(f"{whose}: to the recorded text, another token comes in {many} places:")
+        lines.append(f"{whose}: for the recorded text, the model chooses another token in {many} places:")
         lines += [f"  {one}" for one in found.forced]
     data = msgspec.to_builtins(found)
     assert isinstance(data, dict)

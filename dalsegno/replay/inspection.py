@@ -1,4 +1,4 @@
-"""What of a replayed history is shown where not only its end is asked for: a position, a state, a step."""
+"""Views of a replayed history for `--until`, `--state`, `--diff`, `--step`; they return the exit status."""
 
 import json
 import sys
@@ -13,22 +13,22 @@ from dalsegno.terminal.sanitise import plain as printable
 
 
 def until(history: History, where: str, *, as_json: bool) -> int:
-    """Show a position, what is found up to there, and the state; the exit status."""
+    """Show a position, the verdicts up to there, and the state."""
     timeline = recorded_request.timeline(history)
     stepper = Stepper(timeline, timeline.find(where))
     position, state = timeline.positions[stepper.place], timeline.state(stepper.place)
     here, data = stepper.here()
-    found, _ = stepper.obey("verdict", [])
-    told = [verdicts.as_plain(ControlResult(verdict=one)) for one in position.verdicts.values()]
+    found, _ = stepper.execute("verdict", [])
+    shown = [verdicts.as_plain(ControlResult(verdict=one)) for one in position.verdicts.values()]
     show(
-        ([*here, *found, *indented(state)], {"until": data, "verdicts": told, "state": state}),
+        ([*here, *found, *indented(state)], {"until": data, "verdicts": shown, "state": state}),
         as_json=as_json,
     )
     return 0 if all(one.matches for one in position.verdicts.values()) else 1
 
 
 def state(history: History, where: str, *, as_json: bool) -> int:
-    """Show the state behind a record; the exit status."""
+    """Show the state after a record."""
     timeline = recorded_request.timeline(history)
     place = timeline.find(where)
     found = timeline.state(place)
@@ -38,14 +38,14 @@ def state(history: History, where: str, *, as_json: bool) -> int:
 
 
 def difference(history: History, before: str, after: str, *, as_json: bool) -> int:
-    """Show what changed between two records; the exit status."""
+    """Show the changes of the state between two records."""
     timeline = recorded_request.timeline(history)
     show(difference_of(timeline, timeline.find(before), timeline.find(after)), as_json=as_json)
     return 0
 
 
 def step(history: History, begin: str | None, *, as_json: bool) -> int:
-    """Take commands from stdin until there are none; the exit status."""
+    """Run commands from stdin until its end."""
     timeline = recorded_request.timeline(history)
     stepper = Stepper(timeline, timeline.find(begin) if begin else 0)
     is_terminal = sys.stdin.isatty()
@@ -59,7 +59,7 @@ def step(history: History, begin: str | None, *, as_json: bool) -> int:
 
 
 def show(output: CommandOutput, *, as_json: bool) -> None:
-    """Print an answer."""
+    """Print an output."""
     lines, data = output
     if as_json:
         click.echo(json.dumps(data, ensure_ascii=False))

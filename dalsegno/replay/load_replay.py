@@ -1,10 +1,11 @@
-"""Load replay: the same arrivals and sizes again, on a deployment that runs; and the times of both.
+"""Load replay: submits recorded requests again, at the same times, and compares latencies.
 
-Each recorded submission is asked anew under an id of its own, as long after the first as it was then, with
-the seed that it had. Nothing of the old ones is touched, and nothing is compared but time and counts: that a
-deployment answers the same is for the other levels to say.
+Each recorded submission is repeated on a running deployment under a new id, at its old distance from the
+first one, with its old seed.
+The old requests are not touched, and only times and counts are compared: equal answers are checked by the
+other levels.
 
-Of a redacted bundle only sizes are known: a prompt of as many tokens, and an answer of as many.
+Of a redacted bundle only sizes are known: the repeated prompt and answer have as many tokens.
 """
 
 import secrets
@@ -35,7 +36,7 @@ _COLUMNS: Final = (Column("", 26), Column("recorded", 12, is_right=True), Column
 
 @dataclass(slots=True)
 class Arrival:
-    """A request that came, and what became of it."""
+    """A recorded submission, and the answer to it."""
 
     request_id: str
     submission: RequestSubmitted
@@ -46,7 +47,7 @@ class Arrival:
 
 
 class Arrivals:
-    """A fold over the records of a log, or of bundles: the requests in it, in order of their arrival."""
+    """A fold over the records of a log, or of bundles: its requests in order of arrival."""
 
     def __init__(self) -> None:
         self.found: dict[str, Arrival] = {}
@@ -66,14 +67,14 @@ class Arrivals:
         arrival.reply.take(event, record.seq, record.time_ns)
 
     def in_order(self, last: int | None = None) -> list[Arrival]:
-        """Those that were let in, in the order in which they came; of many the `last`."""
+        """The admitted requests in order of arrival; only the `last` ones if given."""
         found = [one for one in self.found.values() if one.admitted is not None]
         found.sort(key=lambda one: (one.reply.submitted_ns, one.seq))
         return found[-last:] if last else found
 
 
 def submissions(arrivals: Sequence[Arrival], model: str, speed: float) -> list[Submission]:
-    """What to ask, and when; `speed` 2 is twice as fast as it came."""
+    """The requests to submit, and when; `speed` 2 is twice as fast as recorded."""
     run = f"load-{secrets.token_hex(3)}"
     began_ns = arrivals[0].reply.submitted_ns
     return [
@@ -87,13 +88,13 @@ def submissions(arrivals: Sequence[Arrival], model: str, speed: float) -> list[S
 
 def _again(one: Arrival, request_id: str, model: str) -> RequestSubmitted:
     inputs, params = one.submission.inputs, one.submission.params
-    said = len(one.reply.token_ids)
+    generated = len(one.reply.token_ids)
     if one.is_redacted:
-        inputs, params = _of_the_same_size(one, said)
+        inputs, params = _of_the_same_size(one, generated)
     elif params.seed is None and one.admitted is not None:
         params = msgspec.structs.replace(params, seed=signed(one.admitted.seed))
-    if one.reply.outcome == "cancelled" and said:  # it went on no further then, either
-        params = msgspec.structs.replace(params, max_tokens=said, min_tokens=None)
+    if one.reply.outcome == "cancelled" and generated:  # generate as many tokens as then
+        params = msgspec.structs.replace(params, max_tokens=generated, min_tokens=None)
     return msgspec.structs.replace(
         one.submission,
         id="",
@@ -111,25 +112,25 @@ def _again(one: Arrival, request_id: str, model: str) -> RequestSubmitted:
     )
 
 
-def _of_the_same_size(one: Arrival, said: int) -> tuple[Inputs, Params]:
+def _of_the_same_size(one: Arrival, generated: int) -> tuple[Inputs, Params]:
     usage = one.reply.usage
     prompt = usage.prompt_tokens if usage is not None else 0
     if not prompt:
         raise ClientError(
-            f"{one.request_id} is redacted and did not finish: the size of its prompt is not known"
+            f"{one.request_id} is redacted and did not finish: the size of its prompt is unknown"
         )
     inputs, params = one.submission.inputs, one.submission.params
     return (
         Inputs(token_ids=[0] * prompt, output_modalities=inputs.output_modalities),
-        Params(max_tokens=max(said, 1), temperature=params.temperature, ignore_eos=True),
+        Params(max_tokens=max(generated, 1), temperature=params.temperature, ignore_eos=True),
     )
 
 
-async def ask_again(arrivals: Sequence[Arrival], target: LogSource, speed: float) -> dict[str, Reply]:
-    """Ask all of it, and wait for the answers: by the old ids.
+async def submit_again(arrivals: Sequence[Arrival], target: LogSource, speed: float) -> dict[str, Reply]:
+    """Submit all requests and wait for the answers; return them by the old ids.
 
     Raises:
-        DalSegnoError: nothing runs there, or it does not take a request.
+        DalSegnoError: no deployment runs there, or it refuses a request.
     """
     async with log_source.open_log(target, alive=True, role=CLIENT) as (log, subjects):
         model = await resubmission.model_served(log, subjects)
@@ -138,13 +139,13 @@ async def ask_again(arrivals: Sequence[Arrival], target: LogSource, speed: float
     return {one.request_id: reply for one, reply in zip(arrivals, replies.values(), strict=True)}
 
 
-# ---- telling ---------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------
 
 
-def told(
+def report(
     arrivals: Sequence[Arrival], now: dict[str, Reply], speed: float
 ) -> tuple[list[str], dict[str, Any]]:
-    """Both runs side by side, for people and for programs."""
+    """Both runs side by side, as text lines and as JSON values."""
     sides = {"recorded": [one.reply for one in arrivals], "now": [now[one.request_id] for one in arrivals]}
     summaries = {name: _summary(replies) for name, replies in sides.items()}
     requests = "request" if len(arrivals) == 1 else "requests"
@@ -187,7 +188,7 @@ def _summary(replies: Iterable[Reply]) -> dict[str, float | int | None]:
 
 
 def _quantile(times: Sequence[float], quantile: float) -> float | None:
-    """The nearest rank, in milliseconds."""
+    """The quantile by nearest rank, in milliseconds."""
     if not times:
         return None
     return times[min(int(quantile * len(times)), len(times) - 1)] * 1e3

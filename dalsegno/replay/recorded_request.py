@@ -1,4 +1,4 @@
-"""A history to replay, wherever it is from: a request in a log, or a bundle."""
+"""A recorded request to replay, read from a log or from a bundle."""
 
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,11 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         source: the bundle's name; None for a log.
-        requests: the ids in it, the one asked for first.
-        unheard: those of whose answers not all bytes are there.
-        unfaithful: those that cannot be replayed from these records, and why.
-        left_out: by position, of chunks whose data is not there, what it was.
-        configs: by digest, the configurations they were decided under, as far as they are known.
+        requests: the ids in it, the requested one first.
+        unheard: the requests whose answers lack some of their bytes.
+        unfaithful: the requests that cannot be replayed from these records, with the reason.
+        left_out: by position, the data that a chunk lacks.
+        configs: the known configurations by digest.
     """
 
     source: str | None
@@ -43,13 +43,13 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def admitted(self) -> dict[str, RequestAdmitted]:
-        """Of each request that was let in, how."""
+        """The admission of each admitted request."""
         events = (manifest.event_of(record, self.subjects) for record in self.records)
         return {str(e.request_id): e for e in events if isinstance(e, RequestAdmitted)}
 
 
 def of_log(found: RequestRecords) -> History:
-    """What was collected of a request."""
+    """Return the history in collected records."""
     return History(
         source=None,
         requests=found.requests,
@@ -60,10 +60,10 @@ def of_log(found: RequestRecords) -> History:
 
 
 def of_bundle(path: str) -> History:
-    """What a bundle holds.
+    """Return the history in a bundle.
 
     Raises:
-        BundleError: it is none, or it was altered.
+        BundleError: it is not a bundle, or it was altered.
     """
     found = bundle_file.read(path)
     if not found.kept:
@@ -82,7 +82,7 @@ def of_bundle(path: str) -> History:
 
 
 def in_folder(folder: Path) -> list[Path]:
-    """The bundles in a folder, by name.
+    """Return the bundles in a folder, by name.
 
     Raises:
         ClientError: there are none.
@@ -103,12 +103,12 @@ def control(history: History) -> list[ControlResult]:
     for request_id in history.requests:
         verdict = found.get(request_id)
         if verdict is None and request_id != history.requests[0]:
-            continue  # a part of a question that was never submitted
+            continue  # a part that was never submitted
         cannot = history.unfaithful.get(request_id)
         if verdict is None:
-            verdict, cannot = Verdict(request_id=request_id), "there is no submission of it among its records"
+            verdict, cannot = Verdict(request_id=request_id), "its records contain no submission"
         elif cannot is not None:
-            cannot = f"it was taken out of its log with other contents, and then: {cannot}"
+            cannot = f"its bundle has other contents than its log, and then: {cannot}"
         elif not verdict.matches:
             cannot = why_not(history.records, history.subjects, request_id)
         results.append(
@@ -123,7 +123,7 @@ def control(history: History) -> list[ControlResult]:
 
 
 def timeline(history: History) -> ReplayTimeline:
-    """A history to step through."""
+    """Return a history's timeline, for stepping."""
     return ReplayTimeline(
         history.records,
         history.requests,

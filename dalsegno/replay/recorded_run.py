@@ -13,16 +13,16 @@ from shared.transcript import Transcript
 
 @dataclass(slots=True)
 class RecordedStep:
-    """One step of a journey, as the log has it.
+    """One step of a plan run, as the log has it.
 
     Attributes:
-        order: as one of its ranks was told it, in the attempt that counted.
-        behind: the steps that were done when it was ordered.
-        results: what its walks came to, of all ranks; none while it was not done.
+        order: the order to one of its ranks, in the attempt that counted.
+        after: the steps that were done when it was ordered.
+        results: the results of its walks, of all ranks; empty until it is done.
     """
 
     order: NodeReady
-    behind: frozenset[int]
+    after: frozenset[int]
     results: dict[str, WalkResult] = field(default_factory=dict)
 
     @property
@@ -32,25 +32,25 @@ class RecordedStep:
 
 @dataclass(slots=True)
 class Run:
-    """What one run of a request's nodes came to: the recorded one, or one that was made from it.
+    """One run of a request's nodes: the recorded one, or a repetition.
 
     Attributes:
         steps: by index.
-        tracks: the chunks that count, by writer.
-        left_out: of chunks whose data is not there, by the log's position: what it was.
-        speaks_at: how many steps were done before the first chunk.
+        tracks: the valid chunks of each output track.
+        left_out: for each chunk, the description of data that is not in the bundle, or None.
+        steps_before_output: the number of steps that were done before the first chunk.
     """
 
     steps: dict[int, RecordedStep] = field(default_factory=dict)
     tracks: dict[str, list[OutputChunk]] = field(default_factory=dict)
     left_out: dict[str, list[LeftOut | None]] = field(default_factory=dict)
-    speaks_at: int | None = None
+    steps_before_output: int | None = None
 
     def tokens(self, track: str) -> list[int]:
         return [token for chunk in self.tracks.get(track, ()) for token in chunk.token_ids]
 
     def logprobs(self, track: str) -> list[TokenLogprobs]:
-        """Of the answer's tokens, where they were asked for; none where they were not."""
+        """The log probabilities of the answer's tokens, if they were requested."""
         return [one for c in self.tracks.get(track, ()) if not c.is_echo for one in c.logprobs or ()]
 
     def text(self, track: str) -> str:
@@ -63,7 +63,7 @@ def run_of(
     request_id: str,
     left_out: Mapping[int, LeftOut] | None = None,
 ) -> Run:
-    """Read a run out of a log."""
+    """Read a request's run from log records."""
     run, transcript = Run(), Transcript()
     done: dict[int, int] = {}
     at: dict[str, int] = {}
@@ -82,8 +82,8 @@ def run_of(
             case OutputChunk() | OutputFence():
                 at[event.id] = record.seq
                 for chunk in transcript.fold(event):
-                    if run.speaks_at is None:
-                        run.speaks_at = len(done)
+                    if run.steps_before_output is None:
+                        run.steps_before_output = len(done)
                     run.tracks.setdefault(chunk.track, []).append(chunk)
                     gone = (left_out or {}).get(at[chunk.id])
                     run.left_out.setdefault(chunk.track, []).append(gone)
@@ -93,7 +93,7 @@ def run_of(
 
 
 def _take_order(run: Run, done: dict[int, int], event: NodeReady) -> None:
-    """A step is ordered: for the first time, of another rank, or again; then what came behind it is void."""
+    """Register an order: a step's first, one for another rank, or a new attempt, which voids later steps."""
     known = run.steps.get(event.index)
     if known is not None and event.attempt <= known.order.attempt:
         return

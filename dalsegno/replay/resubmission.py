@@ -1,7 +1,7 @@
-"""Requests put to a deployment from here, over its log, and their answers: what `--fork-at` and `--load` do.
+"""Submission of requests to a running deployment over its log, for `--fork-at` and `--load`; their answers.
 
-It asks as any service does, with a client's credentials, and needs no gateway. One reader follows all
-answers; what each of them comes to is folded by `dalsegno.history.reply`.
+It publishes as any service does, with a client's credentials, and needs no gateway. One reader follows all
+answers; `dalsegno.history.reply` folds them.
 """
 
 import asyncio
@@ -21,18 +21,18 @@ from shared.subjects import Subjects
 
 WRITER: Final = "dalsegno-replay"
 _ACCEPT_S: Final = 10.0
-"""How long the log may take to ack a request."""
+"""Seconds that the log may take to ack a request."""
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """A request, and how long after the first it is to be asked."""
+    """A request, and its delay after the first one."""
 
     event: RequestSubmitted
     after_s: float = 0.0
 
 
 async def model_served(log: Log, subjects: Subjects) -> str:
-    """The model of the deployment that writes this log.
+    """Return the model of the deployment that writes this log.
 
     Raises:
         CapacityError: no worker has been ready there yet.
@@ -49,7 +49,7 @@ async def model_served(log: Log, subjects: Subjects) -> str:
 
 
 async def submit(log: Log, subjects: Subjects, event: RequestSubmitted) -> int:
-    """Store one request; its position.
+    """Store one request; return its position.
 
     Raises:
         ClientError: its id is taken.
@@ -68,7 +68,7 @@ async def submit(log: Log, subjects: Subjects, event: RequestSubmitted) -> int:
 
 
 async def answers(log: Log, subjects: Subjects, submissions: Sequence[Submission]) -> dict[str, Reply]:
-    """Ask, each in its time, and wait for all answers: by request id, in the order in which they were asked.
+    """Submit requests at their times and wait for all answers; return them by request id, in that order.
 
     Raises:
         ClientError: an id is taken.
@@ -89,12 +89,12 @@ async def answers(log: Log, subjects: Subjects, submissions: Sequence[Submission
                 await asyncio.sleep(max(began + one.after_s - asyncio.get_running_loop().time(), 0.0))
                 await submit(log, subjects, msgspec.structs.replace(one.event, origin=origin))
     except ExceptionGroup as group:
-        raise told_by(group) from None
+        raise error_in(group) from None
     return replies
 
 
-def told_by(group: ExceptionGroup[Exception]) -> Exception:
-    """The error in a group that is for the person, however deep; of a bug, all of it."""
+def error_in(group: ExceptionGroup[Exception]) -> Exception:
+    """The first error of ours in a group, at any depth; the whole group if there is none."""
     found: Exception | None = group.subgroup(DalSegnoError)
     while isinstance(found, ExceptionGroup):
         found = found.exceptions[0]
@@ -102,7 +102,7 @@ def told_by(group: ExceptionGroup[Exception]) -> Exception:
 
 
 async def _follow(log: Log, subjects: Subjects, origin: str, start: int, replies: dict[str, Reply]) -> None:
-    """Fold what is stored until all have ended."""
+    """Fold stored records until all requests have ended."""
     wanted = [
         subjects.request("*"),
         subjects.walk("*"),

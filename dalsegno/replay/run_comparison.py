@@ -1,10 +1,10 @@
-"""What the nodes of a request put out, edge by edge, and where two runs of them part. Pure.
+"""Comparison of two runs of a request's nodes, edge by edge. Pure.
 
-An edge is what one node hands on: a tensor to another step, a fact to the plan, tokens and text and sound to
-the client. The first that diverges is where to look: all behind it may differ because of it.
+An edge is one output of a node: a tensor to another step, a fact to the plan, or tokens, text and sound to
+the client. The first edge that diverges is the one to investigate: later ones may differ because of it.
 
-Tensors that rode inline are compared byte by byte; of the others only kind and shape are known, for their
-bytes are gone with the request. Sound is compared sample by sample, tokens one by one.
+Inline tensors are compared byte by byte; of others only type and shape are known, because their bytes were
+freed with the request. Sound is compared sample by sample, tokens one by one.
 """
 
 from array import array
@@ -19,17 +19,17 @@ from shared.events import OutputChunk, TokenLogprobs
 from shared.tensors import Handle
 
 FULL_SCALE: Final = 32768
-"""Of 16-bit samples."""
-_FOLLOWS: Final = "not compared: other tokens came"
+"""The full scale of 16-bit samples."""
+_FOLLOWS: Final = "not compared: the tokens differ"
 
 
 class ComparedEdge(msgspec.Struct, frozen=True, kw_only=True):
-    """One edge of two runs, compared.
+    """The comparison of one edge of two runs.
 
     Attributes:
-        compared: how many tokens, samples, bytes or values; 0 where there was nothing to compare.
-        diverges: where, and how; None where nothing does.
-        note: what is to be known of a comparison that is not of every byte.
+        compared: the number of tokens, samples, bytes or values; 0 if there was nothing to compare.
+        diverges: the first difference; None if there is none.
+        note: a restriction of the comparison.
     """
 
     name: str
@@ -41,29 +41,30 @@ class ComparedEdge(msgspec.Struct, frozen=True, kw_only=True):
 def compared(
     recorded: Run, found: Run, tolerance: float | None, excused: Mapping[str, str] | None = None
 ) -> list[ComparedEdge]:
-    """Every edge, in the order in which it was put out, as far as that is known.
+    """Compare every edge, in the order of output as far as it is known.
 
-    What follows from an answer's tokens is not compared where those differ: it says the same once more.
+    Edges that follow from an answer's tokens are not compared if the tokens differ: they would report it
+    again.
 
     Args:
-        recorded: what the log has.
-        found: what came of running the nodes again.
-        tolerance: of samples a share of full scale, of log probabilities a difference; None is exact.
-        excused: tracks whose tokens differ within the tolerance, and what is said of that.
+        recorded: the run in the log.
+        found: the repeated run.
+        tolerance: a share of full scale for samples, a difference for log probabilities; None is exact.
+        excused: the tracks whose tokens differ within the tolerance, with a note each.
     """
     tracks = list(dict.fromkeys((*recorded.tracks, *found.tracks)))
     parts = any(recorded.tokens(track) != found.tokens(track) for track in tracks)
-    before: list[ComparedEdge] = []
-    behind: list[ComparedEdge] = []
+    earlier: list[ComparedEdge] = []
+    later: list[ComparedEdge] = []
     for number, (index, step) in enumerate(sorted(recorded.steps.items())):
         follows = parts and any("sampling" in walk.args for walk in step.order.walks)
         edges = list(_of_step(index, step, found.steps.get(index), follows=follows))
-        speaks_at = recorded.speaks_at
-        (before if speaks_at is None or number < speaks_at else behind).extend(edges)
+        steps_before_output = recorded.steps_before_output
+        (earlier if steps_before_output is None or number < steps_before_output else later).extend(edges)
     spoken = [
         edge for track in tracks for edge in _of_track(track, recorded, found, tolerance, excused or {})
     ]
-    return [*before, *spoken, *behind]
+    return [*earlier, *spoken, *later]
 
 
 def _of_step(
@@ -73,7 +74,7 @@ def _of_step(
         other = found.results.get(name) if found is not None else None
         where = f"step {index}, {name}"
         if other is None:
-            yield ComparedEdge(name=where, compared=0, diverges="it did not come to its end")
+            yield ComparedEdge(name=where, compared=0, diverges="it did not finish")
             continue
         for edge, handle in result.outputs.items():
             yield _of_tensor(f"{where}: tensor {edge}", handle, other.outputs.get(edge))
@@ -87,20 +88,20 @@ def _of_facts(name: str, recorded: Mapping[str, Any], found: Mapping[str, Any]) 
     names = dict.fromkeys((*recorded, *found))
     for key in names:
         if recorded.get(key) != found.get(key):
-            told = f"{key}: recorded {recorded.get(key)!r}, found {found.get(key)!r}"
-            return ComparedEdge(name=name, compared=len(names), diverges=told)
+            shown = f"{key}: recorded {recorded.get(key)!r}, found {found.get(key)!r}"
+            return ComparedEdge(name=name, compared=len(names), diverges=shown)
     return ComparedEdge(name=name, compared=len(names))
 
 
 def _of_tensor(name: str, recorded: Handle, found: Handle | None) -> ComparedEdge:
     if found is None:
-        return ComparedEdge(name=name, compared=0, diverges="it was not put out")
+        return ComparedEdge(name=name, compared=0, diverges="it was not output")
     kinds = [f"{one.dtype}{list(one.shape)}" for one in (recorded, found)]
     if kinds[0] != kinds[1]:
         return ComparedEdge(name=name, compared=0, diverges=f"recorded {kinds[0]}, found {kinds[1]}")
     if recorded.data is None or found.data is None:
         return ComparedEdge(
-            name=name, compared=0, note=f"{kinds[0]}: the recorded bytes are gone, only the shape is compared"
+            name=name, compared=0, note=f"{kinds[0]}: the recorded bytes are gone: only the shape is compared"
         )
     if recorded.data != found.data:
         digests = [digest_of(one.data or b"") for one in (recorded, found)]
@@ -133,49 +134,51 @@ def _modality(track: str, recorded: Run, found: Run) -> str:
 
 def _of_tokens(name: str, track: str, recorded: Run, found: Run, excuse: str | None) -> ComparedEdge:
     was, becomes = recorded.tokens(track), found.tokens(track)
-    place = parting(was, becomes)
+    place = first_difference(was, becomes)
     if place is None or excuse is not None:
         return ComparedEdge(name=name, compared=len(was), note=excuse)
     return ComparedEdge(
         name=name,
         compared=len(was),
-        diverges=_told(place, was, becomes, found.logprobs(track), recorded.logprobs(track)),
+        diverges=_divergence(place, was, becomes, found.logprobs(track), recorded.logprobs(track)),
     )
 
 
-def _told(
+def _divergence(
     place: int,
     was: Sequence[int],
     becomes: Sequence[int],
     found: Sequence[TokenLogprobs],
     recorded: Sequence[TokenLogprobs],
 ) -> str:
-    """Where two answers part, and what the model thinks of both tokens."""
+    """Describe the place where two answers diverge, with the probabilities of both tokens."""
     if place >= len(was) or place >= len(becomes):
         return f"at token {place}: recorded are {len(was)} tokens, found {len(becomes)}"
-    told = f"at token {place}: recorded {was[place]}, found {becomes[place]}"
+    shown = f"at token {place}: recorded {was[place]}, found {becomes[place]}"
     if place < len(found):
         ours = logprobs_in(found[place])
-        told += f"; their log probabilities are {_shown(ours, was[place])} and {_shown(ours, becomes[place])}"
+        shown += (
+            f"; their log probabilities are {_shown(ours, was[place])} and {_shown(ours, becomes[place])}"
+        )
     if place < len(recorded):
         theirs = logprobs_in(recorded[place])
-        told += f", when recorded {_shown(theirs, was[place])} and {_shown(theirs, becomes[place])}"
-    return told
+        shown += f", when recorded {_shown(theirs, was[place])} and {_shown(theirs, becomes[place])}"
+    return shown
 
 
 def logprobs_in(one: TokenLogprobs) -> dict[int, float]:
-    """By token, what is known of a place."""
+    """The known log probabilities at one place, by token."""
     found = {likely.id: likely.logprob for likely in one.top}
     return found if one.logprob is None else found | {one.id: one.logprob}
 
 
 def _shown(known: Mapping[int, float], token: int) -> str:
-    return f"{known[token]:.9g}" if token in known else "below all that are told"
+    return f"{known[token]:.9g}" if token in known else "below all reported ones"
 
 
 def _of_logprobs(name: str, track: str, recorded: Run, found: Run, tolerance: float | None) -> ComparedEdge:
     was, becomes = recorded.logprobs(track), found.logprobs(track)
-    same = parting(recorded.tokens(track), found.tokens(track))
+    same = first_difference(recorded.tokens(track), found.tokens(track))
     count = min(len(was), len(becomes), len(was) if same is None else same)
     worst = 0.0
     for place in range(count):
@@ -184,21 +187,21 @@ def _of_logprobs(name: str, track: str, recorded: Run, found: Run, tolerance: fl
             gap = abs(ours[token] - logprob) if token in ours else float("inf")
             worst = max(worst, gap if gap != float("inf") else 0.0)
             if gap > (tolerance or 0.0):
-                told = (
+                shown = (
                     f"at token {place}: of token {token} recorded {logprob:.9g}, found {_shown(ours, token)}"
                 )
-                return ComparedEdge(name=name, compared=count, diverges=told)
+                return ComparedEdge(name=name, compared=count, diverges=shown)
     return ComparedEdge(name=name, compared=count, note=f"differ by at most {worst:.2g}" if worst else None)
 
 
 def _of_text(name: str, was: str, becomes: str) -> ComparedEdge:
-    place = parting(was, becomes)
+    place = first_difference(was, becomes)
     if place is None:
         return ComparedEdge(name=name, compared=len(was))
-    told = (
+    shown = (
         f"at character {place}: recorded {was[place : place + 24]!r}, found {becomes[place : place + 24]!r}"
     )
-    return ComparedEdge(name=name, compared=len(was), diverges=told)
+    return ComparedEdge(name=name, compared=len(was), diverges=shown)
 
 
 def _of_data(name: str, track: str, recorded: Run, found: Run, tolerance: float | None) -> ComparedEdge:
@@ -210,7 +213,7 @@ def _of_data(name: str, track: str, recorded: Run, found: Run, tolerance: float 
     if was == becomes:
         return ComparedEdge(name=name, compared=len(was))
     if len(was) != len(becomes) or not _is_sound(chunks):
-        place = parting(was, becomes)
+        place = first_difference(was, becomes)
         return ComparedEdge(
             name=name, compared=len(was), diverges=f"at byte {place} of {len(was)}, found are {len(becomes)}"
         )
@@ -220,17 +223,17 @@ def _of_data(name: str, track: str, recorded: Run, found: Run, tolerance: float 
 def _of_digests(
     name: str, chunks: Sequence[OutputChunk], gone: Sequence[LeftOut | None], others: Sequence[OutputChunk]
 ) -> ComparedEdge:
-    """Chunk by chunk: their bytes were left out of the bundle, their digests were not."""
+    """Compare chunk by chunk: the bundle has only digests of their bytes."""
     total = sum(one.bytes for one in gone if one is not None)
     note = "the bundle has digests only; a tolerance needs --payloads"
     for place, (left, other) in enumerate(zip(gone, others, strict=False)):
         digest = digest_of(other.data or b"")
         if left is not None and left.digest != digest:
-            told = f"at chunk {place}: recorded {left.digest}, found {digest}"
-            return ComparedEdge(name=name, compared=total, diverges=told, note=note)
+            shown = f"at chunk {place}: recorded {left.digest}, found {digest}"
+            return ComparedEdge(name=name, compared=total, diverges=shown, note=note)
     if len(chunks) != len(others):
-        told = f"recorded are {len(chunks)} chunks, found {len(others)}"
-        return ComparedEdge(name=name, compared=total, diverges=told, note=note)
+        shown = f"recorded are {len(chunks)} chunks, found {len(others)}"
+        return ComparedEdge(name=name, compared=total, diverges=shown, note=note)
     return ComparedEdge(name=name, compared=total, note=note)
 
 
@@ -243,17 +246,17 @@ def _of_samples(name: str, was: bytes, becomes: bytes, tolerance: float | None) 
     note = f"samples differ by at most {worst:.2g} of full scale"
     if place is None:
         return ComparedEdge(name=name, compared=len(ones), note=note)
-    told = f"at sample {place}: recorded {ones[place]}, found {others[place]}"
-    return ComparedEdge(name=name, compared=len(ones), diverges=told, note=note)
+    shown = f"at sample {place}: recorded {ones[place]}, found {others[place]}"
+    return ComparedEdge(name=name, compared=len(ones), diverges=shown, note=note)
 
 
 def _is_sound(chunks: Sequence[OutputChunk]) -> bool:
-    """Whether all of it is 16-bit samples."""
+    """True if all chunks are 16-bit samples."""
     return all(one.modality == "audio" and one.data is not None and len(one.data) % 2 == 0 for one in chunks)
 
 
-def parting(one: Sequence[Any], other: Sequence[Any]) -> int | None:
-    """The first place where two rows differ; None where they do not."""
+def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int | None:
+    """The first index at which two sequences differ; None if they are equal."""
     if one == other:
         return None
     pairs = zip(one, other, strict=False)

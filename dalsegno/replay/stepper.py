@@ -1,16 +1,16 @@
-"""Going through a replayed history, forwards and backwards: the commands, and what they answer.
+"""Interactive stepping through a replayed history: the commands, and their outputs.
 
     next, n [COUNT]       the next record, or the COUNT-th from here; so is an empty line
     previous, p [COUNT]   back
     go, g WHERE           to a position of the log, an event's id, or the next event of a type
-    state, s [NAME]       the state behind this record; of one request, or `world`
-    diff, d [FROM [TO]]   what this record changed; or what changed since FROM, or between the two
+    state, s [NAME]       the state after this record; of one request, or `world`
+    diff, d [FROM [TO]]   the changes by this record; or since FROM, or between the two
     event, e              all of this record
     list, l               all records, a line each
-    verdict, v            what is found up to here
+    verdict, v            the verdicts up to here
     quit, q               end
 
-Commands come from a terminal or from a pipe, a line each.
+Commands are read line by line from a terminal or a pipe.
 """
 
 import json
@@ -26,17 +26,17 @@ from dalsegno.terminal.sanitise import plain as printable
 from shared.errors import ClientError
 
 CommandOutput = tuple[list[str], dict[str, Any]]
-"""What a command says, for people and for programs."""
+"""A command's output as text lines and as JSON values."""
 
 _HELP: Final = (__doc__ or "").split("\n\n")[1].splitlines()
 
 
 class Stepper:
-    """A place in a history, moved by commands.
+    """The current place in a history, moved by commands.
 
     Attributes:
-        place: of the position looked at, from 0.
-        refused: how many commands were not understood.
+        place: the index of the current position, from 0.
+        refused: the number of commands that were not understood.
     """
 
     def __init__(self, timeline: ReplayTimeline, place: int = 0) -> None:
@@ -56,24 +56,24 @@ class Stepper:
         }
 
     def run(self, commands: Iterable[str], say: Callable[[str], None], *, as_json: bool) -> None:
-        """Obey commands until `quit`, or until there are none."""
+        """Execute commands until `quit` or their end."""
         self._say(self.here(), say, as_json=as_json)
         for command in commands:
             verb, *arguments = command.split() or ["next"]
             if verb in {"quit", "q"}:
                 return
             try:
-                answer = self.obey(verb, arguments)
+                answer = self.execute(verb, arguments)
             except ClientError as error:
                 self.refused += 1
                 answer = [error.message], {"error": error.message}
             self._say(answer, say, as_json=as_json)
 
-    def obey(self, verb: str, arguments: list[str]) -> CommandOutput:
-        """Do what a command says.
+    def execute(self, verb: str, arguments: list[str]) -> CommandOutput:
+        """Execute one command.
 
         Raises:
-            ClientError: there is no such command, or nothing it could mean.
+            ClientError: the command does not exist, or its arguments are wrong.
         """
         name = next((one for one in self._verbs if verb in (one, one[0])), None)
         if name is None:
@@ -89,18 +89,18 @@ class Stepper:
             for line in lines:
                 say(printable(line))
 
-    # ---- going -------------------------------------------------------------------------------------
+    # ---- moving ------------------------------------------------------------------------------------
     def here(self) -> CommandOutput:
-        """The record looked at; where it is not as it would be decided, that too."""
+        """The current record, and its mismatch if it has one."""
         position = self.timeline.positions[self.place]
-        told = [line_of(position, self.place, len(self.timeline.positions))]
+        shown = [line_of(position, self.place, len(self.timeline.positions))]
         data: dict[str, Any] = {"place": self.place, "seq": position.record.seq} | event_of(position)
         for verdict in position.verdicts.values():
             mismatch = verdict.mismatch
             if mismatch is not None and mismatch.seq in (position.record.seq, None):
-                told += [f"  {mismatch.what}", *(f"  {line}" for line in verdicts.explained(mismatch))]
+                shown += [f"  {mismatch.what}", *(f"  {line}" for line in verdicts.explained(mismatch))]
                 data["mismatch"] = verdicts.mismatch_as_plain(mismatch)
-        return told, data
+        return shown, data
 
     def _next(self, arguments: list[str]) -> CommandOutput:
         return self._move(_number(arguments, "next"))
@@ -119,16 +119,16 @@ class Stepper:
 
     def _go(self, arguments: list[str]) -> CommandOutput:
         if len(arguments) != 1:
-            raise ClientError("go where? To a position of the log, an event's id, or a type of event")
+            raise ClientError("go: expected one position of the log, event id or event type")
         self.place = self.timeline.find(arguments[0], self.place + 1)
         return self.here()
 
-    # ---- looking -----------------------------------------------------------------------------------
+    # ---- showing -----------------------------------------------------------------------------------
     def _state(self, arguments: list[str]) -> CommandOutput:
         state = self.timeline.state(self.place)
         if arguments:
             if len(arguments) > 1 or arguments[0] not in state:
-                raise ClientError(f"the state of what? Expected one of {', '.join(state)}")
+                raise ClientError(f"state: expected one of {', '.join(state)}")
             state = {arguments[0]: state[arguments[0]]}
         return indented(state), {"seq": self._seq(self.place), "state": state}
 
@@ -147,36 +147,36 @@ class Stepper:
 
     def _list(self, arguments: list[str]) -> CommandOutput:
         total = len(self.timeline.positions)
-        told = [
+        shown = [
             ("> " if place == self.place else "  ") + line_of(position, place, total)
             for place, position in enumerate(self.timeline.positions)
         ]
         data = [{"seq": one.record.seq, "what": what_of(one)} for one in self.timeline.positions]
-        return told, {"place": self.place, "records": data}
+        return shown, {"place": self.place, "records": data}
 
     def _verdict(self, arguments: list[str]) -> CommandOutput:
         found = self.timeline.positions[self.place].verdicts
-        told = [f"{request_id}: {verdicts.so_far(one)}" for request_id, one in found.items()]
+        shown = [f"{request_id}: {verdicts.so_far(one)}" for request_id, one in found.items()]
         data = [verdicts.as_plain(verdicts.ControlResult(verdict=one)) for one in found.values()]
-        return told or ["nothing is submitted yet"], {"seq": self._seq(self.place), "verdicts": data}
+        return shown or ["nothing is submitted yet"], {"seq": self._seq(self.place), "verdicts": data}
 
     def _seq(self, place: int) -> int:
         return self.timeline.positions[place].record.seq
 
 
-# ---- words -----------------------------------------------------------------------------------------------
+# ---- output -----------------------------------------------------------------------------------------------
 
 
 def difference_of(timeline: ReplayTimeline, before: int, after: int) -> CommandOutput:
-    """What changed between two places."""
+    """The changes between two positions."""
     seqs = [timeline.positions[place].record.seq for place in (before, after)]
     changes = timeline.difference(before, after)
-    told = [_change(one) for one in changes] or [f"nothing changed from {seqs[0]} to {seqs[1]}"]
-    return told, {"from": seqs[0], "to": seqs[1], "changes": msgspec.to_builtins(changes)}
+    shown = [_change(one) for one in changes] or [f"nothing changed from {seqs[0]} to {seqs[1]}"]
+    return shown, {"from": seqs[0], "to": seqs[1], "changes": msgspec.to_builtins(changes)}
 
 
 def line_of(position: TimelinePosition, place: int, total: int) -> str:
-    """A record in one line, and its place among all."""
+    """A record in one line, with its place among all."""
     event = position.event
     head = f"[{place + 1}/{total}] {position.record.seq:>6}"
     if event is None:
@@ -191,13 +191,13 @@ def what_of(position: TimelinePosition) -> str | None:
 
 
 def event_of(position: TimelinePosition) -> dict[str, Any]:
-    """A record for programs."""
+    """A record as JSON values."""
     event = plain(position.event) if position.event is not None else None
     return {"time_ns": position.record.time_ns, "subject": position.record.subject, "event": event}
 
 
 def indented(value: Any) -> list[str]:
-    """A value as indented JSON, line by line."""
+    """A value as lines of indented JSON."""
     return json.dumps(value, ensure_ascii=False, indent=2).splitlines()
 
 
@@ -222,7 +222,7 @@ def _number(arguments: list[str], verb: str) -> int:
 
 
 def prompted(read: Callable[[], str], prompt: Callable[[], None]) -> Iterator[str]:
-    """Lines as they are typed, or piped, until there are none; `prompt` is called before each."""
+    """Yield input lines until there are none; `prompt` is called before each."""
     while True:
         prompt()
         line = read()

@@ -1,7 +1,7 @@
-"""A replayed history as a row of positions: what the state was behind each record. Pure.
+"""A replayed history as a sequence of positions: the state after each record. Pure.
 
-Requests are immutable, so a position keeps references and costs next to nothing; a history of ten thousand
-records is gone through in either direction. A position has the number of its record in the log.
+Requests are immutable, so a position only keeps references, and a history of ten thousand records can be
+stepped through in both directions. A position is identified by its record's number in the log.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,12 +23,12 @@ from shared.transcript import Transcript
 
 
 class TimelinePosition(msgspec.Struct, frozen=True, kw_only=True):
-    """The state behind one record.
+    """The state after one record.
 
     Attributes:
-        event: what the record says; None where it cannot be read.
-        requests: those that are known, by id.
-        verdicts: of each request so far.
+        event: the record's event; None if it cannot be read.
+        requests: the known requests, by id.
+        verdicts: each request's verdict so far.
     """
 
     record: StoredRecord
@@ -41,7 +41,7 @@ class TimelinePosition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One value of the state that is another behind another record; None where it is not there."""
+    """One value of the state that differs between two positions; None where it does not exist."""
 
     name: str
     before: Any
@@ -69,7 +69,7 @@ class ReplayTimeline:
         self.requests = requests
         replayer = Replayer(graph_of, subjects, unheard=unheard)
         self.positions = [self._taken(replayer, record) for record in records]
-        if self.positions:  # only the end shows what was decided and is not in the log
+        if self.positions:  # missing decisions are known only at the end
             closed = self._verdicts(replayer.close())
             self.positions[-1] = msgspec.structs.replace(self.positions[-1], verdicts=closed)
 
@@ -88,15 +88,15 @@ class ReplayTimeline:
         )
 
     def _verdicts(self, found: dict[str, Verdict]) -> dict[str, Verdict]:
-        """As they are now: a replayer goes on counting in its own."""
+        """Copies of the verdicts: the replayer continues to update its own."""
         return {one: replace(found[one]) for one in self.requests if one in found}
 
     # ---- finding -----------------------------------------------------------------------------------
     def find(self, where: str, start: int = 0) -> int:
-        """The place of the position meant by `where`, from 0.
+        """Return the index of the position that `where` names, from 0.
 
-        A number is a position of the log, or the last before it; a name is an event's id, or a type of
-        event: then the first of it from the place `start` on.
+        A number is a log position, or the last record before it. A name is an event's id, or an event type:
+        then the first such event at or after index `start`.
 
         Raises:
             ClientError: there is none.
@@ -121,12 +121,12 @@ class ReplayTimeline:
     def _at(self, seq: int) -> int:
         place = sum(one.record.seq <= seq for one in self.positions) - 1
         if place < 0:
-            raise ClientError(f"this history begins with record {self.positions[0].record.seq}, behind {seq}")
+            raise ClientError(f"this history begins with record {self.positions[0].record.seq}, after {seq}")
         return place
 
-    # ---- looking -----------------------------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------------------------
     def state(self, place: int) -> dict[str, Any]:
-        """The state behind a record as plain data: of each request, and of the world."""
+        """The state after a record, as plain data: of each request, and of the workers."""
         position = self.positions[place]
         found: dict[str, Any] = {
             "world": {
@@ -135,13 +135,13 @@ class ReplayTimeline:
                 "ranks": plain(position.world.ranks),
             }
         }
-        spoken = self._spoken(place)
+        outputs = self._outputs(place)
         for request_id, request in position.requests.items():
-            found[request_id] = _state(request) | {"output": spoken.get(request_id, {})}
+            found[request_id] = _state(request) | {"output": outputs.get(request_id, {})}
         return found
 
     def difference(self, before: int, after: int) -> list[StateChange]:
-        """What of the state is another at the place `after` than it was at the place `before`."""
+        """The values of the state that differ between the indices `before` and `after`."""
         was, becomes = dict(_leaves(self.state(before))), dict(_leaves(self.state(after)))
         return [
             StateChange(name=name, before=was.get(name), after=becomes.get(name))
@@ -149,8 +149,8 @@ class ReplayTimeline:
             if was.get(name) != becomes.get(name)
         ]
 
-    def _spoken(self, place: int) -> dict[str, Any]:
-        """What counts of each output up to a place."""
+    def _outputs(self, place: int) -> dict[str, Any]:
+        """The valid output of each request up to an index."""
         transcripts: dict[str, Transcript] = {}
         texts: dict[str, str] = {}
         tokens: dict[str, int] = {}
@@ -173,7 +173,7 @@ class ReplayTimeline:
 
 
 def plain(value: Any) -> Any:
-    """A value of the state as JSON has it: bytes in hex, names as strings, sets in order."""
+    """A value of the state as JSON values: bytes in hex, keys as strings, sets sorted."""
     return _as_json(msgspec.to_builtins(value, builtin_types=(bytes,), str_keys=True, order="deterministic"))
 
 
@@ -190,33 +190,33 @@ def _as_json(value: Any) -> Any:
 
 
 def _state(request: Request) -> dict[str, Any]:
-    """A request's state: all of it but what is long and stands in its records."""
-    told: dict[str, Any] = {}
+    """A request's state, without the long values that its records contain."""
+    found: dict[str, Any] = {}
     for field in msgspec.structs.fields(request):
         value = getattr(request, field.name)
         match field.name:
             case "submission" | "id":
                 continue
             case "admitted":
-                told["seed"] = None if value is None else value.seed
+                found["seed"] = None if value is None else value.seed
             case "expected":
-                told["expected"] = {
+                found["expected"] = {
                     name: f"{type_of(decision)}: {summary_of(decision)}" for name, decision in value.items()
                 }
             case "recorded":
-                told["recorded"] = sorted(value)
+                found["recorded"] = sorted(value)
             case "results":
-                told["results"] = {
+                found["results"] = {
                     str(index): {walk.name: plain(walk.facts) for walk in result.walks}
                     for index, result in value
                 }
             case _:
-                told[field.name] = plain(value)
-    return told
+                found[field.name] = plain(value)
+    return found
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is no map and no list of maps, with the path that leads to it."""
+    """Yield every value that is neither a map nor a list of maps, with its path."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _leaves(item, f"{name}.{key}" if name else str(key))

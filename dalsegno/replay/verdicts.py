@@ -1,7 +1,7 @@
-"""What a control replay found, told to people and to programs.
+"""Results of a control replay, as text and as JSON.
 
-A request *matches*, *differs* (its first mismatch is shown), or *cannot* be replayed here, and why: then
-nothing was found out about it. The last two are status 1.
+A request *matches*, *differs* (its first mismatch is shown), or *cannot* be replayed here, with the reason.
+The last two give exit status 1.
 """
 
 import json
@@ -25,12 +25,12 @@ from shared.subjects import Subjects
 
 
 class ControlResult(msgspec.Struct, kw_only=True):
-    """What a control replay of one request came to.
+    """The result of one request's control replay.
 
     Attributes:
         source: the bundle it is from; None for a log.
-        cannot: why it cannot be replayed here.
-        outputs_compared: False where not all bytes of its answer were at hand.
+        cannot: the reason why it cannot be replayed here.
+        outputs_compared: False if not all bytes of its answer were available.
     """
 
     verdict: Verdict
@@ -49,7 +49,7 @@ def pins(family: str) -> dict[str, str]:
     core = {"core": core_digest()}
     try:
         return core | {"graph": registry.graph(family).digest, "plan": registry.plan_digest(family)}
-    except UnknownFamilyError:  # the replay of that request says so; the others are replayed nevertheless
+    except UnknownFamilyError:  # reported by that request's replay; the others are replayed
         return core | {"graph": "unknown here", "plan": "unknown here"}
 
 
@@ -57,7 +57,7 @@ def pins(family: str) -> dict[str, str]:
 
 
 def why_not(records: Iterable[StoredRecord], subjects: Subjects, request_id: str) -> str | None:
-    """Why a request cannot be replayed by this version, here; None where it can."""
+    """Return the reason why this installation cannot replay a request, or None."""
     for record in records:
         address = subjects.parse(record.subject)
         if address is None or address.request_id not in (None, request_id):
@@ -80,7 +80,7 @@ def why_not(records: Iterable[StoredRecord], subjects: Subjects, request_id: str
 
 
 def _unknown_tag(data: bytes) -> str | None:
-    """The type of what is an event, but none of this version."""
+    """The type of an event that this version does not know."""
     try:
         raw = msgspec.msgpack.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -90,11 +90,11 @@ def _unknown_tag(data: bytes) -> str | None:
     return tag if isinstance(tag, str) and tag not in known else None
 
 
-# ---- telling -----------------------------------------------------------------------------------------
+# ---- output ------------------------------------------------------------------------------------------
 
 
-def tell(outcome: ControlResult, *, as_json: bool, say: Callable[[str], None] = click.echo) -> None:
-    """Say what was found."""
+def print_result(outcome: ControlResult, *, as_json: bool, say: Callable[[str], None] = click.echo) -> None:
+    """Print a result."""
     if as_json:
         say(json.dumps(as_plain(outcome), ensure_ascii=False))
         return
@@ -103,37 +103,37 @@ def tell(outcome: ControlResult, *, as_json: bool, say: Callable[[str], None] = 
 
 
 def lines(outcome: ControlResult) -> list[str]:
-    """What was found, in words."""
+    """A result as text."""
     verdict = outcome.verdict
     whose = verdict.request_id if outcome.source is None else f"{outcome.source}: {verdict.request_id}"
     if outcome.cannot is not None:
         return [f"{whose}: cannot be replayed: {outcome.cannot}"]
-    told = [f"{whose}: note: digest of {pin}" for pin in verdict.pins]
+    shown = [f"{whose}: note: digest of {pin}" for pin in verdict.pins]
     if not outcome.outputs_compared:
-        told.append(f"{whose}: note: outputs are not compared, for the bundle has not all their bytes")
+        shown.append(f"{whose}: note: outputs are not compared, because the bundle lacks some of their bytes")
     if verdict.mismatch is None:
-        return [*told, f"{whose}: {_matching(verdict)}"]
+        return [*shown, f"{whose}: {_matching(verdict)}"]
     decisions = "1 decision matches" if verdict.decided == 1 else f"{verdict.decided} decisions match"
-    told.append(f"{whose}: {decisions}, then: {verdict.mismatch.what}")
-    return [*told, *(f"  {line}" for line in explained(verdict.mismatch))]
+    shown.append(f"{whose}: {decisions}, then: {verdict.mismatch.what}")
+    return [*shown, *(f"  {line}" for line in explained(verdict.mismatch))]
 
 
 def so_far(verdict: Verdict) -> str:
-    """How a replay stands that has not come to the end."""
+    """The state of a replay that has not reached the end."""
     if verdict.mismatch is not None:
         return f"{verdict.decided} matched, then: {verdict.mismatch.what}"
     return f"{verdict.decided} decided so far, all as recorded ({verdict.events} events)"
 
 
 def summary(results: Sequence[ControlResult]) -> str:
-    """How many match, and how many do not; how it ends is for whoever counted the time."""
+    """Counts of matching, differing and impossible requests; the caller appends the time."""
     differ = sum(one.cannot is None and not one.verdict.matches for one in results)
     cannot = sum(one.cannot is not None for one in results)
     matching = len(results) - differ - cannot
-    told = f"{matching} of {len(results)} requests match"
+    shown = f"{matching} of {len(results)} requests match"
     if differ:
-        told += f"; {differ} {'differs' if differ == 1 else 'differ'}"
-    return told + (f"; {cannot} cannot be replayed" if cannot else "")
+        shown += f"; {differ} {'differs' if differ == 1 else 'differ'}"
+    return shown + (f"; {cannot} cannot be replayed" if cannot else "")
 
 
 def _matching(verdict: Verdict) -> str:
@@ -149,19 +149,19 @@ def _matching(verdict: Verdict) -> str:
 
 
 def explained(mismatch: Mismatch) -> list[str]:
-    """A mismatch with all that is known of it."""
-    told = [] if mismatch.seq is None else [f"at: record {mismatch.seq}"]
+    """All details of a mismatch."""
+    shown = [] if mismatch.seq is None else [f"at: record {mismatch.seq}"]
     if mismatch.expected is not None and mismatch.recorded is not None:
-        told += [f"differs: {line}" for line in differences(mismatch.expected, mismatch.recorded)]
+        shown += [f"differs: {line}" for line in differences(mismatch.expected, mismatch.recorded)]
     for name, value in (("expected", mismatch.expected), ("recorded", mismatch.recorded)):
-        told.append(f"{name}: {_json(value) if value is not None else 'nothing'}")
+        shown.append(f"{name}: {_json(value) if value is not None else 'nothing'}")
     if mismatch.state is not None:
-        told.append(f"state before: {_json(mismatch.state)}")
-    return told
+        shown.append(f"state before: {_json(mismatch.state)}")
+    return shown
 
 
 def as_plain(outcome: ControlResult) -> dict[str, Any]:
-    """What was found, for programs."""
+    """A result as JSON values."""
     verdict = outcome.verdict
     return {
         "level": "control",
@@ -181,7 +181,7 @@ def as_plain(outcome: ControlResult) -> dict[str, Any]:
 
 
 def mismatch_as_plain(mismatch: Mismatch) -> dict[str, Any]:
-    """A mismatch, for programs."""
+    """A mismatch as JSON values."""
     return {
         "seq": mismatch.seq,
         "what": mismatch.what,

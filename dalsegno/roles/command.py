@@ -20,7 +20,7 @@ def provision(**flags: Any) -> None:
     """
     import asyncio
 
-    from configs.nats_access import stream_policy, nats_credentials
+    from configs.nats_access import nats_credentials, stream_policy
     from dalsegno.config import address, resolve
     from shared.log.nats import jetstream
     from shared.log.nats.durability import PROMISES

@@ -1,8 +1,8 @@
-"""Python's collector of reference cycles, told what it cannot know: our state has next to none.
+"""Settings of Python's garbage collector for processes whose state has next to no reference cycles.
 
-Requests, events and results are trees: counting references frees them. The collector walks them all the
-same, and the more are kept the longer: with 10,000 answered requests in a conductor, one full pass held
-every request up for 0.2 s, and a replay spent a quarter of its time there (2026-11).
+Requests, events and results are trees, which reference counting frees. The collector scans them nevertheless,
+and takes longer the more there are: with 10,000 answered requests in a conductor, one full collection delayed
+every request by 0.2 s, and a replay spent a quarter of its time there (2026-11).
 """
 
 import gc
@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from typing import Final
 
 THRESHOLDS: Final = (10_000, 50, 100)
-"""What is young is looked at once in 10,000 new objects; everything, as good as never."""
+"""Young objects are scanned after 10,000 allocations; all objects almost never."""
 
 
 @contextmanager
 def collected_seldom() -> Iterator[None]:
-    """Within the block the collector runs seldom."""
+    """Make the collector run seldom within the block."""
     before = gc.get_threshold()
     gc.set_threshold(*THRESHOLDS)
     try:
@@ -26,9 +26,9 @@ def collected_seldom() -> Iterator[None]:
 
 
 def freeze_all() -> None:
-    """Look for no cycles any more: the process ends, and with it all it has.
+    """Exclude all objects from further collections: the process is about to end.
 
-    Python's last look at a worker's 350,000 objects takes two seconds, and longer where three ranks end at a
-    time (2026-11); a launcher that waits for them would kill what has long said good-bye.
+    Python's last collection of a worker's 350,000 objects takes two seconds, and longer if three ranks end at
+    the same time (2026-11); the launcher would kill workers that have long finished.
     """
     gc.freeze()

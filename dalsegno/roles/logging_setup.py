@@ -1,14 +1,14 @@
-"""Logs: one line each, the same from every role; for people, or a JSON object for programs.
+"""Log setup of a process: one line per record, in the same form for every role, as text or as a JSON object.
 
     2026-11-20 09:13:38.123 gateway INFO  listening on http://127.0.0.1:8000
     {"time":"2026-11-20T08:13:38.123Z","level":"info","role":"gateway","logger":"gateway.app","message":...}
 
-A role that runs under the launcher leaves its name out of a line for people: the launcher puts it before
-every line, also before those that are not ours (a traceback, a library's print).
+A role under the launcher leaves its name out of text lines: the launcher puts it before every line, including
+those that are not log records (a traceback, a library's print).
 
-What clients wrote is not in them, unless `logs.prompts` says so: whoever writes a line says what of it may be
-a client's (`shared.telemetry.log_fields`), and it is left out here. Of errors that were not written by us,
-or that came up while a client's words were worked on, the traceback is shown and the message is not.
+Text that clients wrote is left out unless `logs.prompts` is set: the code that logs a record marks the parts
+that may be a client's (`shared.telemetry.log_fields`). Errors of other libraries, and errors raised while a
+client's text was processed, are shown with their traceback and without their message.
 """
 
 import logging
@@ -27,7 +27,7 @@ from dalsegno.terminal.sanitise import plain
 from shared.telemetry import log_fields
 
 _CHATTY: Final = ("asyncio", "httpx", "nats", "torch", "transformers", "urllib3", "uvicorn")
-"""What these say at INFO is no news to an operator; `--log-level debug` lets them speak."""
+"""Libraries whose INFO records are of no use to an operator; `--log-level debug` shows them."""
 OURS: Final = frozenset({"conductor", "configs", "dalsegno", "gateway", "shared", "workers"})
 """The packages of this project."""
 _ABOUT: Final = ("may_quote", "is_prompt", "quoting")
@@ -52,8 +52,8 @@ def set_up(settings: LogSettings, role: str | None = None) -> None:
     logging.captureWarnings(capture=True)
 
 
-def last_word(text: str) -> None:
-    """Say why this process ends: plainly, as a command does, or as the object that every line is."""
+def print_last_message(text: str) -> None:
+    """Print why this process ends: as plain text, or as a JSON object where every line is one."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, _ForPrograms):
             text = handler.formatter.format(
@@ -63,14 +63,14 @@ def last_word(text: str) -> None:
 
 
 def formatter(settings: LogSettings, role: str | None) -> logging.Formatter:
-    """What makes a line of a record."""
+    """Return the formatter for the configured format."""
     if settings.format == "json":
         return _ForPrograms(role, shows_quotations=settings.prompts)
     return _ForPeople(role, shows_quotations=settings.prompts)
 
 
 class _ForPeople(logging.Formatter):
-    """A message is one line, whatever a client wrote into it; a traceback follows on lines of its own."""
+    """Text: a message is one line, whatever a client wrote into it; a traceback follows on its own lines."""
 
     default_msec_format = "%s.%03d"
 
@@ -94,11 +94,11 @@ class _ForPeople(logging.Formatter):
         try:
             return super().format(record)
         finally:
-            record.exc_text = None  # another handler makes its own
+            record.exc_text = None  # another handler formats its own
 
 
 class _ForPrograms(MsgspecFormatter):
-    """One JSON object a line: `time`, `level`, `role`, `logger`, `message`, and what else there is to it."""
+    """One JSON object per line: `time`, `level`, `role`, `logger`, `message` and the extra fields."""
 
     def __init__(self, role: str | None, *, shows_quotations: bool) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class _ForPrograms(MsgspecFormatter):
             log_data["exception"] = shown
 
     def formatException(self, ei: _ExcInfo) -> str:  # noqa: N802 - logging's name
-        """Nothing here: `add_fields` shows it."""
+        """Return nothing: `add_fields` adds the exception."""
         return ""
 
 
@@ -144,7 +144,10 @@ def _message(record: logging.LogRecord, *, shows_quotations: bool) -> str:
 
 
 def _shown(record: logging.LogRecord, *, shows_quotations: bool) -> str | None:
-    """A record's error with its traceback; without what may be a client's. None where there is no error."""
+    """Return a record's error with its traceback, or None if there is no error.
+
+    Messages that may quote a client are left out.
+    """
     error = record.exc_info[1] if record.exc_info else None
     if error is None:
         return None
@@ -155,7 +158,7 @@ def _shown(record: logging.LogRecord, *, shows_quotations: bool) -> str | None:
 
 
 def _without_messages(error: BaseException, depth: int) -> Iterator[str]:
-    """Where an error came from, and which kind it is; first the one before it."""
+    """Yield the traceback and the type of an error, its cause first."""
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if before is not None and depth < _DEEPEST:
         yield from _without_messages(before, depth + 1)

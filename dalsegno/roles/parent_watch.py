@@ -1,7 +1,8 @@
-"""The lifeline: a role never outlives the launcher that started it, not even one killed with -9.
+"""Parent watch: a role ends with the launcher that started it, even if the launcher is killed with -9.
 
-On Linux the kernel sends the signal (`PR_SET_PDEATHSIG`, prctl(2)), as long as the parent lived when it
-was asked; a look at the parent afterwards closes that gap. Elsewhere a thread looks once a second.
+On Linux the kernel sends the signal (`PR_SET_PDEATHSIG`, prctl(2)), provided that the parent still lived at
+the call; comparing the parent's id afterwards closes that gap. On other systems a thread checks once a
+second.
 """
 
 import ctypes
@@ -16,15 +17,15 @@ _LOOK_S: Final = 1.0
 
 
 def die_with(parent: int) -> None:
-    """From here on this process dies with the process `parent`, which started it.
+    """Kill this process when the process `parent`, which started it, ends.
 
-    SIGKILL, because nobody is left who could wait for a drain or cut it short; the log is made for it.
+    SIGKILL, because nothing is left that could wait for a drain or cut it short; the log survives it.
     """
     if sys.platform == "linux":
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     else:
-        threading.Thread(target=_watch, args=(parent,), name="lifeline", daemon=True).start()
+        threading.Thread(target=_watch, args=(parent,), name="parent-watch", daemon=True).start()
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,14 +1,14 @@
-"""The entry of a role: logs, event loop, signals, exit status. It decides nothing.
+"""Entry point of a role process: logs, event loop, signals, exit status.
 
-SIGTERM and Ctrl-C cancel the role, which stops in its own order (a gateway finishes its streams); a
-second one ends it at once. Exit statuses:
+SIGTERM and Ctrl-C cancel the role, which stops in its own order (a gateway finishes its streams); a second
+signal ends it at once. Exit statuses (`dalsegno.exit_status`):
 
-    0    told to stop, and did
-    1    something it needs is missing now, and may come: the log cannot be reached, the port is taken
-    70   a bug; the traceback says where
-    78   it will never run as it was told to: an unknown model, a checkpoint it cannot serve, a library
+    0    stopped on request
+    1    a dependency is missing now and may return: the log cannot be reached, the port is taken
+    70   a bug; the traceback shows where
+    78   the configuration can never run: an unknown model, a checkpoint that cannot be served, a library
          that is not installed
-    130  told twice
+    130  a second signal to stop
 """
 
 import asyncio
@@ -32,20 +32,20 @@ from shared.errors import BugError, ClientError, DalSegnoError
 from shared.telemetry import timeline, tracing
 
 Role: TypeAlias = Coroutine[Any, Any, None]
-"""What a plane's composition root returns: it runs until it is cancelled."""
+"""The coroutine that a role's composition root returns: it runs until it is cancelled."""
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleOptions:
-    """What every role is told.
+    """Arguments of every role.
 
     Attributes:
         model: a name in `configs/`, a YAML file, or a checkpoint folder.
         settings: configuration keys set by flags.
-        parent: the launcher's process; None for a role that stands alone.
-        profile_parts: the folder for its part of a profile, if there is to be one.
+        parent: the launcher's process id; None for a role that was started by hand.
+        profile_parts: the folder for this process's part of a profile; None for no profile.
     """
 
     model: str
@@ -55,7 +55,7 @@ class RoleOptions:
 
 
 def gateway(options: RoleOptions) -> int:
-    """Run a gateway until told to stop; return the exit status."""
+    """Run a gateway until it is stopped; return the exit status."""
 
     def compose(config: DeploymentConfig) -> Role:
         _reach(options, config, "gateway")
@@ -67,7 +67,7 @@ def gateway(options: RoleOptions) -> int:
 
 
 def conductor(options: RoleOptions, *, alone: bool = False) -> int:
-    """Run a conductor until told to stop; return the exit status. `alone`: no other can lead."""
+    """Run a conductor until it is stopped; return the exit status. `alone`: no other can lead."""
 
     def compose(config: DeploymentConfig) -> Role:
         _reach(options, config, "conductor")
@@ -79,11 +79,11 @@ def conductor(options: RoleOptions, *, alone: bool = False) -> int:
 
 
 def worker(options: RoleOptions, rank: int) -> int:
-    """Run the worker of one rank until told to stop; return the exit status."""
+    """Run the worker of one rank until it is stopped; return the exit status."""
 
     def compose(config: DeploymentConfig) -> Role:
         if rank not in config.ranks:
-            raise ConfigError(f"rank {rank} is none of {config.name}'s: expected one of {config.ranks}")
+            raise ConfigError(f"rank {rank} is not a rank of {config.name}: expected one of {config.ranks}")
         _reach(options, config, name)
         from workers import process
 
@@ -99,7 +99,7 @@ def _enter(name: str, options: RoleOptions, compose: Callable[[DeploymentConfig]
 
     def begin() -> Role:
         config = resolve.effective(options.model, options.settings).config
-        # The launcher puts the name before every line that is for people; a program's has it inside.
+        # The launcher puts the name before every text line; a JSON line carries it inside.
         is_named = options.parent is None or config.logs.format == "json"
         logging_setup.set_up(config.logs, role=name if is_named else None)
         tracing.set_up(config.traces, name)
@@ -126,10 +126,11 @@ def _common(config: DeploymentConfig, role: str) -> dict[str, Any]:
 
 
 def _reach(options: RoleOptions, config: DeploymentConfig, role: str) -> None:
-    """Raise what is wrong with the log's address, credentials or stream.
+    """Raise if the log's address, credentials or stream are wrong.
 
-    Later a role waits for a log that is away; at its own start that is most often a mistake, and told at
-    once. Not under the launcher, which makes the stream while the roles start.
+    A running role waits for a log that is away; at its own start that is most often a mistake, and is
+    reported at once. Under the launcher this is skipped, because the launcher creates the stream while the
+    roles start.
     """
     if options.parent is not None:
         return
@@ -140,7 +141,7 @@ def _reach(options: RoleOptions, config: DeploymentConfig, role: str) -> None:
     url, credentials = resolve.nats_url(config), nats_credentials(config.nats, role)
     subjects = Subjects(config.nats.prefix)
 
-    async def come_and_go() -> None:
+    async def connect_once() -> None:
         log = await jetstream.connect(
             url,
             credentials=credentials,
@@ -151,47 +152,47 @@ def _reach(options: RoleOptions, config: DeploymentConfig, role: str) -> None:
         _LOGGER.info("durability %s: %s", log.durability, PROMISES[log.durability])
         await log.close()
 
-    asyncio.run(come_and_go())
+    asyncio.run(connect_once())
 
 
 def run(compose: Callable[[], Role]) -> int:
-    """Make a role and run it to its end; return the exit status."""
+    """Create a role and run it to its end; return the exit status."""
     try:
         role = compose()
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(until_told(role))
-    except Exception as error:  # noqa: BLE001 - the outermost loop of a process: say it and end
-        return _judge(error)
+            runner.run(run_until_stopped(role))
+    except Exception as error:  # noqa: BLE001 - the outermost handler of the process: report and end
+        return _report(error)
     return 0
 
 
-async def until_told(role: Role) -> None:
+async def run_until_stopped(role: Role) -> None:
     """Run `role` until it ends, or until SIGTERM or SIGINT cancels it."""
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as group:
         task = group.create_task(role)
-        told = False
+        is_stopping = False
         echo = SignalEcho()
 
-        def tell(number: signal.Signals) -> None:
-            nonlocal told
-            if echo.heard():
+        def stop(number: signal.Signals) -> None:
+            nonlocal is_stopping
+            if echo.is_echo():
                 return
-            if told:
+            if is_stopping:
                 os._exit(EX_INTERRUPTED)
-            told = True
+            is_stopping = True
             _LOGGER.info("stopping: %s", number.name)
             task.cancel()
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, tell, number)
+            loop.add_signal_handler(number, stop, number)
 
 
-def _judge(error: Exception) -> int:
-    """Say what ended a role; return its exit status."""
-    leaves = [_as_told(leaf) for leaf in _leaves(error)]
+def _report(error: Exception) -> int:
+    """Report the error that ended a role; return its exit status."""
+    leaves = [_with_missing_library(leaf) for leaf in _leaves(error)]
     expected = [leaf for leaf in leaves if isinstance(leaf, DalSegnoError) and not isinstance(leaf, BugError)]
     if len(expected) < len(leaves):
         _LOGGER.critical("a bug ended this process", exc_info=error)
@@ -200,8 +201,8 @@ def _judge(error: Exception) -> int:
     return _refuse((refusals or expected)[0])
 
 
-def _as_told(error: BaseException) -> BaseException:
-    """A library that is not installed is no bug: each role has an extra of its own."""
+def _with_missing_library(error: BaseException) -> BaseException:
+    """Turn a library that is not installed into a ClientError: each role has an extra of its own."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if not name or name in logging_setup.OURS:
         return error
@@ -209,7 +210,7 @@ def _as_told(error: BaseException) -> BaseException:
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors in a group, however deep; of a plain error, itself."""
+    """Yield the errors in a group, at any depth; a plain error yields itself."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from _leaves(inner)
@@ -218,5 +219,5 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _refuse(error: DalSegnoError) -> int:
-    logging_setup.last_word(f"Error: {error.message}")
+    logging_setup.print_last_message(f"Error: {error.message}")
     return EX_CONFIG if isinstance(error, ClientError) else EX_UNAVAILABLE

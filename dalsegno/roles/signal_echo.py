@@ -1,7 +1,7 @@
-"""Being told to stop, and being told twice: the second time is meant.
+"""Detection of repeated signals: a second wish to stop is told apart from the echo of the first.
 
-`timeout` and some terminals send their signal to a process and to its whole group, so that it comes twice
-for one wish. What comes within half a second of the first is its echo.
+`timeout` and some terminals send a signal to a process and to its group, so that it arrives twice. A signal
+within half a second of the first is its echo.
 """
 
 from collections.abc import Callable
@@ -14,13 +14,13 @@ ECHO_S: Final = 0.5
 
 @dataclass(slots=True)
 class SignalEcho:
-    """Tells a signal from the echo of the first one."""
+    """Recognises echoes of the first signal."""
 
     now: Callable[[], float] = monotonic
     _first_s: float | None = None
 
-    def heard(self) -> bool:
-        """Take one signal; whether it is an echo."""
+    def is_echo(self) -> bool:
+        """Register one signal; True if it is an echo."""
         if self._first_s is None:
             self._first_s = self.now()
             return False

@@ -1,7 +1,7 @@
-"""Certificates for a NATS server of one's own: an authority, and what it vouches for. No I/O.
+"""TLS certificates for a self-hosted NATS server: an authority and a server certificate. No I/O.
 
-They last ten years: a certificate that runs out stops every role at once, and nobody here looks at a
-calendar. Whoever has an authority that renews its certificates takes those instead.
+They are valid for ten years, because an expired certificate stops every role at once. Operators whose
+authority renews certificates use those instead.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _CLOCKS_DIFFER: Final = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificates:
-    """What was made, in PEM."""
+    """Certificates and the server's key, in PEM."""
 
     authority: bytes
     server: bytes
@@ -29,25 +29,25 @@ class Certificates:
 
 
 def make(hosts: Sequence[str]) -> Certificates:
-    """A new authority, and its certificate for a server that is reached by any of `hosts`.
+    """Create an authority, and its certificate for a server with the host names `hosts`.
 
-    The authority's own key is made, used once and forgotten: nobody can have it vouch for another server.
+    The authority's key is used once and discarded, so it cannot sign another server's certificate.
     """
     key, server_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer = _name("Dal Segno's own authority")
     its_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     authority = (
-        _begun(issuer, issuer, key.public_key())
+        _builder(issuer, issuer, key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs=True), critical=True)
         .add_extension(its_id, critical=False)
         .sign(key, hashes.SHA256())
     )
     server = (
-        _begun(_name("nats-server"), issuer, server_key.public_key())
+        _builder(_name("nats-server"), issuer, server_key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
-        # A server of a cluster calls the others as a client.
+        # A cluster's server connects to the others as a client.
         .add_extension(
             x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
             critical=False,
@@ -67,7 +67,9 @@ def make(hosts: Sequence[str]) -> Certificates:
     )
 
 
-def _begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()

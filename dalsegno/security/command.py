@@ -1,11 +1,11 @@
-"""`dalsegno init-security`: keys for every role, and the configuration of a NATS server that knows them.
+"""`dalsegno init-security`: generates keys for every role, and a NATS server's configuration with them.
 
-    <folder>/nats-server.conf    who may come, and what each may do; of a cluster one per server
-    <folder>/ca.pem              the authority that vouches for the server: every role needs it
+    <folder>/nats-server.conf    users and their permissions; one file per server of a cluster
+    <folder>/ca.pem              the authority that signed the server's certificate: every role needs it
     <folder>/server.pem          the server's certificate, and server-key.pem its key
     <folder>/keys/<role>.nk      the seed of each role's nkey
 
-Nothing is overwritten: a new key for a role that has one would lock it out.
+Nothing is overwritten: a new key would lock out the role that has the old one.
 """
 
 import json
@@ -46,17 +46,17 @@ _PUBLIC: Final = frozenset({"ca.pem", "server.pem"})
 
 
 class SecurityError(ClientError):
-    """Keys cannot be made as told, or would be written over."""
+    """Keys cannot be generated as requested, or would overwrite files."""
 
     code = "init_security"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenCertificates:
-    """Certificates that are there already; the paths are absolute.
+    """Existing certificates; the paths are absolute.
 
     Attributes:
-        ca: the authority's, where it is none that every machine knows.
+        ca: the authority's certificate, unless every machine knows the authority.
     """
 
     cert: Path
@@ -66,12 +66,12 @@ class GivenCertificates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecurityPlan:
-    """What is to be made.
+    """The files to generate.
 
     Attributes:
         folder: absolute: the server's configuration names its files by their paths.
-        servers: by what name each is reached; several are a cluster.
-        clients: names of services with keys of their own.
+        servers: the host name of each server; several are a cluster.
+        clients: names of services with their own keys.
     """
 
     folder: Path
@@ -85,30 +85,36 @@ class SecurityPlan:
 @click.command("init-security")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=Path("security"))
 @click.option(
-    "--ranks", type=click.IntRange(1, 4096), default=1, show_default=True, help="How many workers get a key."
+    "--ranks",
+    type=click.IntRange(1, 4096),
+    default=1,
+    show_default=True,
+    help="Number of workers that get a key.",
 )
 @click.option(
     "--server",
     "servers",
     metavar="HOST",
     multiple=True,
-    help="By what name the NATS server is reached; said three times, a cluster. [default: this machine]",
+    help="Host name of the NATS server; given three times, a cluster. [default: this machine]",
 )
 @click.option(
     "--client",
     "clients",
     metavar="NAME",
     multiple=True,
-    help="A service that asks over NATS and gets a key of its own, beside `client` for all others.",
+    help="A service that gets its own key to submit requests; all others use `client`.",
 )
-@click.option("--cert", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The server's.")
+@click.option(
+    "--cert", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The server's certificate."
+)
 @click.option(
     "--key", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The key of --cert."
 )
 @click.option(
     "--ca",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Who vouches for --cert, if not an authority that every machine knows.",
+    help="The authority that signed --cert, if machines do not know it.",
 )
 @options.PREFIX
 def init_security(
@@ -121,11 +127,11 @@ def init_security(
     ca: Path | None,
     prefix: str | None,
 ) -> None:
-    """Make keys for every role, and a NATS server's configuration."""
+    """Generate keys for every role, and a NATS server's configuration."""
     if (cert is None) != (key is None) or (ca is not None and cert is None):
         raise click.UsageError("--cert and --key come together, and --ca with them")
     if len(servers) == 2:
-        raise click.UsageError("two servers cannot outvote each other: name one, or three")
+        raise click.UsageError("two servers have no majority without each other: name one, or three")
     for name in clients:
         if not is_token(name):
             raise click.BadParameter(f"{name!r}: expected 1 to 64 letters, digits, '_' or '-'")
@@ -147,31 +153,31 @@ def init_security(
 
 
 def made(plan: SecurityPlan) -> dict[str, bytes]:
-    """The files, by their names in the folder."""
+    """The files' contents, by their names in the folder."""
     roles = {role: Credentials(seed=nkeys.new_seed()) for role in _roles(plan)}
     files = {f"keys/{role}.nk": f"{shown.seed}\n".encode() for role, shown in roles.items()}
     if plan.given is None:
         found = certificates.make(list(dict.fromkeys([*plan.servers, *_LOOPBACK, socket.gethostname()])))
         files |= {"ca.pem": found.authority, "server.pem": found.server, "server-key.pem": found.server_key}
-    may_come = authorization(roles, plan.subjects)
-    among_servers = secrets.token_urlsafe(32)
+    permissions = authorization(roles, plan.subjects)
+    route_secret = secrets.token_urlsafe(32)
     for number in range(len(plan.servers)):
-        routes = _routes(plan, number, among_servers) if len(plan.servers) > 1 else ""
-        files[_configuration(plan, number)] = _configured(plan, number, may_come, routes).encode()
+        routes = _routes(plan, number, route_secret) if len(plan.servers) > 1 else ""
+        files[_configuration(plan, number)] = _configured(plan, number, permissions, routes).encode()
     return files
 
 
 def write(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files, each for our user's eyes alone but for what is public.
+    """Write the files; those that are not public are readable by this user only.
 
     Raises:
-        SecurityError: one of them is there already, or cannot be written; none is touched then.
+        SecurityError: a file exists already, or cannot be written; if one exists, none is written.
     """
     there = [name for name in files if os.path.lexists(folder / name)]
     if there:
         raise SecurityError(
-            f"{folder / there[0]} is there already, and nothing is written over: name another folder, or "
-            "take that one away"
+            f"{folder / there[0]} exists already, and nothing is overwritten: name another folder, or "
+            "remove that file"
         )
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -194,7 +200,7 @@ def _configuration(plan: SecurityPlan, number: int) -> str:
     return "nats-server.conf" if len(plan.servers) == 1 else f"nats-server-{number + 1}.conf"
 
 
-def _configured(plan: SecurityPlan, number: int, may_come: str, routes: str) -> str:
+def _configured(plan: SecurityPlan, number: int, permissions: str, routes: str) -> str:
     name = "dalsegno" if len(plan.servers) == 1 else f"dalsegno-{number + 1}"
     cert, key, _ = _tls(plan)
     return f"""\
@@ -203,7 +209,7 @@ def _configured(plan: SecurityPlan, number: int, may_come: str, routes: str) -> 
 server_name: {_quoted(name)}
 listen: "0.0.0.0:{_PORT}"
 
-# What the server tells of itself, to this machine alone.
+# The server's monitoring, for this machine only.
 http: "127.0.0.1:8222"
 
 # The largest event, and with it the largest request.
@@ -216,16 +222,16 @@ tls {{
   min_version: "1.2"
 }}
 
-# A killed server loses nothing that it has acked. A machine that loses its power may lose the last
-# `sync_interval`; `always` loses nothing then either, and is much slower.
+# A killed server loses nothing that it has acked. A power failure may lose the last `sync_interval`; with
+# `always` it loses nothing, and the server is much slower.
 jetstream {{
   store_dir: {_quoted(plan.folder / "log")}
   sync_interval: "10s"
 }}
 {routes}
-# Each role by its key, and what it may do: what is not here is denied. A client may publish requests and
-# cancels; a reader may publish nothing; nobody may use JetStream's API as a whole.
-{may_come}
+# Each role's key and permissions; everything else is denied. A client may publish requests and cancels; a
+# reader may publish nothing; no role may use all of JetStream's API.
+{permissions}
 """
 
 
@@ -246,7 +252,7 @@ cluster {{
 
 
 def _tls(plan: SecurityPlan) -> tuple[Path, Path, Path | None]:
-    """Certificate, key and authority, as the server finds them."""
+    """The server's paths of certificate, key and authority."""
     if plan.given is not None:
         return plan.given.cert, plan.given.key, plan.given.ca
     return plan.folder / "server.pem", plan.folder / "server-key.pem", plan.folder / "ca.pem"
@@ -257,7 +263,7 @@ def _quoted(text: str | Path) -> str:
 
 
 def _next(plan: SecurityPlan, folder: Path) -> str:
-    """What to do with it."""
+    """The instructions that are printed at the end."""
     program = "nats-server" if shutil.which("nats-server") else nats_server_binary()
     url = ",".join(f"tls://{host}:{_PORT}" for host in plan.servers)
     authority = plan.given.ca if plan.given is not None else folder / "ca.pem"
@@ -267,12 +273,12 @@ def _next(plan: SecurityPlan, folder: Path) -> str:
         "Start the server:" if len(plan.servers) == 1 else "Start each server, on the machine of its name:",
         *(f"  {program} --config {folder / _configuration(plan, n)}" for n in range(len(plan.servers))),
         "",
-        "Tell the roles; on another machine give each its own key's file, and no other:",
+        "Configure the roles; copy to another machine only the key files of its own roles:",
         f"  export DALSEGNO_NATS_URL={url}",
         *([f"  export DALSEGNO_NATS_CA_FILE={authority}"] if authority is not None else []),
         f"  export DALSEGNO_NATS_CREDENTIALS_FILE={folder / 'keys'}",
         "",
-        "And serve, everything on this machine or role by role:",
+        "Serve, everything on this machine or role by role:",
         "  dalsegno serve demo",
     ]
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from configs.deployment import DeploymentConfig
-from configs.nats_access import stream_policy, nats_credentials
+from configs.nats_access import nats_credentials, stream_policy
 from dalsegno.config import address, environment, resolve
 from dalsegno.config.address import Listen
 from dalsegno.serve import data_dir, lost_worker_reaper, prefix_guard, role_commands

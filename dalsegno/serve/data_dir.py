@@ -1,14 +1,14 @@
-"""The data dir: what a deployment keeps between two starts, and who has it open.
+"""The data dir of a deployment: its log and configurations between two starts, and a lock on it.
 
-    <data dir>/lock              held (flock) by the launcher that runs on it; the kernel lets go of it
-    <data dir>/deployment.json   how to reach that deployment, while it runs (mode 0600: it has secrets)
-    <data dir>/nats/             the log: JetStream's own files
+    <data dir>/lock              held (flock) by the running launcher; the kernel releases it with the process
+    <data dir>/deployment.json   addresses of the running deployment (mode 0600: it contains secrets)
+    <data dir>/nats/             the log: JetStream's files
     <data dir>/logs/             one file per role
-    <data dir>/conductor/        what a conductor notes for a quick start; has prompts
-    <data dir>/configs/          by digest, what was served: requests name the digest they were decided under
+    <data dir>/conductor/        the conductor's snapshots for a quick start; they contain prompts
+    <data dir>/configs/          served configurations by digest: requests name the digest of theirs
 
-The default is `.dalsegno/<model>` in the current folder: beside the work it belongs to, seen by `ls -a`,
-and gone with `rm -r`.
+The default is `.dalsegno/<model>` in the current folder: next to the user's work, visible to `ls -a`, and
+removed by `rm -r`.
 """
 
 import contextlib
@@ -28,13 +28,13 @@ from shared.errors import ClientError, DalSegnoError
 
 
 class DataDirError(ClientError):
-    """The data dir cannot be used; says which and why."""
+    """The data dir cannot be used; the message says which one and why."""
 
     code = "data_dir"
 
 
 class Pids(msgspec.Struct, frozen=True, kw_only=True):
-    """The processes of a deployment; None and absent is what does not run or is not ours."""
+    """The process ids of a deployment; None or absent: not running, or not started by the launcher."""
 
     nats: int | None
     gateway: list[int]
@@ -43,12 +43,12 @@ class Pids(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningDeployment(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach a running deployment: what `--ready-file` and `deployment.json` hold (`ReadyFile`).
+    """Addresses of a running deployment: the content of `--ready-file` and `deployment.json` (`ReadyFile`).
 
     Attributes:
-        nats_token: the token of a server that was joined, if it has one for all.
-        nats_client: what a service shows that asks over NATS: the arguments of `Credentials`.
-        nats_reader: the same for who only reads the log.
+        nats_token: the token of the joined NATS server, if it has one token for all.
+        nats_client: the arguments of `Credentials` for a service that submits requests over NATS.
+        nats_reader: the same for a service that only reads the log.
     """
 
     url: str
@@ -63,14 +63,14 @@ class RunningDeployment(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Hold:
-    """A data dir that is held; `is_used` is for the holder to say, once there is something in it to keep."""
+    """A locked data dir; its holder sets `is_used` once there is something in it to keep."""
 
     is_used: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DataDir:
-    """One deployment's folder."""
+    """The folder of one deployment."""
 
     path: Path
 
@@ -91,7 +91,7 @@ class DataDir:
         return self.path / "logs"
 
     def remember(self, config: DeploymentConfig) -> None:
-        """Keep what decisions depend on, for whoever asks later under which configuration they were made.
+        """Store the part of a configuration that decisions depend on, by its digest.
 
         Raises:
             DataDirError: it cannot be written.
@@ -107,10 +107,10 @@ class DataDir:
         write_private(self._configs / f"{config.digest}.json", told)
 
     def configs(self) -> dict[str, Any]:
-        """Every configuration that was served from here, by its digest."""
+        """Return every configuration that was served from this data dir, by its digest."""
         found: dict[str, Any] = {}
         for path in sorted(self._configs.glob("*.json")):
-            with contextlib.suppress(OSError, msgspec.DecodeError):  # damaged: it is not known any more
+            with contextlib.suppress(OSError, msgspec.DecodeError):  # damaged: as if it were not there
                 found[path.stem] = msgspec.json.decode(path.read_bytes())
         return found
 
@@ -120,9 +120,9 @@ class DataDir:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[Hold]:
-        """Hold this folder, made if it is not there; for as long as the context is open.
+        """Lock this folder, and create it if it does not exist, while the context is open.
 
-        One that was made here is removed again where an error of ours ends the context before it is used.
+        A folder created here is removed again if one of our errors ends the context before it is used.
 
         Raises:
             DataDirError: another process holds it, or it cannot be written.
@@ -148,7 +148,7 @@ class DataDir:
             os.close(handle)
 
     def running(self) -> RunningDeployment | None:
-        """The deployment that runs on this folder now and is ready; None if there is none."""
+        """Return the deployment that runs on this folder now and is ready, or None."""
         try:
             handle = os.open(self.lock_file, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -158,15 +158,14 @@ class DataDir:
         except BlockingIOError:
             return _read_deployment(self.deployment_file)
         else:
-            return None  # nobody holds the lock: whatever the file says is of the past
+            return None  # the lock is free: the file is stale
         finally:
             os.close(handle)
 
 
-def of(model_name: str, told: Path | None = None) -> DataDir:
-    """The data dir of a model: the one told, else `.dalsegno/<model>`."""
-    path = told or Path(".dalsegno") / model_name
-    return DataDir(path.expanduser().resolve())
+def of(model_name: str, path: Path | None = None) -> DataDir:
+    """Return the data dir of a model: `path` if given, else `.dalsegno/<model>`."""
+    return DataDir((path or Path(".dalsegno") / model_name).expanduser().resolve())
 
 
 def of_deployment(config: DeploymentConfig) -> DataDir:
@@ -175,7 +174,7 @@ def of_deployment(config: DeploymentConfig) -> DataDir:
 
 
 def write_private(path: Path, content: Any) -> None:
-    """Write `content` as JSON so that a reader sees all of it or nothing, and only our user sees it.
+    """Write `content` as JSON, atomically and readable by this user only.
 
     Raises:
         DataDirError: the file cannot be written.
@@ -185,17 +184,17 @@ def write_private(path: Path, content: Any) -> None:
 
 @dataclass(slots=True)
 class ReadyFile:
-    """A file that says that a deployment is ready: true for as long as whoever wrote it holds it (flock).
+    """A file that says that a deployment is ready, valid as long as its writer holds a lock (flock) on it.
 
-    Who is killed cannot remove it. But the kernel lets go of it then, and so it is known for a lie: a process
-    id alone could be another's by now, or be of another container.
+    A killed writer cannot remove the file, but the kernel releases its lock, so readers see that it is stale.
+    A process id alone could meanwhile be another process's, or be from another container.
     """
 
     path: Path
     _handle: int | None = None
 
     def write(self, deployment: RunningDeployment) -> None:
-        """Write it, or write it anew.
+        """Write the file, or replace its content.
 
         Raises:
             DataDirError: it cannot be written.
@@ -205,14 +204,14 @@ class ReadyFile:
             os.close(before)
 
     def clear(self) -> None:
-        """Remove what one that was killed left there, before anything of ours is there.
+        """Remove a stale file of a killed deployment, before the start of a new one.
 
         Raises:
-            ClientError: a deployment that runs holds it, or it cannot be removed.
+            ClientError: a running deployment holds it, or it cannot be removed.
         """
         if is_held(self.path):
             raise ClientError(
-                f"{self.path} is the ready file of a deployment that runs; name another", code="ready_file"
+                f"{self.path} is the ready file of a running deployment; name another file", code="ready_file"
             )
         try:
             self.path.unlink(missing_ok=True)
@@ -220,17 +219,17 @@ class ReadyFile:
             raise ClientError(f"cannot remove {self.path}: {error.strerror}", code="ready_file") from error
 
     def withdraw(self) -> None:
-        """Remove it, if it was written: it would be a lie from here on."""
+        """Remove the file, if it was written: the deployment is no longer ready."""
         if self._handle is None:
             return
-        with contextlib.suppress(OSError):  # who removed it before did the same
+        with contextlib.suppress(OSError):  # already removed
             self.path.unlink()
         os.close(self._handle)
         self._handle = None
 
 
 def is_held(path: Path) -> bool:
-    """Whether the launcher that wrote it still lives; else it tells of the past."""
+    """Return True if the launcher that wrote the file still lives; else its content is stale."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -240,15 +239,15 @@ def is_held(path: Path) -> bool:
         is_the_one = os.path.samestat(os.fstat(handle), path.stat())
     except BlockingIOError:
         return True
-    except OSError:  # it is gone by now
+    except OSError:  # removed meanwhile
         return False
     finally:
         os.close(handle)
-    return not is_the_one and is_held(path)  # it was written anew while we looked
+    return not is_the_one and is_held(path)  # the file was replaced meanwhile
 
 
 def _written(path: Path, content: Any, *, hold: bool = False) -> int:
-    """Write a file, see `write_private`; its handle, which holds it (flock) where it is to."""
+    """Write a file as `write_private` does; return its handle, which holds the lock if `hold` is set."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.unlink(missing_ok=True)
@@ -284,7 +283,7 @@ def _flock(handle: int, data_dir: DataDir) -> None:
 
 
 def _unmake(made: list[Path]) -> None:
-    """Remove the folders that were made: the innermost with all it has, the others if they are empty."""
+    """Remove folders that were created: the innermost with its content, the others if they are empty."""
     data_dir, *parents = made
     shutil.rmtree(data_dir, ignore_errors=True)
     with contextlib.suppress(OSError):

@@ -1,15 +1,15 @@
-"""Ends workers that were given up and do not come back: stopped, hung, or cut off for good.
+"""Ends worker processes that were declared lost and do not join again: stopped, hung, or cut off for good.
 
-    worker.joined ──> which life a process lives        ─┐
-    worker.lost   ──> that life is over                  ├──> a process of ours that has had GRACE_S to join
-    the launcher  ──> its processes, and since when     ─┘    again and did not: killed, and started anew
+    worker.joined ──> the incarnation of each process     ─┐
+    worker.lost   ──> that incarnation is over             ├──> a process of ours that did not join again
+    within the launcher  ──> its processes, and their start times ─┘    GRACE_S: killed, and restarted
 
-A worker whose life was declared over joins again by itself, as soon as it reads that. One that cannot holds
-its rank, its memory and its device, and its supervisor sees a process that runs. So it is ended.
+A lost worker joins again by itself as soon as it reads `worker.lost`. One that cannot keeps its rank, memory
+and device occupied, and its supervisor sees a running process. So it is killed.
 
-A pid alone tells no process: it comes again, in a container often the same. A life is that of a process only
-if it joined, by the log's clock, after the process was started; where that clock is behind by more than a
-start takes, nobody is ended.
+A pid alone does not identify a process: pids are reused, in a container often at once. An incarnation belongs
+to a process only if it joined, by the log's clock, after the process was started; if that clock lags by more
+than a start takes, nothing is killed.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ from shared.subjects import Subjects
 _LOGGER: Final = logging.getLogger(__name__)
 
 GRACE_S: Final = 3.0
-"""How long a worker that was given up may take to join again; one that runs takes milliseconds."""
+"""Seconds that a lost worker may take to join again; a working one takes milliseconds."""
 _AGAIN_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
-    """A worker's process, of the launcher's own."""
+    """A worker process of the launcher."""
 
     pid: int
     since_ns: int
@@ -44,7 +44,7 @@ class WorkerProcess:
 
 @dataclass(frozen=True, slots=True)
 class LostWorker:
-    """A process that is to be ended."""
+    """A worker process to be killed."""
 
     rank: int
     pid: int
@@ -53,7 +53,7 @@ class LostWorker:
 
 @dataclass(slots=True)
 class _Incarnation:
-    """The last life of one process."""
+    """The latest incarnation of one process."""
 
     rank: int
     incarnation: int
@@ -63,10 +63,10 @@ class _Incarnation:
 
 
 class Reaper:
-    """Who is to be ended. Pure: records are folded in log order, and time is handed in.
+    """The decision which processes to kill. Pure: records are folded in log order, and time is passed in.
 
     Args:
-        host: this machine's name, as workers on it say it.
+        host: this machine's name, as its workers report it.
     """
 
     def __init__(self, host: str, *, grace_s: float = GRACE_S) -> None:
@@ -77,53 +77,54 @@ class Reaper:
         self._incarnations: dict[int, _Incarnation] = {}  # by pid
 
     def fold(self, record: StoredRecord, now_s: float) -> None:
-        """Take one record, read at `now_s`."""
+        """Fold one record, read at `now_s`."""
         try:
             event = decode(record.data)
         except MalformedEventError:
-            return  # another's mistake; it changes nothing
+            return  # malformed: ignored by every reader
         if not self._fence.admits(event):
-            return  # of a deposed conductor
+            return  # from a deposed conductor
         match event:
             case WorkerJoined() if event.host == self._host and event.id not in self._known:
                 self._known.add(event.id)
                 incarnation = event.incarnation or record.seq
                 self._incarnations[event.pid] = _Incarnation(event.rank, incarnation, record.time_ns)
             case WorkerLost():
-                for life in self._incarnations.values():
-                    is_it = (life.rank, life.incarnation) == (event.rank, event.incarnation)
-                    if is_it and life.lost_s is None:
-                        life.lost_s, life.reason = now_s, event.reason
+                for one in self._incarnations.values():
+                    is_it = (one.rank, one.incarnation) == (event.rank, event.incarnation)
+                    if is_it and one.lost_s is None:
+                        one.lost_s, one.reason = now_s, event.reason
             case _:
                 pass
 
     def due(self, processes: Mapping[int, WorkerProcess], now_s: float) -> list[LostWorker]:
-        """Whom of these, by rank, to end now; each is said once."""
+        """Return the processes to kill now, each once."""
         found = []
-        for rank, pid, life, lost_s in self._lost(processes):
+        for rank, pid, incarnation, lost_s in self._lost(processes):
             if now_s >= lost_s + self._grace_s:
                 del self._incarnations[pid]
-                why = f"it was given up ({life.reason}) and did not join again in {self._grace_s:g} s"
+                reason = f"it was declared lost ({incarnation.reason})"
+                why = f"{reason} and did not join again in {self._grace_s:g} s"
                 found.append(LostWorker(rank, pid, why))
         return found
 
     def next_s(self, processes: Mapping[int, WorkerProcess]) -> float | None:
-        """When the next one will be due, if it does not join before."""
+        """The time at which the next process will be due, unless it joins before."""
         return min((lost_s + self._grace_s for *_, lost_s in self._lost(processes)), default=None)
 
     def _lost(self, processes: Mapping[int, WorkerProcess]) -> list[tuple[int, int, _Incarnation, float]]:
         return [
-            (rank, process.pid, life, life.lost_s)
+            (rank, process.pid, incarnation, incarnation.lost_s)
             for rank, process in processes.items()
-            if (life := self._incarnations.get(process.pid)) is not None
-            and life.rank == rank
-            and life.joined_ns >= process.since_ns
-            and life.lost_s is not None
+            if (incarnation := self._incarnations.get(process.pid)) is not None
+            and incarnation.rank == rank
+            and incarnation.joined_ns >= process.since_ns
+            and incarnation.lost_s is not None
         ]
 
 
 WorkerProcesses: TypeAlias = Callable[[], Mapping[int, WorkerProcess]]
-"""The launcher's workers as they are now, by rank."""
+"""Returns the launcher's running workers, by rank."""
 Kill: TypeAlias = Callable[[LostWorker], None]
 
 
@@ -136,7 +137,7 @@ async def reap(
     *,
     grace_s: float = GRACE_S,
 ) -> None:
-    """Follow the log, and end who is due, until cancelled. Where the log fails, begin anew."""
+    """Follow the log and kill processes that are due, until cancelled. After a log failure, start again."""
     while True:
         try:
             log = await connect()
@@ -145,17 +146,17 @@ async def reap(
             finally:
                 await log.close()
         except* DalSegnoError as errors:
-            _LOGGER.debug("following the workers' lives again: %r", errors.exceptions)
+            _LOGGER.debug("following the workers' incarnations again: %r", errors.exceptions)
         await asyncio.sleep(_AGAIN_S)
 
 
 async def follow(
     log: Log, subjects: Subjects, reaper: Reaper, processes: WorkerProcesses, kill: Kill
 ) -> None:
-    """Fold one log's records, and end who is due, until that log fails.
+    """Fold one log's records, and kill processes that are due, until that log fails.
 
     Raises:
-        ExceptionGroup: of the `DalSegnoError` that it failed with.
+        ExceptionGroup: of the log's `DalSegnoError`.
     """
     news = asyncio.Event()
 

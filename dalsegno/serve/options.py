@@ -9,13 +9,13 @@ from dalsegno.config.layers import Setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """What `dalsegno serve` is told.
+    """Arguments of `dalsegno serve`.
 
     Attributes:
         model: a name in `configs/`, a YAML file, or a checkpoint folder.
         settings: configuration keys set by flags.
-        ready_file: receives a `RunningDeployment` as JSON once all is ready.
-        profile: receives the timeline of all processes when they have ended (`dalsegno.serve.profile`).
+        ready_file: receives a `RunningDeployment` as JSON once the deployment is ready.
+        profile: receives the timeline of all processes after they have ended (`dalsegno.serve.profile`).
     """
 
     model: str

@@ -38,7 +38,7 @@ async def refuse_running_deployment(
             async for subject, data in beats:
                 raise PrefixInUseError(
                     f"a deployment is running under the prefix {subjects.prefix!r} at {where} "
-                    f"({_sender(subject, data)}): give this one another prefix with --prefix, or stop that one"
+                    f"({_sender(subject, data)}): give this one another with --prefix, or stop that one"
                 )
 
 

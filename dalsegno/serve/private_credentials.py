@@ -1,7 +1,7 @@
-"""Who may come to a private server: each role by secrets of its own, made anew at every start.
+"""Credentials of a private NATS server: one per role, generated at every start.
 
-Our own roles have nkeys, and get them by environment. Who asks over NATS and who reads the log have a
-password, as any NATS client takes one; `deployment.json` has both.
+Roles of the launcher have nkeys, passed by environment. Services that submit requests or read the log have a
+password, which any NATS client supports; `deployment.json` contains both.
 """
 
 import secrets
@@ -13,7 +13,7 @@ from shared.log.nats.permissions import CLIENT, CONDUCTOR, GATEWAY, PROVISIONER,
 
 
 def private_roles(ranks: Sequence[int]) -> dict[str, Credentials]:
-    """The credentials of every role of a deployment with these ranks."""
+    """Return the credentials of every role of a deployment with these ranks."""
     own = [PROVISIONER, CONDUCTOR, GATEWAY, *map(worker, ranks)]
     by_key = {role: Credentials(seed=nkeys.new_seed()) for role in own}
     return by_key | {

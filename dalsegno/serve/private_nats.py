@@ -1,9 +1,9 @@
-"""The private nats-server as something to supervise.
+"""The private nats-server as a supervised child.
 
-`shared.log.nats.private_server.NatsServer` is synchronous, and on Linux its process ends with the thread
-that started
-it. So what starts and ends it is called by one thread, which lives as long as this object is open. Another
-waits for its end: to look for that now and then took more CPU than all else the launcher does.
+`shared.log.nats.private_server.NatsServer` is synchronous, and on Linux its process ends with the thread that
+started it. So one thread, which lives as long as this object is open, starts and ends it. Another thread
+waits
+for its end: polling took more CPU than everything else the launcher does.
 """
 
 import asyncio

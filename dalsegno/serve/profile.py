@@ -1,11 +1,11 @@
-"""The parts of a profile, one per process, joined to a file that https://ui.perfetto.dev opens.
+"""The profile of a deployment: parts written by each process, joined to a file for https://ui.perfetto.dev.
 
     FILE.parts/gateway.4711  ┐
     FILE.parts/conductor.4712├──> FILE   {"traceEvents": [...]}
     FILE.parts/worker-0.4713 ┘
 
-A part's lines are events as they are, one or several with commas between (`shared.telemetry.timeline`); a
-process that was killed leaves half a line at the end of its own.
+Each line of a part is one event, or several with commas between (`shared.telemetry.timeline`); a killed
+process leaves half a line at the end of its part.
 """
 
 import re
@@ -18,18 +18,18 @@ from typing import BinaryIO, Final
 from shared.errors import ClientError
 
 _PART: Final = re.compile(r"[a-z]+(-\d+)?\.\d+")
-"""What a part is called: a role, and the process that it was."""
+"""The name of a part: a role, and its process id."""
 
 
 class ProfileError(ClientError):
-    """The profile cannot be written where it was asked for."""
+    """The profile cannot be written to its file."""
 
     code = "profile"
 
 
 @contextmanager
 def profiled(file: Path | None) -> Iterator[Path | None]:
-    """A folder for the parts of all processes that are started within the block; at its end they are joined.
+    """Yield a folder for the parts of all processes started within the block; join them at its end.
 
     Raises:
         ProfileError: the file cannot be written.
@@ -41,9 +41,11 @@ def profiled(file: Path | None) -> Iterator[Path | None]:
     with _written(file):
         file.write_bytes(b"")
         parts.mkdir(exist_ok=True)
-        left = list(parts.iterdir())  # of a launcher that was killed
+        left = list(parts.iterdir())  # from a killed launcher
         if other := next((one.name for one in left if not _PART.fullmatch(one.name)), None):
-            raise ProfileError(f"--profile: {parts} is for parts of a profile, and has {other}; name another")
+            raise ProfileError(
+                f"--profile: {parts} is for parts of a profile, and contains {other}; name another file"
+            )
         for part in left:
             part.unlink()
     try:

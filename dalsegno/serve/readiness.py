@@ -1,4 +1,4 @@
-"""One look at a gateway's `/health/ready`, without an HTTP library: the launcher must start quickly."""
+"""One request to a gateway's `/health/ready`, without an HTTP library: the launcher must start quickly."""
 
 import asyncio
 import contextlib
@@ -13,14 +13,14 @@ _MOST_BYTES: Final = 2**16
 
 @dataclass(frozen=True, slots=True)
 class GatewayHealth:
-    """What a gateway said: whether a request would be served, and what that still waits for."""
+    """A gateway's readiness, and what it still waits for."""
 
     ready: bool
     missing: tuple[str, ...] = ()
 
 
 async def look(host: str, port: int) -> GatewayHealth | None:
-    """Ask once; None while nobody answers, or answers something else."""
+    """Ask once; None if the gateway does not answer, or answers something else."""
     with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
         async with asyncio.timeout(_PATIENCE_S):
             return await _ask(host, port)
@@ -40,6 +40,6 @@ async def _ask(host: str, port: int) -> GatewayHealth:
         writer.close()
     if head.split()[1:2] == [str(HTTPStatus.OK.value)]:
         return GatewayHealth(ready=True)
-    said = json.loads(body)
-    missing = said.get("missing", ()) if isinstance(said, dict) else ()
+    answer = json.loads(body)
+    missing = answer.get("missing", ()) if isinstance(answer, dict) else ()
     return GatewayHealth(ready=False, missing=tuple(str(one) for one in missing))

@@ -1,4 +1,4 @@
-"""What `serve` says once all is ready: ways to talk to it, or to let it talk, ready to be pasted."""
+"""The message that `serve` prints once it is ready: commands and code to try it, ready to paste."""
 
 import json
 import os
@@ -18,7 +18,7 @@ _SENTENCE: Final = "Hello, this is me."
 _DEFAULT_PORT: Final = 8000
 
 
-def welcome(
+def ready_message(
     model: str,
     listens: Sequence[Listen],
     data_dir: Path,
@@ -28,9 +28,16 @@ def welcome(
     voices: Sequence[str],
     durability: Durability,
 ) -> str:
-    """The lines, for the terminal.
+    """Return the message.
 
-    `listens` are where its gateways are, `outputs` the modalities that the model puts out.
+    Args:
+        model: the model's name.
+        listens: the addresses of its gateways.
+        data_dir: the data dir.
+        seconds: the duration of the start.
+        outputs: the modalities that the model outputs.
+        voices: the voices of a speech model.
+        durability: the durability of an acked event.
     """
     listen, *others = listens
     ways = (
@@ -71,12 +78,12 @@ def _speech(model: str, listen: Listen, voices: Sequence[str]) -> str:
     name = json.dumps(model, ensure_ascii=False)
     voice = {"voice": voices[0]} if voices else {}
     body = _body(model=model, input=_SENTENCE, **voice, response_format="wav")
-    said = "".join(f', {key}="{one}"' for key, one in voice.items())
+    options = "".join(f', {key}="{one}"' for key, one in voice.items())
     return f"""  curl {listen.url}/v1/audio/speech -o speech.wav -d {body}
 
   from openai import OpenAI
   client = OpenAI(base_url="{listen.url}/v1", api_key="none")
-  speech = client.audio.speech.create(model={name}, input="{_SENTENCE}"{said}, response_format="wav")
+  speech = client.audio.speech.create(model={name}, input="{_SENTENCE}"{options}, response_format="wav")
   speech.write_to_file("speech.wav")"""
 
 
@@ -85,7 +92,7 @@ def _body(**fields: object) -> str:
 
 
 def _program() -> str:
-    """How this person starts `dalsegno`: by name where the shell finds it, else by path."""
+    """The user's way to start `dalsegno`: its name if the shell finds it, else its path."""
     if shutil.which("dalsegno"):
         return "dalsegno"
     program = Path(sys.executable).with_name("dalsegno")

@@ -104,7 +104,7 @@ class RetentionGuard:
         deadline = loop.time() + patience_s
         while True:
             try:
-                return await self._provisioner.provide(self._kept(await self._provisioner.look()))
+                return await self._provisioner.provide(self._kept(await self._provisioner.state()))
             except LogUnavailableError:
                 if loop.time() > deadline:
                     raise
@@ -132,7 +132,7 @@ class RetentionGuard:
         """
         if self._folder is not None and self._has_restarted(disk_of(self._folder)):
             return
-        state = await self._provisioner.look()
+        state = await self._provisioner.state()
         if state is None:
             self._say(
                 "the log has lost its stream: it is created again; everything it held is gone", "warning"

@@ -25,21 +25,28 @@ def commands(
     private: Mapping[str, Credentials] | None,
     parts: Path | None = None,
 ) -> list[Command]:
-    """How each role is started, in the order of starting.
+    """Return the command of each role process, in starting order.
 
-    Roles read file and environment as we do, and are told what we were told: by argument, as no flag takes a
-    secret. What the launcher found itself (a free port, its own server) stands behind that, and wins.
-    `private` is what each role shows to a server of ours; what to show to another's, they are told as we are.
-    `parts` is the folder for what they write of a profile.
+    Roles read the same file and environment as the launcher, and get its flags as arguments; no flag takes a
+    secret. Values found by the launcher (a free port, its own server) follow, and take precedence.
+
+    Args:
+        options: the launcher's arguments.
+        config: the resolved configuration.
+        listens: the address of each gateway.
+        nats_url: the log's server.
+        private: each role's credentials for the launcher's own server; None for another's server, whose
+            credentials roles find as the launcher does.
+        parts: the folder for the parts of a profile.
     """
-    # -P: a folder named `shared` or `torch.py` where the user happens to be is not ours.
+    # -P: a folder `shared` or a file `torch.py` in the user's current folder must not be imported.
     python = (sys.executable, "-P", "-m", "dalsegno")
-    told = [part for one in options.settings for part in ("--set", f"{one.key}={one.text}")]
-    if private is not None:  # it speaks no TLS, whatever is told of another's
-        told += [part for key in _TLS if getattr(config.nats, key) for part in ("--set", f"nats.{key}=")]
+    settings = [part for one in options.settings for part in ("--set", f"{one.key}={one.text}")]
+    if private is not None:  # the private server has no TLS, whatever is configured
+        settings += [part for key in _TLS if getattr(config.nats, key) for part in ("--set", f"nats.{key}=")]
     log = ("--nats", nats_url, "--prefix", config.nats.prefix)
     profile = ("--profile-parts", str(parts)) if parts is not None else ()
-    common = ("--config", options.model, *told, *log, *profile, "--parent", str(os.getpid()))
+    common = ("--config", options.model, *settings, *log, *profile, "--parent", str(os.getpid()))
     conductors = _numbered("conductor", config.recovery.conductors)
     conducting = ("conductor", "--data-dir", str(data_dir.of_deployment(config).path))
     own: dict[str, tuple[str, ...]] = {
@@ -61,10 +68,10 @@ def commands(
 
 
 def _numbered(role: str, count: int) -> list[str]:
-    """The names of so many processes of one role."""
+    """The names of `count` processes of one role."""
     return [role, *(f"{role}-{number}" for number in range(2, count + 1))]
 
 
 def role_of(name: str) -> str:
-    """The role of a process, by its name."""
+    """The role of a process, from its name."""
     return name.partition("-")[0]

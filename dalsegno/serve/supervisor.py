@@ -1,11 +1,11 @@
-"""One supervised process: started, watched, started again with back-off, and stopped in order.
+"""One supervised process: started, watched, restarted with back-off, and stopped in order.
 
-Two things are supervised: a role, which is a child process whose output is relayed line by line
-(`RoleProcess`), and the private nats-server (`dalsegno.serve.launcher`). The supervisor knows neither; it
-knows `Child`.
+Two kinds of child are supervised: a role, which is a child process whose output is relayed line by line
+(`RoleProcess`), and the private nats-server (`dalsegno.serve.private_nats`). The supervisor sees only
+`Child`.
 
-A child that ends with `EX_CONFIG` says that it will never run as it was told to: it is not started
-again, and its last line says why (`RefusedError`). Any other end is an accident.
+A child that ends with `EX_CONFIG` can never run as configured: it is not restarted, and its last line says
+why (`RefusedError`). Any other end is an accident.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from dalsegno.terminal.console import Console
 from shared.errors import ClientError, DalSegnoError
 
 _LINE_BYTES: Final = 2**16
-"""A longer line is cut into several: nobody may make the launcher hold an endless one."""
+"""A longer line is cut into several, so that an endless line does not fill the launcher's memory."""
 
 
 class RefusedError(ClientError):
@@ -34,39 +34,39 @@ class RefusedError(ClientError):
 
 
 class Child(Protocol):
-    """What can be supervised."""
+    """A process that can be supervised."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def pid(self) -> int | None:
-        """While it runs."""
+        """The process id while it runs."""
         ...
 
     async def start(self) -> None:
-        """Raises OSError or DalSegnoError where it cannot be started."""
+        """Start it. Raises OSError or DalSegnoError if it cannot be started."""
         ...
 
     async def wait(self) -> int:
-        """Wait for its end; the exit status, negative for a signal. Cancelled, it kills the child."""
+        """Wait for its end; return the exit status, negative for a signal. If cancelled, kill the child."""
         ...
 
     @property
     def last_line(self) -> str:
-        """What it said last."""
+        """The last line of its output."""
         ...
 
     def terminate(self) -> None: ...
 
     def kill(self) -> None:
-        """It, and whatever it started."""
+        """Kill it, and the processes it started."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """How to start a role."""
+    """The command line of a role."""
 
     name: str
     argv: tuple[str, ...]
@@ -77,8 +77,8 @@ class Command:
 class RoleProcess:
     """A role as a child process, in a process group of its own.
 
-    The group keeps the terminal's Ctrl-C away from it (the launcher drains in order), and lets a kill
-    reach what the role started itself.
+    The group keeps the terminal's Ctrl-C away (the launcher drains in order), and lets a kill reach the
+    processes that the role started.
     """
 
     command: Command
@@ -130,9 +130,9 @@ class RoleProcess:
 
 
 class _ProcessRun(asyncio.SubprocessProtocol):
-    """One life of a role's process: its output by lines, and its end.
+    """One run of a role's process: its output by lines, and its end.
 
-    `ended` is set when the process is gone *and* its output is read: the last line often says why.
+    `ended` is set when the process is gone and its output is read: the last line often says why.
     """
 
     transport: asyncio.SubprocessTransport
@@ -174,7 +174,7 @@ class _ProcessRun(asyncio.SubprocessProtocol):
             self._rest = b""
 
     def process_exited(self) -> None:
-        self.kill_group()  # what it left behind: it would hold the output open
+        self.kill_group()  # remaining children would hold the output open
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._rest:
@@ -185,7 +185,7 @@ class _ProcessRun(asyncio.SubprocessProtocol):
 
 @dataclass(slots=True)
 class Backoff:
-    """0.2 s, doubling to 10 s; a child that was healthy for 30 s begins anew."""
+    """0.2 s, doubling to 10 s; reset by a child that was healthy for 30 s."""
 
     first: float = 0.2
     most: float = 10.0
@@ -193,7 +193,7 @@ class Backoff:
     _next: float = 0.0
 
     def after(self, lived: float) -> float:
-        """How long to wait before the next start, of a child that has just lived so long; seconds."""
+        """The seconds to wait before the next start of a child that ran for `lived` seconds."""
         delay = self.first if lived >= self.healthy else self._next or self.first
         self._next = min(delay * 2, self.most)
         return delay
@@ -201,11 +201,11 @@ class Backoff:
 
 @dataclass(slots=True)
 class Supervisor:
-    """Keeps one child running until it is told to stop.
+    """Keeps one child running until it is stopped.
 
     Attributes:
-        started: called after each start, with the child's new pid in place.
-        since_ns: when the present child was started; Unix nanoseconds.
+        started: called after each start, when the child has its new pid.
+        since_ns: the time of the child's last start; Unix nanoseconds.
     """
 
     child: Child
@@ -231,14 +231,14 @@ class Supervisor:
                 if self._stopping.is_set():
                     return
                 delay = self.backoff.after(loop.time() - begin)
-                self.console.say(f"{self.child.name} {end}; it starts again in {delay:g} s", "warning")
+                self.console.say(f"{self.child.name} {end}; it is restarted in {delay:g} s", "warning")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), delay)
         finally:
             self._ended.set()
 
     async def stop(self, grace_s: float) -> None:
-        """Ask the child to stop, wait up to `grace_s` seconds for it, then kill it."""
+        """Ask the child to stop, wait up to `grace_s` seconds, then kill it."""
         self._stopping.set()
         self.child.terminate()
         with contextlib.suppress(TimeoutError):
@@ -249,19 +249,19 @@ class Supervisor:
         await self._ended.wait()
 
     def kill(self) -> None:
-        """End the child now, and for good."""
+        """Kill the child, and do not restart it."""
         self._stopping.set()
         self._killed = True
         self.child.kill()
 
     async def _run_child(self) -> str:
-        """One life of the child; returns how it ended."""
+        """Run the child once; return how it ended."""
         self.since_ns = time.time_ns()
         try:
             await self.child.start()
         except (OSError, DalSegnoError) as error:
             return f"could not be started: {error}"
-        if self._stopping.is_set():  # told while it was being started
+        if self._stopping.is_set():  # stopped during the start
             self.child.kill() if self._killed else self.child.terminate()
         self.started()
         status = await self.child.wait()
@@ -272,7 +272,7 @@ class Supervisor:
 
 
 def _message(line: str) -> str:
-    """What a line says, also one that is an object for programs."""
+    """The message in a line, which may be a JSON object."""
     with contextlib.suppress(ValueError):
         found = json.loads(line)
         if isinstance(found, dict) and "message" in found:

@@ -1,11 +1,11 @@
-"""The terminal and the log files of the roles that a launcher runs.
+"""The launcher's console: lines of all role processes on the terminal and in log files.
 
     gateway   | 2026-11-20 09:13:38.123 INFO  listening on http://127.0.0.1:8000
-    dalsegno  | 2026-11-20 09:14:02.500 WARNING worker-0 was killed by SIGKILL; it starts again in 0.2 s
+    dalsegno  | 2026-11-20 09:14:02.500 WARNING worker-0 was killed by SIGKILL; it is restarted in 0.2 s
 
-The lines of a role go to the terminal behind its name, and as they are to `<logs>/<role>.log`. Where logs
-are JSON, each line is one object, also on the terminal: what is none (a traceback, a library's print) is
-put into one. A terminal that is gone or a disk that is full loses lines, and stops nothing.
+A role's line goes to the terminal with the role's name, and unchanged to `<logs>/<role>.log`. With JSON logs,
+each line is one object, also on the terminal: another line (a traceback, a library's print) becomes
+the message of one. A closed terminal or a full disk loses lines, and stops nothing.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _FILE_BYTES: Final = 16 * 2**20
 
 @dataclass(slots=True)
 class LogFile:
-    """One role's file, appended to; at most two of `_FILE_BYTES` are kept."""
+    """One role's log file, appended to; at most two files of `_FILE_BYTES` are kept."""
 
     path: Path
     _file: BinaryIO | None = None
@@ -47,11 +47,11 @@ class LogFile:
 
 @dataclass(slots=True)
 class Console:
-    """Writes lines as they come; stderr, because stdout is for what was asked for.
+    """Writes lines as they arrive, to stderr: stdout is for requested output.
 
     Attributes:
-        is_json: whether a line is an object, for programs.
-        level: what matters less is not said by the launcher; roles keep to it themselves.
+        is_json: each line is a JSON object.
+        level: the least level of the launcher's own lines; roles filter theirs themselves.
     """
 
     logs: Path
@@ -61,7 +61,7 @@ class Console:
     _files: dict[str, LogFile] = field(default_factory=dict)
 
     def role(self, name: str, line: bytes) -> None:
-        """One line of output of a role."""
+        """Write one line of a role's output."""
         if self.is_json:
             line = _as_object(name, line)
         with contextlib.suppress(OSError):
@@ -71,7 +71,7 @@ class Console:
             print(f"{label}{line.decode(errors='replace')}", file=sys.stderr, flush=True)
 
     def say(self, line: str, level: str = "info") -> None:
-        """One line of the launcher's own."""
+        """Write one line of the launcher's own."""
         if _WEIGHT[level.upper()] < _WEIGHT[self.level.upper()]:
             return
         if self.is_json:
@@ -81,7 +81,7 @@ class Console:
         self.role("dalsegno", f"{now} {level.upper():<5} {line}".encode())
 
     def show(self, text: str) -> None:
-        """What was asked for: to stdout, as it is."""
+        """Write requested output to stdout, unchanged."""
         with contextlib.suppress(OSError):
             print(text, flush=True)
 
@@ -99,7 +99,7 @@ class Console:
 
 
 class WarningHandler(logging.Handler):
-    """What is logged in the launcher's own process, from warnings on, as lines of the launcher."""
+    """Logging handler that shows warnings of the launcher's own process as console lines."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)
@@ -110,7 +110,7 @@ class WarningHandler(logging.Handler):
 
 
 def _as_object(name: str, line: bytes) -> bytes:
-    """A line of JSON as it is; any other as the message of one."""
+    """Return a line of JSON unchanged, and any other line as the message of an object."""
     with contextlib.suppress(ValueError):
         if isinstance(json.loads(line), dict):
             return line
@@ -119,5 +119,5 @@ def _as_object(name: str, line: bytes) -> bytes:
 
 def _object(name: str, line: str, level: str) -> bytes:
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    said = {"time": now, "level": level, "role": name, "message": line}
-    return json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
+    fields = {"time": now, "level": level, "role": name, "message": line}
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()

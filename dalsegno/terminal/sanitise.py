@@ -1,12 +1,12 @@
-"""Text that others wrote, made fit for a terminal and for one line of a log.
+"""Sanitising of text from outside, before it is shown on a terminal or written to a log line.
 
-Clients choose ids, model names and reasons; what they chose is shown to operators. It must not be able to
-steer their terminal, or to look like a line of its own.
+Clients choose ids, model names and reasons, and operators see them. Such text must not control the terminal
+or look like a separate log line.
 """
 
 
 def plain(text: str) -> str:
-    """`text` with everything that is not printed escaped, as Python writes it."""
+    """Return `text` with every character that is not printable escaped, as in a Python string literal."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)

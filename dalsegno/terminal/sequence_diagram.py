@@ -1,12 +1,10 @@
-"""Boxes beside one another, and arrows between their lifelines, in plain text of at most 80 columns. Pure.
+"""Boxes side by side with arrows between their lifelines, as plain text of at most 80 columns. Pure.
 
-    ┌─ rank 0 ───────────────────┐   ┌─ rank 1 ───────────────────┐
-    │ cuda:0                     │   │ cuda:1                     │
-    │ LLM  prefill               │   │ LLM  decode                │
-    └─────────────┬──────────────┘   └─────────────┬──────────────┘
-                  ├══════════ KV of LLM ══════════►│
-
-It knows nothing of what it draws.
+┌─ rank 0 ───────────────────┐   ┌─ rank 1 ───────────────────┐
+│ cuda:0                     │   │ cuda:1                     │
+│ LLM  prefill               │   │ LLM  decode                │
+└─────────────┬──────────────┘   └─────────────┬──────────────┘
+              ├══════════ KV of LLM ══════════►│
 """
 
 import re
@@ -17,7 +15,7 @@ from typing import Final
 WIDTH: Final = 80
 _GAP: Final = 3
 _MOST: Final = 4
-"""So many boxes still have room for words; more stand one below another."""
+"""The most boxes in a row; more are stacked."""
 _CROSSED: Final = {"═": "╪", "─": "┼", "┄": "┼"}
 
 
@@ -32,7 +30,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """From a box to another, by their places; `shaft` is the character it is made of."""
+    """An arrow between two boxes, given by their indices; `shaft` is its character."""
 
     source: int
     target: int
@@ -41,7 +39,7 @@ class Arrow:
 
 
 def draw(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> list[str]:
-    """The lines of the drawing."""
+    """Return the lines of the drawing."""
     width = (WIDTH - _GAP * (len(boxes) - 1)) // len(boxes)
     if len(boxes) == 1 or len(boxes) > _MOST or width < max(map(_least, boxes)):
         same = max(map(_natural, boxes))
@@ -54,9 +52,9 @@ def draw(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> list[str]:
 
 
 def wrapped(text: str, width: int) -> Iterator[str]:
-    """The words of `text`, line by line; one that is longer than a line is left whole.
+    """Yield the words of `text` in lines of at most `width`; a longer word gets a line to itself.
 
-    An arrow within stays with the word it leads to.
+    An arrow within the text stays with the word after it.
     """
     line = ""
     for word in _words(text):
@@ -72,36 +70,36 @@ def _words(text: str) -> list[str]:
 
 
 def _natural(box: Box) -> int:
-    """How wide a box would like to be."""
+    """The width that a box needs to wrap nothing."""
     name = max(len(name) for name, _ in box.lines)
     inside = max(name + 2 + len(remark) for _, remark in box.lines)
     return min(WIDTH, max(len(box.title) + 2, len(box.note), inside) + 4)
 
 
 def _least(box: Box) -> int:
-    """How narrow it may be."""
+    """The least width that a box can have."""
     words = (len(word) + 6 for _, remark in box.lines for word in _words(remark))
     return max(len(box.title) + 6, *(len(name) + 4 for name, _ in box.lines), *words)
 
 
 def _box(box: Box, width: int, *, is_held: bool = False) -> list[str]:
     inside = width - 4
-    told = [*wrapped(box.note, inside), *_wrapped(box, inside)]
+    texts = [*wrapped(box.note, inside), *_wrapped(box, inside)]
     bottom = "─" * (width - 2)
     if is_held:
         middle = (width - 1) // 2 - 1
         bottom = f"{bottom[:middle]}┬{bottom[middle + 1 :]}"
     top = f"┌─ {box.title} {'─' * (width - len(box.title) - 5)}┐"
-    return [top, *(f"│ {line:<{inside}} │" for line in told), f"└{bottom}┘"]
+    return [top, *(f"│ {line:<{inside}} │" for line in texts), f"└{bottom}┘"]
 
 
 def _wrapped(box: Box, inside: int) -> Iterator[str]:
-    """Names in a column and remarks beside them, or below where there is no room for two columns."""
+    """Yield names in a column and remarks right of them, or below if two columns do not fit."""
     name_width = max(len(name) for name, _ in box.lines)
-    beside = inside - name_width - 2
+    remark_width = inside - name_width - 2
     for name, remark in box.lines:
-        if beside >= max((len(word) for word in _words(remark)), default=0):
-            for number, text in enumerate(wrapped(remark, beside)):
+        if remark_width >= max((len(word) for word in _words(remark)), default=0):
+            for number, text in enumerate(wrapped(remark, remark_width)):
                 yield f"{'' if number else name:<{name_width}}  {text}"
         else:
             yield name
@@ -109,7 +107,7 @@ def _wrapped(box: Box, inside: int) -> Iterator[str]:
 
 
 def _stretched(lines: list[str], height: int) -> list[str]:
-    """As high as its neighbours, by empty lines within."""
+    """Return the box with empty lines added inside, up to `height`."""
     empty = f"│{' ' * (len(lines[0]) - 2)}│"
     return [*lines[:-1], *[empty] * (height - len(lines)), lines[-1]]
 
@@ -124,7 +122,7 @@ def _arrow(arrow: Arrow, middles: Sequence[int]) -> str:
     forward = arrow.source < arrow.target
     row[left], row[right] = ("├", "│") if forward else ("│", "┤")
     row[right - 1 if forward else left + 1] = "►" if forward else "◄"
-    first = next((middle for middle in middles if left < middle), right)  # words end before a lifeline
+    first = next((middle for middle in middles if left < middle), right)  # the next lifeline
     room = first - left - 5
     label = arrow.label if len(arrow.label) <= room else f"{arrow.label[: room - 1]}…"
     if room > 1:

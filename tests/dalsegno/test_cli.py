@@ -141,7 +141,7 @@ def test_a_ready_file_that_cannot_be_written_is_said_before_anything_starts(
         "--ready-file",
         str(tmp_path / "no" / "ready"),
     )
-    assert the_line(dalsegno("serve", checkpoint, *told)).endswith(f"{tmp_path / 'no'} is no folder")
+    assert the_line(dalsegno("serve", checkpoint, *told)).endswith(f"{tmp_path / 'no'} is not a folder")
 
 
 def test_joining_a_nats_that_is_not_there_is_one_line(checkpoint: str, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_private_server_is_no_cluster_and_that_is_said_before_anything_starts(
 ) -> None:
     told = ("--port", "0", "--data-dir", str(tmp_path / "data"), "--durability", "cluster")
     line = the_line(dalsegno("serve", checkpoint, *told))
-    assert line.startswith("--durability: nats.durability: cluster needs a NATS cluster")
+    assert line.startswith("--durability: nats.durability: expected host or process for a private server, found cluster")
     assert not (tmp_path / "data").exists()
 
 
@@ -223,10 +223,10 @@ def test_a_durability_that_the_server_does_not_give_is_one_line_and_says_what_to
     finally:
         server.stop()
 
-    assert "name a NATS cluster of at least 3 servers" in said["cluster"]
-    assert "name the servers' monitoring in nats.monitors" in said["host"]
+    assert "a NATS cluster of at least 3 servers" in said["cluster"]
+    assert "monitoring addresses in nats.monitors" in said["host"]
     assert served == said["host"]
-    assert "survives the end of any process, not of the machine" in provisioned.output
+    assert "survive the end of any process, but not of the NATS server's machine" in provisioned.output
     assert ended.returncode == 78
     assert "run `dalsegno provision --durability host`" in ended.stderr
 
@@ -252,7 +252,7 @@ def test_a_worker_refuses_a_rank_that_hosts_nothing(checkpoint: str) -> None:
         [sys.executable, "-m", "dalsegno", *args], capture_output=True, text=True, check=False, timeout=60
     )
     assert ended.returncode == 78
-    assert ended.stderr == "Error: rank 7 is none of checkpoint's: expected one of [0]\n"
+    assert ended.stderr == "Error: rank 7 is not a rank of checkpoint: expected one of [0]\n"
 
 
 @pytest.mark.parametrize("command", ["log", "replay"])

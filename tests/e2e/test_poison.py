@@ -111,7 +111,7 @@ async def test_a_stopped_worker_is_given_up_ended_and_replaced_and_every_stream_
     assert max(so_far) < TOKENS, "it was stopped too late to disturb anybody"
 
     assert running.pids.worker["0"] != stopped
-    assert "worker-0 is killed: it was given up" in running.log()
+    assert "worker-0 is killed: it was declared lost" in running.log()
     async with clients.reader(running) as reader:
         first, _ = await reader.until(reader.subjects.worker(0), WorkerJoined, lambda e: e.pid == stopped)
         lost_at, _ = await reader.until(

@@ -191,7 +191,7 @@ async def test_a_changed_plan_fails_and_its_digest_is_named_first(
 
 async def test_a_request_that_is_not_there_is_no_match(records: list[StoredRecord], copy: Copy) -> None:
     copy.write([record for record in records if not mentions(record)])
-    refused_with(copy.replay(), "cannot be replayed: there is no submission of it among its records")
+    refused_with(copy.replay(), "cannot be replayed: its records contain no submission")
 
 
 def mentions(record: StoredRecord) -> bool:

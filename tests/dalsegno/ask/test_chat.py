@@ -124,7 +124,7 @@ def test_a_refusal_is_the_servers_own_message(serving: Serving) -> None:
 
 def test_who_has_no_key_is_told_where_to_say_it(serving: Serving) -> None:
     body = json.dumps({"error": {"message": "send it as a header", "code": "missing_api_key"}})
-    wanted = pytest.raises(ClientError, match=r"asks for an API key: say it in DALSEGNO_API_KEY$")
+    wanted = pytest.raises(ClientError, match=r"requires an API key: set it in DALSEGNO_API_KEY$")
     with serving(body, status=401) as (url, _), wanted:
         list(asked_for(ChatPrompt(text="len?", url=url)))
 
@@ -153,5 +153,5 @@ def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one(serving: Serving
 
 @pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port"])
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(ClientError, match="is no address of a server"):
+    with pytest.raises(ClientError, match="is not a server address"):
         list(asked_for(ChatPrompt(text="len?", url=url)))

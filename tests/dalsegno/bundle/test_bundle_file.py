@@ -130,7 +130,7 @@ def test_a_flipped_bit_anywhere_is_found_and_its_line_is_named() -> None:
         (
             b'"text":"secret1"',
             b'"text":secret1"',
-            "record 9 on {w0} (output.chunk.v1), which is no JSON any more",
+            "record 9 on {w0} (output.chunk.v1), which is not JSON",
         ),
         (b'"request_id":"r1"', b'"request_id":"r2"', "the header"),
         (b'"end":{"records":', b'"end":{"records":1', "the last line"),
@@ -170,10 +170,10 @@ def test_a_bundle_that_is_cut_off_says_so_wherever_it_is_cut(tmp_path: Path) -> 
     ("data", "said"),
     [
         (b"", " is empty: expected a bundle"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(99), " is no bundle: expected `dalsegno export`'s first line"),
-        (b"[1]\n", " is no bundle"),
-        (b'{"a": 1}\n', " is no bundle"),
-        (b"[" * 100_000 + b"\n", " is no bundle"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(99), " is not a bundle: expected `dalsegno export`'s first line"),
+        (b"[1]\n", " is not a bundle"),
+        (b'{"a": 1}\n', " is not a bundle"),
+        (b"[" * 100_000 + b"\n", " is not a bundle"),
     ],
 )
 def test_what_is_no_bundle_is_said_to_be_none(data: bytes, said: str, tmp_path: Path) -> None:
@@ -201,9 +201,13 @@ def test_a_newer_format_is_refused_with_the_version_that_reads_it(tmp_path: Path
     ("old", "new", "said"),
     [
         (rb'"seq":4', b'"seq":"4"', "cannot be read"),
-        (rb'"seq":5,', b'"seq":2,', "does not stand behind record 4"),
+        (rb'"seq":5,', b'"seq":2,', "does not follow record 4"),
         (rb'"subject":"ds.walk.r1",', b"", "expected a record, with the field 'subject'"),
-        (rb'"wide":\[0\],"digest":"....', b'"wide":[0],"digest":"0000', "has another digest than its bytes"),
+        (
+            rb'"wide":\[0\],"digest":"....',
+            b'"wide":[0],"digest":"0000',
+            "has a digest that does not match its bytes",
+        ),
         (rb'"event":', b'"evnt":', "expected one of event, text and bytes"),
         (rb'"requests":\["r1"\]', b'"requests":7', "the header cannot be read"),
         (rb'"records":\d+', b'"records":1', "the last line counts"),
@@ -221,7 +225,7 @@ def test_what_was_altered_and_chained_again_is_still_to_make_sense(
 def test_something_behind_the_last_line_is_found(tmp_path: Path) -> None:
     data = written()
     lines = len(data.splitlines())
-    assert refused(tmp_path, data + b"x") == f": something follows line {lines}, which is its last"
+    assert refused(tmp_path, data + b"x") == f": expected nothing after line {lines}, its last line"
 
 
 def test_a_file_that_is_not_there_or_a_folder_is_one_line(tmp_path: Path) -> None:
@@ -242,7 +246,7 @@ def test_a_file_as_large_as_no_bundle_is_refused_before_it_is_read(tmp_path: Pat
     path = tmp_path / "huge.bundle"
     path.touch()
     os.truncate(path, bundle_file.MAX_BUNDLE_BYTES + 1)
-    with pytest.raises(BundleError, match="that is no bundle"):
+    with pytest.raises(BundleError, match="it is not a bundle"):
         bundle_file.read(str(path))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from conductor.core.replay import Replayer
 from dalsegno.bundle import manifest, record_rewriter
-from dalsegno.bundle.redaction import Redaction, admitted_in, without_cards
+from dalsegno.bundle.redaction import Redaction, admitted_in, without_endpoints
 from models import registry
 from shared.events import (
     Function,
@@ -188,7 +188,7 @@ def test_a_request_that_matched_and_does_not_when_rewritten_is_named() -> None:
 
 def test_without_redaction_the_bytes_are_the_logs_but_for_the_cards() -> None:
     records = answered()
-    same = record_rewriter.rewritten(records, without_cards, graph_of=registry.graph, subjects=SUBJECTS)
+    same = record_rewriter.rewritten(records, without_endpoints, graph_of=registry.graph, subjects=SUBJECTS)
     assert all(a is b for a, b in zip(records, same, strict=True))
 
 

@@ -177,7 +177,7 @@ def test_an_address_that_a_worker_could_not_listen_at_is_told(
 
     [warning] = said(written(tmp_path, "pd"), *told)["warnings"][:1]
 
-    assert warning.startswith(f"data_plane.address '{address}' is none of this machine (")
+    assert warning.startswith(f"data_plane.address '{address}' is not an address of this machine (")
     assert warning.endswith("): ranks 0, 1 do not start here")
     assert said(written(tmp_path, "orpheus"), *told)["warnings"] == []  # one rank listens nowhere
 
@@ -224,7 +224,7 @@ def test_a_checkpoint_that_was_downloaded_is_found(tmp_path: Path, weights: Path
             ("max_seq_len=131073",),
             "--set: max_seq_len is 131073, but the model in {weights} was made for 131072 tokens; set",
         ),
-        (("model_kwargs.snac=nowhere",), "--set: model_kwargs.snac: {here}/nowhere is not there"),
+        (("model_kwargs.snac=nowhere",), "--set: model_kwargs.snac: {here}/nowhere does not exist"),
         (("model_kwargs.snack=1",), "model_kwargs: unknown key snack; did you mean 'snac'?"),
         (("model=bagel",), "model 'bagel' is unknown: expected one of ['decoder_lm', 'orpheus'"),
     ],

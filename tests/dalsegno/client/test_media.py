@@ -52,8 +52,8 @@ def test_bytes_are_named_by_how_they_begin(data: bytes, modality: str, extension
 @pytest.mark.parametrize(
     ("modality", "item", "hint"),
     [
-        ("image", b"what", "say what they are"),
-        ("image", ("song.mp3", b"x"), "is no image by its name"),
+        ("image", b"what", "do not begin like a known image format"),
+        ("image", ("song.mp3", b"x"), "lacks an extension of image files"),
         ("audio", np.zeros(3), r"Audio.of\(samples, sample_rate\)"),
         ("image", 7, "found int"),
         ("image", "/nowhere/cat.png", "cat.png cannot be read"),

@@ -265,7 +265,7 @@ async def test_health_is_what_the_beats_say() -> None:
                 told = {"conductor.c": {"state": "leading"}, "worker.0": {"state": "ready"}}
                 for name, beat in told.items():
                     role, _, who = name.partition(".")
-                    it.server.tell(SUBJECTS.heartbeat(role, who), msgspec.msgpack.encode(beat))
+                    it.server.broadcast(SUBJECTS.heartbeat(role, who), msgspec.msgpack.encode(beat))
                 await asyncio.sleep(0)
 
         beating = tasks.create_task(beats())
@@ -280,4 +280,4 @@ async def test_without_beats_health_says_who_is_missing() -> None:
         health = await client.health()
 
     assert not health.is_ready
-    assert health.missing == ("no conductor leads", "the worker of rank 0 is not heard")
+    assert health.missing == ("no conductor leads", "the worker of rank 0 sends no heartbeats")

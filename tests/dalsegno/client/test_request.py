@@ -2,13 +2,13 @@ from typing import Any
 
 import pytest
 
-from dalsegno.client.request import question
+from dalsegno.client.request import client_request
 from shared.errors import ClientError
 from tests.hostile import NO_TOKENS
 
 
 def test_a_question_is_the_inputs_and_parameters_of_the_log() -> None:
-    asked = question("hi", None, "mine", {"stop": "x", "max_tokens": 3, "logprobs": 0, "chat": False})
+    asked = client_request("hi", None, "mine", {"stop": "x", "max_tokens": 3, "logprobs": 0, "chat": False})
 
     assert (asked.request_id, asked.model) == ("mine", None)
     assert (asked.inputs.text, asked.inputs.chat) == ("hi", False)
@@ -18,7 +18,7 @@ def test_a_question_is_the_inputs_and_parameters_of_the_log() -> None:
 def test_how_tokens_are_chosen_is_said_as_anywhere() -> None:
     how = {"min_p": 0.1, "logit_bias": {5: 1, "3": -2}, "bad_words": ["no", (4, 5)], "stop_token_ids": (8,)}
 
-    assert question("hi", None, None, how).model_kwargs == {
+    assert client_request("hi", None, None, how).model_kwargs == {
         "min_p": 0.1, "logit_bias": {"3": -2, "5": 1}, "bad_words": ["no", [4, 5]], "stop_token_ids": [8],
     }  # fmt: skip
 
@@ -26,13 +26,13 @@ def test_how_tokens_are_chosen_is_said_as_anywhere() -> None:
 def test_what_the_answer_has_to_be_is_said_as_anywhere() -> None:
     guide = {"json_schema": {"type": "object", "properties": {"b": {}, "a": {}}}}
 
-    assert question("hi", None, None, {"guide": guide}).model_kwargs == {"guide": guide}
+    assert client_request("hi", None, None, {"guide": guide}).model_kwargs == {"guide": guide}
     with pytest.raises(ClientError, match=r"guide: expected one of .*; found regex, choice"):
-        question("hi", None, None, {"guide": {"regex": "a", "choice": ["a"]}})
+        client_request("hi", None, None, {"guide": {"regex": "a", "choice": ["a"]}})
 
 
 def test_a_file_is_named_and_its_modality_comes_in() -> None:
-    asked = question(
+    asked = client_request(
         "hi", None, None, {"images": ("a.png", b"1"), "audio": [("b.mp3", b"2"), ("c.wav", b"3")]}
     )
 
@@ -43,7 +43,9 @@ def test_a_file_is_named_and_its_modality_comes_in() -> None:
 
 
 def test_an_output_modality_may_be_one_name() -> None:
-    assert question("hi", None, None, {"output_modalities": "audio"}).inputs.output_modalities == ["audio"]
+    assert client_request("hi", None, None, {"output_modalities": "audio"}).inputs.output_modalities == [
+        "audio"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_what_cannot_be_meant_is_refused_before_it_is_sent(
     text: Any, how: dict[str, Any], param: str | None, hint: str
 ) -> None:
     with pytest.raises(ClientError) as caught:
-        question(text, None, None, how)
+        client_request(text, None, None, how)
 
     assert hint in caught.value.message
     assert caught.value.param == param
@@ -69,11 +71,11 @@ def test_what_cannot_be_meant_is_refused_before_it_is_sent(
 @pytest.mark.parametrize("request_id", NO_TOKENS.values(), ids=NO_TOKENS)
 def test_an_id_that_cannot_be_one_is_refused(request_id: str) -> None:
     with pytest.raises(ClientError) as caught:
-        question("hi", None, request_id, {})
+        client_request("hi", None, request_id, {})
 
     assert caught.value.code == "invalid_request_id"
 
 
 def test_a_name_that_is_unknown_says_the_nearest() -> None:
     with pytest.raises(TypeError, match="unknown argument 'temprature': did you mean 'temperature'"):
-        question("hi", None, None, {"temprature": 1})
+        client_request("hi", None, None, {"temprature": 1})

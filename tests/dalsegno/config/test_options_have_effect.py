@@ -50,8 +50,8 @@ from tests.tiny import tiny_checkpoint
 from workers import settings
 from workers.data_plane.port import TensorStore
 from workers.data_plane.transports.tcp import TcpEndpoint
+from workers.loading.tensor_store import open_tensors
 from workers.machine.devices import choose_device
-from workers.process import open_tensors
 
 Observe: TypeAlias = Callable[[DeploymentConfig], Awaitable[object]]
 

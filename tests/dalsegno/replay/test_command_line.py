@@ -102,7 +102,7 @@ def test_outputs_that_are_not_there_are_not_said_to_be_equal(tmp_path: Path) -> 
     path = written(tmp_path / "r1.bundle", answered(data=b"sound"))
     found = replay(path)
     assert found.exit_code == 0
-    assert "outputs are not compared, for the bundle has not all their bytes" in found.stdout
+    assert "outputs are not compared, because the bundle lacks some of their bytes" in found.stdout
     [told] = map(json.loads, replay(path, "--json").stdout.splitlines())
     assert told["outputs_compared"] is False
     with_all = written(tmp_path / "all.bundle", answered(data=b"sound"), payloads=True)
@@ -182,8 +182,8 @@ def test_a_piped_command_that_is_none_is_status_1(whole: Path) -> None:
         (("r1", "--last", "3"), "--last goes with --all"),
         (("r1", "--step", "--state", "3"), "--state and --step: name one of them"),
         (("r1", "--until", "3", "--state", "3"), "--until goes with --step, or stands alone"),
-        (("--all", "--step"), "--step is of one request: name it"),
-        (("-", "--step"), "the bundle is read from stdin"),
+        (("--all", "--step"), "--step is for one request: name it"),
+        (("-", "--step"), "--step reads its commands from stdin"),
     ],
 )
 def test_what_cannot_be_meant_is_a_mistake_in_the_arguments(args: tuple[str, ...], said: str) -> None:
@@ -203,4 +203,4 @@ def test_a_bundle_without_its_submission_is_no_match(tmp_path: Path) -> None:
     path = written(tmp_path / "r1.bundle", [one for one in answered() if one.seq != 3])
     found = replay(path)
     assert found.exit_code == 1
-    assert "r1: cannot be replayed: there is no submission of it among its records" in found.stdout
+    assert "r1: cannot be replayed: its records contain no submission" in found.stdout

@@ -100,7 +100,7 @@ def test_model_and_timeout_are_the_requests_own() -> None:
 def test_sound_cannot_be_gone_on_with() -> None:
     records = answered(data=b"sound")
     assert fork.forked(*at("8", records), []).inputs.token_ids == [1, 2, 3, 0]
-    with pytest.raises(ClientError, match=r"not all text cannot be gone on with; fork at .* record 3"):
+    with pytest.raises(ClientError, match=r"not all text cannot be continued; fork at .* record 3"):
         fork.forked(*at("9", records), [])
 
 

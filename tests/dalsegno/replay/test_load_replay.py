@@ -91,9 +91,9 @@ def test_both_are_told_side_by_side() -> None:
     now = {one.request_id: Reply() for one in found}
     for name, one in zip(now, found, strict=True):
         now[name] = one.reply
-    lines, data = load_replay.told(found, now, 1.0)
+    lines, data = load_replay.report(found, now, 1.0)
     assert lines[0] == "load replay of 3 requests at 1 times the speed they came with"
-    assert load_replay.told(found[:1], now, 2.0)[0][0].startswith("load replay of 1 request at 2 times")
+    assert load_replay.report(found[:1], now, 2.0)[0][0].startswith("load replay of 1 request at 2 times")
     assert [line.split() for line in lines if line.startswith("finished")] == [["finished", "3", "3"]]
     assert data["level"] == "load"
     assert data["recorded"] == data["now"]
@@ -104,5 +104,5 @@ def test_both_are_told_side_by_side() -> None:
 def test_nothing_is_said_of_times_that_were_not() -> None:
     found = arrivals(three())
     now = {one.request_id: Reply() for one in found}
-    lines, _ = load_replay.told(found, now, 1.0)
+    lines, _ = load_replay.report(found, now, 1.0)
     assert [line.split()[-1] for line in lines if line.startswith("first chunk, p50")] == ["-"]

@@ -85,7 +85,7 @@ async def test_the_model_is_the_one_that_a_worker_has() -> None:
 
 def test_of_a_group_the_error_that_is_for_the_person() -> None:
     mine = ClientError("mine")
-    assert resubmission.told_by(ExceptionGroup("", [ExceptionGroup("", [ValueError(), mine])])) is mine
+    assert resubmission.error_in(ExceptionGroup("", [ExceptionGroup("", [ValueError(), mine])])) is mine
     bug = ExceptionGroup("", [ValueError()])
-    assert resubmission.told_by(bug) is bug
-    assert isinstance(resubmission.told_by(ExceptionGroup("", [BugError("x")])), BugError)
+    assert resubmission.error_in(bug) is bug
+    assert isinstance(resubmission.error_in(ExceptionGroup("", [BugError("x")])), BugError)

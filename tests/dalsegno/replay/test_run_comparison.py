@@ -42,12 +42,12 @@ def told(recorded: Run, found: Run, tolerance: float | None = None) -> dict[str,
 def test_a_run_is_read_out_of_a_log() -> None:
     found = run()
     assert list(found.steps) == [0, 1]
-    assert found.steps[0].behind == frozenset()
-    assert found.steps[1].behind == {0}
+    assert found.steps[0].after == frozenset()
+    assert found.steps[1].after == {0}
     assert found.steps[1].walks == "prefill then decode"
     assert found.tokens("") == [0, 1, 2]
     assert found.text("") == "secret0secret1secret2"
-    assert found.speaks_at == 1
+    assert found.steps_before_output == 1
 
 
 def test_of_several_attempts_the_one_that_counted() -> None:
@@ -65,7 +65,7 @@ def test_of_several_attempts_the_one_that_counted() -> None:
     again.run_to_the_end("r1")
     second = run(again.records)
     assert {index: step.order.attempt for index, step in second.steps.items()} == {0: 2, 1: 2}
-    assert {i: s.behind for i, s in second.steps.items()} == {i: s.behind for i, s in first.steps.items()}
+    assert {i: s.after for i, s in second.steps.items()} == {i: s.after for i, s in first.steps.items()}
     assert told(first, second) == dict.fromkeys(told(first, second))
 
 
@@ -148,7 +148,7 @@ def test_what_follows_from_other_tokens_is_not_compared_and_that_is_said() -> No
         run(changed(OutputChunk, scored(-0.6, other=7))),
     )
     notes = {edge.name: edge.note for edge in run_comparison.compared(recorded, found, None)}
-    assert notes["text"] == notes["step 1, decode: facts"] == "not compared: other tokens came"
+    assert notes["text"] == notes["step 1, decode: facts"] == "not compared: the tokens differ"
     excused = {edge.name: edge for edge in run_comparison.compared(recorded, found, 0.2, {"": "as likely"})}
     assert (excused["tokens"].diverges, excused["tokens"].note) == (None, "as likely")
 
@@ -212,4 +212,4 @@ def test_sound_that_was_left_out_is_compared_by_its_digests() -> None:
 
 def test_a_step_that_did_not_end_is_said() -> None:
     ended = [r for r in answered() if r.seq != 6]
-    assert told(run(), run(ended))["step 0, prepare"] == "it did not come to its end"
+    assert told(run(), run(ended))["step 0, prepare"] == "it did not finish"

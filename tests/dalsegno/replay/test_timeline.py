@@ -51,7 +51,7 @@ def test_a_number_in_a_hole_of_the_log_is_the_position_before_it() -> None:
 def test_what_is_not_there_is_refused_with_what_is() -> None:
     with pytest.raises(ClientError, match=r"no record here is 'walk.lost': .* from 1 to 12, .* node.ready, "):
         timeline().find("walk.lost")
-    with pytest.raises(ClientError, match="this history begins with record 1, behind 0"):
+    with pytest.raises(ClientError, match="this history begins with record 1, after 0"):
         timeline().find("0")
 
 

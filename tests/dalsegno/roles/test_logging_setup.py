@@ -176,7 +176,7 @@ def test_warnings_of_python_are_lines(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize("format_", ["human", "json"])
 def test_the_last_word_is_as_every_line_is(capsys: pytest.CaptureFixture[str], format_: str) -> None:
     printed = Printed(capsys, format=format_)
-    logging_setup.last_word("Error: no such model")
+    logging_setup.print_last_message("Error: no such model")
 
     text = printed.text
     assert text == "Error: no such model\n" if format_ == "human" else json.loads(text)["level"] == "critical"

@@ -8,7 +8,7 @@ from dalsegno.roles.signal_echo import SignalEcho
 def heard(*times_s: float) -> list[bool]:
     clock: Iterator[float] = iter(times_s)
     echo = SignalEcho(now=lambda: next(clock))
-    return [echo.heard() for _ in range(len(times_s) - 1)]
+    return [echo.is_echo() for _ in range(len(times_s) - 1)]
 
 
 @pytest.mark.parametrize("then_s", [100.0, 100.3])

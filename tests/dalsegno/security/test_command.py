@@ -117,7 +117,7 @@ def test_nothing_is_written_over(made: Path, tmp_path: Path) -> None:
 
     for result in (again, beside):
         assert result.exit_code == 1
-        assert "is there already, and nothing is written over" in result.output
+        assert "exists already, and nothing is overwritten" in result.output
     assert {path: path.read_bytes() for path in made.rglob("*") if path.is_file()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["server.pem"]
 
@@ -137,9 +137,9 @@ def test_it_says_what_to_do_next_and_no_secret(tmp_path: Path) -> None:
     ("args", "status", "hint"),
     [
         (["--client", "a.b"], 2, "'a.b': expected 1 to 64"),
-        (["--server", "a", "--server", "b"], 2, "cannot outvote"),
+        (["--server", "a", "--server", "b"], 2, "have no majority without each other"),
         (["--ranks", "0"], 2, "--ranks"),
-        (["--prefix", "DS"], 2, "small letters"),
+        (["--prefix", "DS"], 2, "lower-case letters"),
         (["--cert", __file__], 2, "--cert and --key come together"),
         (["--ca", __file__], 2, "--cert and --key come together"),
     ],

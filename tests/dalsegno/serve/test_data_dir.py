@@ -154,7 +154,7 @@ def test_a_ready_file_is_held_while_who_wrote_it_lives_and_no_longer(tmp_path: P
 def test_what_a_killed_one_left_is_cleared_and_what_another_holds_is_not(tmp_path: Path) -> None:
     path = tmp_path / "ready.json"
     with announcing(path):
-        with pytest.raises(ClientError, match=r"ready\.json is the ready file of a deployment that runs"):
+        with pytest.raises(ClientError, match=r"ready\.json is the ready file of a running deployment"):
             ReadyFile(path).clear()
         assert path.exists()
     ReadyFile(path).clear()

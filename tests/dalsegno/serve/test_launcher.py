@@ -151,7 +151,7 @@ async def test_the_ready_file_follows_a_restart(serving: Serving) -> None:
     async with serving() as running:
         first = running.pids["worker"]["0"]
         os.kill(first, signal.SIGKILL)
-        await running.heard.until("worker-0 was killed by SIGKILL; it starts again in 0.2 s")
+        await running.heard.until("worker-0 was killed by SIGKILL; it is restarted in 0.2 s")
         await running.heard.until("up")
         second = running.pids["worker"]["0"]
         assert second != first
@@ -245,7 +245,7 @@ async def test_a_nats_server_that_is_killed_comes_back_at_its_address(
         async with serving(nats=nats) as running:
             first = running.pids["nats"]
             os.kill(first, signal.SIGKILL)
-            await running.heard.until("nats was killed by SIGKILL; it starts again in 0.2 s")
+            await running.heard.until("nats was killed by SIGKILL; it is restarted in 0.2 s")
             async with asyncio.timeout(60):
                 while running.pids["nats"] in {first, None}:  # noqa: ASYNC110 - a file sets no event
                     await asyncio.sleep(0.005)
@@ -343,7 +343,7 @@ async def test_a_worker_that_is_given_up_is_killed_and_starts_again(serving: Ser
         first = running.pids["worker"]["0"]
         may_kill.set()
         assert (await running.heard.until("is killed"))[1] == "worker-0 is killed: it was given up (unheard)"
-        await running.heard.until("was killed by SIGKILL; it starts again")
+        await running.heard.until("was killed by SIGKILL; it is restarted")
         await running.heard.until("up")
         assert seen == [{0: first}]
         assert running.pids["worker"]["0"] != first

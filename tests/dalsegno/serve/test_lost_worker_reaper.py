@@ -47,7 +47,7 @@ def test_who_was_given_up_and_does_not_join_again_is_ended_once_when_its_grace_i
     assert reaper.due(OURS, DUE_S - 0.1) == []
     assert reaper.next_s(OURS) == DUE_S
     assert reaper.due(OURS, DUE_S) == [
-        LostWorker(0, 77, "it was given up (unheard) and did not join again in 3 s")
+        LostWorker(0, 77, "it was declared lost (unheard) and did not join again in 3 s")
     ]
     assert reaper.due(OURS, DUE_S + 1) == []
     assert reaper.next_s(OURS) is None

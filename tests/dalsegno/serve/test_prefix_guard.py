@@ -1,5 +1,5 @@
-import re
 import asyncio
+import re
 
 import msgspec
 import pytest
@@ -33,7 +33,9 @@ async def listening(subject: str, beat: bytes) -> None:
     [(msgspec.msgpack.encode({"pid": 7}), "(worker 0, process 7)"), (b"\xc1", "(worker 0)")],
 )
 async def test_a_deployment_under_the_same_prefix_is_refused(beat: bytes, who: str) -> None:
-    said = f"running under the prefix 'ours' at nats://127.0.0.1:4222 {re.escape(who)}: .* another with --prefix"
+    said = (
+        f"running under the prefix 'ours' at nats://127.0.0.1:4222 {re.escape(who)}: .* another with --prefix"
+    )
     with pytest.RaisesGroup(pytest.RaisesExc(PrefixInUseError, match=said)):
         await listening(OURS.heartbeat("worker", "0"), beat)
 

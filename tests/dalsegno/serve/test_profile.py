@@ -82,7 +82,7 @@ def test_a_folder_with_somebody_elses_files_is_left_as_it_is(tmp_path: Path) -> 
     write_part(theirs.parent, "worker-0")
 
     with (
-        pytest.raises(ProfileError, match=r"car\.parts is for parts of a profile, and has engine\.txt"),
+        pytest.raises(ProfileError, match=r"car\.parts is for parts of a profile, and contains engine\.txt"),
         profiled(tmp_path / "car"),
     ):
         pytest.fail("nothing is started")

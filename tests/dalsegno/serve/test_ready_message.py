@@ -11,7 +11,9 @@ from dalsegno.serve import ready_message as module
 
 
 def welcome(model: str, listen: Listen, data_dir: Path, seconds: float) -> str:
-    return module.welcome(model, [listen], data_dir, seconds, outputs=("text",), voices=(), durability="host")
+    return module.ready_message(
+        model, [listen], data_dir, seconds, outputs=("text",), voices=(), durability="host"
+    )
 
 
 def test_what_is_shown_names_the_address_the_model_and_the_data_dir() -> None:
@@ -20,7 +22,7 @@ def test_what_is_shown_names_the_address_the_model_and_the_data_dir() -> None:
     assert 'ask "What does len do?" --url http://127.0.0.1:9000\n' in shown
     assert 'base_url="http://127.0.0.1:9000/v1"' in shown
     assert "Data dir: /data\n" in shown
-    assert "Durability: host; what is acked survives the end of the machine under the NATS server." in shown
+    assert "Durability: host; acked events survive the end of the NATS server's machine." in shown
 
 
 def test_what_is_shown_can_be_pasted_whatever_the_model_is_called() -> None:
@@ -42,7 +44,7 @@ def test_at_the_usual_port_ask_needs_no_url(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_model_that_speaks_is_let_speak() -> None:
     listen = Listen(host="127.0.0.1", port=8000)
-    shown = module.welcome(
+    shown = module.ready_message(
         "orpheus",
         [listen, Listen(host="127.0.0.1", port=8001)],
         Path("/data"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.serve import retention_guard
-from dalsegno.serve.retention_guard import Disk, RetentionGuard, bound, most
+from dalsegno.serve.retention_guard import Disk, RetentionGuard, bound, default_bound
 from shared.log.capacity import Capacity, capacity_of
 from shared.log.capacity_watch import CapacityWatch
 from shared.log.nats.durability import StreamPolicy
@@ -28,8 +28,8 @@ MIB = 1 << 20
 
 
 def test_the_bound_is_three_quarters_of_what_the_disk_leaves_for_the_log() -> None:
-    assert most(0, Disk(total=100 * GIB, free=80 * GIB)) == 60 * GIB
-    assert most(20 * GIB, Disk(total=100 * GIB, free=60 * GIB)) == 60 * GIB
+    assert default_bound(0, Disk(total=100 * GIB, free=80 * GIB)) == 60 * GIB
+    assert default_bound(20 * GIB, Disk(total=100 * GIB, free=60 * GIB)) == 60 * GIB
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ class Kept:
     async def look(self) -> int | None:
         """Let it look, and return the bound that the log has then."""
         await self.keeper.look()
-        state = await self.provisioner.look()
+        state = await self.provisioner.state()
         assert state is not None
         return state.max_bytes
 
@@ -120,7 +120,7 @@ async def test_a_stream_that_is_lost_is_made_again_and_nobody_takes_it_for_the_o
     await delete_stream(server, subjects.stream)
     await kept.look()
     assert kept.said == ["the log has lost its stream: it is created again; everything it held is gone"]
-    with pytest.raises(LogRegressedError, match="anew"):
+    with pytest.raises(LogRegressedError, match="recreated"):
         async for _ in log.read([subjects.walk("r")], 1):
             pass
     await log.close()

@@ -49,9 +49,9 @@ async def test_a_role_that_is_killed_starts_again(heard: Heard, supervised: Supe
         await heard.until("up")
         first = pid_of(supervisor)
         os.kill(first, signal.SIGKILL)
-        assert (await heard.until("starts again"))[
+        assert (await heard.until("is restarted"))[
             1
-        ] == "role was killed by SIGKILL; it starts again in 0.001 s"
+        ] == "role was killed by SIGKILL; it is restarted in 0.001 s"
         await heard.until("up")
         assert pid_of(supervisor) != first
 
@@ -59,7 +59,7 @@ async def test_a_role_that_is_killed_starts_again(heard: Heard, supervised: Supe
 async def test_a_role_that_ends_by_itself_starts_again(heard: Heard, supervised: Supervised) -> None:
     async with supervised("raise SystemExit(3)"):
         await heard.until("role ended with status 3")
-        await heard.until("role ended with status 3; it starts again in 0.002 s")
+        await heard.until("role ended with status 3; it is restarted in 0.002 s")
 
 
 async def test_a_role_that_refuses_its_configuration_does_not(heard: Heard) -> None:
@@ -81,7 +81,7 @@ async def test_a_program_that_is_not_there_is_said_and_tried_again(heard: Heard)
     async with asyncio.TaskGroup() as group:
         group.create_task(supervisor.run())
         await heard.until("role could not be started: ")
-        await heard.until("it starts again in 0.002 s")
+        await heard.until("it is restarted in 0.002 s")
         await supervisor.stop(grace_s=10)
 
 
@@ -109,7 +109,7 @@ async def test_stop_cuts_the_wait_before_a_restart_short(heard: Heard) -> None:
     supervisor = Supervisor(role, heard, lambda: None, Backoff(first=3600, most=3600))
     async with asyncio.TaskGroup() as group:
         group.create_task(supervisor.run())
-        await heard.until("starts again in 3600 s")
+        await heard.until("is restarted in 3600 s")
         await supervisor.stop(grace_s=10)
 
 
