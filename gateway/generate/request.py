@@ -222,15 +222,15 @@ def _modalities(
         raise InvalidParamError(
             name, f"{name}: expected names, separated by commas, found {described(found)}"
         )
-    asked = list(dict.fromkeys(one.strip() for one in names if one.strip()))
-    for one in asked:
+    found_names = list(dict.fromkeys(one.strip() for one in names if one.strip()))
+    for one in found_names:
         if one not in known:
             raise InvalidParamError(
                 name,
                 f"{name}: the model {served.name!r} knows {_listed(known)}, found {described(one)}",
                 code="unsupported_modality",
             )
-    return asked or list(default)
+    return found_names or list(default)
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str | None:

@@ -85,17 +85,17 @@ def generate_routes(gateway: Gateway) -> APIRouter:
     async def generate(request: Request) -> Response:
         body = await read(request, gateway.served)
         request_limits.check_params(body.params, gateway.settings, "model_kwargs.max_tokens")
-        asked = submitted(request, body, body.params, "gen")
+        parsed = submitted(request, body, body.params, "gen")
         position = resume.requested_position(
-            request, 1, is_stream=body.streaming, id_is_chosen=asked.id_is_chosen
+            request, 1, is_stream=body.streaming, id_is_chosen=parsed.id_is_chosen
         )
 
         def make_format(recorded: SubmissionRecord) -> AnswerFormat:
             if body.streaming:
                 return ChunkLines(recorded.durability, position)
-            return JsonDocument(asked.request_id, recorded.durability)
+            return JsonDocument(parsed.request_id, recorded.durability)
 
-        group = RequestGroup(route=GENERATE, requests=[replace(asked, is_resumed=position.has_any(0))])
+        group = RequestGroup(route=GENERATE, requests=[replace(parsed, is_resumed=position.has_any(0))])
         return AnswerResponse(gateway, group, make_format)
 
     @router.post(
@@ -107,11 +107,11 @@ def generate_routes(gateway: Gateway) -> APIRouter:
         fields = await read_object(request)
         for name in fields:
             check_known(name, WARM_FIELDS)
-        asked = submitted(request, parse(fields, gateway.served), Params(warm=True), "warm")
+        parsed = submitted(request, parse(fields, gateway.served), Params(warm=True), "warm")
 
         def make_format(recorded: SubmissionRecord) -> AnswerFormat:
-            return WarmDocument(asked.request_id, recorded.durability)
+            return WarmDocument(parsed.request_id, recorded.durability)
 
-        return AnswerResponse(gateway, RequestGroup(route=WARM, requests=[asked]), make_format)
+        return AnswerResponse(gateway, RequestGroup(route=WARM, requests=[parsed]), make_format)
 
     return router

@@ -13,8 +13,8 @@ answer is disconnected: its answer would hold its place, and its buffered bytes,
 read the answer. So after an answer that was given before the end of the request, the connection shuts down
 its sending side, and reads and discards bytes for a while.
 
-The server checks the time limits from outside (`Connection.check_timeouts`), a few times within the shortest
-of them: one check of thousands of connections costs less than a timer for each phase of each.
+The server checks the time limits from outside (`HttpConnection.check_timeouts`), a few times within the
+shortest of them: one check of thousands of connections costs less than a timer for each phase of each.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ class ConnectionLimits:
         return min(1.0, max(0.01, min(self.header_timeout_s, self.send_timeout_s) / 4))
 
 
-class ClientTransport:
+class HalfClosingTransport:
     """The transport that uvicorn writes to: it counts sent bytes, and closes without a reset.
 
     Attributes:
@@ -132,10 +132,10 @@ class ClientTransport:
         return getattr(self.transport, name)
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """uvicorn's protocol with limits: see the module."""
 
-    client_transport: ClientTransport
+    client_transport: HalfClosingTransport
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Connection(HttpToolsProtocol):
 
     # ---- called by the event loop --------------------------------------------------------------------
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
-        self.client_transport = ClientTransport(transport)
+        self.client_transport = HalfClosingTransport(transport)
         super().connection_made(cast("asyncio.Transport", self.client_transport))
         self._head_since_s = time.monotonic()
         if len(self.connections) > self._limits.connections:

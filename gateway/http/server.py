@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from configs.deployment import GatewaySettings
-from gateway.http.connection import Connection, ConnectionLimits
+from gateway.http.connection import ConnectionLimits, HttpConnection
 from shared.errors import CapacityError, ClientError
 
 CUT_S: Final = 2
@@ -111,7 +111,7 @@ async def serving(
     )
     config = uvicorn.Config(
         app,
-        http=cast("type[Connection]", partial(Connection, limits=limits)),
+        http=cast("type[HttpConnection]", partial(HttpConnection, limits=limits)),
         timeout_keep_alive=cast("int", settings.idle_timeout_s),  # uvicorn accepts fractions
         log_config=None,
         access_log=False,
@@ -136,8 +136,8 @@ async def serving(
             listener.close()
 
 
-def _connections(server: uvicorn.Server) -> list[Connection]:
-    return [one for one in server.server_state.connections if isinstance(one, Connection)]
+def _connections(server: uvicorn.Server) -> list[HttpConnection]:
+    return [one for one in server.server_state.connections if isinstance(one, HttpConnection)]
 
 
 def _raise_file_limit(connections: int) -> None:

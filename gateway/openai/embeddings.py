@@ -138,7 +138,7 @@ def embedding_routes(gateway: Gateway) -> APIRouter:
         if EMBEDDING not in gateway.served.outputs:
             raise NoEmbeddingsError(gateway.served.name, gateway.served.outputs)
         inputs = body.inputs(gateway.settings)
-        asked = parsed_request(
+        parsed = parsed_request(
             request,
             body,
             gateway.settings,
@@ -151,7 +151,7 @@ def embedding_routes(gateway: Gateway) -> APIRouter:
         def make_format(_: SubmissionRecord) -> AnswerFormat:
             return EmbeddingDocument(gateway.served.name, body.encoding_format == "base64")
 
-        group = RequestGroup(route=EMBEDDINGS, requests=split(asked, inputs, 1))
+        group = RequestGroup(route=EMBEDDINGS, requests=split(parsed, inputs, 1))
         return AnswerResponse(gateway, group, make_format)
 
     return router

@@ -144,12 +144,12 @@ def _group(
     if offered(prompts[0]) and gateway.liveness.every_worker_was_ready and gateway.tool_calls is None:
         raise NoToolsError(gateway.served.name)
     params = body.params(settings)
-    asked = parsed_request(
+    parsed = parsed_request(
         request, body, settings, id_prefix=prefix, model=body.model, inputs=prompts[0], params=params
     )
-    choices = split(asked, prompts, body.answers)
+    choices = split(parsed, prompts, body.answers)
     position = resume.requested_position(
-        request, len(choices), is_stream=bool(body.stream), id_is_chosen=asked.id_is_chosen
+        request, len(choices), is_stream=bool(body.stream), id_is_chosen=parsed.id_is_chosen
     )
     choices = [replace(one, is_resumed=position.has_any(number)) for number, one in enumerate(choices)]
     return RequestGroup(route=route, requests=choices, n=body.answers), position

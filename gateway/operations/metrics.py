@@ -21,7 +21,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gateway.operations.metric_families import LabelValues, counter, gauge, histogram, with_deprecated
-from gateway.requests.liveness import Heartbeat
+from gateway.requests.liveness import ReceivedHeartbeat
 from gateway.requests.service import Gateway
 from shared.log.port import LogState, LogStats
 from shared.meters import ConductorMeters, EdgeMeters, PrefixMeters, TensorMeters, WorkerMeters
@@ -436,7 +436,7 @@ def as_json(gateway: Gateway, snapshot: Snapshot) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _process(name: str, heartbeat: Heartbeat, kind: type[_Meters], *, is_fresh: bool) -> ProcessState:
+def _process(name: str, heartbeat: ReceivedHeartbeat, kind: type[_Meters], *, is_fresh: bool) -> ProcessState:
     try:
         meters = msgspec.convert(heartbeat.facts.get("meters"), kind)
     except msgspec.ValidationError:

@@ -15,7 +15,7 @@ FRESH_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class ReceivedHeartbeat:
     """The last heartbeat of one process. `facts` are its other fields."""
 
     state: str
@@ -33,8 +33,8 @@ class Liveness:
     """
 
     ranks: Sequence[int]
-    conductors: dict[str, Heartbeat] = field(default_factory=dict)
-    workers: dict[int, Heartbeat] = field(default_factory=dict)
+    conductors: dict[str, ReceivedHeartbeat] = field(default_factory=dict)
+    workers: dict[int, ReceivedHeartbeat] = field(default_factory=dict)
     has_been_ready: set[int] = field(default_factory=set)
     _all_were_ready: bool = False
 
@@ -49,7 +49,7 @@ class Liveness:
             facts = msgspec.msgpack.decode(payload, type=dict[str, Any])
         except msgspec.MsgspecError:
             return
-        heartbeat = Heartbeat(state=str(facts.get("state", "")), facts=facts, received_s=now_s)
+        heartbeat = ReceivedHeartbeat(state=str(facts.get("state", "")), facts=facts, received_s=now_s)
         if role == "conductor":
             self._receive_conductor(name, heartbeat)
             self._forget_old_conductors(now_s)
@@ -79,7 +79,7 @@ class Liveness:
         for rank in self.ranks:
             heartbeat = self.workers.get(rank)
             if heartbeat is None or not self.is_fresh(heartbeat, now_s):
-                missing.append(f"the worker of rank {rank} is not heard")
+                missing.append(f"the worker of rank {rank} sends no heartbeats")
             elif heartbeat.state != "ready":
                 missing.append(f"the worker of rank {rank} is {heartbeat.state}{_progress(heartbeat)}")
         return missing
@@ -123,7 +123,7 @@ class Liveness:
             return "loading" if self.workers or self.has_been_ready else "uninitialized"
         return "busy" if running or any(map(_is_busy, self.workers.values())) else "ready"
 
-    def _receive_conductor(self, name: str, heartbeat: Heartbeat) -> None:
+    def _receive_conductor(self, name: str, heartbeat: ReceivedHeartbeat) -> None:
         """Take a conductor's heartbeat. Of several that lead, the one in the highest epoch does.
 
         A conductor that left in order is removed.
@@ -139,7 +139,7 @@ class Liveness:
                 self.conductors[other] = replace(claimed, state="deposed")
 
     @staticmethod
-    def is_fresh(heartbeat: Heartbeat, now_s: float) -> bool:
+    def is_fresh(heartbeat: ReceivedHeartbeat, now_s: float) -> bool:
         """True if its sender counts as alive."""
         return now_s - heartbeat.received_s < FRESH_S
 
@@ -149,7 +149,7 @@ class Liveness:
             del self.conductors[name]
 
 
-def _shown(heartbeat: Heartbeat, now_s: float) -> dict[str, Any]:
+def _shown(heartbeat: ReceivedHeartbeat, now_s: float) -> dict[str, Any]:
     facts = {
         name: fact for name, fact in heartbeat.facts.items() if name != "meters"
     }  # those are for /metrics
@@ -157,16 +157,16 @@ def _shown(heartbeat: Heartbeat, now_s: float) -> dict[str, Any]:
     return {**facts, "state": state, "silent_s": round(now_s - heartbeat.received_s, 1)}
 
 
-def _epoch(heartbeat: Heartbeat) -> int:
+def _epoch(heartbeat: ReceivedHeartbeat) -> int:
     epoch = heartbeat.facts.get("epoch")
     return epoch if isinstance(epoch, int) else 0
 
 
-def _is_busy(heartbeat: Heartbeat) -> bool:
+def _is_busy(heartbeat: ReceivedHeartbeat) -> bool:
     """True if it is ready and has work."""
     return heartbeat.state == "ready" and any(heartbeat.facts.get(work) for work in ("running", "waiting"))
 
 
-def _progress(heartbeat: Heartbeat) -> str:
+def _progress(heartbeat: ReceivedHeartbeat) -> str:
     progress = heartbeat.facts.get("progress")
     return f" ({progress:.0%})" if isinstance(progress, int | float) and heartbeat.state == "loading" else ""

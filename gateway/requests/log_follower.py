@@ -136,7 +136,7 @@ class LogFollower:
                     self._observe(address, record, submissions)
 
     def _observe(self, address: Address, record: StoredRecord, submissions: Submissions) -> None:
-        """Note what a record says in addition to the answers."""
+        """Apply a record that concerns the gateway, in addition to the answers."""
         match address.kind:
             case "worker" if address.rank is not None:
                 self._note_worker(address.rank, address, record)

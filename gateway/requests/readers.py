@@ -3,7 +3,8 @@
 A request is cancelled when its last client leaves. A gateway sees only its own clients. So a gateway at which
 a request is resumed announces that on the log (`request.watched`), and a gateway that reads such an
 announcement and has clients of the request, too, announces the same. While another gateway watches a request,
-no gateway cancels it. A gateway that has announced a request and has no client of it any more says so.
+no gateway cancels it. A gateway that has announced a request, and has no client of it any more, announces
+that.
 
     submitted at A, resumed nowhere else             A's last client leaves: cancelled
     resumed at B; A has lost its client              B's last client leaves: cancelled

@@ -50,7 +50,7 @@ MISMATCH: Final = "output_mismatch"
 _ITEM_BYTES: Final = 256  # the approximate size of a chunk without its contents
 
 
-class RequestExpiredError(ClientError):
+class RequestForgottenError(ClientError):
     """The log has forgotten or lost the request."""
 
     code = "request_expired"
@@ -248,7 +248,7 @@ class Relay:
         submitted_seq = self.output.submission_seq or 0
         if (await self._log.state()).first_seq <= submitted_seq:
             return item
-        expired = RequestExpiredError(self.request_id)
+        expired = RequestForgottenError(self.request_id)
         return Failed(Failure(code=expired.code, message=expired.message, status=expired.status))
 
 

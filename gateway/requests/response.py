@@ -4,8 +4,8 @@ The response begins with the first bytes of its `AnswerFormat`. Until then a fai
 for a stream too. One TaskGroup runs the answer and a listener for the disconnect. So a disconnect is noticed
 while the client waits for its first token, with either version of ASGI.
 
-Whatever ends an answer early, the requests are released before the client is told: nothing is held for a
-client that does not read.
+An answer that ends early releases its requests before the error is sent: nothing is held for a client that
+does not read.
 
 The log enforces a request's time limit: the request fails there, for all its readers. The gateway's own clock
 covers what the log does not: no conductor is alive, or this client attached to a request that may run for

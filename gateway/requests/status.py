@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from gateway.requests.relay import RequestExpiredError
+from gateway.requests.relay import RequestForgottenError
 from gateway.requests.request_ids import RecentIds, is_forgotten
 from gateway.requests.usage import usage_object
 from shared.epoch_fence import EpochFence
@@ -160,7 +160,7 @@ class RecordedRequest:
 
         Raises:
             UnknownRequestError: the log holds nothing of it.
-            RequestExpiredError: the log holds its end at most.
+            RequestForgottenError: the log holds its end at most.
             LogUnavailableError: the log does not answer.
         """
         async with _log_timeout():
@@ -171,9 +171,9 @@ class RecordedRequest:
         submitted = self.parts[self.id].event
         if submitted is None:
             if self.parts[self.id].is_known or self.id in self._recent_ids:
-                raise RequestExpiredError(self.id)
+                raise RequestForgottenError(self.id)
             if is_forgotten(self.id, await self._log.state()):
-                raise RequestExpiredError(self.id)
+                raise RequestForgottenError(self.id)
             raise UnknownRequestError(self.id)
         if submitted.parts > 1 and submitted.parent in {None, self.id}:
             ids = [self.id, *(f"{self.id}-{number}" for number in range(1, submitted.parts))]

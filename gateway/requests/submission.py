@@ -238,7 +238,7 @@ class Submissions:
 
         Raises:
             RequestConflictError: the existing request is another one.
-            RequestExpiredError: the log holds no such request any more.
+            RequestForgottenError: the log holds no such request any more.
         """
         self._router.close(subscription.relay)
         request_id = subscription.readers.request_id

@@ -1,6 +1,6 @@
 """One request's records on the log except its output: for a client that attaches to the request."""
 
-from gateway.requests.relay import RequestExpiredError
+from gateway.requests.relay import RequestForgottenError
 from shared.errors import ClientError
 from shared.events import (
     MalformedEventError,
@@ -69,7 +69,7 @@ class SubmissionHistory:
     def missing(self) -> ClientError:
         """The error for a history without a submission."""
         if not self._is_taken:
-            return RequestExpiredError(self._request_id)
+            return RequestForgottenError(self._request_id)
         return RequestConflictError(
             f"request_id {self._request_id!r} is taken by a malformed message; choose another id"
         )

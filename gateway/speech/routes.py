@@ -33,7 +33,7 @@ def speech_routes(gateway: Gateway) -> APIRouter:
     )
     async def speech(request: Request) -> Response:
         body = parse(await read_object(request), gateway.served)
-        asked = parsed_request(
+        parsed = parsed_request(
             request,
             body,
             gateway.settings,
@@ -45,18 +45,18 @@ def speech_routes(gateway: Gateway) -> APIRouter:
         pcm_format = PcmFormat.of(gateway.served.media["audio"])
         answer_format: AnswerFormat
         if body.stream_format == "sse":
-            position = resume.requested_position(request, 1, is_stream=True, id_is_chosen=asked.id_is_chosen)
+            position = resume.requested_position(request, 1, is_stream=True, id_is_chosen=parsed.id_is_chosen)
             is_resumed = position.has_any(0)
             answer_format = SpeechEvents(body.response_format, pcm_format=pcm_format, position=position)
         else:
             had_bytes = resume.requested_offset(
-                request, is_stream=body.is_stream, id_is_chosen=asked.id_is_chosen
+                request, is_stream=body.is_stream, id_is_chosen=parsed.id_is_chosen
             )
             is_resumed = had_bytes > 0
             answer_format = SpeechFile(
                 body.response_format, is_stream=body.is_stream, pcm_format=pcm_format, had_bytes=had_bytes
             )
-        group = RequestGroup(route=SPEECH, requests=[replace(asked, is_resumed=is_resumed)])
+        group = RequestGroup(route=SPEECH, requests=[replace(parsed, is_resumed=is_resumed)])
         return AnswerResponse(gateway, group, lambda _: answer_format)
 
     return router

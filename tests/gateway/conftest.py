@@ -1,4 +1,4 @@
-"""Says at the end how many bodies were held against OpenAI's schema."""
+"""Report at the end of the run how many bodies were checked against OpenAI's schema."""
 
 import pytest
 

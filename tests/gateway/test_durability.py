@@ -1,4 +1,4 @@
-"""What the events of an answer survive is said with it, as the log was found and not as it was asked for."""
+"""Every answer reports the durability of its events: the one found, and not the configured one."""
 
 from typing import Any
 

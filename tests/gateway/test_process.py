@@ -1,4 +1,4 @@
-"""The whole process, on a real socket and a real nats-server."""
+"""The whole gateway process, with a real socket and a real nats-server."""
 
 import asyncio
 import socket
@@ -48,7 +48,7 @@ async def gateway_process(
 
 
 async def health(client: httpx.AsyncClient, part: str, what: str) -> dict[str, Any]:
-    """`/health`, once that part of it is true."""
+    """`/health`, once the condition holds."""
     while not (state := (await client.get("/health")).json())[part][what]:  # noqa: ASYNC110 - another process
         await asyncio.sleep(0.01)
     return cast("dict[str, Any]", state)
@@ -168,7 +168,7 @@ def test_a_port_that_is_taken_is_one_clear_line_and_may_be_free_later() -> None:
             server.bind("127.0.0.1", port)
     finally:
         taken.close()
-    assert not isinstance(raised.value, ClientError)  # which would be status 78: never start it again
+    assert not isinstance(raised.value, ClientError)  # a `ClientError` would be status 78: do not restart
     server.bind("127.0.0.1", port).close()
 
 

@@ -1,4 +1,4 @@
-"""A log that fills up: nothing new is taken, what is under way ends, and all goes on by itself after."""
+"""A log that fills up: new requests are refused, running ones end, and room is noticed."""
 
 import asyncio
 from typing import Any
@@ -16,7 +16,7 @@ ROUTES: list[tuple[str, dict[str, Any]]] = [
 
 
 async def fill(world: World, used: float) -> None:
-    """Let the log be bounded so that this share of it is used, and the gateway look."""
+    """Set the log's limit so that this share of it is used, and let the gateway read its state."""
     world.server.max_bytes = round(world.server.nbytes / used)
     await look(world)
 
@@ -79,7 +79,7 @@ async def test_what_is_under_way_ends_and_may_be_asked_for_again() -> None:
 
 async def test_a_log_whose_bound_nobody_knows_says_itself_that_it_is_full() -> None:
     async with deployment() as world:
-        world.server.max_messages = len(world.server.records)  # and nobody has looked since
+        world.server.max_messages = len(world.server.records)  # and the state was not read since
         first = await world.client.post("/v1/chat/completions", json=CHAT)
         await look(world)
         second = await world.client.post("/v1/chat/completions", json=CHAT)

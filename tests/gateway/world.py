@@ -1,4 +1,4 @@
-"""A deployment in one process: a log in memory, a gateway, and whoever answers by script."""
+"""A deployment in one process: a log in memory, a gateway, and a scripted conductor and worker."""
 
 import asyncio
 import struct
@@ -54,7 +54,7 @@ CHAT = {"model": "demo", "messages": MESSAGES}
 
 @dataclass
 class Performance:
-    """One submission being answered; a script calls these."""
+    """The answer to one submission, written by a script."""
 
     server: MemoryStore
     subjects: Subjects
@@ -99,7 +99,7 @@ class Performance:
         self.output(prompt)
 
     def sound(self, pcm: bytes, track: str = "") -> None:
-        """A piece of sound: 16-bit samples at 24 kHz."""
+        """Send audio: 16-bit samples at 24 kHz."""
         said = self.transcript.track(track)
         chunk = OutputChunk(
             id=f"{self.request_id}.{track}.{said.next_index}",
@@ -116,7 +116,7 @@ class Performance:
         self.output(chunk)
 
     def vector(self, numbers: Sequence[float]) -> None:
-        """An embedding."""
+        """Send an embedding."""
         chunk = OutputChunk(
             id=f"{self.request_id}.vector",
             writer="w0",
@@ -158,7 +158,7 @@ class Performance:
         self.walk(RequestFailed(writer=CONDUCTOR_WRITER, epoch=1, failure=failure, history=b""))
 
     async def keep_limit(self) -> None:
-        """Fail once its time is over, as a conductor has it."""
+        """Fail after the time limit, as a conductor does."""
         await asyncio.sleep(self.event.timeout_s or 0)
         if not self.has_ended:
             message = f"it took longer than its {self.event.timeout_s:g} s"
@@ -173,7 +173,7 @@ Script = Callable[[Performance], Awaitable[None]]
 
 
 async def echo(performance: Performance) -> None:
-    """Answer with the words that were asked, one chunk each."""
+    """Answer with the words of the prompt, one chunk each."""
     inputs = performance.event.inputs
     text = inputs.text if inputs.text is not None else ""
     if inputs.messages is not None:
@@ -186,7 +186,7 @@ async def echo(performance: Performance) -> None:
 
 @dataclass
 class World:
-    """What a test holds."""
+    """A deployment for a test."""
 
     server: MemoryStore
     subjects: Subjects
@@ -198,7 +198,7 @@ class World:
     regressed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def events(self, *kinds: str) -> list[Event]:
-        """Every event on the log on subjects of these kinds."""
+        """All events on the log on subjects of these kinds."""
         found: list[Event] = []
         for record in self.server.records:
             address = self.subjects.parse(record.subject)
@@ -207,7 +207,7 @@ class World:
         return found
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Let everybody else go on until `condition` holds."""
+        """Let the other tasks run until `condition` holds."""
         while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
             await asyncio.sleep(0)
 
@@ -224,7 +224,7 @@ class World:
         return list(self.performances.values())[number]
 
     async def perform(self, *, keeps_limits: bool = True) -> None:
-        """Answer every first submission by the script, grant every cancel, and keep time limits."""
+        """Answer every first submission by the script, apply every cancel, and enforce time limits."""
         watched = [self.subjects.request("*"), self.subjects.control("*")]
         async with asyncio.TaskGroup() as tasks, aclosing(MemoryLog(self.server).read(watched, 1)) as records:
             async for record in records:
@@ -256,7 +256,7 @@ class World:
         await self.script(performance)
 
     async def follow(self) -> None:
-        """Follow the log until it is made anew."""
+        """Follow the log until it is replaced."""
         try:
             await self.gateway.follower.follow(MemoryLog(self.server))
         except* LogRegressedError:
@@ -264,7 +264,7 @@ class World:
 
 
 def beat(world: World, role: str, name: str, state: str, **facts: object) -> None:
-    """Say a beat, as the process would."""
+    """Send a heartbeat as the process would."""
     payload = msgspec.msgpack.encode({"state": state, **facts})
     world.gateway.liveness.receive(
         world.subjects.heartbeat(role, name), payload, asyncio.get_running_loop().time()
@@ -285,7 +285,7 @@ async def deployment(
     served: ServedModel = SERVED,
     tool_calls: str = "",
 ) -> AsyncIterator[World]:
-    """A gateway on a log in memory whose requests are answered by `script`."""
+    """A gateway on a log in memory; `script` answers its requests."""
     settings = settings or GatewaySettings(max_body_bytes=max_body_bytes)
     subjects = Subjects()
     store = MemoryStore(subjects)
@@ -298,7 +298,7 @@ async def deployment(
     app = create_app(gateway, keys, logs_requests=logs_requests)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=30) as client:
-        client.event_hooks = {"response": [check.check_read]}  # OpenAI's schema, whatever is tested
+        client.event_hooks = {"response": [check.check_read]}  # OpenAI's schema
         world = World(store, subjects, gateway, client, script)
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(world.follow())
@@ -314,7 +314,7 @@ async def deployment(
 
 @asynccontextmanager
 async def listening(world: World) -> AsyncIterator[str]:
-    """The world's gateway behind a real socket; gives the URL."""
+    """Serve the world's gateway on a real socket; yields the URL."""
     listener = server.bind("127.0.0.1", 0)
     url = server.url_of(listener)
     async with server.serving(create_app(world.gateway), listener, world.gateway.settings):

@@ -1,7 +1,7 @@
-"""The form as clients of M* send it: their SDK is pointed here unmodified, so its requests are held here.
+"""The form that M*'s SDK sends: the SDK must work unmodified, so these tests send its exact requests.
 
-Byte for byte what `requests` makes of them: URL-encoded without files, multipart with them, every value a
-string, `model_kwargs` as JSON; read with `Accept: */*`, lines by lines, errors by their status.
+The bodies are byte for byte those of `requests`: URL-encoded without files, multipart with them, every value
+a string, `model_kwargs` as JSON. The SDK sends `Accept: */*`, reads lines, and knows errors by their status.
 """
 
 import json
@@ -20,7 +20,7 @@ _MULTIPART = {**_HEADERS, "content-type": f"multipart/form-data; boundary={BOUND
 
 
 def multipart(fields: dict[str, str], files: dict[str, bytes]) -> bytes:
-    """Fields without a content type, then each file with its name alone."""
+    """A multipart body: fields without a content type, then each file with only its name."""
     parts = [
         f'Content-Disposition: form-data; name="{name}"\r\n\r\n{value}'.encode()
         for name, value in fields.items()
@@ -117,4 +117,4 @@ async def test_a_field_may_be_as_large_as_this_deployment_takes_a_body() -> None
     async with deployment(max_body_bytes=64 << 20) as world:
         response = await world.client.post("/generate", content=body, headers=_MULTIPART)
 
-    assert response.json()["error"]["code"] == "payload_too_large"  # said by the log: it was read whole
+    assert response.json()["error"]["code"] == "payload_too_large"  # the log's error

@@ -1,4 +1,4 @@
-"""`POST /warm`: what goes on the log, and what is told of it."""
+"""`POST /warm`: the submitted event, and the answer."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a client leaves unfinished, on real sockets. Time is told to `look`, or a setting is small."""
+"""Time limits of connections, on real sockets. The tests pass the time, or use small limits."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from configs.deployment import GatewaySettings
 from gateway.http import connection, server
-from gateway.http.connection import Connection
+from gateway.http.connection import HttpConnection
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -27,7 +27,7 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Endless:
-    """An answer without an end; knows how much of it was given out, and when its client left."""
+    """An application with an endless answer; it counts the sent bytes, and notices the disconnect."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -51,7 +51,7 @@ class Endless:
 
 
 class Client:
-    """One socket."""
+    """A client with one socket."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -66,13 +66,13 @@ class Client:
             await self.send(piece)
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """The next answer; it has a length."""
+        """The next answer, by its content-length."""
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:-2])}
         return int(head[0].split()[1]), headers, await self.reader.readexactly(int(headers["content-length"]))
 
     async def error(self) -> tuple[int, dict[str, str], str]:
-        """The next answer, which is an error as every one is; its code."""
+        """The next answer, which must be an error with the common body; the last value is its code."""
         status, headers, body = await self.answer()
         assert headers["content-type"] == "application/json"
         error: dict[str, Any] = json.loads(body)["error"]
@@ -80,16 +80,16 @@ class Client:
         return status, headers, str(error["code"])
 
     async def end(self) -> bytes:
-        """What comes before the other side closes."""
+        """The bytes until the server closes."""
         return await self.reader.read()
 
 
 class Serving:
-    """A server, and its connections."""
+    """A server and its connections."""
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self.connections: list[Connection] = []
+        self.connections: list[HttpConnection] = []
 
     @asynccontextmanager
     async def client(self, received_bytes: int | None = None) -> AsyncIterator[Client]:
@@ -105,37 +105,39 @@ class Serving:
             writer.transport.abort()
 
     def look(self, later_s: float) -> None:
-        """Look at all connections, so many seconds from now."""
+        """Check the time limits of all connections as of so many seconds from now."""
         for one in list(self.connections):
             one.check_timeouts(time.monotonic() + later_s)
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Connection]:
-    """Every connection that is made."""
-    found: list[Connection] = []
+def made(monkeypatch: pytest.MonkeyPatch) -> list[HttpConnection]:
+    """All connections that the server creates."""
+    found: list[HttpConnection] = []
 
-    class Recorded(Connection):
+    class Recorded(HttpConnection):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             found.append(self)
             super().connection_made(transport)
 
-    monkeypatch.setattr(server, "Connection", Recorded)
+    monkeypatch.setattr(server, "HttpConnection", Recorded)
     return found
 
 
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looks at connections but the test, so that times can be told."""
+    """Only the test checks time limits, so that it can choose the time."""
     monkeypatch.setattr(connection.ConnectionLimits, "check_every_s", 3600.0)
 
 
 @asynccontextmanager
-async def serving(made: list[Connection], app: ASGIApp = hello, **settings: Any) -> AsyncIterator[Serving]:
+async def serving(
+    made: list[HttpConnection], app: ASGIApp = hello, **settings: Any
+) -> AsyncIterator[Serving]:
     listener = server.bind("127.0.0.1", 0)
     listener.setsockopt(
         socket.SOL_SOCKET, socket.SO_SNDBUF, 65536
-    )  # the kernel shall not hide who takes what
+    )  # small kernel buffers, so that a client that does not read is noticed
     found = Serving(listener.getsockname()[1])
     found.connections = made
     async with asyncio.timeout(30), server.serving(app, listener, GatewaySettings(**settings)):
@@ -145,7 +147,7 @@ async def serving(made: list[Connection], app: ASGIApp = hello, **settings: Any)
 # ---- heads -----------------------------------------------------------------------------------------------
 
 
-async def test_a_head_that_does_not_end_is_answered_with_408(made: list[Connection]) -> None:
+async def test_a_head_that_does_not_end_is_answered_with_408(made: list[HttpConnection]) -> None:
     async with serving(made, header_timeout_s=0.05) as served, served.client() as client:
         await client.send(HALF)
         status, headers, code = await client.error()
@@ -154,7 +156,7 @@ async def test_a_head_that_does_not_end_is_answered_with_408(made: list[Connecti
     assert (status, code, headers["connection"], rest) == (408, "header_timeout", "close", b"")
 
 
-async def test_a_head_that_drips_is_no_head(made: list[Connection]) -> None:
+async def test_a_head_that_drips_is_no_head(made: list[HttpConnection]) -> None:
     async with (
         serving(made, header_timeout_s=0.2) as served,
         served.client() as client,
@@ -170,13 +172,13 @@ async def test_a_head_that_drips_is_no_head(made: list[Connection]) -> None:
     assert answering.result()[0] == 408
 
 
-async def test_who_asks_nothing_is_left_without_an_answer(made: list[Connection]) -> None:
+async def test_who_asks_nothing_is_left_without_an_answer(made: list[HttpConnection]) -> None:
     async with serving(made, header_timeout_s=0.05) as served, served.client() as client:
         assert await client.end() == b""
 
 
 @pytest.mark.usefixtures("by_hand")
-async def test_a_head_has_as_long_as_the_setting_says(made: list[Connection]) -> None:
+async def test_a_head_has_as_long_as_the_setting_says(made: list[HttpConnection]) -> None:
     async with serving(made, header_timeout_s=20) as served, served.client() as client:
         await client.send(GET + HALF)
         assert (await client.answer())[0] == 200
@@ -189,7 +191,7 @@ async def test_a_head_has_as_long_as_the_setting_says(made: list[Connection]) ->
         assert (await client.error())[0] == 408
 
 
-async def test_an_endless_head_is_431(made: list[Connection]) -> None:
+async def test_an_endless_head_is_431(made: list[HttpConnection]) -> None:
     async with serving(made) as served, served.client() as client:
         await client.send(HALF)
         async with asyncio.TaskGroup() as tasks:
@@ -201,14 +203,14 @@ async def test_an_endless_head_is_431(made: list[Connection]) -> None:
     assert answering.result()[0::2] == (431, "headers_too_large")
 
 
-async def test_a_head_that_is_too_long_is_431_also_when_it_comes_at_once(made: list[Connection]) -> None:
+async def test_a_head_that_is_too_long_is_431_also_when_it_comes_at_once(made: list[HttpConnection]) -> None:
     async with serving(made) as served, served.client() as client:
         await client.send(GET[:-2] + b"x: " + b"x" * connection.MAX_HEAD_BYTES + b"\r\n\r\n")
         assert (await client.error())[0::2] == (431, "headers_too_large")
         assert await client.end() == b""
 
 
-async def test_what_is_no_http_is_400_in_our_words(made: list[Connection]) -> None:
+async def test_what_is_no_http_is_400_in_our_words(made: list[HttpConnection]) -> None:
     async with serving(made) as served, served.client() as client:
         await client.send(b"\x16\x03\x01 hello\r\n\r\n")
         status, headers, code = await client.error()
@@ -219,7 +221,7 @@ async def test_what_is_no_http_is_400_in_our_words(made: list[Connection]) -> No
 
 
 class Reader:
-    """Reads its request to the end, and says what it was."""
+    """An application that reads its request to the end, and returns it."""
 
     def __init__(self) -> None:
         self.headers: list[tuple[bytes, bytes]] = []
@@ -242,7 +244,7 @@ class Reader:
         await send({"type": "http.response.body", "body": body})
 
 
-async def test_a_body_comes_with_an_upgrade_that_is_not_granted(made: list[Connection]) -> None:
+async def test_a_body_comes_with_an_upgrade_that_is_not_granted(made: list[HttpConnection]) -> None:
     offer = (
         b"POST / HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
     )
@@ -253,7 +255,7 @@ async def test_a_body_comes_with_an_upgrade_that_is_not_granted(made: list[Conne
             assert (await client.answer())[0::2] == (200, b"GET /")
 
 
-async def test_what_comes_behind_a_body_is_no_header(made: list[Connection]) -> None:
+async def test_what_comes_behind_a_body_is_no_header(made: list[HttpConnection]) -> None:
     app = Reader()
     async with serving(made, app) as served, served.client() as client:
         await client.send(CHUNKED + b"1\r\nx\r\n0\r\nAuthorization: Bearer x\r\n\r\n")
@@ -263,7 +265,7 @@ async def test_what_comes_behind_a_body_is_no_header(made: list[Connection]) -> 
 
 
 @pytest.mark.parametrize("wrong", [b"zz\r\n", b"2\r\nxyz\r\n", b"-1\r\n"])
-async def test_a_body_that_is_no_http_is_400(made: list[Connection], wrong: bytes) -> None:
+async def test_a_body_that_is_no_http_is_400(made: list[HttpConnection], wrong: bytes) -> None:
     async with serving(made, Reader()) as served, served.client() as client:
         await client.send(CHUNKED + b"1\r\nx\r\n")
         await client.send(wrong)
@@ -272,7 +274,7 @@ async def test_a_body_that_is_no_http_is_400(made: list[Connection], wrong: byte
 
 
 @pytest.mark.parametrize("endless", [b"1;", b"0\r\nTrailer: ", b"0\r\n"])
-async def test_what_is_around_a_body_has_an_end(made: list[Connection], endless: bytes) -> None:
+async def test_what_is_around_a_body_has_an_end(made: list[HttpConnection], endless: bytes) -> None:
     piece = b"a: b\r\n" * 4096 if endless.endswith(b"\n") else b"x" * 32768
     async with serving(made, Reader()) as served, served.client() as client:
         await client.send(CHUNKED + endless)
@@ -280,7 +282,7 @@ async def test_what_is_around_a_body_has_an_end(made: list[Connection], endless:
             await client.send_for_ever(piece)
 
 
-async def test_the_smallest_chunks_make_a_body(made: list[Connection]) -> None:
+async def test_the_smallest_chunks_make_a_body(made: list[HttpConnection]) -> None:
     async with serving(made, Reader()) as served, served.client() as client:
         await client.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100_000)
         await client.send(b"0\r\n\r\n")
@@ -291,7 +293,7 @@ async def test_the_smallest_chunks_make_a_body(made: list[Connection]) -> None:
 
 
 @pytest.mark.parametrize("meanwhile", [b"", b"\r\n"])
-async def test_a_connection_that_is_idle_is_closed(made: list[Connection], meanwhile: bytes) -> None:
+async def test_a_connection_that_is_idle_is_closed(made: list[HttpConnection], meanwhile: bytes) -> None:
     settings: dict[str, Any] = {"idle_timeout_s": 0.05, "header_timeout_s": 0.05}
     async with serving(made, **settings) as served, served.client() as client:
         await client.send(GET)
@@ -301,7 +303,7 @@ async def test_a_connection_that_is_idle_is_closed(made: list[Connection], meanw
 
 
 @pytest.mark.usefixtures("by_hand")
-async def test_a_connection_is_kept_for_the_next_request(made: list[Connection]) -> None:
+async def test_a_connection_is_kept_for_the_next_request(made: list[HttpConnection]) -> None:
     async with serving(made, idle_timeout_s=75) as served, served.client() as client:
         for _ in range(3):
             await client.send(GET)
@@ -314,7 +316,7 @@ async def test_a_connection_is_kept_for_the_next_request(made: list[Connection])
 # ---- how many --------------------------------------------------------------------------------------------
 
 
-async def test_a_connection_too_many_is_503_until_one_is_closed(made: list[Connection]) -> None:
+async def test_a_connection_too_many_is_503_until_one_is_closed(made: list[HttpConnection]) -> None:
     async with serving(made, max_connections=2) as served, served.client() as first:
         async with served.client() as second:
             for client in (first, second):
@@ -335,17 +337,17 @@ async def test_a_connection_too_many_is_503_until_one_is_closed(made: list[Conne
 # ---- answers that nobody takes ---------------------------------------------------------------------------
 
 
-async def test_a_client_that_takes_nothing_is_cut_off(made: list[Connection]) -> None:
+async def test_a_client_that_takes_nothing_is_cut_off(made: list[HttpConnection]) -> None:
     app = Endless()
     async with serving(made, app, send_timeout_s=0.1) as served, served.client(65536) as client:
         await client.send(GET)
         await app.left.wait()
 
-    assert app.sent_bytes < 32 * 2**20  # what the kernel buffers; not what was there to send
+    assert app.sent_bytes < 32 * 2**20  # the kernel's buffers, and not the whole answer
 
 
 @pytest.mark.usefixtures("by_hand")
-async def test_a_client_that_takes_little_is_not(made: list[Connection]) -> None:
+async def test_a_client_that_takes_little_is_not(made: list[HttpConnection]) -> None:
     app = Endless()
     async with serving(made, app, send_timeout_s=60) as served, served.client(65536) as client:
         await client.send(GET)
@@ -365,14 +367,16 @@ async def test_a_client_that_takes_little_is_not(made: list[Connection]) -> None
 
 
 @pytest.mark.usefixtures("by_hand")
-async def test_a_server_that_is_told_to_end_does_not_wait_for_its_next_look(made: list[Connection]) -> None:
+async def test_a_server_that_is_told_to_end_does_not_wait_for_its_next_look(
+    made: list[HttpConnection],
+) -> None:
     async with serving(made) as served, served.client() as client:
         await client.send(GET)
         assert (await client.answer())[0] == 200
 
 
 async def test_a_server_that_ends_does_not_wait_for_a_client_that_takes_nothing(
-    made: list[Connection], monkeypatch: pytest.MonkeyPatch
+    made: list[HttpConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "CUT_S", 0.2)
     app = Endless()
@@ -389,7 +393,7 @@ async def test_a_server_that_ends_does_not_wait_for_a_client_that_takes_nothing(
 
 
 class Refusal:
-    """Answers at once, and closes or not."""
+    """An application that answers at once, and closes the connection or does not."""
 
     def __init__(self, *, closes: bool) -> None:
         self.closes = closes
@@ -403,11 +407,11 @@ class Refusal:
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 
 
-async def test_a_client_that_still_sends_reads_why_it_was_refused(made: list[Connection]) -> None:
+async def test_a_client_that_still_sends_reads_why_it_was_refused(made: list[HttpConnection]) -> None:
     async with serving(made, Refusal(closes=True)) as served, served.client() as client:
         await client.send(POST % 10**9)
         for _ in range(32):
-            await client.send(b"x" * 65536)  # never a reset
+            await client.send(b"x" * 65536)  # the connection is not reset
         status, _, body = await client.answer()
         rest = await client.end()
 
@@ -415,7 +419,7 @@ async def test_a_client_that_still_sends_reads_why_it_was_refused(made: list[Con
 
 
 @pytest.mark.usefixtures("by_hand")
-async def test_the_rest_of_a_request_is_thrown_away_for_a_while_only(made: list[Connection]) -> None:
+async def test_the_rest_of_a_request_is_thrown_away_for_a_while_only(made: list[HttpConnection]) -> None:
     async with serving(made, Refusal(closes=True)) as served, served.client() as client:
         await client.send(POST % 10**9)
         await client.answer()
@@ -426,7 +430,7 @@ async def test_the_rest_of_a_request_is_thrown_away_for_a_while_only(made: list[
 
 
 async def test_the_rest_of_a_request_is_thrown_away_up_to_a_bound(
-    made: list[Connection], monkeypatch: pytest.MonkeyPatch
+    made: list[HttpConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "LINGERING_CLOSE_BYTES", 100_000)
     async with serving(made, Refusal(closes=True)) as served, served.client() as client:
@@ -437,7 +441,7 @@ async def test_the_rest_of_a_request_is_thrown_away_up_to_a_bound(
 
 @pytest.mark.usefixtures("by_hand")
 async def test_a_connection_that_is_kept_waits_for_the_rest_of_a_request_but_not_for_ever(
-    made: list[Connection],
+    made: list[HttpConnection],
 ) -> None:
     async with serving(made, Refusal(closes=False)) as served, served.client() as client:
         await client.send(POST % 10)
@@ -450,6 +454,6 @@ async def test_a_connection_that_is_kept_waits_for_the_rest_of_a_request_but_not
 
 
 async def until(condition: Any) -> None:
-    """Let everybody else go on until `condition` holds."""
+    """Let the other tasks run until `condition` holds."""
     while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""A request that offers an upgrade is read as any other, however it comes in pieces."""
+"""A request that offers an upgrade is parsed like any other, in whatever pieces it arrives."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ OFFERS = {
 
 
 class Seen:
-    """What a parser tells: each message as its target, its body, and whether it ended."""
+    """The parser's callbacks: for each message its target, its body, and if it ended."""
 
     def __init__(self) -> None:
         self.messages: list[list[Any]] = []

@@ -36,7 +36,7 @@ class Clock:
 
 
 def found(histogram: Histogram) -> dict[float, int]:
-    """What was observed, by the bucket's upper bound."""
+    """The observations, by the upper bound of their bucket."""
     bounds = (*histogram.bounds, float("inf"))
     return {bound: count for bound, count in zip(bounds, histogram.counts, strict=True) if count}
 

@@ -78,7 +78,7 @@ async def test_an_answer_that_its_client_left_says_so(caplog: pytest.LogCaptureF
 
 
 async def leave(world: World) -> None:
-    """Ask for a stream, and go once it has begun."""
+    """Request a stream, and disconnect once it has begun."""
     app: Any = world.client._transport.app  # type: ignore[attr-defined]
     begun: list[dict[str, Any]] = []
     body = b'{"model": "demo", "stream": true, "messages": [{"role": "user", "content": "x"}]}'
@@ -105,7 +105,7 @@ async def test_a_bug_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     async with deployment() as world, listening(world) as url, httpx.AsyncClient(base_url=url) as client:
         world.gateway.served = None  # type: ignore[assignment]
         answer = await client.get("/v1/models")
-        again = await client.get("/v1/models")  # and the connection is as good as new
+        again = await client.get("/v1/models")  # on the same connection
 
     assert (answer.status_code, again.status_code) == (500, 500)
     assert answer.json()["error"]["code"] == "internal_error"

@@ -1,4 +1,4 @@
-"""How large a body may be, and how late."""
+"""The limits of a body's size and duration."""
 
 import asyncio
 import resource

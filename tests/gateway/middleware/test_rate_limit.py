@@ -18,7 +18,7 @@ KEYS = (ApiKey(name="alice", secret="sk-alice"), ApiKey(name="bob", secret="sk-b
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Lets so many seconds pass."""
+    """A function that advances the clock by so many seconds."""
     now_s = time.time()
 
     def pass_by(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""CORS, security headers, the order of the doors, and what is told of them."""
+"""CORS, security headers, the order of the middleware, and its headers."""
 
 import pytest
 

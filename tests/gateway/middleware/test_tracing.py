@@ -1,4 +1,4 @@
-"""The gateway's spans: one per answer that was let in, and what is behind belongs to it."""
+"""The gateway's spans: one for each admitted request, and the parent of what follows."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`, through OpenAI's own client and by hand; whose numbers they are is another test's."""
+"""`/v1/embeddings`, with OpenAI's own client and without; other tests check the numbers."""
 
 from base64 import b64decode
 from dataclasses import replace
@@ -31,7 +31,7 @@ def asked(world: Any) -> list[RequestSubmitted]:
 
 @pytest.mark.parametrize("encoding", ["float", "base64", openai.NOT_GIVEN])
 async def test_a_list_of_texts_in_its_order(encoding: Any) -> None:
-    is_strict = encoding == "float"  # its types know no base64, which it asks for itself
+    is_strict = encoding == "float"  # the client's types have no base64, though it requests it itself
     async with (
         deployment(embed) as world,
         listening(world) as url,

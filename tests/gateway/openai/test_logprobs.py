@@ -36,11 +36,11 @@ def listed(chunks: list[OutputChunk], finish_reason: str = "stop") -> list[tuple
     ("chunks", "expected"),
     [
         ([chunk("a b", "a", " b")], [(0, b"a"), (1, b" b")]),
-        ([chunk("a", "a", "</s>")], [(0, b"a")]),  # what ended it
+        ([chunk("a", "a", "</s>")], [(0, b"a")]),  # the last token ended the answer
         ([chunk("a", "a"), chunk("", "</s>")], [(0, b"a")]),
         ([chunk("", "a"), chunk("a b", " b", "<|end|>")], [(0, b"a"), (1, b" b")]),  # held back
         ([chunk("a", "a", " b", " STOP")], [(0, b"a")]),  # a stop string began with " b"
-        ([chunk("a b", "a", " bc")], [(0, b"a"), (1, b" bc")]),  # and in the middle of a token
+        ([chunk("a b", "a", " bc")], [(0, b"a"), (1, b" bc")]),  # a stop string in the middle of a token
         ([chunk("é!", b"\xc3", b"\xa9", "!")], [(0, b"\xc3"), (0, b"\xa9"), (1, b"!")]),
         ([chunk("", b"\xc3"), chunk("é", b"\xa9")], [(0, b"\xc3"), (0, b"\xa9")]),
         ([chunk("Hi.", " Hi", ".", "</s>")], [(0, b" Hi"), (2, b".")]),  # SentencePiece's first space
@@ -119,7 +119,7 @@ def test_what_json_cannot_say_of_a_probability_is_openais_least() -> None:
 
 
 async def scored(performance: Performance) -> None:
-    """Answer in three chunks, the first of which has no text yet."""
+    """Answer in three chunks; the first one has no text."""
     params = performance.event.params
     prompt = [token("Hi", None), token(" yo", -3.0, a=-0.1)] if params.logprobs is not None else None
     if params.echo:

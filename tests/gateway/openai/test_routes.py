@@ -15,10 +15,10 @@ HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What doe
 
 
 def openai_client(url: str, *, is_strict: bool = True) -> openai.AsyncOpenAI:
-    """OpenAI's client, which refuses what is not as its types say.
+    """OpenAI's client in its strict mode, which refuses values that differ from its types.
 
-    They say that no event of a completion's stream has `finish_reason` null, and OpenAI's own have; a strict
-    client refuses those too.
+    By its types no event of a completion's stream has a null `finish_reason`. OpenAI's service sends such
+    events, and the strict client refuses them, too.
     """
     return openai.AsyncOpenAI(
         base_url=f"{url}/v1",
@@ -85,7 +85,7 @@ class TestThroughOpenAIsOwnClient:
                 )
                 chunks = [chunk async for chunk in stream]
             strictly = await client.completions.create(model="demo", prompt="once upon a time", stream=True)
-            with pytest.raises(openai.APIResponseValidationError):  # as it would OpenAI's own
+            with pytest.raises(openai.APIResponseValidationError):  # OpenAI's stream, too
                 [chunk async for chunk in strictly]
 
         Completion.model_validate(chunks[-1].model_dump(), strict=True)
@@ -178,7 +178,7 @@ async def test_the_role_comes_first_and_done_last() -> None:
 async def test_the_ids_of_events_say_how_far_the_stream_is_behind_them() -> None:
     async def held_back(performance: Performance) -> None:
         performance.say("a")
-        performance.say("")  # tokens without text: nothing to show
+        performance.say("")  # tokens without text
         performance.say("b")
         performance.finish()
 

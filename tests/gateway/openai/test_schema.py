@@ -1,4 +1,4 @@
-"""Every status a client may get, held against OpenAI's schema, and the schema itself."""
+"""Checks of every status against OpenAI's schema, and of the schema itself."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -99,7 +99,7 @@ async def test_a_response_is_checked_whoever_tests_it() -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"n": 2}, {"logprobs": 1}, {"echo": True}, {"max_tokens": 3}])
 async def test_all_but_three_nulls_of_a_completions_stream_is_as_published(fields: dict[str, Any]) -> None:
-    """The stream's ends fit the published schema as they are; the others in all but `finish_reason`."""
+    """The last events of a stream match the published schema; the others do except for `finish_reason`."""
     async with deployment() as world:
         body = COMPLETION | {"prompt": "a b"} | fields
         response = await world.client.post("/v1/completions", json=body | {"stream": True})
@@ -173,7 +173,7 @@ async def test_an_error_of_the_gateway_has_openais_schema(monkeypatch: pytest.Mo
         await ask(CHAT)
         world.server.set_max_messages(None)
         limited = await ask(CHAT)
-        for _ in range(8):  # until the key has had its share
+        for _ in range(8):  # until the rate limit
             limited = limited if limited.status_code == 429 else await ask(CHAT)
 
     assert set(found) >= {400, 401, 404, 413, 409, 429, 503}

@@ -1,4 +1,4 @@
-"""Calls of tools, as OpenAI's own client takes them from a gateway whose model answers by script."""
+"""Tool calls, read by OpenAI's own client from a gateway with a scripted model."""
 
 import json
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Tools and response formats: what goes on the log, what is refused, and how calls are told."""
+"""Tools and response formats: submitted events, refusals, and the format of calls."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ NAMED = {"type": "function", "function": {"name": "get_time"}}
 
 
 async def asked(change: dict[str, Any]) -> tuple[Any, list[RequestSubmitted]]:
-    """The answer's document, and what was submitted."""
+    """The answer's document, and the submitted event."""
     async with deployment(echo, tool_calls="hermes") as world:
         response = await world.client.post(PATH, json=CHAT | change)
         submitted = [event for event in world.events("request") if isinstance(event, RequestSubmitted)]

@@ -1,1 +1,1 @@
-"""OpenAI's published schema: `extract` takes what we need of it, `check` holds our answers against it."""
+"""OpenAI's published schema: `extract` selects the needed parts, `check` compares our answers with them."""

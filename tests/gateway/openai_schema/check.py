@@ -1,14 +1,14 @@
-"""OpenAI's published schema, and what we answer, held against each other.
+"""Checks of the gateway's responses against OpenAI's published schema.
 
-`schemas.json` is made by `extract` and taken as it is, with every `required` and every `enum`. In three
-places OpenAI's own service answers otherwise than it says, and clients rely on what it does; there we do as
-it does, and `AS_SERVED` has the difference:
+`extract` writes `schemas.json`, which is used unchanged, with every `required` and every `enum`. In three
+places OpenAI's own service differs from its schema, and clients rely on the service. There the gateway does
+as the service does, and `AS_SERVED` has the differences:
 
 - a chunk of a completion's stream has `finish_reason` null until its end (published: never null);
-- and `usage` null before the last one, where it was asked for (published: null in chats only);
-- the first token of an echoed prompt has no log probability, and no other was likely there: null for both.
+- its requested `usage` is null before the last chunk (published: null in chats only);
+- the log probability and the alternatives of the first token of an echoed prompt are null.
 
-`COUNTS` says how many bodies were held against which schema; `tests/gateway/conftest.py` shows it.
+`COUNTS` has the number of checked bodies of each schema; `tests/gateway/conftest.py` prints it.
 """
 
 import copy
@@ -46,7 +46,7 @@ def _echoed() -> dict[str, Any]:
     [lists, _] = changed["properties"]["choices"]["items"]["properties"]["logprobs"]["anyOf"]
     for name in ("token_logprobs", "top_logprobs"):
         array = lists["properties"][name]
-        array["prefixItems"] = [{"anyOf": [array["items"], _NULL]}]  # the first, and no other
+        array["prefixItems"] = [{"anyOf": [array["items"], _NULL]}]  # only the first
     return changed
 
 
@@ -77,10 +77,10 @@ _VALIDATORS: Final = {
 
 
 def check(name: str, body: object) -> None:
-    """Hold a body against a schema.
+    """Check a body against a schema.
 
     Raises:
-        AssertionError: it does not fit; says where.
+        AssertionError: it does not match; the message has the place.
     """
     COUNTS[name] += 1
     errors = [f"{error.json_path}: {error.message}" for error in _VALIDATORS[name].iter_errors(body)]
@@ -88,7 +88,7 @@ def check(name: str, body: object) -> None:
 
 
 def check_response(response: httpx.Response) -> None:
-    """Hold a whole response of ours against OpenAI's schema: document, every event of a stream, or error."""
+    """Check a response against OpenAI's schema: a document, every event of a stream, or an error."""
     path = response.request.url.path
     if response.status_code >= 400:
         ERROR_STATUSES[response.status_code] += 1
@@ -129,9 +129,9 @@ def _check_events(response: httpx.Response, name: str) -> None:
 
 
 async def check_read(response: httpx.Response) -> None:
-    """`check_response` as a hook of `httpx.AsyncClient`: it reads the response first."""
+    """`check_response` as a hook of `httpx.AsyncClient`; it reads the response first."""
     await response.aread()
     if response.request.method == "OPTIONS":
-        return  # a preflight is between a browser and CORS
+        return  # a preflight has no body of ours
     if response.status_code != 503 or not response.request.url.path.startswith("/health"):
         check_response(response)

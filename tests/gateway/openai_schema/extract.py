@@ -1,10 +1,9 @@
-"""Take what we need of OpenAI's published schema, as JSON Schema 2020-12, into `schemas.json`.
+"""Write the needed parts of OpenAI's published schema into `schemas.json`, as JSON Schema 2020-12.
 
     python -m tests.gateway.openai_schema.extract openapi.json
 
-The document says OpenAPI 3.1 and still writes `nullable: true`, which 3.1 does not know: it is folded into
-the types. Words of documentation go, rules stay. Where we
-differ, `tests.gateway.openai_schema.check` says it.
+The document is OpenAPI 3.1, but has `nullable: true`, which 3.1 does not have: it becomes a type.
+Documentation is dropped, rules are kept. `tests.gateway.openai_schema.check` has the gateway's differences.
 """
 
 import json
@@ -33,7 +32,7 @@ def main() -> None:
 
 
 def extract(document: dict[str, Any]) -> dict[str, Any]:
-    """The schemas we need of OpenAI's document, and all they refer to, as `$defs`."""
+    """The needed schemas of OpenAI's document, and those they refer to, as `$defs`."""
     published = document["components"]["schemas"]
     found: dict[str, Any] = {}
     wanted = list(ROOTS)
@@ -50,7 +49,7 @@ def extract(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def folded(schema: Any) -> Any:
-    """A schema without `nullable`: null is one of its types; with its references to `$defs`."""
+    """A schema with null as a type instead of `nullable`, and with references to `$defs`."""
     if isinstance(schema, list):
         return [folded(one) for one in schema]
     if not isinstance(schema, dict):
@@ -72,7 +71,7 @@ def _properties(named: dict[str, Any]) -> dict[str, Any]:
 
 
 def refers_to(schema: Any) -> list[str]:
-    """The names of the schemas a folded one refers to."""
+    """The names of the schemas that a folded schema refers to."""
     match schema:
         case {"$ref": str(ref)}:
             return [ref.removeprefix("#/$defs/")]

@@ -1,4 +1,4 @@
-"""`/metrics`: one scrape shows the gateway, the log, and every role by what it said last."""
+"""`/metrics`: one scrape shows the gateway, the log, and every process by its last heartbeat."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ CHAT_ROUTE = "/v1/chat/completions"
 
 
 def series(page: str) -> dict[str, float]:
-    """Every sample by its name and labels, as they are written."""
+    """Every sample by its name and labels, as exposed."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
@@ -289,7 +289,7 @@ async def test_of_a_role_that_is_silent_only_that_is_shown() -> None:
         samples = [sample for family in later.collect() for sample in family.samples]
 
     said = {(sample.name, sample.value) for sample in samples if sample.labels.get("rank") == "0"}
-    assert said == {("dalsegno_worker_up", 0.0), ("dalsegno_workers_lost_total", 0)}  # which the log says
+    assert said == {("dalsegno_worker_up", 0.0), ("dalsegno_workers_lost_total", 0)}  # counted from the log
     assert not [sample for sample in samples if sample.labels.get("role") == "worker"]
 
 

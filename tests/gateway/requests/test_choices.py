@@ -16,7 +16,7 @@ COMPLETION = {"model": "demo", "prompt": "x"}
 
 
 async def by_choice(performance: Performance) -> None:
-    """Say which prompt and which choice this is, in as many tokens as the choice's number, and one."""
+    """Answer with the prompt and the choice, in one token more than the choice's number."""
     event = performance.event
     asked = event.inputs.text if event.inputs.text is not None else str(event.inputs.token_ids or "chat")
     for number in range(event.params.choice + 1):

@@ -17,7 +17,7 @@ from tests.gateway.world import CHAT, Performance, World, deployment, echo, list
 
 
 async def wait_for_cancel(performance: Performance) -> None:
-    """Say something, then nothing more until somebody cancels."""
+    """Send one chunk, then wait for a cancel."""
     if performance.event.inputs.text != "silent":
         performance.say("begun ")
     await performance.cancelled.wait()
@@ -25,10 +25,10 @@ async def wait_for_cancel(performance: Performance) -> None:
 
 @asynccontextmanager
 async def raw(url: str, path: str, body: dict[str, Any]) -> AsyncIterator[asyncio.StreamReader]:
-    """A bare connection with one request sent; closing it is leaving."""
+    """A socket on which one request was sent; closing it disconnects the client."""
     host, port = url.removeprefix("http://").split(":")
     connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)  # the kernel is not to read it all
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)  # small kernel buffer
     connection.connect((host, int(port)))
     reader, writer = await asyncio.open_connection(sock=connection, limit=64 * 1024)
     content = json.dumps(body).encode()
@@ -127,7 +127,7 @@ async def test_a_client_that_may_come_back_is_waited_for_whoever_leaves_after_it
         async with raw(url, "/generate", body) as reader:
             await reader.readuntil(b'"modality"')
             assert not world.events("control")
-        await cancelled(world)  # nobody is waited for any more
+        await cancelled(world)  # the grace is over
 
 
 async def test_a_request_that_waits_for_its_client_is_cancelled_in_time_also_if_others_want_its_id() -> None:
@@ -286,10 +286,10 @@ async def test_a_client_that_does_not_read_stalls_nobody_and_is_bounded() -> Non
         await world.until(lambda: slow.transcript.next_index == count)
         quick = await client.post("/generate", json={"text": "a b", "streaming": False})
         assert world.gateway.follower.connection is not None
-        assert world.gateway.in_flight.count == 1  # the slow client has not got it all
+        assert world.gateway.in_flight.count == 1  # the slow client has not read all
         assert (
             len(world.gateway.follower.connection.submissions._router) == 0
-        )  # let go: the rest comes from the log
+        )  # dropped: the rest is read from the log
         received = bytearray()
         while b"[DONE]" not in received[-100:]:
             received += await reader.read(1 << 20)

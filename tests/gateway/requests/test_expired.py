@@ -1,4 +1,4 @@
-"""What the log has forgotten is 410, and never half an answer; what it holds comes again."""
+"""Forgotten requests are 410, and never a part of an answer; the log's answers can be read again."""
 
 import re
 import time
@@ -30,7 +30,7 @@ def asked(world: World) -> int:
 
 
 def forget_the_head(world: World) -> None:
-    """Forget the submission, and the first of what followed."""
+    """Forget the submission, and the records before it."""
     submission = next(record for record in world.server.records if ".request." in record.subject)
     world.server.forget(submission.seq)
 
@@ -100,7 +100,7 @@ async def test_what_is_forgotten_while_it_is_read_is_no_fault_of_ours() -> None:
 async def test_how_a_forgotten_request_stood_is_not_known(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_ids, "MOST", 0)  # as for a gateway that was not there then
+    monkeypatch.setattr(request_ids, "MOST", 0)  # like a gateway that started later
     async with deployment() as world:
         finished = await world.client.post("/generate", json={"text": "one two"})
         made_here = finished.headers["x-dalsegno-request-id"]

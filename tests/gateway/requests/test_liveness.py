@@ -172,7 +172,7 @@ async def test_ready_needs_the_log_a_leader_and_every_worker() -> None:
 async def test_beats_on_the_log_are_heard() -> None:
     async with deployment(worker_joined=False) as world:
         first = await world.client.post("/generate", json={"text": "a"})
-        world.server.tell(world.subjects.heartbeat("worker", "0"), said("ready"))
+        world.server.broadcast(world.subjects.heartbeat("worker", "0"), said("ready"))
         await world.until(lambda: world.gateway.liveness.every_worker_was_ready)
         second = await world.client.post("/generate", json={"text": "a"})
 

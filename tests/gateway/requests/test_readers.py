@@ -25,7 +25,7 @@ OTHER = "g-other"
 
 @asynccontextmanager
 async def another(world: World, origin: str = OTHER) -> AsyncIterator[str]:
-    """A second gateway on the world's log, behind a socket of its own; it drains at the end."""
+    """A second gateway on the world's log, on its own socket; it drains at the end."""
     gateway = Gateway(world.gateway.served, world.subjects, origin, world.gateway.settings)
     listener = server.bind("127.0.0.1", 0)
 
@@ -45,7 +45,7 @@ async def another(world: World, origin: str = OTHER) -> AsyncIterator[str]:
 
 
 def said(world: World) -> list[tuple[str, str]]:
-    """What the log was told of the request's clients: by whom, and what."""
+    """The records about the request's readers: their writer, and their meaning."""
     return [
         (
             event.writer,
@@ -56,7 +56,7 @@ def said(world: World) -> list[tuple[str, str]]:
 
 
 async def settled() -> None:
-    """Everybody has heard what was said, and done what follows."""
+    """Let all gateways read the log to its end, and act on it."""
     for _ in range(50):
         await asyncio.sleep(0)
 
@@ -82,7 +82,7 @@ async def test_a_client_that_moved_on_keeps_its_request_when_the_gateway_it_left
             reader = await reader_at_other.__aenter__()
             await reader.readuntil(b'"modality"')
             await world.until(lambda: (ORIGIN, "RequestWatched") in said(world))
-        await world.until(lambda: (ORIGIN, "over") in said(world))  # once its linger is over
+        await world.until(lambda: (ORIGIN, "over") in said(world))  # once its grace is over
         await settled()
         assert (ORIGIN, "RequestCancel") not in said(world)
         await reader_at_other.__aexit__(None, None, None)
@@ -101,7 +101,7 @@ async def test_a_client_that_comes_back_elsewhere_in_time_is_not_cancelled_when_
             await reader.readuntil(b'"modality"')
             line = world.gateway.follower.connection
             assert line is not None
-            await world.until(lambda: not len(line.submissions.readers))  # the time is over
+            await world.until(lambda: not len(line.submissions.readers))  # the grace is over
             await settled()
             assert said(world) == [(OTHER, "RequestWatched")]
 
@@ -166,7 +166,7 @@ async def test_an_answer_that_is_fetched_again_is_not_spoken_of() -> None:
 
 
 class TestAudiences:
-    """One gateway's, on a log on which others speak."""
+    """The readers of one gateway, on a log that others write to."""
 
     @staticmethod
     def readers(store: MemoryStore, tasks: asyncio.TaskGroup) -> tuple[ReaderRegistry, Readers]:
@@ -180,7 +180,7 @@ class TestAudiences:
         watched = RequestWatched(id="g-2.1", writer="g-2", request_id="r")
         async with asyncio.TaskGroup() as tasks:
             readers, audience = self.readers(store, tasks)
-            store.append(SUBJECTS.control("r"), encode(watched))  # and not heard of here
+            store.append(SUBJECTS.control("r"), encode(watched))  # and not read by this gateway
             readers.leave(audience, "its client left", 0)
 
         assert len(store.records) == 1
@@ -207,7 +207,7 @@ class TestAudiences:
 
 
 class Gate:
-    """A gateway's readers of one request, on a log that it hears of late."""
+    """A gateway's readers of one request, on a log that it reads with a delay."""
 
     def __init__(self, store: MemoryStore, name: str, tasks: asyncio.TaskGroup) -> None:
         self.name = name
@@ -250,7 +250,7 @@ async def test_whoever_comes_and_goes_the_last_to_leave_cancels_and_nobody_befor
                 case 1 if gate.clients and there > 1:
                     await settled()
                     while any(one.heard < len(store.records) for one in gates):
-                        for one in gates:  # who has clients has said so before another leaves
+                        for one in gates:  # gateways announce before another leaves
                             one.hear()
                         await settled()
                     gate.go()
@@ -260,7 +260,7 @@ async def test_whoever_comes_and_goes_the_last_to_leave_cancels_and_nobody_befor
                 await asyncio.sleep(0)
         said = [decode(record.data, "control") for record in store.records]
         assert not any(isinstance(event, RequestCancel) for event in said)
-        while leaving := [gate for gate in gates if gate.clients]:  # all at once, and nobody has heard of it
+        while leaving := [gate for gate in gates if gate.clients]:  # all at once, before any of them reads
             chance.choice(leaving).go()
             for _ in range(chance.randrange(2)):
                 await asyncio.sleep(0)

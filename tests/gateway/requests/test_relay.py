@@ -147,7 +147,7 @@ class TestOutputFold:
 
 
 class Scene:
-    """A router on a log in memory; records reach it when the test says so."""
+    """A router on a log in memory; the test passes records to it."""
 
     def __init__(self) -> None:
         self.server = MemoryStore(SUBJECTS)

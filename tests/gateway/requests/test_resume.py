@@ -112,7 +112,7 @@ async def test_what_was_had_and_what_comes_are_the_whole_stream_to_the_byte_wher
     async with deployment(spoken) as world:
         whole = (await world.client.post(path, json=asked)).content
         ends = [place + 2 for place in range(len(whole)) if whole.startswith(b"\n\n", place)]
-        for end in ends[:-1]:  # whoever has [DONE] has all
+        for end in ends[:-1]:  # a client with [DONE] has all of it
             had = whole[:end]
             position = [line for line in had.split(b"\n") if line.startswith(b"id: ")][-1].removeprefix(
                 b"id: "

@@ -1,4 +1,4 @@
-"""Looking a request up, and cancelling it, at any gateway."""
+"""The status of a request and its cancel, at any gateway."""
 
 import asyncio
 from typing import Any
@@ -33,7 +33,7 @@ async def wait_for_cancel(performance: Performance) -> None:
 
 
 def submit(world: World, request_id: str, **fields: Any) -> None:
-    """As another gateway, or any service, does."""
+    """Submit a request as another gateway or a service does."""
     event = RequestSubmitted(
         request_id=request_id, model="demo", inputs=Inputs(text="x"), origin="other", **fields
     )
@@ -128,9 +128,9 @@ async def test_all_answers_of_one_question_are_cancelled_together_and_no_others(
         submit(world, "q", parts=3)
         for part in (1, 2):
             submit(world, f"q-{part}", parent="q", parts=3)
-        submit(world, "q-3", parent="q", parts=3)  # beyond its parts
+        submit(world, "q-3", parent="q", parts=3)  # not one of its parts
         submit(world, "r", parts=2)
-        submit(world, "r-1")  # a stranger of that name
+        submit(world, "r-1")  # another request with such an id
         await world.performance(5)
         one = await world.client.delete("/v1/requests/q")
         other = await world.client.delete("/v1/requests/r")

@@ -44,11 +44,11 @@ def check_is_504(response: httpx.Response) -> None:
     error = response.json()["error"]
     assert (error["code"], error["type"]) == ("deadline_exceeded", "timeout_error")
     assert "longer than its 0.02 s" in error["message"]
-    assert response.headers["x-should-retry"] == "false"  # OpenAI's clients would ask it all again
+    assert response.headers["x-should-retry"] == "false"  # OpenAI's clients would retry
 
 
 def recorded(world: World) -> list[float | None]:
-    """The limits that the log was told."""
+    """The time limits in the submitted events."""
     return [event.timeout_s for event in world.events("request") if isinstance(event, RequestSubmitted)]
 
 

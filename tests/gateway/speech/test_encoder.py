@@ -20,7 +20,7 @@ def fed(encoder: Encoder, pcm: bytes, size: int) -> list[bytes]:
 
 
 def decoded(data: bytes) -> tuple[float, int]:
-    """How long a file's sound is, in seconds, and its samples a second."""
+    """The duration of a file's audio in seconds, and its sample rate."""
     with av.open(io.BytesIO(data), "r") as file:
         [stream] = file.streams.audio
         samples = sum(frame.samples for frame in file.decode(stream))
@@ -89,7 +89,7 @@ def test_stereo_is_two_channels() -> None:
 
 
 def test_a_gateway_needs_no_numpy_for_it() -> None:
-    """The import contract's promise, which PyAV keeps only as long as nobody asks it for arrays."""
+    """PyAV imports numpy only for arrays, which the import contract forbids here."""
     pushed = "[kind.stream(sound).push(bytes(9000)) for kind in encoder.FORMATS.values()]"
     code = f"""
 import sys
