@@ -1,7 +1,7 @@
-"""The log in memory: for tests and simulations, and the port's meaning in its shortest form.
+"""The log in memory, for tests, simulations, and execution in one process.
 
-A `MemoryStore` is the store; any number of `MemoryLog`s, one per pretended process, share it. It can be taken
-down, brought up again, filled up, made anew; the logs then behave as those on JetStream do.
+Any number of `MemoryLog`s, one per simulated process, share a `MemoryStore`. The store can be stopped,
+started, filled and recreated; the logs then behave as those on JetStream.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from shared.log.publish_checks import PublishChecks
 from shared.subjects import Subjects
 from shared.telemetry.histogram import SECONDS, Histogram
 
-_BEATS_KEPT = 1024
+_MAX_HEARTBEATS = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +49,7 @@ class _Reader:
 
 
 class MemoryStore:
-    """One log in memory. `clock` says when a record was stored (nanoseconds since 1970)."""
+    """The records of one log. `clock` returns the time of storage (nanoseconds since 1970)."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class MemoryStore:
         return self._running
 
     def stop(self) -> None:
-        """No log reaches it any more; what it stored stays."""
+        """Become unreachable for all logs, and keep the records."""
         self._running = False
         for log in list(self._logs):
             log.server_changed()
@@ -90,7 +90,7 @@ class MemoryStore:
             log.server_changed()
 
     def recreate(self) -> None:
-        """Lose everything, and be another log of the same name."""
+        """Delete all records and become another log of the same name."""
         self.records.clear()
         self.forgotten = 0
         self.created_ns = max(self._clock(), self.created_ns + 1)
@@ -98,11 +98,11 @@ class MemoryStore:
             log.server_changed()
 
     def forget(self, seq: int) -> None:
-        """Hold nothing up to `seq` any more, as a log does with what is old. `records` still has all."""
+        """Drop the records up to `seq` for all logs, as if they had expired. `records` still has them."""
         self.forgotten = seq
 
     def stall(self) -> None:
-        """Take what comes, and ack nothing of it until `unstall`."""
+        """Accept events but ack none of them until `unstall`."""
         self.stalls = True
 
     def unstall(self) -> None:
@@ -111,7 +111,7 @@ class MemoryStore:
             log.server_changed()
 
     def set_max_messages(self, max_messages: int | None) -> None:
-        """Take up to so many records from now on; None: any number."""
+        """Limit the number of records; None means no limit."""
         self.max_messages = max_messages
         for log in list(self._logs):
             log.server_changed()
@@ -126,17 +126,17 @@ class MemoryStore:
         return sum(len(record.subject) + len(record.data) for record in self.records)
 
     def append(self, subject: str, data: bytes) -> StoredRecord:
-        """Store a record, as any publisher may."""
+        """Store a record."""
         record = StoredRecord(len(self.records) + 1, subject, data, self._clock())
         self.records.append(record)
         for log in list(self._logs):
             log.wake()
         return record
 
-    def tell(self, subject: str, data: bytes) -> None:
-        """Pass a beat on to whoever listens."""
+    def broadcast(self, subject: str, data: bytes) -> None:
+        """Pass a heartbeat to all listeners."""
         for log in list(self._logs):
-            log.heard(subject, data)
+            log.receive_heartbeat(subject, data)
 
     def join(self, log: "MemoryLog") -> None:
         self._logs.add(log)
@@ -150,7 +150,7 @@ class MemoryStore:
 
 
 class MemoryLog:
-    """The `shared.log.port.Log` of one pretended process."""
+    """The `shared.log.port.Log` of one simulated process."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class MemoryLog:
         self._schedule()
 
     def _schedule(self) -> None:
-        """Deliver on a later turn of the event loop: a post never calls back before it returned."""
+        """Deliver on a later turn of the event loop, so that a post returns before its callback runs."""
         if not self._delivering:
             self._delivering = True
             asyncio.get_running_loop().call_soon(self._deliver)
@@ -259,7 +259,7 @@ class MemoryLog:
         self.wake()
 
     def _give_back(self) -> None:
-        """Refuse those that do not wait for room."""
+        """Refuse the events whose publishers do not wait while the log is full."""
         for post in [post for post in self._posts if not post.waits]:
             self._posts.remove(post)
             assert post.failed is not None
@@ -335,17 +335,17 @@ class MemoryLog:
 
     async def send_heartbeat(self, subject: str, data: bytes) -> None:
         if self.connected:
-            self._server.tell(subject, data)
+            self._server.broadcast(subject, data)
 
     async def listen(self, subject: str) -> AsyncGenerator[tuple[str, bytes], None]:
         self._raise_failure()
-        beats: deque[tuple[str, bytes]] = deque(maxlen=_BEATS_KEPT)
-        listener = (subject, beats)
+        heartbeats: deque[tuple[str, bytes]] = deque(maxlen=_MAX_HEARTBEATS)
+        listener = (subject, heartbeats)
         self._listeners.append(listener)
         try:
             while True:
-                await self._until(lambda: bool(beats))
-                yield beats.popleft()
+                await self._until(lambda: bool(heartbeats))
+                yield heartbeats.popleft()
         finally:
             self._listeners.remove(listener)
 
@@ -353,28 +353,30 @@ class MemoryLog:
         self._fail(LogUnavailableError("the log is closed"))
         self._server.leave(self)
 
-    # ---- what the server tells ------------------------------------------------------------------------
+    # ---- called by the store ------------------------------------------------------------------------
     def wake(self) -> None:
         self._changed.set()
 
-    def heard(self, subject: str, data: bytes) -> None:
+    def receive_heartbeat(self, subject: str, data: bytes) -> None:
         if not self.connected:
             return
-        for pattern, beats in self._listeners:
+        for pattern, heartbeats in self._listeners:
             if matches(pattern, subject):
-                beats.append((subject, data))
+                heartbeats.append((subject, data))
         self.wake()
 
     def server_changed(self) -> None:
         server = self._server
         if server.running and server.created_ns != self._created_ns:
-            self._fail(LogRegressedError("the log was made anew: what it held is gone"))
+            self._fail(LogRegressedError("the log was recreated: its earlier events are gone"))
         elif server.running and len(server.records) < self._highest:
-            self._fail(LogRegressedError(f"the log ends at {len(server.records)}, not at {self._highest}"))
+            self._fail(
+                LogRegressedError(f"the log ends at {len(server.records)}, but had reached {self._highest}")
+            )
         if self._connected != server.running:
             self._connected = server.running
             if self._failure is None:
-                self._tell(connected=self._connected)
+                self._notify(connected=self._connected)
         if self._posts:
             self._schedule()
         self.wake()
@@ -390,9 +392,9 @@ class MemoryLog:
                 post.failed(failure)
         self.wake()
         if was_connected:
-            self._tell(connected=False)
+            self._notify(connected=False)
 
-    def _tell(self, *, connected: bool) -> None:
+    def _notify(self, *, connected: bool) -> None:
         if self.on_change is not None:
             _call(self.on_change, connected)
 
@@ -424,13 +426,13 @@ class MemoryLog:
 def _call(callback: Callable[[Any], None], argument: object) -> None:
     try:
         callback(argument)
-    except Exception as error:  # noqa: BLE001 - the caller's bug must not stop the others
+    except Exception as error:  # noqa: BLE001 - a bug in one callback must not stop the others
         context = {"message": "a callback failed", "exception": error}
         asyncio.get_running_loop().call_exception_handler(context)
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Whether a NATS subject falls under a pattern: `*` is one token, a last `>` one or more."""
+    """Return whether a NATS subject matches a pattern: `*` is one token, a last `>` one or more."""
     wanted, found = pattern.split("."), subject.split(".")
     for position, want in enumerate(wanted):
         if want == ">":

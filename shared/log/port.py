@@ -1,8 +1,8 @@
-"""The log's port: what the planes ask of it, and no more.
+"""The interface of the event log, with its records, statistics and errors.
 
-Readers are ordered, ack-less cursors; publishers are tracked to their acks. Two adapters satisfy it,
-`shared.log.nats.jetstream.JetStreamLog` and `shared.log.memory.MemoryLog`, under one contract suite
-(`tests/shared/log/contract.py`).
+Readers are ordered cursors without acks. Publishers track each event to its ack. There are two
+implementations, `shared.log.nats.jetstream.JetStreamLog` and `shared.log.memory.MemoryLog`, under one
+contract suite (`tests/shared/log/contract.py`).
 """
 
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -15,14 +15,14 @@ from shared.errors import CapacityError, ClientError, DalSegnoError
 from shared.telemetry.histogram import SECONDS, Histogram
 
 Durability: TypeAlias = Literal["process", "host", "cluster"]
-"""What an acked event survives: the end of any process, of the machine under the server, of one of three
+"""The failure that an acked event survives: of any process, of the server's machine, of one of three
 servers."""
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False):
-    """One event as the log holds it: its position, its subject, its bytes, and when it was stored.
+    """One event in the log: its position, its subject, its bytes, and the time at which it was stored.
 
-    A Struct, for a replay makes 100,000 of them a second: 0.1 us each, a frozen dataclass takes 1.2.
+    A replay makes 100,000 records a second: a Struct takes 0.1 us, a frozen dataclass 1.2 us.
     """
 
     seq: int
@@ -33,13 +33,14 @@ class StoredRecord(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogState:
-    """The log as it is now.
+    """The current state of the log.
 
     Attributes:
-        created_ns: identifies it: a log made anew is another log.
-        bytes: what it holds, and `max_bytes` what it may hold; None where only its server knows a bound.
-        replicas: how many servers keep it.
-        first_ns: when the oldest event that it holds was stored; 0 where it holds none.
+        created_ns: the creation time, which identifies the log: a recreated log is another log.
+        bytes: the size of all events.
+        max_bytes: the maximum size; None if only the server has a limit.
+        replicas: the number of servers that store the log.
+        first_ns: the time at which the oldest event was stored; 0 in an empty log.
     """
 
     first_seq: int
@@ -53,13 +54,12 @@ class LogState:
 
 
 class LogStats(msgspec.Struct, frozen=True, kw_only=True):
-    """How one process gets on with the log, since it connected.
+    """One process's statistics of the log since it connected.
 
     Attributes:
-        publish_ack_s: from handing an event over to its ack, resends and outages included.
-        unacked: events handed over and not acked now.
-        behind: how many events the live reader that is furthest behind has not taken yet, as far as the
-            log told with the last one it delivered.
+        publish_ack_s: the time from posting an event to its ack, including resends and outages.
+        unacked: the number of posted events without an ack.
+        behind: the lag, in events, of the slowest live reader, by the log's last delivery to it.
     """
 
     publish_ack_s: Histogram = msgspec.field(default_factory=lambda: Histogram.over(SECONDS))
@@ -68,51 +68,51 @@ class LogStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogUnavailableError(CapacityError):
-    """The log cannot be reached, or lost its stream; one line says where and what to do."""
+    """The log cannot be reached, or its stream is gone."""
 
     code = "log_unavailable"
 
 
 class LogFullError(CapacityError):
-    """The log is full, or so nearly that only what is under way may still be written."""
+    """The log is full, or its remaining capacity is reserved for running requests."""
 
     code = "log_full"
 
 
 class DurabilityError(ClientError):
-    """The server does not give what `nats.durability` asks for; says what was found and what to do."""
+    """The server provides less durability than `nats.durability` requires."""
 
     code = "durability"
 
 
 class LogRegressedError(DalSegnoError):
-    """The log went backwards: it was emptied, restored or made anew under a reader."""
+    """The log lost events that this process has seen: it was emptied, restored or recreated."""
 
     code = "log_regressed"
 
 
 class LogDeniedError(ClientError):
-    """The server does not let us do what our role does: we showed the credentials of another."""
+    """The server denies an operation that the role needs: the credentials belong to another role."""
 
     code = "log_denied"
     status = 500
 
 
 class PayloadTooLargeError(ClientError):
-    """An event near the server's `max_payload`; refused before it is published."""
+    """An event exceeds the server's `max_payload`, less a margin. It was not published."""
 
     code = "payload_too_large"
     status = 413
 
 
 class WrongLastSequenceError(DalSegnoError):
-    """`expected_last_seq` was not the last sequence of the subject."""
+    """`expected_last_seq` is not the last sequence number of the subject."""
 
     code = "wrong_last_sequence"
 
 
 class OutboxFullError(CapacityError):
-    """Too much is posted and not acked yet: the log is away or full, and the backlog is bounded."""
+    """The backlog of posted events without an ack has reached its limit: the log is away or full."""
 
     code = "log_backlog"
 
@@ -121,34 +121,34 @@ class Log(Protocol):
     """The event log."""
 
     on_change: Callable[[bool], None] | None
-    """Called on the event loop with `connected`, whenever that changes."""
+    """Called on the event loop with the new value of `connected` when it changes."""
 
     @property
     def connected(self) -> bool:
-        """Whether the log answers now. While it does not, posts are kept and readers wait."""
+        """True while the log answers. While it does not, posts are kept and readers wait."""
         ...
 
     @property
     def max_payload(self) -> int:
-        """The most bytes one event may have."""
+        """The maximum size of one event in bytes."""
         ...
 
     @property
     def durability(self) -> Durability:
-        """What an acked event survives, as it was found (never only asked for) when this log was made.
+        """The durability of an acked event, as verified (not only as requested) when this log was opened.
 
-        It is checked again whenever the connection is new; a log that gives less by then is not `connected`.
+        It is verified again after each reconnect. A log that then provides less is not `connected`.
         """
         ...
 
     @property
     def is_full(self) -> bool:
-        """Whether the log has just refused an event for want of room. It is kept, and sent again."""
+        """True if the log just refused an event because it is full. The event is kept and sent again."""
         ...
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the log acks nothing of what it is given, for some seconds, though it answers questions."""
+        """True if the log has acked nothing for some seconds although it answers queries."""
         ...
 
     async def publish(
@@ -159,46 +159,51 @@ class Log(Protocol):
         expected_last_seq: int | None = None,
         waits_while_full: bool = True,
     ) -> int:
-        """Store an event and return its sequence; sent again until it is acked.
+        """Store an event and return its sequence number; the event is sent again until it is acked.
 
-        With `expected_last_seq`, only if that is the subject's last sequence (0: none). Cancelled, it is
-        not sent again; whether it is stored is then unknown.
+        A cancelled call sends no more, and leaves open whether the event was stored.
+
+        Args:
+            subject: the event's subject.
+            data: the event's bytes.
+            expected_last_seq: store the event only if this is the subject's last sequence number (0: none).
+            waits_while_full: wait while the log is full, instead of failing.
 
         Raises:
             PayloadTooLargeError: before anything is sent.
             OutboxFullError: before anything is sent.
-            WrongLastSequenceError: the expectation did not hold.
-            LogFullError: the log is full, and it is not to be waited for; nothing was stored.
+            WrongLastSequenceError: the subject has another last sequence number.
+            LogFullError: the log is full and `waits_while_full` is false; nothing was stored.
             LogUnavailableError: the log is closed.
-            LogRegressedError: the log is not the one, or not as far, as it was.
+            LogRegressedError: the log lost events or was recreated.
         """
         ...
 
     def post(self, subject: str, data: bytes, stored: Callable[[int], None] | None = None) -> None:
         """Store an event without waiting; `stored(seq)` is called on the event loop once it is acked.
 
-        Nobody waits: what is not acked yet is kept, up to a bound, and past it refused.
+        Events without an ack are kept up to a limit; beyond it, further events are refused.
 
-        Order: events posted by one process are sent in order; one that must be sent again may be
-        stored behind later ones, and may be stored twice. Readers keep the first copy by event id.
+        Events of one process are sent in order. An event that has to be sent again may be stored after later
+        ones, and may be stored twice. Readers keep the first copy by event id.
 
         Raises:
             PayloadTooLargeError: before anything is sent.
             OutboxFullError: before anything is sent.
             LogUnavailableError: the log is closed.
-            LogRegressedError: the log is not the one, or not as far, as it was.
+            LogRegressedError: the log lost events or was recreated.
         """
         ...
 
     def read(self, subjects: Sequence[str], start_seq: int) -> AsyncGenerator[StoredRecord, None]:
-        """Every record on `subjects` from `start_seq` on, in order, each once; then live, for ever.
+        """Iterate over all records on `subjects` from `start_seq` on, in order, each once, without end.
 
-        Survives reconnects and server restarts by itself. Between the log and a slow reader is a bounded
-        queue; the log waits when it is full, and nothing is lost. Close it (`contextlib.aclosing`) when
-        done with it.
+        The iteration continues across reconnects and server restarts. A bounded queue lies between the log
+        and a slow reader; the log waits while the queue is full, so nothing is lost. Close the iterator
+        (`contextlib.aclosing`) when it is no longer needed.
 
         Raises:
-            LogRegressedError: the log is not the one, or not as far, as it was.
+            LogRegressedError: the log lost events or was recreated.
             LogUnavailableError: the log is closed.
         """
         ...
@@ -206,16 +211,16 @@ class Log(Protocol):
     def history(
         self, subjects: Sequence[str], start_seq: int = 1, end_seq: int | None = None
     ) -> AsyncGenerator[StoredRecord, None]:
-        """What the log holds on `subjects` now (up to `end_seq`), in order; then it ends.
+        """Iterate over the records that the log now holds on `subjects` (up to `end_seq`), in order.
 
         Raises:
-            LogRegressedError: the log is not the one, or not as far, as it was.
+            LogRegressedError: the log lost events or was recreated.
             LogUnavailableError: the log is closed.
         """
         ...
 
     async def last(self, subject: str) -> StoredRecord | None:
-        """The newest record on one subject, read from the stream's leader.
+        """Return the newest record on one subject, read from the stream's leader.
 
         Raises:
             LogUnavailableError: the log does not answer.
@@ -223,7 +228,7 @@ class Log(Protocol):
         ...
 
     async def state(self) -> LogState:
-        """The log as it is now.
+        """Return the current state of the log.
 
         Raises:
             LogUnavailableError: the log does not answer.
@@ -231,7 +236,7 @@ class Log(Protocol):
         ...
 
     def stats(self) -> LogStats:
-        """What was counted so far; the histogram is the living one, not a copy."""
+        """Return the statistics so far; the histogram is shared, not copied."""
         ...
 
     async def drain(self) -> None:
@@ -239,13 +244,13 @@ class Log(Protocol):
         ...
 
     async def send_heartbeat(self, subject: str, data: bytes) -> None:
-        """Tell whoever listens now; it is not stored, and lost while the log is away."""
+        """Send a heartbeat to all current listeners. It is not stored, and is lost while the log is away."""
         ...
 
     def listen(self, subject: str) -> AsyncGenerator[tuple[str, bytes], None]:
-        """The beats on `subject` from now on, as (subject, data); a slow listener loses the oldest."""
+        """Iterate over new heartbeats on `subject`, as (subject, data); a slow listener loses the oldest."""
         ...
 
     async def close(self) -> None:
-        """Let go of the connection; what is not acked may or may not be stored."""
+        """Close the connection. Events without an ack may or may not be stored."""
         ...

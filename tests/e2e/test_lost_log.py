@@ -105,7 +105,7 @@ async def test_an_older_copy_of_its_store_is_recognised(running: Running, tmp_pa
         shutil.copytree(copy, store, dirs_exist_ok=True)
         async with patience(running):
             for role in ROLES:
-                while not has_said(running, role, "restored from a copy"):  # noqa: ASYNC110 - it tells nobody
+                while not has_said(running, role, "restored copy"):  # noqa: ASYNC110 - it tells nobody
                     await asyncio.sleep(0.05)
         await clients.wait_until_ready(running)
         again = await client.post("/generate", json=after)

@@ -1,4 +1,4 @@
-"""What JetStream says: the JSON of its API, as far as this project reads it. No I/O.
+"""The parts of JetStream's JSON API that this project uses. No I/O.
 
 Requests go to `$JS.API.<verb>.<stream>` (NATS ADR-1, ADR-22).
 """
@@ -18,15 +18,15 @@ NO_MESSAGE: Final = 10037
 STREAM_NAME_IN_USE: Final = 10058
 STREAM_NOT_FOUND: Final = 10059
 STORE_FAILED: Final = 10077
-"""The stream has reached a bound of its own."""
+"""The stream has reached one of its own limits."""
 FULL: Final = frozenset({INSUFFICIENT_RESOURCES, STORE_FAILED})
 WRONG_LAST_SEQUENCE: Final = 10071
 WRONG_LAST_SEQUENCE_IN_FLIGHT: Final = 10164
-"""Replicated streams only: another publish on the subject is under way, neither stored nor refused yet."""
+"""Replicated streams only: another publish on the subject is in flight, neither stored nor refused yet."""
 
 
 class ApiError(msgspec.Struct, frozen=True):
-    """Why the API refused."""
+    """An error of the API."""
 
     code: int = 0
     err_code: int = 0
@@ -34,7 +34,7 @@ class ApiError(msgspec.Struct, frozen=True):
 
 
 class PubAck(msgspec.Struct, frozen=True):
-    """The answer to a publish."""
+    """The reply to a publish."""
 
     seq: int = 0
     error: ApiError | None = None
@@ -49,7 +49,7 @@ class _StreamState(msgspec.Struct, frozen=True):
 
 
 class StreamConfig(msgspec.Struct, frozen=True):
-    """How a stream is kept. `metadata` is ours: nothing in it means anything to the server."""
+    """The configuration of a stream. The server does not interpret `metadata`."""
 
     max_bytes: int = -1
     num_replicas: int = 1
@@ -59,7 +59,7 @@ class StreamConfig(msgspec.Struct, frozen=True):
 
 
 class ClusterPeer(msgspec.Struct, frozen=True):
-    """One server that follows the stream's leader."""
+    """A server that follows the stream's leader."""
 
     name: str
     current: bool = False
@@ -67,14 +67,14 @@ class ClusterPeer(msgspec.Struct, frozen=True):
 
 
 class ClusterInfo(msgspec.Struct, frozen=True):
-    """The servers that keep a stream; `leader` is empty while there is none."""
+    """The servers that store a stream; `leader` is empty while there is none."""
 
     leader: str = ""
     replicas: list[ClusterPeer] = []
 
 
 class StreamInfo(msgspec.Struct, frozen=True):
-    """The answer to STREAM.INFO, .CREATE and .UPDATE; a server that is alone tells of no cluster."""
+    """The reply to STREAM.INFO, .CREATE and .UPDATE; a single server has no `cluster`."""
 
     created: str = ""
     config: StreamConfig = StreamConfig()
@@ -97,7 +97,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
 
 
 class ConsumerInfo(msgspec.Struct, frozen=True):
-    """The answer to CONSUMER.CREATE; `num_pending` records matched when it was made."""
+    """The reply to CONSUMER.CREATE; `num_pending` records matched when the consumer was created."""
 
     num_pending: int = 0
     error: ApiError | None = None
@@ -111,7 +111,7 @@ class _StoredMessage(msgspec.Struct, frozen=True):
 
 
 class MessageReply(msgspec.Struct, frozen=True):
-    """The answer to STREAM.MSG.GET."""
+    """The reply to STREAM.MSG.GET."""
 
     message: _StoredMessage | None = None
     error: ApiError | None = None
@@ -127,7 +127,10 @@ class MessageReply(msgspec.Struct, frozen=True):
 def consumer_request(
     stream: str, name: str, deliver_subject: str, subjects: list[str], start_seq: int
 ) -> bytes:
-    """An ephemeral, ack-less, flow-controlled push consumer: NATS' ordered consumer, with our own cursor."""
+    """Return the request for an ephemeral push consumer without acks and with flow control.
+
+    It is NATS' ordered consumer, but the position is our cursor's.
+    """
     return msgspec.json.encode(
         {
             "stream_name": stream,
@@ -150,7 +153,7 @@ def consumer_request(
 
 
 HEARTBEAT_NS: Final = 500_000_000
-"""With the customary 5 s a reader was found to be back only 19 s after a restart of the server."""
+"""With the usual 5 s a reader resumed only 19 s after a restart of the server."""
 
 
 def stream_request(
@@ -162,7 +165,7 @@ def stream_request(
     replicas: int,
     metadata: dict[str, str],
 ) -> bytes:
-    """The one stream: history is refused when full, never dropped; nobody deletes from the middle."""
+    """Return the request for the stream. A full stream refuses new events; no event is ever deleted early."""
     return msgspec.json.encode(
         {
             "name": name,
@@ -177,7 +180,7 @@ def stream_request(
             "max_consumers": -1,
             "num_replicas": replicas,
             "metadata": metadata,
-            # Deduplication is not used: it would swallow a valid copy of an event behind a void one.
+            # The shortest window: deduplication would drop a valid copy of an event after a void one.
             "duplicate_window": 100_000_000,
             "allow_direct": True,
             "deny_delete": True,
@@ -187,7 +190,7 @@ def stream_request(
 
 
 def parse_time_ns(text: str) -> int:
-    """Nanoseconds since 1970 of an RFC 3339 time, to its last digit (`datetime` knows only six)."""
+    """Return the nanoseconds since 1970 of an RFC 3339 time (`datetime` has only six digits)."""
     offset = max(text.find("Z"), text.rfind("+"), text.rfind("-", len("2026-01-01")))
     clock, zone = text[:offset], text[offset:].replace("Z", "+00:00")
     seconds, _, fraction = clock.partition(".")

@@ -1,12 +1,12 @@
-"""A cursor: where one reader is in the log, and what was delivered to it but not taken yet. No I/O.
+"""A cursor: one reader's position in the log, and the queue of records delivered to it. No I/O.
 
-The log delivers by one short-lived consumer after another. The cursor, not the consumer, knows the position:
-it moves in the very call that hands a record to the queue, so nothing can be lost between the two. Whenever a
-consumer cannot be trusted any more (`fault`), the reader makes a new one from `position + 1`.
+The log delivers through a series of short-lived consumers. The position belongs to the cursor and not to a
+consumer. It moves in the same call that queues a record, so no record can be lost in between. If a consumer
+is no longer reliable (`fault`), the reader makes a new one from `position + 1`.
 
-Flow control is the bound: the log sends no more than a window ahead (32 MiB at most), and the window
-opens again only when the reader has *taken* what came before; until then it is the log that waits. The
-queue's own bound lies above that and is for a log that does not keep to it.
+Flow control limits the queue: the log sends at most a window ahead (up to 32 MiB), and the window opens again
+only when the reader has *taken* the earlier records. The queue's own limit is higher, and guards against a
+log that ignores flow control.
 """
 
 import asyncio
@@ -20,38 +20,38 @@ _SILENCE_TICKS: Final = 2
 
 
 class Cursor:
-    """One reader's position and queue. With `end_seq` it finishes there, or where the log ends before.
+    """One reader's position and queue. With `end_seq` it finishes there, or at the end of the log before.
 
-    Of a log that several servers keep (`is_replicated`), who delivers may be behind: that nothing is left
-    there does not say that nothing is. Then it only `seems_finished`, and who leads the log is to be asked.
+    With replicas (`is_replicated`) the delivering server may lag behind the leader, so its end need not be
+    the log's end. Then the cursor only `seems_finished`, and its reader has to ask the leader.
     """
 
     def __init__(
         self,
         start_seq: int,
         end_seq: int | None,
-        answer: Callable[[str], None],
+        reply: Callable[[str], None],
         *,
         max_pending: int,
         max_pending_bytes: int,
         is_replicated: bool = False,
     ) -> None:
         self.position = start_seq - 1
-        self.reached = 0  # the last position a record came from
-        self.reached_ns = b"0"  # and when that one was stored, which no other record was
+        self.reached = 0  # the position of the last record
+        self.reached_ns = b"0"  # its time of storage, which identifies the record
         self.end_seq = end_seq
         self.finished = end_seq is not None and end_seq < start_seq
         self.seems_finished = False
         self.fault: str | None = "no consumer yet"
-        self._answer = answer
+        self._reply = reply
         self._max_pending = max_pending
         self._max_pending_bytes = max_pending_bytes
         self._is_replicated = is_replicated
-        # Records, and between them the flow-control requests to answer once those before them are taken.
+        # Records, and flow-control requests, which are answered once the records before them are taken.
         self._queue: deque[StoredRecord | str] = deque()
         self._queued_bytes = 0
         self._delivered = 0  # the consumer's own count
-        self._pending: int | bytes = 0  # what the log still had to deliver, as it said last
+        self._pending: int | bytes = 0  # undelivered records, by the log's last message
         self._wants: Callable[[bytes], object] | None = None
         self._wants_until = 0
         self._heard = False
@@ -60,20 +60,20 @@ class Cursor:
 
     @property
     def behind(self) -> int:
-        """How many records are not taken yet, as far as the log told."""
+        """The number of records not taken yet, by the log's last message."""
         return int(self._pending) + sum(not isinstance(item, str) for item in self._queue)
 
     def attached(self, num_pending: int) -> None:
-        """A new consumer delivers from `position + 1` on; `num_pending` records match now."""
-        if self._delivered == 0:  # else what it delivered meanwhile tells of a later moment
+        """Note that a new consumer delivers from `position + 1` on; `num_pending` records match now."""
+        if self._delivered == 0:  # else a delivery has already reported a later number
             self._pending = num_pending
         if self.end_seq is not None and num_pending == 0:
-            self._come_to_end()
+            self._reach_end()
 
     def attaching(self, wants: Callable[[bytes], object] | None = None, until_seq: int = 0) -> None:
-        """A new consumer is about to be made: it counts from 1.
+        """Prepare for a new consumer, which counts its deliveries from 1.
 
-        With `wants` it is to deliver more than is asked for, up to `until_seq`, and is sifted here.
+        With `wants`, the consumer has a wider filter up to `until_seq`, and the cursor drops other records.
         """
         self._wants = wants
         self._wants_until = until_seq
@@ -83,7 +83,7 @@ class Cursor:
         self._silent_ticks = 0
 
     def deliver(self, subject: bytes, reply: bytes, data: bytes) -> None:
-        """Take in one message of the consumer."""
+        """Process one message of the consumer."""
         self._heard = True
         if self.fault is not None or self.finished:
             return
@@ -103,26 +103,26 @@ class Cursor:
             return
         self._delivered += 1
         self._pending = tokens[at + 3]
-        is_news = seq > self.position  # a server that is behind begins where it ends, if that is further back
+        is_news = seq > self.position  # a lagging server may start before the requested position
         if is_news:
             self.position = self.reached = seq
             self.reached_ns = tokens[at + 2]
         if is_news and (self._wants is None or self._wants(subject)):
             self._queued_bytes += len(data)
-            # Whoever may publish at all may do so on a subject that is no text: readers are to see that too.
+            # A publisher may use a subject that is not valid text; readers see that record as well.
             name = subject.decode(errors="replace")
             self._queue.append(StoredRecord(seq, name, data, int(tokens[at + 2])))
         self.seems_finished = False
         if self.end_seq is not None and seq == self.end_seq:
             self.finished = True
         elif self.end_seq is not None and tokens[at + 3] == b"0":
-            self._come_to_end()
+            self._reach_end()
         elif self._wants is not None and seq >= self._wants_until:
-            self.fault = "the backlog is read: from here on a consumer of what is wanted alone"
+            self.fault = "the backlog is read: a consumer with the reader's own filter follows"
         self._wake()
 
     def control(self, reply: bytes, header: bytes) -> None:
-        """Take in a message of the consumer without a record: a heartbeat or a flow-control request."""
+        """Process a message of the consumer without a record: a heartbeat or a flow-control request."""
         self._heard = True
         if self.fault is not None or self.finished:
             return
@@ -132,40 +132,40 @@ class Cursor:
         fields = _fields(header)
         stalled = fields.get(b"nats-consumer-stalled")
         if stalled is not None:
-            if not self._queue:  # what the log waits for was taken: our answer got lost
-                self._answer(stalled.decode())
+            if not self._queue:  # all records were taken, so our reply was lost
+                self._reply(stalled.decode())
             return
         if int(fields.get(b"nats-last-consumer", b"0")) != self._delivered:
             self.fail("a heartbeat counts more deliveries than arrived")
         elif self.end_seq is not None and int(fields.get(b"nats-last-stream", b"0")) >= self.end_seq:
-            self._finish()  # what still was pending at the start has left the log meanwhile
+            self._finish()  # the records that were pending at the start have expired
 
     def tick(self) -> None:
-        """Called once a second: two of them without a sign of life are a fault."""
+        """Check for messages; called once a second. Two calls without a message are a fault."""
         self._silent_ticks = 0 if self._heard else self._silent_ticks + 1
         self._heard = False
         if self._silent_ticks >= _SILENCE_TICKS and self.fault is None:
             self.fail("no heartbeat")
 
     def fail(self, reason: str) -> None:
-        """The consumer is not to be trusted from here on."""
+        """Mark the consumer as unreliable."""
         self.fault = reason
         self._wake()
 
     def take(self) -> StoredRecord | None:
-        """The next record, if one is there."""
+        """Return the next record, or None if the queue is empty."""
         queue = self._queue
         while queue:
             item = queue.popleft()
             if isinstance(item, str):
-                self._answer(item)
+                self._reply(item)
                 continue
             self._queued_bytes -= len(item.data)
             return item
         return None
 
     async def wait(self) -> None:
-        """Wait for a record, a fault or the end, or what seems to be one."""
+        """Wait for a record, a fault, or the end or apparent end."""
         if self._queue or self.fault is not None or self.finished or self.seems_finished:
             return
         self._waiter = asyncio.get_running_loop().create_future()
@@ -178,10 +178,10 @@ class Cursor:
         if self._queue:
             self._queue.append(reply)
         else:
-            self._answer(reply)
+            self._reply(reply)
 
-    def _come_to_end(self) -> None:
-        """Who delivers has nothing more."""
+    def _reach_end(self) -> None:
+        """Note that the delivering server has no more records."""
         self.finished = not self._is_replicated
         self.seems_finished = self._is_replicated
         self._wake()
@@ -196,7 +196,7 @@ class Cursor:
 
 
 def _fields(header: bytes) -> dict[bytes, bytes]:
-    """The fields of a NATS header block, names in lower case."""
+    """Return the fields of a NATS header block, with names in lower case."""
     fields = {}
     for line in header.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")

@@ -1,12 +1,12 @@
-"""What an acked event survives, found out before anybody relies on it. Pure.
+"""Checks that the stream provides the configured durability of acked events. Pure.
 
-    process   file storage, and what is acked is with the operating system: any process may be killed
-    host      besides, the server syncs every write before it acks it (`sync_interval: always`)
-    cluster   three servers keep the stream, and two of them have an event before it is acked
+    process   file storage; acked events are with the operating system: any process may be killed
+    host      in addition, the server syncs each write to disk before its ack (`sync_interval: always`)
+    cluster   three servers store the stream, and two of them have an event before its ack
 
-Storage and replicas are in what the stream tells anybody who may read it. Whether a server syncs is not: only
-its configuration says so, or its monitoring (`/varz`). So it is checked by who provisions the stream, and
-written into the stream's own metadata, where every role finds it.
+Every reader sees the stream's storage and its replicas. But only the server's configuration, or its
+monitoring (`/varz`), shows whether it syncs. So provisioning checks that, and writes the result into the
+stream's metadata, where every role finds it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,23 +21,23 @@ from shared.log.port import Durability, DurabilityError
 METADATA: Final = "dalsegno.durability"
 REPLICAS: Final[Mapping[Durability, int]] = {"process": 1, "host": 1, "cluster": 3}
 PROMISES: Final[Mapping[Durability, str]] = {
-    "process": "what is acked survives the end of any process, not of the machine under the NATS server",
-    "host": "what is acked survives the end of the machine under the NATS server",
-    "cluster": "what is acked survives the loss of one of the cluster's servers",
+    "process": "acked events survive the end of any process, but not of the NATS server's machine",
+    "host": "acked events survive the end of the NATS server's machine",
+    "cluster": "acked events survive the loss of one of the cluster's servers",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPolicy:
-    """How the log of a deployment is to be kept.
+    """The required durability and limits of a deployment's stream.
 
     Attributes:
-        durability: what an acked event is to survive.
-        monitors: where the servers tell of themselves, `http://host:8222` each.
-        syncs_always: who asks has configured the server, to sync each write.
-        max_bytes: of the stream; None is no bound but the server's own, by default three quarters of the disk
-            that was free when it started.
-        max_age_s: what is older leaves the log.
+        durability: the failure that an acked event must survive.
+        monitors: the servers' monitoring addresses, `http://host:8222` each.
+        syncs_always: the caller itself configured the server to sync each write.
+        max_bytes: the maximum size; None is the server's own limit, by default three quarters of the disk
+            space that was free when it started.
+        max_age_s: the age at which events expire.
     """
 
     durability: Durability = "process"
@@ -48,7 +48,7 @@ class StreamPolicy:
 
 
 class Varz(msgspec.Struct, frozen=True):
-    """What a server's monitoring tells, as far as it is read here."""
+    """The used part of a server's monitoring data."""
 
     class _JetStream(msgspec.Struct, frozen=True):
         class _Config(msgspec.Struct, frozen=True):
@@ -64,81 +64,80 @@ class Varz(msgspec.Struct, frozen=True):
         return self.jetstream.config is not None and self.jetstream.config.sync_always
 
 
-def check_stream(asked: Durability, info: StreamInfo, where: str) -> Durability:
-    """What a stream was found to give, when it is at least what is asked for.
+def check_stream(required: Durability, info: StreamInfo, label: str) -> Durability:
+    """Return the durability that a stream provides, if it satisfies the required one.
 
     Raises:
-        DurabilityError: it is less; says what was found, and what to do.
+        DurabilityError: the stream provides less.
     """
     config = info.config
     if config.storage != "file":
-        raise DurabilityError(f"{where}: expected file storage, found {config.storage}; {_ANEW}")
+        raise DurabilityError(f"{label}: expected file storage, found {config.storage}; {_RECREATE}")
     if config.persist_mode == "async":
-        raise DurabilityError(f"{where}: expected that acked is written, found persist_mode async; {_ANEW}")
+        raise DurabilityError(f"{label}: expected acks after writes, found persist_mode async; {_RECREATE}")
     given = config.metadata.get(METADATA)
     found: Durability = next((one for one in get_args(Durability) if one == given), "process")
     if found == "cluster" and config.num_replicas < REPLICAS["cluster"]:
         found = "process"
-    if asked not in {"process", found}:
+    if required not in {"process", found}:
         raise DurabilityError(
-            f"{where}: nats.durability asks for {asked}, and the stream was made for {found}, with "
-            f"{config.num_replicas} replica(s); run `dalsegno provision --durability {asked}`, "
-            f"or ask for {found}"
+            f"{label}: nats.durability is {required}, but the stream was provisioned for {found}, with "
+            f"{config.num_replicas} replica(s); run `dalsegno provision --durability {required}`, "
+            f"or set nats.durability to {found}"
         )
     return found
 
 
-_ANEW: Final = "delete the stream, or take another prefix, and provision it again"
+_RECREATE: Final = "delete the stream, or use another prefix, and provision it again"
 
 
-def check_group(info: StreamInfo, where: str) -> bool:
-    """Whether three servers keep the stream, and have a leader: false while they are only finding together.
+def check_cluster(info: StreamInfo, label: str) -> bool:
+    """Return whether three servers store the stream and have a leader; false while they elect one.
 
     Raises:
-        DurabilityError: there are fewer.
+        DurabilityError: fewer servers store the stream.
     """
     group = info.cluster
     if group is None or info.config.num_replicas < REPLICAS["cluster"]:
         raise DurabilityError(
-            f"{where}: nats.durability asks for cluster: expected a stream on 3 servers, found "
+            f"{label}: nats.durability is cluster: expected a stream on 3 servers, found "
             f"{info.config.num_replicas}; {CLUSTER_NEEDS}"
         )
     return bool(group.leader) and len(group.replicas) + 1 >= REPLICAS["cluster"]
 
 
 CLUSTER_NEEDS: Final = (
-    "name a NATS cluster of at least 3 servers with JetStream, all of them running, or ask for "
-    "nats.durability host or process"
+    "use a NATS cluster of at least 3 servers with JetStream, all of them running, or set "
+    "nats.durability to host or process"
 )
 
 
-def check_synced(keepers: Sequence[str], told: Sequence[Varz], where: str) -> None:
-    """See that each of the servers that keep the stream says that it syncs every write.
+def check_synced(servers: Sequence[str], reports: Sequence[Varz], label: str) -> None:
+    """Check that each server of the stream syncs every write.
 
     Args:
-        keepers: their names.
-        told: what the monitored servers say.
-        where: the servers' addresses, for the message.
+        servers: the names of the servers that store the stream.
+        reports: the monitoring data of servers.
+        label: the servers' addresses, for the message.
 
     Raises:
-        DurabilityError: one does not, or says nothing.
+        DurabilityError: a server does not sync, or has no report.
     """
-    if not told:
+    if not reports:
         raise DurabilityError(
-            f"{where}: nats.durability asks for host, and no client of NATS can see whether a server syncs "
-            "each write: name the servers' monitoring in nats.monitors (http://host:8222, the server's "
-            "`http_port`), or ask for nats.durability process"
+            f"{label}: nats.durability is host, and only the server's monitoring shows whether it syncs each "
+            "write: list the servers' monitoring addresses in nats.monitors (http://host:8222, the server's "
+            "`http_port`), or set nats.durability to process"
         )
-    by_name = {one.server_name: one for one in told}
-    for name in keepers:
+    by_name = {report.server_name: report for report in reports}
+    for name in servers:
         if name not in by_name:
             raise DurabilityError(
-                f"{where}: nats.durability asks for host, and none of nats.monitors is the server {name!r}, "
-                f"which keeps the stream (found {', '.join(sorted(by_name))}): name the monitoring of each"
+                f"{label}: nats.durability is host, and none of nats.monitors is the server {name!r}, which "
+                f"stores the stream (found {', '.join(sorted(by_name))}): list the monitoring of each server"
             )
         if not by_name[name].syncs_always:
             raise DurabilityError(
-                f"{where}: nats.durability asks for host, and the server {name!r} acks before it has synced: "
-                "expected `sync_interval: always` in its jetstream block; set it, or ask for "
-                "nats.durability process"
+                f"{label}: nats.durability is host, and the server {name!r} acks before it syncs: expected "
+                "`sync_interval: always` in its jetstream block; set it, or set nats.durability to process"
             )

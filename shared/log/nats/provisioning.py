@@ -1,4 +1,7 @@
-"""Making the stream of a deployment, and finding out what it gives, before it says so itself."""
+"""Creation and update of a deployment's stream, and verification of its durability.
+
+The verified durability is stored in the stream's metadata, where every role reads it.
+"""
 
 from collections.abc import Awaitable, Callable
 
@@ -10,7 +13,7 @@ from shared.log.nats.durability import (
     METADATA,
     REPLICAS,
     StreamPolicy,
-    check_group,
+    check_cluster,
     check_stream,
     check_synced,
 )
@@ -19,12 +22,12 @@ from shared.subjects import Subjects
 
 
 class Provisioner:
-    """A lasting connection of who manages the stream of one deployment.
+    """A permanent connection that manages the stream of one deployment.
 
     Args:
-        url: the server's.
-        subjects: the deployment's.
-        connected: called on the event loop when the connection is new, though not the first time.
+        url: the servers.
+        subjects: the deployment's subjects.
+        connected: called on the event loop after each reconnect.
     """
 
     def __init__(
@@ -37,15 +40,15 @@ class Provisioner:
         """Connect.
 
         Raises:
-            LogUnavailableError: nobody answers in time.
+            LogUnavailableError: no server answers in time.
         """
         await self._connection.open(credentials=credentials, name="dalsegno-provision", timeout_s=timeout_s)
 
-    async def look(self) -> LogState | None:
-        """The log as it is; None where the server has no such stream.
+    async def state(self) -> LogState | None:
+        """Return the state of the log; None if the server has no such stream.
 
         Raises:
-            LogUnavailableError: the server does not say.
+            LogUnavailableError: the server does not answer, or reports another error.
         """
         subject = f"$JS.API.STREAM.INFO.{self._subjects.stream}"
         info = await self._connection.call_api(subject, b"", api.StreamInfo)
@@ -55,59 +58,59 @@ class Provisioner:
             return None
         raise LogUnavailableError(f"{self._connection.label}: {info.error.description}")
 
-    async def provide(self, keeping: StreamPolicy) -> None:
-        """Make the stream, or bring the one there is up to date.
+    async def provide(self, policy: StreamPolicy) -> None:
+        """Create or update the stream.
 
         Raises:
             LogUnavailableError: the server refuses, or does not answer.
-            DurabilityError: it does not give what is asked for.
+            DurabilityError: the server does not provide the required durability.
         """
-        await provide(self._connection, self._subjects, keeping)
+        await provide(self._connection, self._subjects, policy)
 
     async def close(self) -> None:
         await self._connection.close()
 
 
-async def provide(connection: NatsConnection, subjects: Subjects, keeping: StreamPolicy) -> None:
-    """Make the stream, or bring the one there is up to date.
+async def provide(connection: NatsConnection, subjects: Subjects, policy: StreamPolicy) -> None:
+    """Create or update the stream.
 
     Raises:
         LogUnavailableError: the server refuses, or does not answer.
-        DurabilityError: it does not give what is asked for.
+        DurabilityError: the server does not provide the required durability.
     """
-    promise = keeping.durability
-    if promise == "host" and not keeping.syncs_always:
-        info = await _make(connection, subjects, keeping, "process")  # until it is known to be more
-        keepers = [info.cluster.leader, *(one.name for one in info.cluster.replicas)] if info.cluster else []
-        told = [await monitoring.ask(monitor) for monitor in keeping.monitors]
-        check_synced(keepers or [connection.server_name], told, connection.label)
-    info = await _make(connection, subjects, keeping, promise)
-    check_stream(promise, info, connection.label)
-    if promise == "cluster" and not check_group(info, connection.label):
+    durability = policy.durability
+    if durability == "host" and not policy.syncs_always:
+        info = await _make(connection, subjects, policy, "process")  # until `host` is verified
+        servers = [info.cluster.leader, *(one.name for one in info.cluster.replicas)] if info.cluster else []
+        reports = [await monitoring.read(monitor) for monitor in policy.monitors]
+        check_synced(servers or [connection.server_name], reports, connection.label)
+    info = await _make(connection, subjects, policy, durability)
+    check_stream(durability, info, connection.label)
+    if durability == "cluster" and not check_cluster(info, connection.label):
         raise LogUnavailableError(f"{connection.label}: the stream {subjects.stream!r} has no leader yet")
 
 
 async def _make(
-    connection: NatsConnection, subjects: Subjects, keeping: StreamPolicy, promise: Durability
+    connection: NatsConnection, subjects: Subjects, policy: StreamPolicy, verified: Durability
 ) -> api.StreamInfo:
-    """Made first, then updated: of several at once one makes it, and the others find it there."""
+    """Create the stream, or update it if it exists: of several processes, one creates it."""
     stream = subjects.stream
 
     def request(replicas: int) -> bytes:
         return api.stream_request(
             stream,
             subjects.logged(),
-            max_bytes=keeping.max_bytes,
-            max_age_s=keeping.max_age_s,
+            max_bytes=policy.max_bytes,
+            max_age_s=policy.max_age_s,
             replicas=replicas,
-            metadata={METADATA: promise},
+            metadata={METADATA: verified},
         )
 
-    replicas = REPLICAS[keeping.durability]
+    replicas = REPLICAS[policy.durability]
     info = await connection.call_api(f"$JS.API.STREAM.CREATE.{stream}", request(replicas), api.StreamInfo)
     if info.error is not None and info.error.err_code == api.STREAM_NAME_IN_USE:
-        there = await connection.call_api(f"$JS.API.STREAM.INFO.{stream}", b"", api.StreamInfo)
-        replicas = max(replicas, there.config.num_replicas)  # nobody asked to take copies away
+        existing = await connection.call_api(f"$JS.API.STREAM.INFO.{stream}", b"", api.StreamInfo)
+        replicas = max(replicas, existing.config.num_replicas)  # replicas are never removed
         info = await connection.call_api(f"$JS.API.STREAM.UPDATE.{stream}", request(replicas), api.StreamInfo)
     if info.error is None:
         return info
@@ -115,6 +118,6 @@ async def _make(
         f"{connection.label} refused the stream {stream!r}: {info.error.description} "
         f"(code {info.error.err_code})"
     )
-    if keeping.durability == "cluster" and info.error.err_code in {api.NO_PEERS, api.NOT_CLUSTERED}:
-        raise DurabilityError(f"{refusal}; nats.durability asks for cluster: {CLUSTER_NEEDS}")
+    if policy.durability == "cluster" and info.error.err_code in {api.NO_PEERS, api.NOT_CLUSTERED}:
+        raise DurabilityError(f"{refusal}; nats.durability is cluster: {CLUSTER_NEEDS}")
     raise LogUnavailableError(refusal)

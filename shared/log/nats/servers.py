@@ -1,6 +1,6 @@
-"""Which servers an address names: one, or those of a cluster with commas between them. Pure.
+"""Parsing of a NATS address: one server, or several of a cluster, separated by commas. Pure.
 
-nats://a:4222,nats://b:4222,c        three servers; the scheme and the port may be left out
+nats://a:4222,nats://b:4222,c        three servers; the scheme and the port are optional
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class Server:
     """One server.
 
     Attributes:
-        url: as it was told, with the secret it may hold; only for connecting.
-        address: without that, for people.
+        url: as configured, with any secret in it; only for connecting.
+        address: without secrets, for messages.
     """
 
     url: str
@@ -29,10 +29,10 @@ class Server:
 
 
 def servers_in(text: str) -> list[Server]:
-    """The servers that `text` names.
+    """Return the servers in `text`.
 
     Raises:
-        ValueError: one of them has a port that is none.
+        ValueError: a port is invalid.
     """
     return [_server(part.strip()) for part in text.split(",")]
 

@@ -45,9 +45,9 @@ def test_what_is_signed_can_be_verified_with_the_public_key() -> None:
         (SEED[:-1], "complete|capital letters"),
         (SEED[:-1] + "A", "checksum"),
         (SEED[:10] + "A" + SEED[11:], "checksum"),
-        (PUBLIC, "another kind"),
+        (PUBLIC, "another type"),
         # An account's, from the same documentation's page.
-        ("SAANWFZ3JINNPERWT3ALE45U7GYT2ZDW6GJUIVPDKUF6GKAX6AISZJMAS4", "another kind|checksum"),
+        ("SAANWFZ3JINNPERWT3ALE45U7GYT2ZDW6GJUIVPDKUF6GKAX6AISZJMAS4", "another type|checksum"),
         ("ü", "capital letters"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 
 from shared.errors import DalSegnoError
 from shared.log.nats.api import ClusterInfo, ClusterPeer, StreamConfig, StreamInfo
-from shared.log.nats.durability import METADATA, StreamPolicy, Varz, check_group, check_stream, check_synced
+from shared.log.nats.durability import METADATA, StreamPolicy, Varz, check_cluster, check_stream, check_synced
 from shared.log.nats.jetstream import connect, provision
 from shared.log.nats.private_server import NatsServer
 from shared.log.port import Durability, DurabilityError, LogUnavailableError
@@ -56,10 +56,10 @@ def test_a_stream_gives_what_it_was_found_to_give(
 @pytest.mark.parametrize(
     ("asked", "info", "why"),
     [
-        ("host", _stream("process"), "asks for host, and the stream was made for process"),
-        ("host", _stream("cluster", 3), "asks for host, and the stream was made for cluster"),
-        ("cluster", _stream("host", 3), "asks for cluster, and the stream was made for host"),
-        ("cluster", _stream("cluster", 1), "made for process, with 1 replica"),
+        ("host", _stream("process"), "is host, but the stream was provisioned for process"),
+        ("host", _stream("cluster", 3), "is host, but the stream was provisioned for cluster"),
+        ("cluster", _stream("host", 3), "is cluster, but the stream was provisioned for host"),
+        ("cluster", _stream("cluster", 1), "provisioned for process, with 1 replica"),
         ("process", _stream("process", storage="memory"), "expected file storage, found memory"),
         ("process", _stream("process", persist_mode="async"), "found persist_mode async"),
     ],
@@ -76,7 +76,7 @@ def test_a_cluster_is_three_servers_with_a_leader() -> None:
     peers = [ClusterPeer("b"), ClusterPeer("c")]
     info = _stream("cluster", 3)
     told = {
-        peers_told: check_group(StreamInfo(config=info.config, cluster=group), "NATS")
+        peers_told: check_cluster(StreamInfo(config=info.config, cluster=group), "NATS")
         for peers_told, group in {
             "all": ClusterInfo("a", peers),
             "no leader": ClusterInfo("", peers),
@@ -85,17 +85,17 @@ def test_a_cluster_is_three_servers_with_a_leader() -> None:
     }
     assert told == {"all": True, "no leader": False, "two": False}
     with pytest.raises(DurabilityError, match="at least 3 servers"):
-        check_group(_stream("cluster", 1), "NATS")
+        check_cluster(_stream("cluster", 1), "NATS")
 
 
 def test_every_server_that_keeps_the_stream_must_sync() -> None:
     one, other = Varz("one", _SYNCED), Varz("other")
     check_synced(["one"], [one, other], "NATS")
-    with pytest.raises(DurabilityError, match="'other' acks before it has synced"):
+    with pytest.raises(DurabilityError, match="'other' acks before it syncs"):
         check_synced(["one", "other"], [one, other], "NATS")
     with pytest.raises(DurabilityError, match=r"none of nats\.monitors is the server 'third'"):
         check_synced(["one", "third"], [one, other], "NATS")
-    with pytest.raises(DurabilityError, match=r"name the servers' monitoring in nats\.monitors"):
+    with pytest.raises(DurabilityError, match=r"monitoring addresses in nats\.monitors"):
         check_synced(["one"], [], "NATS")
 
 
@@ -146,7 +146,7 @@ async def test_a_server_is_asked_whether_it_syncs_and_believed_only_then(
         assert await _provide(cluster, subjects, host) == ("host", 1)
     blind = await _refusal(cluster, subjects, StreamPolicy(durability="host"))
     assert isinstance(blind, DurabilityError)
-    assert "no client of NATS can see" in blind.message
+    assert "only the server's monitoring shows" in blind.message
     dead = StreamPolicy(durability="host", monitors=["http://127.0.0.1:1"])
     unheard = await _refusal(cluster, subjects, dead)
     assert isinstance(unheard, LogUnavailableError)

@@ -205,7 +205,7 @@ def test_there_are_no_other_roles() -> None:
         "client-",
         "admin",
     ):
-        with pytest.raises(ValueError, match="no role"):
+        with pytest.raises(ValueError, match="unknown role"):
             permissions(role, SUBJECTS, "_INBOX")
 
 

@@ -136,7 +136,7 @@ def test_a_taken_port_is_a_clear_error(tmp_path: Path) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
-        with pytest.raises(ServerStartError, match="another program took the port"):
+        with pytest.raises(ServerStartError, match="another program uses the port"):
             NatsServer(tmp_path, port=sock.getsockname()[1]).start()
 
 

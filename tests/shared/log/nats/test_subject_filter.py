@@ -13,13 +13,13 @@ SUBJECTS = Subjects("ds")
 
 
 def test_one_filter_covers_all_subjects_of_a_reader() -> None:
-    assert subject_filter.cover(SUBJECTS.for_conductor()) == "ds.>"
-    assert subject_filter.cover(["ds.output.a.r1.*", "ds.output.b.r1.*"]) == "ds.output.>"
-    assert subject_filter.cover(["ds.output.*.r1.w0", "ds.output.*.r2.w0"]) == "ds.output.>"
+    assert subject_filter.covering_filter(SUBJECTS.for_conductor()) == "ds.>"
+    assert subject_filter.covering_filter(["ds.output.a.r1.*", "ds.output.b.r1.*"]) == "ds.output.>"
+    assert subject_filter.covering_filter(["ds.output.*.r1.w0", "ds.output.*.r2.w0"]) == "ds.output.>"
 
 
 def test_the_sieve_keeps_what_the_filters_mean() -> None:
-    wants = subject_filter.sieve(["ds.walk.>", "ds.output.*.*.conductor", "ds.request.r+1"])
+    wants = subject_filter.matcher(["ds.walk.>", "ds.output.*.*.conductor", "ds.request.r+1"])
     kept = [b"ds.walk.r1", b"ds.walk.r1.more", b"ds.output.g-1.r1.conductor", b"ds.request.r+1"]
     dropped = [b"ds.walk", b"ds.walks.r1", b"dsxwalk.r1", b"ds.output.g-1.r1.w0", b"ds.request.rr1"]
 
@@ -38,8 +38,8 @@ def test_the_sieve_keeps_what_the_filters_mean() -> None:
 def test_where_it_does_not_pay_a_reader_gets_its_own_filters(
     subjects: list[str], behind: int, wanted: int
 ) -> None:
-    assert not subject_filter.pays(subjects, behind, wanted)
-    assert subject_filter.pays(["ds.walk.>", "ds.done.>"], 100_000, 50_000)
+    assert not subject_filter.wide_filter_pays(subjects, behind, wanted)
+    assert subject_filter.wide_filter_pays(["ds.walk.>", "ds.done.>"], 100_000, 50_000)
 
 
 async def test_a_reader_far_behind_gets_its_records_each_once_and_then_what_comes(
