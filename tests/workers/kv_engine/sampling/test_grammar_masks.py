@@ -546,7 +546,7 @@ def test_a_thread_of_masks_ends_with_who_asked_it() -> None:
 def test_a_thread_that_waits_for_the_processor_has_used_up_nothing(
     qwen3: DecoderLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the thread's CPU time counts: a busy machine condemns no guide."""
+    """Only the thread's CPU time counts: a busy machine bans no guide."""
     monkeypatch.setattr("workers.kv_engine.sampling.grammar_masks.MASK_S", 0.001)
     asked: list[None] = []
     enough = Event()
