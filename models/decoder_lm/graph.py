@@ -1,12 +1,12 @@
 """Graph and plan of decoder-only language models.
 
-    prepare   messages or text -> token ids                          a CPU node
-    prefill   token ids -> the first new token                       the KV node
-    decode    a resident loop: token -> next token, until a stop     the KV node
-    score     token ids -> no token: the prompt alone is echoed,     the KV node
-              made an embedding, put out as its states, or computed for others
+    prepare   messages or text -> token ids                                a CPU node
+    prefill   token ids -> the first new token                             the KV node
+    decode    a resident loop: token -> next token, until the answer ends  the KV node
+    score     token ids -> no new token: an echo, an embedding or hidden   the KV node
+              states of the prompt, or a prompt for the prefix cache
 
-Prefill and decode are one chain: there is no round trip between the first and the second token.
+Prefill and decode are one chain: the conductor is not asked between the first and the second token.
 """
 
 from collections.abc import Mapping
@@ -34,8 +34,8 @@ DECODE: Final = Loop(
 SCORE: Final = Node("llm", inputs=("token_ids",), outputs=())
 
 
-def new_token_budget(prompt_tokens: int, asked: int | None, limits: Limits) -> int:
-    """How many new tokens the request may have: all it asked for, or a share while there is much to do.
+def new_token_budget(prompt_tokens: int, max_tokens: int | None, limits: Limits) -> int:
+    """The limit of new tokens: the requested one, or a share of it under load (`max_tokens_share`).
 
     Raises:
         ClientError: prompt and answer do not fit the context, or the KV pool.
@@ -43,7 +43,9 @@ def new_token_budget(prompt_tokens: int, asked: int | None, limits: Limits) -> i
     room, what = min(
         (limits.max_seq_len, "the model's context length"), (limits.kv_tokens, "the size of the KV cache")
     )
-    wanted = asked if asked is not None else max(1, min(limits.default_max_tokens, room - prompt_tokens))
+    wanted = (
+        max_tokens if max_tokens is not None else max(1, min(limits.default_max_tokens, room - prompt_tokens))
+    )
     if limits.max_tokens_share < 1 and wanted:
         wanted = max(1, int(wanted * limits.max_tokens_share))
     if prompt_tokens + wanted > room:

@@ -1,15 +1,15 @@
-"""Orpheus: the pure face.
+"""Graph and plan of Orpheus, text to speech.
 
-    prepare      a text and a voice -> token ids                        a CPU node
-    prefill      token ids -> the first new token                       the KV node
-    decode       a resident loop: token -> next token, until a stop     the KV node
-    snac_chunk   a loop: a window of audio tokens -> samples            the stateless node
+    prepare      a text and a voice -> token ids                                    a CPU node
+    prefill      token ids -> the first new token                                   the KV node
+    decode       a resident loop: token -> next token, until the speech ends        the KV node
+    snac_chunk   a loop: a window of audio tokens -> samples                        the stateless node
 
-Two partitions run at the same time: the language model, and SNAC. A stream joins them: audio tokens in the
-order of prefill and decode, cut into windows of four frames, one frame on each time. SNAC's walk ends by
-itself, with the chunk that is marked as the last.
+Two partitions run at the same time: the language model, and SNAC. They are joined by a stream: the audio
+tokens of prefill and decode in order, cut into windows of four frames, each one frame further. SNAC's walk
+ends with the chunk that is marked as the last.
 
-Names of nodes and walks are those that published placements of this model use.
+The names of nodes and walks are those of published placements of this model.
 """
 
 from typing import Final
@@ -27,10 +27,10 @@ from shared.walks import CLIENT, KEEP, Edge, Loop, Node, StreamingEdge, StreamIn
 from shared.walks.chunks import SlidingWindow
 
 DEFAULT_MAX_TOKENS: Final = 1200
-"""As the makers' own package has it: 14 seconds of speech."""
+"""The default of the package `orpheus-speech`: 14 seconds of speech."""
 
 VOICES: Final = ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe")
-"""As published, the most natural first."""
+"""In the published order, the most natural first."""
 
 SOUND: Final = StreamingEdge(
     "token",

@@ -1,13 +1,13 @@
-"""Orpheus: the torch face.
+"""The torch nodes of Orpheus.
 
-    LLM            a Llama, as any other (see `models.transformers_lm`)
+    LLM            a Llama (see `models.transformers_lm`)
     snac_decoder   windows of audio tokens -> 16-bit samples (see `models.orpheus.snac`)
 
-What `snac_decoder` gives is a part of what clients get, and is compared byte for byte when a worker's
-successor does it again. So a window gives the same samples whoever's windows are beside it, and on whatever
-rank it is decoded: its noise is keyed by the request's seed and the chunk's number, and every forward over
-so many frames is of one shape. Convolutions over different batches, or cut over more threads, differ in
-their last bits, and of 8192 samples of 16 bits some twenty show it.
+The output of `snac_decoder` goes to clients, and is compared byte for byte when another worker repeats it. So
+the samples of a window must not depend on the other windows of the batch, nor on the rank: the noise is
+derived from the request's seed and the chunk's number, and all forwards over the same number of frames have
+one shape. Convolutions over other batch sizes, or with more threads, differ in their last bits: in about
+twenty of 8192 16-bit samples.
 """
 
 import hashlib
@@ -31,8 +31,8 @@ LLM: Final = "LLM"
 SNAC: Final = "snac_decoder"
 
 GPU_ROWS: Final = 16
-"""How many windows a forward on a GPU is of, filled up where fewer wait. On a CPU, where many together are
-no faster than one by one, it is one."""
+"""The batch size of every forward on a GPU; smaller batches are padded. On a CPU it is one, because batching
+is not faster there."""
 
 
 def load(
@@ -45,22 +45,22 @@ def load(
     kwargs: Mapping[str, Any] = MappingProxyType({}),
     peers: Peers | None = None,
 ) -> "DecoderLM | SnacDecoder":
-    """One node of a checkpoint: a folder in Hugging Face format, with SNAC's in it or elsewhere.
+    """Load one node of a checkpoint folder in Hugging Face format; SNAC's folder may be in it or elsewhere.
 
     Args:
         checkpoint: the language model's folder.
         node: `LLM` or `snac_decoder`.
-        device: where the weights go.
+        device: the device of the weights.
         dtype: of the language model (see `load_decoder`). SNAC is small, and computes in float32.
-        progress: told about every tensor of the language model that is read.
+        progress: called for every tensor of the language model that is read.
         kwargs: `snac`, the folder of the SNAC checkpoint (see `find_snac`).
-        peers: who shares the language model, where several do (see `load_decoder`).
+        peers: the tensor-parallel group, if several ranks share the language model (see `load_decoder`).
 
     Raises:
-        CheckpointError: something in a folder is missing, damaged or unsupported.
+        CheckpointError: a file of a folder is missing, damaged or unsupported.
     """
     if node == LLM:
-        # A rank that only makes sound is ready in half the time without transformers.
+        # Without transformers, a rank that only decodes audio starts in half the time.
         from models.transformers_lm.loader import load_decoder  # noqa: PLC0415
 
         return load_decoder(checkpoint, LLM, device=device, dtype=dtype, progress=progress, peers=peers)
@@ -72,7 +72,10 @@ def load(
 
 
 def examine(checkpoint: Path, node: str, *, members: int = 1) -> int:
-    """What `load` would refuse of the language model before it reads a weight (see `examine_decoder`).
+    """Raise what `load` would raise for the language model before it reads a weight.
+
+    Returns:
+        The longest sequence, in tokens.
 
     Raises:
         CheckpointError, UnsupportedArchitectureError: as `load` does.
@@ -86,7 +89,7 @@ class SnacDecoder:
     """SNAC as a stateless node (`models.base.StatelessNode`).
 
     Attributes:
-        max_batch: how many windows each forward is of.
+        max_batch: the number of windows of each forward.
     """
 
     def __init__(self, snac: Snac, *, rows: int) -> None:
@@ -94,7 +97,7 @@ class SnacDecoder:
         self._snac = snac
 
     def run(self, items: Sequence[Item]) -> list[StatelessResult | Exception]:
-        """Each item's chunk of audio tokens, `token` (n,), to `audio` (samples,) int16, on the CPU."""
+        """Decode each item's chunk of audio tokens, `token` (n,), to `audio`, (samples,) int16 on the CPU."""
         results: dict[int, StatelessResult | Exception] = {}
         waiting: dict[int, list[tuple[int, torch.Tensor]]] = {}  # by the number of frames
         for place, item in enumerate(items):
@@ -114,11 +117,11 @@ class SnacDecoder:
         return [results[place] for place in range(len(items))]
 
     def _decode(self, frames: int, windows: Sequence[torch.Tensor], seeds: Sequence[int]) -> torch.Tensor:
-        """The samples of windows of so many frames: (windows, samples) int16, on the CPU."""
+        """The samples of windows with that number of frames: (windows, samples) int16 on the CPU."""
         if not frames:
             return torch.zeros(len(windows), 0, dtype=torch.int16)
         if self._snac.device.type == "cpu" and torch.get_num_threads() != 1:
-            torch.set_num_threads(1)  # this thread's alone
+            torch.set_num_threads(1)  # for this thread only
         codes = torch.zeros(self.max_batch, frames, FRAME_TOKENS, dtype=torch.int64)
         codes[: len(windows)] = torch.stack(list(windows))
         sounds = self._snac.decode(codes, seeds)[: len(windows)]
@@ -126,10 +129,10 @@ class SnacDecoder:
 
 
 def codes_of(tokens: torch.Tensor) -> torch.Tensor:
-    """The codes (frames, 7) of audio tokens (n,); those of a frame that is not whole are dropped.
+    """The codes, (frames, 7), of audio tokens, (n,); tokens of an incomplete frame are dropped.
 
     Raises:
-        BugError: there is a token that is no audio token.
+        BugError: a token is not an audio token.
     """
     wrong = tokens[(tokens < FIRST_AUDIO) | (tokens >= END_AUDIO)]
     if len(wrong):
@@ -140,7 +143,7 @@ def codes_of(tokens: torch.Tensor) -> torch.Tensor:
 
 
 def noise_seed(seed: int, number: int) -> int:
-    """What the noise of a request's chunk is drawn with: 64 bits."""
+    """The seed of the noise of a request's chunk: 64 bits."""
     digest = hashlib.blake2b(f"{seed}/{SNAC}/{number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
@@ -151,5 +154,5 @@ def _seed_of(item: Item) -> int:
 
 def _chunk_of(item: Item) -> ChunkOf:
     if item.chunk is None:
-        raise BugError(f"{SNAC} takes chunks of a stream, and this firing has none")
+        raise BugError(f"{SNAC} takes chunks of a stream: expected a chunk in the item, found none")
     return item.chunk

@@ -1,8 +1,8 @@
-"""Orpheus: the CPU face.
+"""The CPU node `prepare` of Orpheus.
 
-`prepare` turns a text into the prompt the model was trained on, `voice: text` between marks, and the
-parameters into effective ones: the request's over those its makers publish. There is no chat here, so
-messages are refused, and so is what would be said of text: nothing that comes out is any.
+It turns a text into the prompt that the model was trained on, `voice: text` between special tokens, and the
+parameters into effective ones: the request's over the published defaults. Messages are refused, because the
+model has no chat template, and so are parameters of text output, because there is none.
 """
 
 from collections.abc import Mapping
@@ -21,24 +21,24 @@ from shared.events import Inputs, Params
 from shared.tensors import Handle
 
 START: Final = 128_259
-"""The mark before a text: start of human."""
+"""The special token before a text: start of human."""
 END: Final = (128_009, 128_260, 128_261, 128_257)
-"""The marks behind it: end of text, end of human, start of AI, start of speech."""
+"""The special tokens after a text: end of text, end of human, start of AI, start of speech."""
 STOP: Final = 128_258
-"""End of speech: the one token that ends an answer."""
+"""End of speech: the only token that ends an answer."""
 
 PUBLISHED: Final = Params(temperature=0.6, top_p=0.8, repetition_penalty=1.3)
-"""How the makers' own package samples; `generation_config.json` holds what is left of the base model."""
+"""The defaults of the package `orpheus-speech`; `generation_config.json` has those of the base model."""
 
 _MARK: Final = "<custom_token_{}>"
 _MARKS_FROM: Final = 128_256
 
 
 def load(checkpoint: Path, *, max_seq_len: int) -> "OrpheusProcessing":
-    """Read the tokenizer of a checkpoint.
+    """Load the tokenizer of a checkpoint.
 
     Raises:
-        CheckpointError: a file is missing or malformed, or the marks are not where Orpheus has them.
+        CheckpointError: a file is missing or malformed, or the special tokens have other ids than Orpheus'.
     """
     tokenizer, _ = load_tokenizer(checkpoint)
     for token_id in (*range(_MARKS_FROM, START + 3), END_AUDIO - 1):
@@ -85,7 +85,7 @@ class OrpheusProcessing:
 
 
 class _NoText:
-    """Audio tokens have no text."""
+    """Detokenizer of audio tokens, which have no text."""
 
     def push(self, token_id: int) -> str:
         return ""
@@ -98,7 +98,7 @@ class _NoText:
 
 
 def _text(request: Inputs) -> str:
-    """What is to be said."""
+    """The text to speak."""
     if request.files or set(request.input_modalities) - {"text"}:
         found = [medium.modality for medium in request.files] or request.input_modalities
         raise ClientError(f"this model reads text only; found {found}", code="unsupported_modality")
@@ -110,17 +110,17 @@ def _text(request: Inputs) -> str:
     if request.text is None:
         given = "messages" if request.messages is not None else "token_ids"
         raise ClientError(
-            f"this model says one text and takes no {given}: send the text itself "
+            f"this model speaks one text and takes no {given}: send the text itself "
             "(POST /v1/audio/speech, or /generate with text)",
             code="not_supported",
         )
     if not request.text.strip():
-        raise ClientError("the text is empty: expected something to say")
+        raise ClientError("the text is empty: expected at least one word")
     return request.text
 
 
 def _voice(asked: str | None) -> str:
-    """The voice as it stands in the prompt."""
+    """The name of the voice, as it is written in the prompt."""
     voice = GRAPH.voices[0] if asked is None else asked.lower()
     if voice not in GRAPH.voices:
         raise ClientError(
@@ -130,7 +130,7 @@ def _voice(asked: str | None) -> str:
 
 
 def _check_params(params: Params) -> None:
-    """Refuse what is said of an answer's text."""
+    """Refuse parameters of text output."""
     given = {
         "stop": params.stop,
         "logprobs": params.logprobs is not None,
@@ -140,6 +140,6 @@ def _check_params(params: Params) -> None:
     for name, value in given.items():
         if value:
             raise ClientError(
-                f"{name} is about an answer's text, and this model answers with sound: leave it away",
+                f"{name} is a parameter of text output, and this model outputs audio: leave it out",
                 code="not_supported",
             )

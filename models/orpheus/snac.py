@@ -1,8 +1,8 @@
-"""SNAC, the vocoder of Orpheus: its checkpoint, and codes to sound the same way every time.
+"""SNAC, the vocoder of Orpheus: loading of its checkpoint, and reproducible decoding of codes to sound.
 
-The modules are the package `snac`'s. Two kinds are put in their place by ours, which compute the same: its
-noise is drawn from generators that the caller seeds, and what it has compiled is not, for compiled code
-changes the last bits of a sound as it warms up.
+The modules are those of the package `snac`. Two kinds are replaced by equivalent ones: noise comes from
+generators that the caller seeds, and nothing is compiled, because compiled code changes the last bits of a
+sound as it warms up.
 """
 
 import warnings
@@ -22,7 +22,7 @@ from models.checkpoints.weights import SINGLE, read_shard
 from models.orpheus.frames import CODES, FRAME_SAMPLES, LEVELS, SAMPLE_RATE
 
 REPOSITORY: Final = "hubertsiuzdak/snac_24khz"
-"""Where the published one is."""
+"""The repository of the published checkpoint."""
 
 _PICKLE: Final = "pytorch_model.bin"
 _HOP: Final = FRAME_SAMPLES // len(LEVELS[-1])
@@ -30,7 +30,7 @@ _HOP: Final = FRAME_SAMPLES // len(LEVELS[-1])
 
 
 class Snac:
-    """The decoder on its device, in float32. For one thread."""
+    """The decoder on its device, in float32. Not thread-safe."""
 
     def __init__(self, model: Any) -> None:
         self._quantizer = model.quantizer
@@ -42,10 +42,10 @@ class Snac:
 
     @torch.inference_mode()
     def decode(self, codes: torch.Tensor, seeds: Sequence[int]) -> torch.Tensor:
-        """Sound of windows of whole frames: (B, frames, 7) codes to (B, frames * 2048) in -1..1.
+        """Decode windows of whole frames: (B, frames, 7) codes to (B, frames * 2048) samples in -1..1.
 
-        A row's noise is what `torch.manual_seed` of its seed gives the package on a CPU. Rows without a seed
-        have none.
+        The noise of a row equals that of the package on a CPU after `torch.manual_seed` with the row's seed.
+        Rows without a seed have no noise.
         """
         codes = codes.to(self.device)
         levels = [codes[:, :, list(places)].flatten(1) for places in LEVELS]
@@ -56,7 +56,7 @@ class Snac:
 
 
 class _Noise:
-    """One generator for each row of the forward under way, on the CPU: equal on every device."""
+    """One generator per row of the current forward, on the CPU: the noise is equal on every device."""
 
     def __init__(self) -> None:
         self._generators: list[torch.Generator] = []
@@ -73,7 +73,7 @@ class _Noise:
 
 
 class _NoiseBlock(nn.Module):
-    """The package's own, with noise of ours: each sample of it is scaled by a mix of the channels."""
+    """The package's `NoiseBlock` with seeded noise, scaled by a mix of the channels."""
 
     def __init__(self, block: Any, noise: _Noise) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class _NoiseBlock(nn.Module):
 
 
 class _Snake(nn.Module):
-    """The package's own, x + sin(a x)^2 / a, as it is written there and not compiled."""
+    """The package's `Snake1d`, x + sin(a x)^2 / a, not compiled."""
 
     def __init__(self, block: Any) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class _Snake(nn.Module):
 
 
 def _replace(model: nn.Module, name: str, make: Callable[[Any], nn.Module]) -> None:
-    """Put a module of ours in the place of each of the class `name`."""
+    """Replace all modules of the class `name`."""
     for parent in list(model.modules()):
         for child_name, child in parent.named_children():
             if type(child).__name__ == name:
@@ -109,12 +109,15 @@ def _replace(model: nn.Module, name: str, make: Callable[[Any], nn.Module]) -> N
 
 
 def find_snac(checkpoint: Path, asked: str | None) -> Path:
-    """The folder of the SNAC checkpoint: where it is said to be, or beside the language model's.
+    """The folder of the SNAC checkpoint.
 
-    That is `snac` in it, or the same cache of the Hugging Face hub's tools, or the one of this machine.
+    Args:
+        checkpoint: the folder of the language model. Without `asked`, SNAC is searched in its subfolder
+            `snac`, then in the cache of the Hugging Face hub that contains it, then in the default cache.
+        asked: the path in `model_kwargs.snac`.
 
     Raises:
-        CheckpointError: it is nowhere.
+        CheckpointError: it was not found.
     """
     if asked is not None:
         return Path(asked).expanduser()
@@ -127,23 +130,23 @@ def find_snac(checkpoint: Path, asked: str | None) -> Path:
             return found
     raise CheckpointError(
         f"SNAC is missing: expected it in {beside}, or {REPOSITORY} in {caches[-1]}; download it there, or "
-        "say where it is with model_kwargs.snac"
+        "set its path in model_kwargs.snac"
     )
 
 
 def load_snac(folder: Path, device: torch.device) -> "Snac":
-    """The decoder of a SNAC folder as published: `config.json`, and weights.
+    """Load the decoder from a SNAC folder: `config.json` and weights.
 
-    Weights are safetensors or, as published, a pickle, of which tensors are read and nothing is run.
+    The weights are safetensors or, as published, a pickle, which is loaded with `weights_only`.
 
     Raises:
-        CheckpointError: a file is missing, damaged, or of a SNAC that Orpheus does not speak.
+        CheckpointError: a file is missing or damaged, or the SNAC has other settings than that of Orpheus.
     """
     path = folder / "config.json"
     config = read_json(path)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # at its import it compiles with what torch calls deprecated
-        from snac import SNAC as Model  # noqa: N811, PLC0415 - needed where SNAC runs alone
+        warnings.simplefilter("ignore")  # it uses deprecated functions of torch at import
+        from snac import SNAC as Model  # noqa: N811, PLC0415 - slow; only for this node
     try:
         model = Model(**config)
     except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
@@ -165,13 +168,13 @@ def load_snac(folder: Path, device: torch.device) -> "Snac":
     del model.encoder
     for module in list(model.modules()):
         if parametrize.is_parametrized(module, "weight"):
-            parametrize.remove_parametrizations(module, "weight")  # computed once, and not in every forward
+            parametrize.remove_parametrizations(module, "weight")  # computed once instead of in every forward
     return Snac(model.eval().requires_grad_(requires_grad=False).to(device))
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
     if (folder / SINGLE).is_file():
-        read_shard(folder / SINGLE)  # whole, or a clear line
+        read_shard(folder / SINGLE)  # raises if it is damaged
         tensors: dict[str, torch.Tensor] = load_file(folder / SINGLE)
         return tensors
     path = folder / _PICKLE
@@ -181,9 +184,9 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(
             f"{folder} has no weights: expected {SINGLE} or {_PICKLE}: {error.strerror}"
         ) from error
-    except Exception as error:  # what it raises for what is no pickle, or holds more, is not documented
+    except Exception as error:  # its errors are not documented
         raise CheckpointError(
-            f"{path} cannot be read: expected tensors alone, found {type(error).__name__}: {str(error)[:200]}"
+            f"{path} cannot be read: expected only tensors, found {type(error).__name__}: {str(error)[:200]}"
         ) from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} cannot be read: expected named tensors, found {type(found).__name__}")

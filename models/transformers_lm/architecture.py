@@ -18,8 +18,7 @@ from models.checkpoints.weights import Shard
 CPU_FLOAT32_BYTES: Final = 8 * 2**30
 """On a CPU, `auto` means float32 if the weights take at most this many bytes in it."""
 CPU_BFLOAT16_BYTES: Final = 2**28
-"""From this size on `auto` means bfloat16, if weights are stored in it and the processor has instructions for
-it.
+"""From this size on `auto` means bfloat16, for weights stored in it and a processor with instructions for it.
 
 A step of such a model takes as long as reading its weights, which is half as many bytes in bfloat16. Smaller
 models are fast in any case, and more exact in float32."""

@@ -1,8 +1,9 @@
-"""What a model would ask of its attention: seen before a weight is read.
+"""Check of a model's attention before its weights are read, and the layout of its keys and values.
 
-The model is built without memory (on torch's meta device) and run twice, with a probe in the place of
-attention that sees what each layer asks for, and with a probe in the place of the mask that sees which keys
-transformers itself would let it look at. What cannot be served *exactly* is refused by name.
+The model is built without memory (on torch's meta device) and run twice: with a probe in place of the
+attention function, which records what each layer asks for, and with a probe in place of the mask, which
+records the keys that transformers would show to it. A model that cannot be served *exactly* is refused with
+the reason.
 """
 
 from collections.abc import Callable
@@ -16,26 +17,26 @@ from models.base import KVLayout
 from models.checkpoints.files import UnsupportedArchitectureError
 
 _PROBE: Final = "dalsegno_probe"
-_HARMLESS: Final = frozenset({"position_ids", "use_cache", "output_attentions", "output_hidden_states"})
-"""Keyword arguments of attention that change nothing for packed causal attention over a pool."""
-_OBEYED: Final = frozenset({"scaling", "sliding_window", "softcap"})
-"""Those the engine's attention does as it is told."""
+_IGNORED: Final = frozenset({"position_ids", "use_cache", "output_attentions", "output_hidden_states"})
+"""Keyword arguments of attention that have no effect on packed causal attention over a pool."""
+_IMPLEMENTED: Final = frozenset({"scaling", "sliding_window", "softcap"})
+"""Keyword arguments that the engine's attention implements."""
 _ANY_RULE: Final = "a rule that is neither causal nor a sliding window"
 
 
 class _Probe:
-    """What stands in the place of attention and mask while a model is run without memory.
+    """The replacement of attention and mask while a model runs without memory.
 
     Attributes:
-        shapes: of each layer, KV heads and their dimension.
-        complaints: why the model is not served, if it is not.
+        shapes: KV heads and their dimension, by layer.
+        complaints: the reasons why the model cannot be served.
     """
 
     def __init__(self, max_positions: int) -> None:
         self.shapes: Final[dict[int, tuple[int, int]]] = {}
         self.complaints: Final[list[str]] = []
         self._max_positions: Final = max_positions
-        self._windows: Final[dict[int, int | str | None]] = {}  # what each layer says of itself
+        self._windows: Final[dict[int, int | str | None]] = {}  # the window that each layer asks for
         self._masks: Final[list[tuple[torch.Tensor, int | str | None]]] = []
 
     def attention(
@@ -58,16 +59,16 @@ class _Probe:
             complain(f"layer {layer} is not causal")
         if getattr(module, "sinks", None) is not None:
             complain(f"layer {layer} has attention sinks")
-        given = {k for k, v in kwargs.items() if v is not None and k not in _HARMLESS}
+        given = {k for k, v in kwargs.items() if v is not None and k not in _IGNORED}
         if not kwargs.get("dropout"):
             given.discard("dropout")
-        for what in sorted(given - _OBEYED):
+        for what in sorted(given - _IMPLEMENTED):
             complain(f"layer {layer} needs {what}")
         self._windows[layer] = self._effective(kwargs.get("sliding_window"))
         return self._result(query, value)
 
     def compare_layers(self, layers: int) -> None:
-        """Complain of layers that were not seen, or are not alike; once whatever else is wrong is known."""
+        """Add a complaint for layers that did not attend, or differ in shape; only if there is none yet."""
         if not self.complaints and sorted(self.shapes) != list(range(layers)):
             missing = sorted(set(range(layers)) - set(self.shapes))
             self.complaints.append(f"layers {missing} do not go through the attention interface")
@@ -83,10 +84,10 @@ class _Probe:
         attention_mask: object = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Attention of the second run: compare what the layer says with what its mask would do.
+        """The attention of the second run: compare the window that the layer asks for with that of its mask.
 
-        The pool reads the keyword; a model that leaves its window, or its chunks, to the mask alone would
-        be right on a short text and wrong on a long one.
+        The engine uses the keyword argument. A model that implements its window, or its chunks, by the mask
+        alone would be right for short sequences and wrong for long ones.
         """
         layer, rule = module.layer_idx, _ANY_RULE
         known = [window for mask, window in self._masks if mask is attention_mask]
@@ -99,10 +100,10 @@ class _Probe:
         return self._result(query, value)
 
     def compare_cache(self, cache: DynamicCache) -> None:
-        """Compare what layers say with what `generate` would keep for them."""
+        """Compare the windows that layers ask for with those of the cache that `generate` would use."""
         for layer, kept in enumerate(cache.layers):
             window = getattr(kept, "sliding_window", None)
-            # The last W - 1 keys are kept, by a slice from -(W - 1) on: of a window of 1 that is all of them.
+            # It keeps the last W - 1 keys, by a slice from -(W - 1): for a window of 1 these are all keys.
             found = self._effective(None if window == 1 else window)
             if not self.complaints and layer in self._windows and found != self._windows[layer]:
                 self.complaints.append(
@@ -114,7 +115,7 @@ class _Probe:
         return None if window is None or window >= self._max_positions else window
 
     def mask(self, *, mask_function: Callable[..., Any], **_: Any) -> torch.Tensor:
-        """What `AttentionMaskInterface` calls: remember the rule by the mask that stands for it."""
+        """The mask function of `AttentionMaskInterface`: record the rule of the mask that is returned."""
         placeholder = torch.zeros(1, 1, 1, 1)
         self._masks.append((placeholder, _window_of(mask_function, self._max_positions)))
         return placeholder
@@ -128,17 +129,17 @@ def probe_layout(model_class: Any, config: Any, max_positions: int) -> KVLayout:
     """The layout of the model's keys and values.
 
     Raises:
-        UnsupportedArchitectureError: a layer is not causal attention, whole or windowed, that goes
-            through us.
+        UnsupportedArchitectureError: a layer is not causal attention, full or over a sliding window, through
+            transformers' attention interface.
     """
     name = model_class.__name__
     probe = _Probe(max_positions)
     complaints, shapes = probe.complaints, probe.shapes
     try:
         _run_on_meta(model_class, config, probe)
-    except UnsupportedArchitectureError:  # of a class that is sharded: it says why
+    except UnsupportedArchitectureError:  # of a sharded class: it has the reason
         raise
-    except Exception as error:  # noqa: BLE001 - whatever a foreign model stumbles over, it is refused
+    except Exception as error:  # noqa: BLE001 - a model that raises anything is refused
         complaints.append(f"it cannot be run over a packed batch ({type(error).__name__}: {error})")
     if complaints:
         raise UnsupportedArchitectureError(
@@ -152,9 +153,9 @@ def probe_layout(model_class: Any, config: Any, max_positions: int) -> KVLayout:
 
 
 def _run_on_meta(model_class: Any, config: Any, probe: _Probe) -> None:
-    """Forwards of two packed tokens, without weights: shapes only.
+    """Run two forwards of two packed tokens without weights: only shapes are computed.
 
-    The first is run as the engine will run the model, the second with transformers making its own masks.
+    The first runs as in the engine, the second with transformers' own masks.
     """
     previous = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)  # grouped expert kernels accept nothing else
@@ -162,7 +163,7 @@ def _run_on_meta(model_class: Any, config: Any, probe: _Probe) -> None:
     AttentionMaskInterface.register(_PROBE, probe.mask)
     try:
         with torch.device("meta"), torch.inference_mode():
-            # A copy, for the model writes its attention into it.
+            # A copy, because the model writes to it.
             model = model_class(deepcopy(config)).eval()
             model.set_attn_implementation(_PROBE)
             ids = torch.zeros(1, 2, dtype=torch.int32)
@@ -180,7 +181,7 @@ def _run_on_meta(model_class: Any, config: Any, probe: _Probe) -> None:
 
 
 def _window_of(mask_function: Callable[..., Any], positions: int) -> int | str | None:
-    """The sliding window of a mask by transformers, over texts of so many tokens; None is causal."""
+    """The sliding window of a transformers mask over `positions` tokens; None if it is fully causal."""
     keys = torch.arange(positions, device="cpu")
 
     def seen_by(query: int) -> torch.Tensor:
@@ -194,7 +195,7 @@ def _window_of(mask_function: Callable[..., Any], positions: int) -> int | str |
             expected = (keys <= query) & (keys > query - window)
             if not torch.equal(seen_by(query), expected):
                 return _ANY_RULE
-    except (RuntimeError, NotImplementedError):  # it reads tensors that are not there
+    except (RuntimeError, NotImplementedError):  # it reads tensors without memory
         return _ANY_RULE
     return None if window >= positions else window
 
@@ -202,4 +203,4 @@ def _window_of(mask_function: Callable[..., Any], positions: int) -> int | str |
 def _described(window: int | str | None) -> str:
     if isinstance(window, str):
         return window
-    return "all that came before" if window is None else f"a window of {window}"
+    return "all previous tokens" if window is None else f"a window of {window}"

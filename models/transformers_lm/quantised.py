@@ -1,17 +1,17 @@
-"""Weights stored in eight bits: read as the floats they stand for. Other quantised checkpoints are refused.
+"""8-bit quantised weights, loaded as floats. Other quantised checkpoints are refused.
 
-What is needed for that is arithmetic, so they run on every device and need no library. The memory is that of
-the floats, and the file's pages beside it. A weight is `(q - zero point) * scale`, with
+Only arithmetic is needed, so they run on every device without a library. They take the memory of floats, in
+addition to the pages of the file. A weight is `(q - zero point) * scale`, with
 
     fp8                 q.weight: float8, q.weight_scale_inv: a scale per block of `weight_block_size`
     fbgemm_fp8          q.weight: float8, q.weight_scale: a scale per row
     compressed-tensors  q.weight: float8 or int8, or q.weight_packed: four int8 in an int32, with an offset;
                         q.weight_scale: one, a row's, or one per group of columns or per block;
                         q.weight_zero_point
-    bitsandbytes        q.weight: int8, q.SCB: the largest of a row, which 127 stands for
+    bitsandbytes        q.weight: int8, q.SCB: the largest absolute value of a row, stored as 127
 
-Activations are not rounded, also where the checkpoint says how they would be: that is for kernels which
-multiply in eight bits, and costs precision.
+Activations are not quantised, even if the checkpoint has parameters for it: that serves 8-bit kernels, and
+costs precision.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -34,16 +34,16 @@ _SCALES: Final = MappingProxyType(
         "bitsandbytes": "SCB",
     }
 )
-"""What the tensor beside a weight is called, by the method."""
+"""The name of the tensor of scales, by method."""
 _FORMATS: Final = frozenset({"float-quantized", "int-quantized", "naive-quantized", "pack-quantized"})
-"""Of compressed-tensors."""
+"""The supported formats of compressed-tensors."""
 _EIGHT_BITS: Final = frozenset({"F8_E4M3", "F8_E5M2", "I8"})
 _FLOATS: Final = frozenset({"F32", "F16", "BF16", "F8_E8M0"})
-"""What scales are stored in."""
+"""The dtypes of scales."""
 _ITEM_BYTES: Final = MappingProxyType({"F32": 4, "F16": 2, "BF16": 2})
 _PACKED: Final = "weight_packed"
 _ZEROS: Final = "weight_zero_point"
-_BESIDE: Final = frozenset(
+_IGNORED: Final = frozenset(
     {
         "activation_scale",
         "input_scale",
@@ -53,18 +53,18 @@ _BESIDE: Final = frozenset(
         "weight_format",
     }
 )
-"""Of activations, or known already."""
+"""Tensors of activations, or with information that is known already."""
 _INT8_OFFSET: Final = 128
 _LARGEST_INT8: Final = 127
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The tensors a weight is put together from, by their names in the files.
+    """The tensors of one quantised weight, by their names in the files.
 
     Attributes:
-        shape: the weight's.
-        block: how many rows and columns a scale is for.
+        shape: the shape of the weight.
+        block: the rows and columns that share a scale.
         divisor: of the scales.
     """
 
@@ -77,7 +77,7 @@ class _Parts:
 
     @property
     def blocks(self) -> int:
-        """How many scales there are."""
+        """The number of scales."""
         return ceil(self.shape[0] / self.block[0]) * ceil(self.shape[1] / self.block[1])
 
     @property
@@ -86,8 +86,8 @@ class _Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
-    """A weight as a slice of a file is one: what is asked for is read and computed then."""
+class _DequantisedSlice:
+    """A quantised weight with the interface of a file's slice: it is read and computed when it is indexed."""
 
     parts: _Parts
     read: Callable[[str], torch.Tensor]
@@ -99,7 +99,7 @@ class _Whole:
         parts = self.parts
         stored = self.read(parts.weight)
         if parts.weight.endswith(_PACKED):
-            # In an int32 the first weight is the lowest byte: as bytes they are in their order.
+            # The first weight is the lowest byte of an int32, so the bytes are in order.
             stored = stored.view(torch.uint8)[:, : parts.shape[1]]
             weight = stored.to(torch.float32).sub_(_INT8_OFFSET)
         else:
@@ -110,7 +110,7 @@ class _Whole:
         return weight[index]
 
     def _spread(self, name: str) -> torch.Tensor:
-        """Scales or zero points, as many as can be multiplied with the weight."""
+        """Scales or zero points, expanded so that they broadcast with the weight."""
         rows, columns = self.parts.shape
         high, wide = self.parts.block
         found = self.read(name).to(torch.float32).reshape(ceil(rows / high), ceil(columns / wide))
@@ -121,18 +121,18 @@ class _Whole:
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """Which of a checkpoint's weights are put together, and from what.
+    """The quantised weights of a checkpoint.
 
     Attributes:
-        weights: by the name the weight has in the model.
-        spare: tensors in the files that have no place in it.
+        weights: their tensors, by the name of the weight in the model.
+        spare: tensors of the files that have no place in the model.
     """
 
     weights: Mapping[str, _Parts]
     spare: frozenset[str]
 
     def as_floats(self, shards: Iterable[Shard]) -> list[Shard]:
-        """The files as if the weights were stored in what most of the rest is."""
+        """The files as if the weights were stored in the dtype of the largest other tensor."""
         tensors = {name: one for shard in shards for name, one in shard.tensors.items()}
         rest = {name: one for name, one in tensors.items() if name not in self.spare | self.weights.keys()}
         floats = [one for one in rest.values() if one.dtype in _ITEM_BYTES]
@@ -144,22 +144,30 @@ class Quantised:
         return [Shard(Path(), 0, rest | weights)]
 
     def slices(self, files: Mapping[str, Any]) -> dict[str, Any]:
-        """The model's tensors by name, from slices of those in the files."""
-        whole = {name: _Whole(parts, lambda part: files[part][...]) for name, parts in self.weights.items()}
+        """The model's tensors by name, from slices of the files."""
+        whole = {
+            name: _DequantisedSlice(parts, lambda part: files[part][...])
+            for name, parts in self.weights.items()
+        }
         return {name: one for name, one in files.items() if name not in self.spare} | whole
 
     def sizes(self, stored: Mapping[str, int]) -> dict[str, int]:
-        """What of the files is read for each of the model's tensors, in bytes."""
+        """The bytes that are read from the files for each of the model's tensors."""
         whole = {name: sum(stored[part] for part in parts.names) for name, parts in self.weights.items()}
         return {name: size for name, size in stored.items() if name not in self.spare} | whole
 
 
 def quantised_of(raw: Mapping[str, Any], shards: Iterable[Shard], checkpoint: Path) -> Quantised | None:
-    """What `config.json` and the files say of quantised weights; None where there are none.
+    """The quantised weights of a checkpoint; None if it has none.
+
+    Args:
+        raw: the content of `config.json`.
+        shards: the weight files; empty for a check of the configuration alone.
+        checkpoint: the folder, for error messages.
 
     Raises:
-        UnsupportedArchitectureError: weights of that kind are not served.
-        CheckpointError: a tensor that has to be there is not.
+        UnsupportedArchitectureError: the kind of quantisation is not supported.
+        CheckpointError: a tensor is missing.
     """
     config = raw.get("quantization_config")
     if config is None:
@@ -174,14 +182,14 @@ def quantised_of(raw: Mapping[str, Any], shards: Iterable[Shard], checkpoint: Pa
         )
     tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
     weights: dict[str, _Parts] = {}
-    spare = {name for name in tensors if name.rpartition(".")[2] in _BESIDE}
+    spare = {name for name in tensors if name.rpartition(".")[2] in _IGNORED}
     for name, tensor in tensors.items():
         module, _, last = name.rpartition(".")
         if last == _ZEROS or (last != _PACKED and tensor.dtype not in _EIGHT_BITS):
             continue
         if last not in ("weight", _PACKED):
             raise UnsupportedArchitectureError(
-                f"{checkpoint}: {name} is stored as {tensor.dtype}, and is no matrix of a linear layer; "
+                f"{checkpoint}: {name} is stored as {tensor.dtype}, and is not the matrix of a linear layer; "
                 "expected the model's float weights"
             )
         weights[f"{module}.weight"] = parts = _parts_of(name, tensors, config, checkpoint)
@@ -192,10 +200,10 @@ def quantised_of(raw: Mapping[str, Any], shards: Iterable[Shard], checkpoint: Pa
 def _parts_of(
     name: str, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any], checkpoint: Path
 ) -> _Parts:
-    """What the weight that is stored under a name is put together from.
+    """The tensors of the quantised weight of that name.
 
     Raises:
-        CheckpointError: what belongs to it is not there, or of another size.
+        CheckpointError: one of them is missing, or has the wrong size.
     """
     tensor, method = tensors[name], config["quant_method"]
     module, _, last = name.rpartition(".")
@@ -204,7 +212,7 @@ def _parts_of(
     if not is_stored_so or scale not in tensors or tensors[scale].dtype not in _FLOATS:
         raise CheckpointError(
             f"{checkpoint}: {name} is {tensor.dtype}{list(tensor.shape)}, expected a matrix"
-            f"{' of I32' if last == _PACKED else ''}, and floats in {scale} beside it; are config.json and "
+            f"{' of I32' if last == _PACKED else ''}, and floats in {scale}; are config.json and "
             "the weights of one checkpoint?"
         )
     rows, columns = tensor.shape[0], tensor.shape[1] * (4 if last == _PACKED else 1)
@@ -218,7 +226,7 @@ def _parts_of(
         scale,
         zeros if zeros in tensors else None,
         (rows, columns),
-        _block((rows, columns), tensors[scale].shape, next(iter(_told_blocks(config)), None)),
+        _block((rows, columns), tensors[scale].shape, next(iter(_configured_blocks(config)), None)),
         divisor=_LARGEST_INT8 if method == "bitsandbytes" else 1,
     )
     high, wide = parts.block
@@ -231,8 +239,8 @@ def _parts_of(
     return parts
 
 
-def _told_blocks(config: Mapping[str, Any]) -> set[tuple[int, int]]:
-    """How many rows and columns a scale is for, where the configuration says it: the last may be torn."""
+def _configured_blocks(config: Mapping[str, Any]) -> set[tuple[int, int]]:
+    """The rows and columns that share a scale, as configured; the last block may be incomplete."""
     groups = (config.get("config_groups") or {}).values()
     told = [(group.get("weights") or {}).get("block_structure") for group in groups]
     found = (
@@ -241,18 +249,20 @@ def _told_blocks(config: Mapping[str, Any]) -> set[tuple[int, int]]:
     return {(int(high), int(wide)) for high, wide in filter(None, found)}
 
 
-def _block(shape: tuple[int, int], scales: tuple[int, ...], told: tuple[int, int] | None) -> tuple[int, int]:
-    """How many rows and columns of a weight a scale is for: as is told, or as there are scales."""
+def _block(
+    shape: tuple[int, int], scales: tuple[int, ...], configured: tuple[int, int] | None
+) -> tuple[int, int]:
+    """The rows and columns of a weight that share a scale: as configured, or by the number of scales."""
     if prod(scales) == 1:
         return shape
-    if told is not None and scales not in ((shape[0],), (shape[0], 1)):
-        return told
+    if configured is not None and scales not in ((shape[0],), (shape[0], 1)):
+        return configured
     down, across = scales if len(scales) == 2 else (scales[0], 1)
     return max(1, shape[0] // down), max(1, shape[1] // across)
 
 
 def _complaint(config: Mapping[str, Any], method: object) -> str | None:
-    """Why such weights are not served; None if they are."""
+    """The reason why such weights are not supported; None if they are."""
     if method not in _SCALES:
         return f"quant_method is {method!r}"
     if method == "bitsandbytes" and not config.get("load_in_8bit"):
@@ -260,7 +270,7 @@ def _complaint(config: Mapping[str, Any], method: object) -> str | None:
     if method != "compressed-tensors":
         return None
     if config.get("kv_cache_scheme") is not None:
-        return "kv_cache_scheme is set, and keys and values are kept as floats here"
+        return "kv_cache_scheme is set, but keys and values are stored as floats"
     if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
         return "sparsity_config is set"
     for name, group in (config.get("config_groups") or {}).items():
@@ -273,4 +283,4 @@ def _complaint(config: Mapping[str, Any], method: object) -> str | None:
             return f"the columns of {name} are in another order (actorder)"
         if stored == "pack-quantized" and not weights.get("symmetric", True):
             return f"{name} is packed and not symmetric"
-    return "its groups have blocks of several sizes" if len(_told_blocks(config)) > 1 else None
+    return "its groups have blocks of several sizes" if len(_configured_blocks(config)) > 1 else None

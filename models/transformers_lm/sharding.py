@@ -1,18 +1,18 @@
-"""A model's part that one of several members computes: cut by the model's own plan, before it has memory.
+"""Tensor parallelism: the part of a model that one member of a group computes, by the model's own plan.
 
-    config.base_model_tp_plan   "layers.*.self_attn.q_proj": "colwise"      which matrix, and how
-    sharded(class, peers)       a class whose instances are one member's part
-    cuts_of(model, names)       what of each tensor in the files that part is
+    config.base_model_tp_plan   "layers.*.self_attn.q_proj": "colwise"      the style of each matrix
+    sharded(class, peers)       a class whose instances are one member's part; cut before memory is allocated
+    cuts_of(model, names)       the part of each tensor in the files
 
     colwise                 rows of the weight: each member has some of the outputs
-    colwise_gather_output   the same, and the outputs are joined
-    rowwise                 columns of the weight: each has some of the inputs, and the outputs are added
-    rowwise_split_input     the same, where every member has all of the inputs
-    packed_colwise          two matrices in one tensor, each cut by its rows
-    moe_tp_experts          experts of whose matrices each member has a part: their outputs are added
+    colwise_gather_output   the same, and the outputs are concatenated
+    rowwise                 columns of the weight: each member has some of the inputs, and the outputs are
+    summed rowwise_split_input     the same, if every member has all inputs packed_colwise          two
+    matrices in one tensor, each cut by its rows moe_tp_experts          experts with cut matrices, whose
+    outputs are summed
 
-Embeddings and head are whole in every member, whatever a plan says of them: that gives the same. A plan that
-asks for something else is refused, and so are matrices that do not divide, and heads that would be torn.
+Embeddings and head are whole in every member, regardless of the plan; the result is the same. Other styles
+are refused, and so are matrices that do not divide evenly, and cuts through an attention head.
 """
 
 import re
@@ -45,16 +45,16 @@ _WHOLE: Final = frozenset(
 _PACKED: Final = "packed_colwise"
 _EXPERTS: Final = "moe_tp_experts"
 _PARTS: Final = "_dalsegno_parts"
-"""What is cut of a sharded model's parameters, by their names: an attribute of the model."""
+"""The attribute of a sharded model with the cuts of its parameters, by their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Which part of a tensor a member has: of `size` equal ones along `dim` the one with that index.
+    """A member's part of a tensor: the one with `index` of `size` equal parts along `dim`.
 
     Attributes:
-        dim: from the end, as experts are merged in front.
-        matrices: the tensor holds so many one behind the other along `dim`, each of which is cut.
+        dim: counted from the end, because experts are merged along a new first dimension.
+        matrices: the number of matrices that the tensor concatenates along `dim`; each is cut.
     """
 
     dim: int
@@ -63,11 +63,11 @@ class Cut:
     matrices: int = 1
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether such a tensor divides into parts: cut all the same, 65 rows in two would pass for 64."""
+        """True if a tensor of this shape divides evenly. Otherwise 65 rows in two parts would pass for 64."""
         return len(shape) >= -self.dim and shape[self.dim] % (self.matrices * self.size) == 0
 
     def of(self, tensor: Any, shape: tuple[int, ...]) -> torch.Tensor:
-        """The part; `tensor` is one, or a slice of a file, of which only that is read."""
+        """The part of a tensor, or of a slice of a file, of which only the part is read."""
         each = shape[self.dim] // self.matrices
         part = each // self.size
         dim = len(shape) + self.dim
@@ -85,7 +85,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class SilentPeers:
-    """A member that is alone with itself: shapes are right, and numbers are not. For runs without memory."""
+    """Peers without communication, for runs without memory: results have the right shapes only."""
 
     index: int
     size: int
@@ -98,7 +98,7 @@ class SilentPeers:
 
 
 class _ColumnLinear(torch.nn.Linear):
-    """Some of a matrix' outputs."""
+    """A linear layer with some of the outputs."""
 
     peers: Peers
     is_joined: bool
@@ -109,7 +109,7 @@ class _ColumnLinear(torch.nn.Linear):
 
 
 class _RowLinear(torch.nn.Linear):
-    """Some of a matrix' inputs; the bias is whole, and added once."""
+    """A linear layer with some of the inputs; the bias is whole and added after the sum."""
 
     peers: Peers
     is_split: bool
@@ -124,30 +124,30 @@ class _RowLinear(torch.nn.Linear):
 
 
 def sharded(model_class: Any, peers: Peers) -> Any:
-    """A class like `model_class`, whose instances have the part of one member, without memory as they are.
+    """A subclass of `model_class` whose instances, built on the meta device, are the part of one member.
 
-    Making an instance raises UnsupportedArchitectureError where the model cannot be shared.
+    Its constructor raises UnsupportedArchitectureError if the model cannot be shared.
     """
 
     def begin(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         model_class.__init__(self, config, *args, **kwargs)
         _shard(self, peers)
 
-    # The name says to transformers which of its rules the class is under, and to people which model it is.
+    # Transformers selects its rules by the name of the class.
     told = {"__module__": model_class.__module__, "__qualname__": model_class.__qualname__, "__init__": begin}
     return type(model_class.__name__, (model_class,), told)
 
 
 def cuts_of(model_class: Any, config: Any, names: Iterable[str]) -> Mapping[str, Cut]:
-    """What to read of the tensors in the files, by their names there; a name that is not in it is read whole.
+    """The parts to read of the tensors in the files, by their names there; other tensors are read whole.
 
     Args:
-        model_class: a class that is `sharded`, or another: of that nothing is cut.
-        config: the model's.
-        names: of all tensors in the files.
+        model_class: a `sharded` class; nothing is cut of other classes.
+        config: the model's config.
+        names: the names of all tensors in the files.
 
     Raises:
-        UnsupportedArchitectureError: a tensor is not stored in a way that can be cut.
+        UnsupportedArchitectureError: a tensor is stored in a form that cannot be cut.
     """
     model = _without_memory(model_class, config)
     parts: Mapping[str, Cut] = getattr(model, _PARTS, MappingProxyType({}))
@@ -162,7 +162,7 @@ def cuts_of(model_class: Any, config: Any, names: Iterable[str]) -> Mapping[str,
 
 
 def floats_among(model_class: Any, config: Any, names: Iterable[str]) -> list[str]:
-    """Those of the tensors in the files, by their names there, that become floats of the model."""
+    """The names of those tensors in the files that become floating-point tensors of the model."""
     model = _without_memory(model_class, config)
     state = model.state_dict()
     places = _places(model, names)
@@ -175,13 +175,13 @@ def _without_memory(model_class: Any, config: Any) -> Any:
 
 
 def _places(model: Any, names: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
-    """Names in the files, each with that of its place in the model, and what merges several into one."""
+    """The names in the files, each with its name in the model, and the converter if it merges several."""
     mapping = get_model_conversion_mapping(model)
     renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
     converters = [one for one in mapping if isinstance(one, WeightConverter)]
     by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
     state, prefix = model.state_dict(), model.base_model_prefix
-    for name in sorted(names, key=dot_natural_key):  # as transformers goes through them: some rules remember
+    for name in sorted(names, key=dot_natural_key):  # in transformers' order: some rules have state
         renamed, pattern = rename_source_key(name, renamings, converters, prefix, state)
         if renamed not in state and name in state:
             renamed, pattern = name, None
@@ -189,12 +189,12 @@ def _places(model: Any, names: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
 
 
 def _of_merged(converter: Any, cut: Cut, name: str, model: Any) -> Cut:
-    """The cut of one of several tensors that become one."""
+    """The cut of one of several tensors that are merged to one."""
     kinds = {type(operation) for operation in converter.operations}
     if kinds <= {MergeModulelist, Concatenate} and (Concatenate in kinds) == (cut.matrices > 1):
         return Cut(cut.dim, cut.index, cut.size)
     told = ", ".join(sorted(kind.__name__ for kind in kinds))
-    raise _refused(model, f"{name} is stored otherwise than the model has it ({told}), and cannot be cut")
+    raise _refused(model, f"{name} is converted by {told} when it is loaded, and cannot be cut")
 
 
 # ---- modules -----------------------------------------------------------------------------------------
@@ -226,21 +226,21 @@ def _shard(model: Any, peers: Peers) -> None:
             parts[f"{prefix}{name}"] = Cut(dim, peers.index, peers.size, matrices)
             _narrow(model, modules, name, parts[f"{prefix}{name}"])
         else:
-            raise _refused(model, f"its plan asks for {style!r} of {name}, which is not known here")
+            raise _refused(model, f"its plan asks for {style!r} of {name}, which is not supported")
     for name in experts:
         _add_up(model, modules[name], f"{prefix}{name}", parts, peers)
     if not parts:
-        raise _refused(model, "transformers has no plan of how to share it (base_model_tp_plan)")
+        raise _refused(model, "transformers has no tensor-parallel plan for it (base_model_tp_plan)")
     setattr(model, _PARTS, parts)
 
 
 def _generic(name: str) -> str:
-    """A name as plans have it: with a star for every number."""
+    """A name in the form of plans: with a star for every number."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 
 def _replace(model: Any, modules: Mapping[str, Any], name: str, style: str, peers: Peers) -> None:
-    """Put a part of a matrix in its place."""
+    """Replace a linear layer by its part."""
     whole = modules[name]
     if type(whole) is not torch.nn.Linear:
         raise _refused(model, f"{name} is a {type(whole).__name__}: expected a plain Linear")
@@ -264,7 +264,7 @@ def _replace(model: Any, modules: Mapping[str, Any], name: str, style: str, peer
 
 
 def _narrow(model: Any, modules: Mapping[str, Any], name: str, cut: Cut) -> None:
-    """Make a parameter that is no module's weight, of experts, as narrow as its part."""
+    """Reduce a parameter of experts, which is not the weight of a module, to its part."""
     parent_name, _, own = name.rpartition(".")
     whole = getattr(modules[parent_name], own)
     if whole.ndim != 3:
@@ -275,10 +275,12 @@ def _narrow(model: Any, modules: Mapping[str, Any], name: str, cut: Cut) -> None
 
 
 def _add_up(model: Any, experts: Any, name: str, parts: Mapping[str, Cut], peers: Peers) -> None:
-    """Have the outputs of experts added over all members."""
+    """Sum the outputs of experts over all members, by a forward hook."""
     for own, _ in experts.named_parameters():
         if f"{name}.{own}" not in parts:
-            raise _refused(model, f"{name}.{own} is whole in every member, and would be added by each")
+            raise _refused(
+                model, f"{name}.{own} is whole in every member, and would be added by each of them"
+            )
 
     def add(_: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
         peers.add(output)
@@ -296,6 +298,6 @@ def _share(model: Any, total: int, name: str, size: int) -> int:
 
 def _refused(model: Any, why: str) -> UnsupportedArchitectureError:
     return UnsupportedArchitectureError(
-        f"{type(model).__name__} cannot be shared by several ranks as they are: {why}; "
-        "choose another tp_size, or leave it away"
+        f"{type(model).__name__} cannot be shared by that many ranks: {why}; "
+        "choose another tp_size, or leave it out"
     )

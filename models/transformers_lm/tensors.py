@@ -1,8 +1,8 @@
-"""A model's weights, read from safetensors through transformers' own renames, merges and ties. No pickle.
+"""Loading of weights from safetensors, with transformers' own renames, merges and ties. No pickle.
 
-A file is mapped, and each tensor copied at most once. On a CPU in the dtype it is stored in it is not copied
-at all: the weights are the file's pages, which all processes on the machine share. Where one is converted or
-goes to a GPU, it does so by itself; no second model stands beside the one that is made.
+Files are memory-mapped, and each tensor is copied at most once. On a CPU, in the stored dtype, it is not
+copied: the weights are the pages of the file, which all processes of the machine share. Tensors are
+converted, or moved to a GPU, one by one, so the model is never in memory twice.
 """
 
 import re
@@ -25,15 +25,15 @@ from models.transformers_lm.quantised import Quantised
 from models.transformers_lm.sharding import Cut, cuts_of, floats_among
 
 _RECOMPUTED: Final = "rotary_emb.inv_freq"
-"""Stored by old checkpoints although it follows from `config.json`."""
+"""Tensors that old checkpoints store although they follow from `config.json`."""
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
-"""What says by itself which number it is. Whole numbers stand for others, and nobody said for which."""
+"""Floating-point dtypes. Integers are codes, whose meaning only a `quantization_config` has."""
 _MERGED: Final = re.compile(r"\.experts\.\d+\.")
-"""In the names of matrices that are stored expert by expert, and become one of all experts."""
+"""Part of the names of matrices that are stored per expert, and merged to one of all experts."""
 
 
 class _Counter:
-    """Adds up what the loader's threads read."""
+    """Sums the bytes that the loader's threads read."""
 
     def __init__(self, total: int, progress: Progress) -> None:
         self._total = total
@@ -49,7 +49,7 @@ class _Counter:
 
 @dataclass(frozen=True, slots=True)
 class _CountedSlice:
-    """A tensor in a file, read when transformers' loader asks for it: all of it, or this member's part."""
+    """A tensor in a file, or this member's part, that is read when transformers' loader indexes it."""
 
     name: str
     nbytes: int
@@ -76,10 +76,13 @@ def load_weights(
     progress: Progress,
     quantised: Quantised | None = None,
 ) -> Any:
-    """The model with its weights, through transformers' own renames, merges and ties.
+    """Load a model with its weights, by transformers' own renames, merges and ties.
 
-    It gets the tensors and not the folder, so that it opens no file by itself. Of a class that is `sharded`
-    only the member's part of each is read; what is `quantised` is read as floats.
+    Transformers gets the tensors and not the folder, so it opens no file itself. For a `sharded` class only
+    the member's part of each tensor is read; `quantised` weights are read as floats.
+
+    Raises:
+        CheckpointError: the weights do not fit the model.
     """
     transformers_logging.disable_progress_bar()
     folder, name_of_class = shards[0].path.parent, model_class.__name__
@@ -91,7 +94,7 @@ def load_weights(
     if quantised is not None:
         sizes, slices = quantised.sizes(sizes), quantised.slices(slices)
     cuts = cuts_of(model_class, config, sizes)
-    misfit = _code_among(model_class, config, shards, quantised) or _uncut(slices, cuts)
+    misfit = _undescribed_code(model_class, config, shards, quantised) or _indivisible(slices, cuts)
     if misfit:
         raise CheckpointError(f"the weights in {folder} do not fit {name_of_class}: {misfit}")
     sizes |= {name: sizes[name] // cut.size for name, cut in cuts.items()}
@@ -100,7 +103,7 @@ def load_weights(
         name: _CountedSlice(name, sizes[name], one, counter, cuts.get(name)) for name, one in slices.items()
     }
     try:
-        with _placing(in_turn=any(_MERGED.search(name) for name in sizes)):
+        with _without_accelerate(in_turn=any(_MERGED.search(name) for name in sizes)):
             model, info = model_class.from_pretrained(
                 None,
                 config=config,
@@ -108,7 +111,7 @@ def load_weights(
                 dtype=dtype,
                 device_map={"": device},
                 local_files_only=True,
-                ignore_mismatched_sizes=True,  # refused below, by name: transformers' own error names none
+                ignore_mismatched_sizes=True,  # refused below: transformers' own error names no tensor
                 output_loading_info=True,
             )
     except RuntimeError as error:
@@ -132,10 +135,10 @@ def load_weights(
     return model.requires_grad_(requires_grad=False)
 
 
-def _code_among(
+def _undescribed_code(
     model_class: Any, config: Any, shards: list[Shard], quantised: Quantised | None
 ) -> str | None:
-    """Which weight is stored in numbers that stand for others, and nobody says for which; None if none is."""
+    """The error for a weight that is stored as integers without a description; None if there is none."""
     tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
     known = quantised.weights.keys() | quantised.spare if quantised is not None else frozenset[str]()
     codes = {
@@ -146,13 +149,13 @@ def _code_among(
     for name in floats_among(model_class, config, codes) if codes else ():
         return (
             f"{name} is stored as {codes[name]}, expected floats, or a quantization_config in config.json "
-            "that says what it stands for"
+            "that describes it"
         )
     return None
 
 
-def _uncut(slices: Mapping[str, Any], cuts: Mapping[str, Cut]) -> str | None:
-    """Which tensor has no part for each member; None if all have."""
+def _indivisible(slices: Mapping[str, Any], cuts: Mapping[str, Cut]) -> str | None:
+    """The error for a tensor that does not divide evenly; None if all do."""
     for name, cut in cuts.items():
         shape = tuple(slices[name].get_shape())
         if not cut.fits(shape):
@@ -164,14 +167,14 @@ def _uncut(slices: Mapping[str, Any], cuts: Mapping[str, Cut]) -> str | None:
 
 
 @contextmanager
-def _placing(*, in_turn: bool) -> Iterator[None]:
-    """Have transformers put tensors on a device by itself.
+def _without_accelerate(*, in_turn: bool) -> Iterator[None]:
+    """Let transformers move tensors to a device without `accelerate`.
 
-    It can, but as soon as it is told of a device it asks for `accelerate`, which it needs for several.
+    It asks for `accelerate` whenever a device is given, although it needs it only for several devices.
 
     Args:
-        in_turn: read no tensor before the one before it is in the model. Its threads read ahead, which is
-            faster, but what is read before it is merged is there twice.
+        in_turn: read each tensor after the previous one is in the model. Reading ahead in threads is faster,
+            but tensors that are read before they are merged are in memory twice.
     """
     placing, loading = transformers_accelerate, transformers_loading
     has_accelerate, says = placing.is_accelerate_available, loading.is_env_variable_true

@@ -127,7 +127,11 @@ def test_the_template_for_tools_may_be_a_file(tmp_path: Path) -> None:
             {"tools": TOOLS},
             "chat template takes no tools",
         ),
-        ("{{ tools }}{{ messages[0].content }}", {"tools": TOOLS}, "the format of tool calls in this model's chat template"),
+        (
+            "{{ tools }}{{ messages[0].content }}",
+            {"tools": TOOLS},
+            "the format of tool calls in this model's chat template",
+        ),
         ("{{ messages[0].content }}", {"messages": [*ASKED, made("{}")]}, "takes no tool_calls in messages"),
     ],
 )

@@ -187,7 +187,7 @@ class _Code:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (_Code(), "expected tensors alone, found UnpicklingError"),
+        (_Code(), "expected only tensors, found UnpicklingError"),
         ([1], "expected named tensors, found list"),
         ({"a": torch.zeros(1)}, "do not fit its config.json"),
         (b"PK", "cannot be read"),

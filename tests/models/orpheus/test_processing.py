@@ -108,7 +108,7 @@ def test_what_it_cannot_say_is_refused(
 def test_what_is_about_an_answers_text_is_refused(
     processing: OrpheusProcessing, params: dict[str, Any]
 ) -> None:
-    with pytest.raises(ClientError, match=rf"{next(iter(params))} is about an answer's text"):
+    with pytest.raises(ClientError, match=rf"{next(iter(params))} is a parameter of text output"):
         prepared(processing, params)
 
 

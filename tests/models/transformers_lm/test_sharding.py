@@ -73,12 +73,12 @@ def test_a_size_that_does_not_divide_is_refused(size: int, why: str) -> None:
 @pytest.mark.parametrize(
     ("config", "family", "plan", "why"),
     [
-        (LlamaConfig, "llama", None, "transformers has no plan of how to share it"),
+        (LlamaConfig, "llama", None, "transformers has no tensor-parallel plan for it"),
         (
             LlamaConfig,
             "llama",
             {"layers.*.self_attn": "mla_kv_a_proj"},
-            r"its plan asks for 'mla_kv_a_proj' of layers\.0\.self_attn, which is not known here",
+            r"its plan asks for 'mla_kv_a_proj' of layers\.0\.self_attn, which is not supported",
         ),
         (LlamaConfig, "llama", {"norm": "colwise"}, "norm is a LlamaRMSNorm: expected a plain Linear"),
         (
