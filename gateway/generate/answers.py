@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from gateway.errors import HttpError
+from gateway.requests.response import DocumentFormat
 from gateway.requests.resume import StreamPosition
 from gateway.requests.usage import usage_object
 from shared.events import OutputChunk, Usage
@@ -49,7 +50,7 @@ class ChunkLines:
 
 
 @dataclass(slots=True)
-class JsonDocument:
+class JsonDocument(DocumentFormat):
     """An answer as one JSON document: all text in one entry, other modalities with one entry per chunk.
 
     The metadata of the end is in the text's entry, or without text in the last entry of all.
@@ -57,7 +58,6 @@ class JsonDocument:
 
     request_id: str
     durability: Durability
-    media_type: str = "application/json"
     _finish_reason: str = ""
     _texts: list[str] = field(default_factory=list)
     _tokens: dict[str, list[Any]] = field(default_factory=lambda: {"token_ids": []})
@@ -85,9 +85,6 @@ class JsonDocument:
             *_, last = outputs.values()
             last[-1]["metadata"] = {**last[-1]["metadata"], **end}
         return msgspec.json.encode({"request_id": self.request_id, "outputs": outputs})
-
-    def failed(self, error: HttpError) -> bytes:
-        raise AssertionError("a document has not begun before it is complete")
 
     def _add_tokens(self, chunk: OutputChunk) -> None:
         """Add the metadata of a chunk's tokens; those of an echo are the prompt's."""

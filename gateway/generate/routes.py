@@ -7,16 +7,15 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from gateway import request_limits
-from gateway.errors import HttpError
 from gateway.generate.answers import ChunkLines, JsonDocument
 from gateway.generate.request import FIELDS, QUESTIONS, GenerateRequest, parse, read
 from gateway.http.bodies import check_known, read_object
 from gateway.requests import resume
 from gateway.requests.parsed_request import ParsedRequest, parsed_request
-from gateway.requests.response import AnswerFormat, AnswerResponse, RequestGroup
+from gateway.requests.response import AnswerFormat, AnswerResponse, DocumentFormat, RequestGroup
 from gateway.requests.service import Gateway
 from gateway.requests.submission import SubmissionRecord
-from shared.events import OutputChunk, Params, Usage
+from shared.events import Params, Usage
 from shared.log.port import Durability
 
 GENERATE: Final = "/generate"
@@ -34,18 +33,11 @@ def _body(fields: object, *media_types: str) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class WarmDocument:
+class WarmDocument(DocumentFormat):
     """The answer of `/warm`: the number of the prefix's tokens that are cached now."""
 
     request_id: str
     durability: Durability
-    media_type: str = "application/json"
-
-    def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
-        return b""
-
-    def ended(self, choice: int, finish_reason: str) -> bytes:
-        return b""
 
     def complete(self, usage: Usage) -> bytes:
         return msgspec.json.encode(
@@ -56,9 +48,6 @@ class WarmDocument:
                 "durability": self.durability,
             }
         )
-
-    def failed(self, error: HttpError) -> bytes:
-        raise AssertionError("a document has not begun before it is complete")
 
 
 def generate_routes(gateway: Gateway) -> APIRouter:

@@ -9,7 +9,6 @@ metrics every few seconds; those lines have the level `debug`.
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Any, Final
 
 from starlette.datastructures import Headers
@@ -41,16 +40,14 @@ class AccessLog(Middleware):
             nonlocal own_id
             own_id = Headers(raw=message["headers"]).get(request_id.HEADER)
 
-        def end(
-            kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-        ) -> bool:
+        def end(error: BaseException | None) -> bool:
             if self._logs_requests:
                 _log(scope, exchange, own_id, self._clock() - begun_s)
             # `gateway.errors` has logged a bug that was answered with a 500, with its traceback.
-            return exchange.is_complete and kind is not None and issubclass(kind, Exception)
+            return exchange.is_complete and isinstance(error, Exception)
 
         exchange.on_head(note_id)
-        exchange.at_end.push(end)
+        exchange.on_end(end)
         return self._app(scope, receive, send)
 
 

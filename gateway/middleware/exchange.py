@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HeadHook: TypeAlias = Callable[[Message], None]
+EndHook: TypeAlias = Callable[[BaseException | None], bool | None]
 _KEY: Final = "dalsegno.exchange"
 
 
@@ -45,6 +46,10 @@ class Exchange:
     def on_head(self, hook: HeadHook) -> None:
         """Call `hook` with `http.response.start` before it is sent; the hook may change its headers."""
         self._head_hooks.append(hook)
+
+    def on_end(self, hook: EndHook) -> None:
+        """Call `hook` with the exception that left the application, if any; True suppresses it."""
+        self.at_end.push(lambda kind, error, trace: hook(error))
 
     async def send(self, message: Message) -> None:
         """Pass a message on to the server."""

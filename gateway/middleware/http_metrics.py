@@ -1,7 +1,6 @@
 """Middleware that counts HTTP responses by method, route and status, refusals included."""
 
 from collections.abc import Awaitable
-from types import TracebackType
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -22,17 +21,13 @@ class HttpMetrics(Middleware):
         self._meter = meter
 
     def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        def count(
-            kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-        ) -> None:
-            status = exchange.status
-            if status is None and kind is not None and issubclass(kind, Exception):
-                status = 500
+        def count(error: BaseException | None) -> None:
+            status = exchange.status or (500 if isinstance(error, Exception) else None)
             if status is not None:  # None: the client left before the response began
                 method = scope["method"] if scope["method"] in _METHODS else OTHER
                 self._meter.http[method, route_of(scope), status] += 1
 
-        exchange.at_end.push(count)
+        exchange.on_end(count)
         return self._app(scope, receive, send)
 
 

@@ -7,7 +7,6 @@ off, the client's header is passed on unchanged.
 """
 
 from collections.abc import Awaitable
-from types import TracebackType
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -43,10 +42,8 @@ def _open_span(exchange: Exchange, scope: Scope) -> None:
         if message["status"] >= 500:
             tracing.fail(span, str(message["status"]))
 
-    def name(
-        kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
+    def name(error: BaseException | None) -> None:
+        if error is None:
             route = route_of(scope)
             span.update_name(f"POST {route}")
             span.set_attributes({"http.route": route})
@@ -54,4 +51,4 @@ def _open_span(exchange: Exchange, scope: Scope) -> None:
     exchange.on_head(describe)
     exchange.at_end.enter_context(tracing.current(span))
     exchange.at_end.enter_context(tracing.ending(span))
-    exchange.at_end.push(name)
+    exchange.on_end(name)

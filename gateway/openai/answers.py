@@ -14,6 +14,7 @@ import msgspec
 from gateway.errors import HttpError
 from gateway.openai.logprobs import ListedToken, TokenList, chat_logprobs, completion_logprobs
 from gateway.openai.tool_calls import ToolCalling
+from gateway.requests.response import DocumentFormat
 from gateway.requests.resume import StreamPosition
 from gateway.requests.usage import usage_object
 from shared.events import OutputChunk, Usage
@@ -182,13 +183,12 @@ class _ChoiceParts:
     finish_reason: str | None = None
 
 
-class _Document:
+class _Document(DocumentFormat):
     """An answer as one JSON document."""
 
     object_name: ClassVar[str]
 
     def __init__(self, head: AnswerHead) -> None:
-        self.media_type = "application/json"
         self._head = head
         self._choices = [_ChoiceParts() for _ in range(head.choices)]
 
@@ -217,9 +217,6 @@ class _Document:
         return msgspec.json.encode(
             self._head.of(self.object_name) | {"choices": choices, "usage": usage_object(usage)}
         )
-
-    def failed(self, error: HttpError) -> bytes:
-        raise AssertionError("a document has not begun before it is complete")
 
     def _content(self, choice: int, text: str, finish_reason: str) -> tuple[dict[str, Any], str]:
         """The content of a choice, and its finish reason."""

@@ -15,12 +15,12 @@ from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
 from configs.deployment import GatewaySettings
-from gateway.errors import HttpError, InvalidParamError
+from gateway.errors import InvalidParamError
 from gateway.http.bodies import body_schema, converted, params_of, read_object
 from gateway.openai.prompts import prompt_inputs, prompt_list
 from gateway.requests.choices import split
 from gateway.requests.parsed_request import ModelRequest, parsed_request
-from gateway.requests.response import AnswerFormat, AnswerResponse, RequestGroup
+from gateway.requests.response import AnswerFormat, AnswerResponse, DocumentFormat, RequestGroup
 from gateway.requests.service import Gateway
 from gateway.requests.submission import SubmissionRecord
 from models.base import EMBEDDING
@@ -94,20 +94,16 @@ def _input(where: str, found: object) -> Inputs:
 
 
 @dataclass(slots=True)
-class EmbeddingDocument:
+class EmbeddingDocument(DocumentFormat):
     """The answer with all embeddings: as numbers, or as the base64 of their little-endian float32."""
 
     model: str
     is_base64: bool = False
-    media_type: str = "application/json"
     _found: dict[int, bytes] = field(default_factory=dict)
 
     def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
         if chunk.modality == EMBEDDING:
             self._found[choice] = chunk.data or b""
-        return b""
-
-    def ended(self, choice: int, finish_reason: str) -> bytes:
         return b""
 
     def complete(self, usage: Usage) -> bytes:
@@ -117,9 +113,6 @@ class EmbeddingDocument:
         ]
         used = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.total_tokens}
         return msgspec.json.encode({"object": "list", "data": data, "model": self.model, "usage": used})
-
-    def failed(self, error: HttpError) -> bytes:
-        raise AssertionError("a document has not begun before it is complete")
 
     def _encoded(self, data: bytes) -> str | list[float]:
         if self.is_base64:

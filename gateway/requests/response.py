@@ -64,6 +64,21 @@ class AnswerFormat(Protocol):
         ...
 
 
+class DocumentFormat:
+    """The base of formats that send one JSON document at the end of the answer, and nothing before."""
+
+    media_type = "application/json"
+
+    def chunk(self, choice: int, chunk: OutputChunk) -> bytes:
+        return b""
+
+    def ended(self, choice: int, finish_reason: str) -> bytes:
+        return b""
+
+    def failed(self, error: HttpError) -> bytes:
+        raise AssertionError("a document has not begun before it is complete")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestGroup:
     """The requests on the log that one HTTP request submits.
