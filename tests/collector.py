@@ -1,4 +1,4 @@
-"""A collector of traces, as far as a test needs one: OTLP over HTTP, in a thread of its own."""
+"""A minimal trace collector for tests: OTLP over HTTP, in its own thread."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ PATIENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """A span as it arrived; ids in hex, `parent` empty for the first of a trace."""
+    """A received span; ids in hex, `parent` empty for the root span of a trace."""
 
     service: str
     name: str
@@ -32,7 +32,7 @@ class Collected:
 
 @dataclass
 class Collector:
-    """What was exported to `endpoint` so far."""
+    """The spans exported to `endpoint` so far."""
 
     endpoint: str = ""
     spans: list[Collected] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Collector:
             self._news.notify_all()
 
     def until(self, condition: Callable[[list[Collected]], bool]) -> list[Collected]:
-        """The spans, once there are those that are waited for."""
+        """Wait for certain spans, and return all."""
         with self._news:
             if not self._news.wait_for(lambda: condition(self.spans), timeout=PATIENCE_S):
                 raise AssertionError(f"these spans alone came: {self.spans}")

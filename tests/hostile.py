@@ -1,4 +1,4 @@
-"""What may not become a token of a subject, whoever says it."""
+"""Strings that must not become a token of a subject."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Members that share a node, as threads of one process: sums and joins without a network."""
+"""Ranks that share a node, as threads of one process: sums and gathers without a network."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ PATIENCE_S = 60.0
 
 @dataclass(slots=True)
 class Circle:
-    """`size` members, each to be used by a thread of its own; who waits in vain fails."""
+    """`size` members, each for its own thread; a member that waits in vain fails."""
 
     size: int
     barrier: Barrier = field(init=False)
@@ -55,6 +55,6 @@ class Member:
 
 
 def together(works: Sequence[Callable[[], T]]) -> list[T]:
-    """Each in a thread of its own, at once; their results in order."""
+    """Run each in its own thread, concurrently; return the results in order."""
     with ThreadPoolExecutor(len(works)) as pool:
         return [one.result() for one in [pool.submit(work) for work in works]]

@@ -1,4 +1,4 @@
-"""Random JSON schemas, of what guides can keep; each has short answers too, so that a model finds an end."""
+"""Random JSON schemas that guides support; each permits short answers, so that generation ends."""
 
 from random import Random
 from typing import Any
@@ -8,7 +8,7 @@ _WORDS = ("yes", "no", "", "é\n\t", 'say "x"', "\\", "line\u2028")
 
 
 def random_schema(random: Random, depth: int = 3) -> Any:
-    """A schema, at most so deep."""
+    """A schema of limited depth."""
     kinds = [_boolean, _integer, _number, _string, _enum, _const]
     if depth > 0:
         kinds += [_array, _object, _any_of, _tuple, _one_of, _ref]

@@ -1,4 +1,4 @@
-"""`make serve` says what it was told, and leaves the rest to the configuration."""
+"""`make serve` passes on its arguments, and leaves everything else to the configuration."""
 
 import os
 import shutil

@@ -1,7 +1,9 @@
-"""Reading a file of Chrome's trace events as strictly as its format is described, and as Perfetto takes it.
+"""Strict parser of Chrome trace event files, by the format's description and Perfetto's behaviour.
 
-Its trace processor (v55.3) forgives more, but for two things. A slice that overlaps another of its thread is
-dropped, be it by a nanosecond. And what goes on beside others is of its process only by a local id.
+Perfetto's trace processor (v55.3) is more lenient, except for two rules. It drops a slice that overlaps
+another
+slice of its thread, even by a nanosecond. And it assigns an asynchronous event to its process only by a local
+id.
 """
 
 import json
@@ -21,7 +23,7 @@ _FIELDS: Final[dict[str, dict[str, type]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Something that went on for a while; `thread` is None where it went on beside others."""
+    """A slice with a duration; `thread` is None for an asynchronous one."""
 
     process: str
     thread: str | None
@@ -32,7 +34,7 @@ class Stretch:
 
 
 def read_events(events: list[dict[str, Any]]) -> list[Stretch]:
-    """What the events tell, in the order of its beginning; raises AssertionError where they are none."""
+    """The events in the order of their begin; raises AssertionError for an invalid file."""
     processes, threads = dict[int, str](), dict[tuple[int, int], str]()
     for event in events:
         fields = {"ph": str, "pid": int, "tid": int, **_FIELDS[event["ph"]]}
@@ -76,7 +78,7 @@ def _local(identity: dict[str, Any]) -> str:
 
 
 def _check_nested(slices: list[tuple[int, int]]) -> None:
-    """Of two slices of a thread one is within the other, or behind it."""
+    """Check that two slices of a thread are nested or disjoint."""
     around: list[int] = []
     for since, until in sorted(slices, key=lambda one: (one[0], -one[1])):
         while around and around[-1] <= since:

@@ -1,17 +1,17 @@
-"""Chaos: real processes are killed, stopped and cut off at every instrumented point while clients stream.
+"""Chaos tests: real processes fail at instrumented points while clients stream.
 
-    deployment.py   starts the roles, each behind a proxy of its own, and starts again what died
+    deployment.py   starts the roles, each behind its own proxy, and restarts what died
     proxy.py        between a role and NATS: cuts, stalls, heals
-    questions.py    what is asked, of all kinds a client may ask
-    clients.py      ask, and resume at another gateway when a connection breaks; they note all they are told
+    questions.py    the requests, of every kind that a client may send
+    clients.py      send requests, resume at another gateway after a disconnect, and record all they receive
     rawlog.py       the stream, read with the stock client
-    ledger.py       what the server acked, noted on the wire
-    checker.py      holds what clients were told against the stream; shares no code with what it checks
+    ledger.py       the events that the server acked, noted on the wire
+    checker.py      compares what clients received with the stream; shares no code with the code under test
     liar.py         a proxy that falsifies answers, to prove that the checker notices
-    rounds.py       one fault, under load, and what came of it
+    rounds.py       one fault under load, and its outcome
     matrix.py       every role, every point, every fault
-    scenarios.py    what is no single point: a server away, two roles at once, a poison request
-    report.py       the table
+    scenarios.py    faults beyond single points: a server away, two roles at once, a poison pill
+    report.py       the table of results
 
-`make chaos` runs it all: `python -m tests.chaos`.
+`make chaos` runs all of it: `python -m tests.chaos`.
 """

@@ -40,7 +40,7 @@ _ROUNDS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be run: on the deployment of the matrix, and on others."""
+    """The selected rounds: on the deployment of the matrix, and on others."""
 
     cells: Sequence[Cell]
     scenarios: Sequence[Scenario]
@@ -51,13 +51,13 @@ class Wanted:
 
     @property
     def flags(self) -> list[str]:
-        """The shape of the deployment, where it is not the usual one."""
+        """The shape of the deployment, if it is not the default."""
         workers = ["--workers", str(self.workers)] if self.workers != _REPLICAS else []
         return workers + (["--cluster"] if self.is_cluster else [])
 
 
 def main() -> int:
-    """Run what is asked for; the exit status."""
+    """Run the selected rounds; return the exit status."""
     wanted = parse()
     shutil.rmtree(wanted.out, ignore_errors=True)
     wanted.out.mkdir(parents=True)
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def parse(args: Sequence[str] | None = None) -> Wanted:
-    """What the arguments ask for; those of the process, unless others are given."""
+    """Parse the arguments; those of the process by default."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -133,9 +133,9 @@ async def _all(wanted: Wanted) -> Report:
 async def of_cell(
     deployment: Deployment, rounds: Rounds, undisturbed: Undisturbed, cell: Cell, *flags: str
 ) -> Result:
-    """A cell's round, on a deployment that is whole; another one where its point was not reached.
+    """Run a cell's round on a healthy deployment; repeat it if its point was not reached.
 
-    On a busy machine a client may be turned away by the very gateway that was to come to the point.
+    On a busy machine, the gateway that should reach the point may refuse a client.
     """
 
     async def once() -> Outcome:
@@ -158,7 +158,7 @@ async def of_cell(
 
 
 async def _tried(name: str, running: Awaitable[Outcome]) -> Outcome:
-    """An outcome, also where it did not come to one: a deployment that does not get up again is a finding."""
+    """The outcome of a round; a deployment that does not recover is a finding."""
     try:
         return await running
     except AssertionError as error:

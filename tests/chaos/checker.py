@@ -1,16 +1,16 @@
-"""The checker: what clients were told, held against the raw stream and against an undisturbed run.
+"""The checker: compares what clients received with the raw stream, and with an undisturbed run.
 
-It is written from the rules on the log (docs/nats.md, ARCHITECTURE.md), not from the code that keeps them: it
-decodes MessagePack into plain dictionaries and folds those itself.
+It is written from the rules of the log (docs/nats.md, ARCHITECTURE.md), and not from the code that implements
+them: it decodes MessagePack into plain dictionaries and folds those itself.
 
     Each accepted request ends exactly once.
     A chunk is valid unless a higher attempt was fenced before it, or its index was taken.
     A conductor's event of a deposed epoch is void.
-    The copies of an event that have one id say the same.
-    Nothing valid stands behind the end of an answer that is complete.
-    Offsets follow on one another; usage is what was counted; the end says how many chunks there are.
-    A client was told exactly the valid chunks, in order, each once, as they are; then the end, once.
-    All of it is what an undisturbed run of the same question gives.
+    Copies of an event with the same id are equal.
+    No valid chunk follows the end of a complete answer.
+    Offsets are consecutive; the usage is what was counted; the end states the number of chunks.
+    A client received exactly the valid chunks, unchanged, in order, each once; then the end, once.
+    All of it equals an undisturbed run of the same request.
 """
 
 import json
@@ -38,11 +38,11 @@ _CLOSE: Final = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that must not be.
+    """A violation of a rule.
 
     Attributes:
-        kind: a word for it.
-        tokens: how many tokens came twice or not at all, where it is about those.
+        kind: a short name.
+        tokens: the number of tokens that came twice or not at all, if it is about tokens.
     """
 
     kind: str
@@ -59,10 +59,10 @@ class Logged:
     """One request, as the stream has it.
 
     Attributes:
-        chunks: the valid ones, in the order in which they became so; their places are what clients count by.
-        held: those that came early, by track and index; each track counts its own.
-        ends: of each end that counts its kind and its event; more than one only where ids differ.
-        behind: valid chunks that stand behind the end.
+        chunks: the valid chunks, in the order in which they became valid; clients count them.
+        held: out-of-order chunks, by track and index; each track has its own indices.
+        ends: kind and event of each valid end; more than one only if ids differ.
+        behind: valid chunks after the end.
     """
 
     request_id: str
@@ -88,7 +88,7 @@ class Logged:
         return next(iter(self.ends.values()), None)
 
     def chunk(self, chunk: Event) -> None:
-        """Take a chunk, valid or void."""
+        """Fold a chunk, valid or void."""
         track, index = chunk.get("track", ""), chunk.get("index", 0)
         if chunk.get("attempt", 0) < self.attempt or index < self.following[track]:
             return
@@ -106,7 +106,7 @@ class Logged:
 
 
 class Stream:
-    """The stream, folded: every request by its id, and what contradicted itself on the way."""
+    """The folded stream: every request by its id, and contradictions found on the way."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.requests: dict[str, Logged] = {}
@@ -149,7 +149,7 @@ class Stream:
         return self.requests.setdefault(request_id, Logged(request_id))
 
     def _compare(self, record: Record, event: Event) -> None:
-        """Hold a copy against the first one."""
+        """Compare a copy with the first one."""
         if not event.get("id"):
             return
         said = {name: value for name, value in event.items() if name not in _OF_A_COPY}
@@ -176,7 +176,7 @@ def _decoded(data: bytes) -> Event | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What an undisturbed run of a question gave: by choice text or sound, tokens, its end; and the usage."""
+    """The result of an undisturbed run: text or sound, tokens and end of each choice; and the usage."""
 
     texts: tuple[str, ...]
     data: tuple[bytes, ...]
@@ -187,7 +187,7 @@ class Expected:
 
     @classmethod
     def of(cls, seen: Seen, stream: Stream) -> "Expected":
-        """As a client was told, and as the stream has it."""
+        """The result that a client received, or that the stream has."""
         parts = [stream.requests[one] for one in parts_of(seen)]
         return cls(
             texts=tuple(part.text for part in parts),
@@ -200,7 +200,7 @@ class Expected:
 
 
 def parts_of(seen: Seen) -> list[str]:
-    """The requests on the log that a question became, by choice."""
+    """The logged requests of a question, by choice."""
     return [
         seen.request_id if choice == 0 else f"{seen.request_id}-{choice}"
         for choice in range(seen.question.choices)
@@ -214,9 +214,9 @@ def check(
     *,
     earlier: Container[str] = (),
 ) -> list[Finding]:
-    """Everything that must not be.
+    """All findings.
 
-    `expected` is by the name of the question; `earlier` are requests that began before these records do.
+    `expected` is by the name of the question; `earlier` are requests that began before these records.
     """
     stream = Stream(records)
     findings = [*stream.findings]
@@ -318,7 +318,7 @@ def _of_client(seen: Seen, stream: Stream) -> list[Finding]:
 
 
 def _failure(seen: Seen, request: Logged, found: Any) -> list[Finding]:
-    """Whether a question that must fail did, alone and as it should."""
+    """Check that a question that must fail did, alone and with the right error."""
     wanted = seen.question.fails_with
     findings = _pieces(seen.pieces, request, seen, found)
     if f" {wanted}: " not in f" {seen.gave_up}":
@@ -329,7 +329,7 @@ def _failure(seen: Seen, request: Logged, found: Any) -> list[Finding]:
 
 
 def _pieces(mine: Sequence[Piece], request: Logged, seen: Seen, found: Any) -> list[Finding]:
-    """Whether the pieces are the valid chunks, in order, each once, as they are."""
+    """Check that the pieces are the valid chunks, unchanged, in order, each once."""
     findings: list[Finding] = []
     told: set[int] = set()
     following = 0
@@ -360,7 +360,7 @@ def _pieces(mine: Sequence[Piece], request: Logged, seen: Seen, found: Any) -> l
 
 
 def _is_silent(chunk: Event, seen: Seen) -> bool:
-    """Whether OpenAI's stream has nothing to say of a chunk: tokens that have no text yet."""
+    """True if OpenAI's stream has no event for a chunk: tokens without text yet."""
     return seen.question.way.startswith("/v1/") and not chunk.get("text")
 
 
@@ -406,7 +406,7 @@ def _reason(request: Logged) -> str:
 
 
 def _against(seen: Seen, stream: Stream, wanted: Expected) -> list[Finding]:
-    """Whether a catastrophe has left a mark."""
+    """Compare with the undisturbed run."""
 
     def found(kind: str, message: str) -> Finding:
         return Finding(kind=kind, request_id=seen.request_id, message=message)

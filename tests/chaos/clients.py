@@ -1,8 +1,9 @@
-"""Clients, as real ones are: they stream, and when a connection breaks they ask again at another gateway.
+"""Realistic clients: they stream, and resume at another gateway when a connection breaks.
 
-Most are written by hand, on httpx alone, so that nothing of ours sorts out what they are told; two are our
-own client, over HTTP and over NATS, as a service would use it. A client chooses the id of its request, and
-resumes by `Last-Event-ID`. It notes everything, and judges nothing.
+Most are written by hand on httpx alone, so that none of our code filters what they receive. Two are our own
+client, over HTTP and over NATS, as a service would use it. A client chooses the id of its request, and
+resumes
+with `Last-Event-ID`. It records everything and judges nothing.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ _AGAIN: Final = frozenset({429, 503})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """Where one may ask: the gateways, and NATS."""
+    """The entry points: the gateways, and NATS."""
 
     urls: Sequence[str]
     nats_url: str
@@ -43,7 +44,7 @@ class Doors:
 
 
 async def ask(doors: Doors, question: Question, request_id: str, *, first: int = 0) -> Seen:
-    """Ask, and stay to the end; the gateway `first` is asked first."""
+    """Send a request and read to the end, starting at the gateway `first`."""
     seen = Seen(request_id, question, moments_s=[time.monotonic()])
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -62,7 +63,7 @@ async def ask(doors: Doors, question: Question, request_id: str, *, first: int =
 
 
 async def _with_our_client(address: str, token: str | None, seen: Seen) -> None:
-    """Ask; a request that was not taken, because there was no time for it, is asked again."""
+    """Send a request with our client; retry a request that was refused for lack of capacity."""
     while not seen.completions:
         try:
             await _one_stream(address, token, seen)
@@ -97,7 +98,7 @@ async def _one_stream(address: str, token: str | None, seen: Seen) -> None:
 
 
 class _BrokenError(Exception):
-    """The connection broke, or the server has no time: to be asked again."""
+    """The connection broke, or the server is busy: retry."""
 
 
 async def _over_http(doors: Doors, seen: Seen, first: int) -> None:
@@ -116,7 +117,7 @@ async def _over_http(doors: Doors, seen: Seen, first: int) -> None:
 
 
 async def _one_connection(url: str, seen: Seen) -> None:
-    """Ask, behind what is there; return at the end of the answer, or of the client's patience."""
+    """Read on one connection, after what was received; until the end or the client's timeout."""
     question = seen.question
     body = {**question.fields, "request_id": seen.request_id}
     if question.leaves_after is None:
@@ -172,7 +173,7 @@ async def _ndjson(response: httpx.Response, seen: Seen) -> AsyncGenerator[Piece,
 
 
 async def _sse(response: httpx.Response, seen: Seen) -> AsyncGenerator[Piece, None]:
-    """OpenAI's stream: server-sent events; one with the index of a chunk in its id is of that chunk."""
+    """OpenAI's stream: server-sent events; an event whose id has a chunk's index belongs to that chunk."""
     position: str | None = None  # of the event that is being told; ours once it is told whole
     async for line in _complete_lines(response):
         name, _, value = line.partition(b": ")
@@ -197,7 +198,7 @@ async def _sse(response: httpx.Response, seen: Seen) -> AsyncGenerator[Piece, No
 
 
 def _index_of(position: str | None, choice: int) -> int | None:
-    """The index of a choice's last chunk in a stream's position; None where it says something else."""
+    """The index of a choice's last chunk in a stream position; None if it has none."""
     parts = (position or "").split(",")
     found = _INDEX.match(parts[choice]) if choice < len(parts) else None
     return int(found[0]) if found is not None else None
@@ -223,7 +224,7 @@ def _logprobs(listed: Mapping[str, Any] | None) -> tuple[float, ...] | None:
 
 
 async def _complete_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """Lines that came to their end; a connection that breaks in the middle of one has told nothing by it."""
+    """The complete lines; a line that a broken connection cuts off does not count."""
     rest = b""
     async for data in response.aiter_bytes():
         *lines, rest = (rest + data).split(b"\n")

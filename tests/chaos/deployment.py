@@ -1,10 +1,10 @@
-"""A deployment to be hurt: each role a process of its own behind its own proxy, started again when it dies.
+"""The deployment under test: each role is its own process behind its own proxy, restarted when it dies.
 
     nats-server ─┬─ proxy ─ gateway-0    proxy ─ conductor-0    proxy ─ worker-0
                  └─ proxy ─ gateway-1    proxy ─ conductor-1    proxy ─ worker-1    (replicas)
 
-Started again after as long as `dalsegno serve` takes, by nothing of ours: what kept the deployment alive in a
-proof should not be what is proven. Each process obeys a file of its own (`shared.faults`).
+Roles are restarted with the same delay as by `dalsegno serve`, but not by its code: the code under test must
+not be what keeps the deployment alive. Each process has its own fault file (`shared.faults`).
 """
 
 import asyncio
@@ -53,7 +53,7 @@ _PORTS: Final = range(10_240, 32_768)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """The end of a process that nobody asked for by a signal of ours."""
+    """The exit of a process that no signal of ours caused."""
 
     role: str
     status: int
@@ -62,12 +62,12 @@ class Exit:
 
 @dataclass(slots=True)
 class Role:
-    """One role: its command, its process while it has one, its proxy, and its orders to fail.
+    """One role: its command, its current process, its proxy, and its fault file.
 
     Attributes:
         kind: `gateway`, `conductor` or `worker`.
-        may_run: cleared, it is not started again until it is set.
-        exits: how its processes ended, but for those that were killed.
+        may_run: while cleared, the role is not restarted.
+        exits: the exits of its processes, except the killed ones.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Role:
         return self.folder / f"{self.name}.log"
 
     def order(self, point: str, nth: int, action: str) -> None:
-        """Have it fail."""
+        """Write a fault order."""
         self.fault.write_text(faults.order(point, nth, action))
 
     def disarm(self) -> None:
@@ -104,7 +104,7 @@ class Role:
 
     @property
     def has_reached(self) -> bool:
-        """Whether it obeyed."""
+        """True if the process has executed its order."""
         return self.fault.read_text().startswith("reached ")
 
     def signal(self, number: signal.Signals) -> None:
@@ -112,7 +112,7 @@ class Role:
             os.kill(self.pid, number)
 
     async def run(self) -> None:
-        """Keep it running until cancelled."""
+        """Keep the role running until cancelled."""
         self.may_run.set()
         while True:
             await self.may_run.wait()
@@ -141,7 +141,7 @@ class Bus(Protocol):
     """The servers of the log.
 
     Attributes:
-        may_run: cleared, one that dies is not started again until it is set.
+        may_run: while cleared, a dead server is not restarted.
     """
 
     may_run: asyncio.Event
@@ -152,18 +152,18 @@ class Bus(Protocol):
     def token(self) -> str: ...
     def signal(self, number: signal.Signals) -> None: ...
     async def start(self) -> None:
-        """Start it, and make the stream."""
+        """Start the server, and create the stream."""
         ...
 
     async def run(self) -> None:
-        """Keep it running until cancelled."""
+        """Keep the server running until cancelled."""
         ...
 
     async def close(self) -> None: ...
 
 
 class Nats:
-    """One nats-server, kept running; its calls are made by one thread, with which it would end."""
+    """One nats-server, kept running; one thread makes its calls, because the server ends with that thread."""
 
     def __init__(self, folder: Path) -> None:
         self.server = NatsServer(folder)
@@ -207,11 +207,11 @@ class Nats:
 
 @dataclass(slots=True)
 class Deployment:
-    """All of it, running.
+    """The running deployment.
 
     Attributes:
-        ledger: what nats-server acked, so far.
-        beats: by subject, what a process said of itself last, and when.
+        ledger: the events that nats-server has acked so far.
+        beats: by subject, the latest heartbeat and its time.
     """
 
     folder: Path
@@ -234,16 +234,16 @@ class Deployment:
 
     @property
     def leader(self) -> Role | None:
-        """The conductor that says it leads, and lives."""
+        """The live conductor whose heartbeat says that it leads."""
         pids = {beat["pid"] for beat in self._fresh("conductor") if beat["state"] == "leading"}
         leading = [role for role in self.of("conductor") if role.pid in pids]
         return leading[0] if len(leading) == 1 else None
 
     async def wait_until_ready(self, timeout_s: float = READY_S) -> None:
-        """Wait until everybody is there and says so.
+        """Wait until all processes are ready.
 
         Raises:
-            AssertionError: they are not, in time; says who is missing.
+            AssertionError: they are not, in time; the message names the missing ones.
         """
         deadline = time.monotonic() + timeout_s
         while missing := await self._missing():
@@ -279,7 +279,7 @@ class Deployment:
         return []
 
     async def leftovers(self, patience_s: float) -> list[str]:
-        """What processes still hold of requests, when all of them have ended and time was given to say so."""
+        """State of requests that processes still hold some time after all requests have ended."""
         since_s = time.monotonic()
         while True:
             await asyncio.sleep(_LOOK_S)
@@ -289,7 +289,7 @@ class Deployment:
                 return found
 
     def _held(self, since_s: float) -> list[str]:
-        """What those who were heard since then hold."""
+        """The state held by the processes with a heartbeat since then."""
         found: list[str] = []
         for subject, (beat, at_s) in self.beats.items():
             tensors = beat.get("meters", {}).get("tensors", {})
@@ -300,7 +300,7 @@ class Deployment:
         return found
 
     def _fresh(self, kind: str) -> list[dict[str, Any]]:
-        """What processes of a kind said of themselves lately."""
+        """The recent heartbeats of one kind of process."""
         now_s = time.monotonic()
         return [
             beat
@@ -309,22 +309,22 @@ class Deployment:
         ]
 
     async def listen(self) -> None:
-        """Hear the beats until cancelled."""
+        """Receive heartbeats until cancelled."""
         async for subject, beat in self.log.beats("ds.beat.>"):
             self.beats[subject] = (beat, time.monotonic())
 
     def exits(self) -> list[Exit]:
-        """Processes that ended by themselves, so far."""
+        """The processes that have exited by themselves so far."""
         return [one for role in self.roles.values() for one in role.exits]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How many of each, of which model.
+    """The number of processes of each role, and the model.
 
     Attributes:
-        settings: keys of the configuration, over those that follow from the rest.
-        env: what its processes find in their environment besides.
+        settings: configuration keys that override the derived ones.
+        env: additional environment variables of the processes.
     """
 
     checkpoint: Path
@@ -352,7 +352,7 @@ class Shape:
 async def deployed(
     folder: Path, shape: Shape, bus: Callable[[Path], Bus] = Nats
 ) -> AsyncGenerator[Deployment, None]:
-    """A deployment in `folder`, ready; ended at the end of the block."""
+    """A ready deployment in `folder`, stopped at the end of the block."""
     config = _written(folder, shape)
     nats = bus(folder / "nats")
     async with AsyncExitStack() as stack:
@@ -387,7 +387,7 @@ def _written(folder: Path, shape: Shape) -> Path:
 
 
 def _commands(shape: Shape) -> list[tuple[str, str, list[str], str]]:
-    """Name, kind, arguments and address of each role; workers first, as they have the most to load."""
+    """Name, kind, arguments and address of each role; workers first, because they load longest."""
     found = [(f"worker-{n}", "worker", ["worker", "--rank", str(n)], "") for n in range(shape.workers)]
     for number in range(shape.gateways):
         port = _free_port()

@@ -1,8 +1,8 @@
-"""What goes wrong: one process, at one point, in one of three ways.
+"""The faults: one process, at one point, in one of three ways.
 
-A *kill* is SIGKILL, and the supervisor starts the role again. A *stop* is SIGSTOP for longer than anybody
-waits for a sign of life, then SIGCONT: the process wakes up in a world that went on without it. A *cut* takes
-its connection to NATS away for as long.
+A *kill* is SIGKILL; the supervisor restarts the role. A *stop* is SIGSTOP for longer than any heartbeat
+timeout, then SIGCONT: the process resumes in a deployment that has continued without it. A *cut* removes its
+connection to NATS for as long.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _LOOK_S: Final = 0.002
 def at_point(
     deployment: Deployment, armed: Sequence[Role], point: str, nth: int, action: Action
 ) -> Disturbance:
-    """Have the first of the `armed` roles that reaches the point for the nth time fail there."""
+    """Let the first of the `armed` roles that reaches the point for the nth time fail there."""
 
     async def disturb() -> bool:
         for role in armed:
@@ -43,7 +43,7 @@ def at_point(
 
 
 async def _after(role: Role, action: Action) -> None:
-    """It is at its point: killed already, stopped, or waiting to be cut off."""
+    """Continue the fault at the point: the process is killed, stopped, or waits to be cut off."""
     if action == "stop":
         pid = role.pid
         try:
@@ -61,7 +61,7 @@ async def _after(role: Role, action: Action) -> None:
 
 
 def at_once(role: Role, action: Action) -> Disturbance:
-    """Have a role fail wherever it happens to be."""
+    """Let a role fail wherever it is."""
 
     async def disturb() -> bool:
         if action != "cut":
@@ -73,7 +73,7 @@ def at_once(role: Role, action: Action) -> Disturbance:
 
 
 def after_events(deployment: Deployment, count: int, disturb: Disturbance) -> Disturbance:
-    """Do it once so many events have passed."""
+    """Apply the fault after a number of events have passed."""
 
     async def wait_and_disturb() -> bool:
         reached = asyncio.Event()
@@ -101,7 +101,7 @@ def _watch(deployment: Deployment, watch: Callable[[Moment], None]) -> None:
 
 
 def of_the_server(deployment: Deployment, moment: Moment, nth: int, action: Action) -> Disturbance:
-    """Have nats-server fail at the nth event that passes."""
+    """Let nats-server fail at the nth event that passes."""
 
     async def disturb() -> bool:
         nats, reached = deployment.nats, asyncio.Event()
@@ -137,7 +137,7 @@ def of_the_server(deployment: Deployment, moment: Moment, nth: int, action: Acti
 
 
 def triggered(disturb: Disturbance, trigger: Disturbance) -> Disturbance:
-    """The same, where something has to be done to have its point reached."""
+    """The same, with an action that makes the point reachable."""
 
     async def both() -> bool:
         async with asyncio.TaskGroup() as tasks:
@@ -150,7 +150,7 @@ def triggered(disturb: Disturbance, trigger: Disturbance) -> Disturbance:
 
 
 def signalled(role: Role, number: signal.Signals, *, for_s: float = 0.0) -> Disturbance:
-    """Send a signal; with `for_s`, SIGCONT so much later."""
+    """Send a signal; with `for_s`, SIGCONT after that time."""
 
     async def disturb() -> bool:
         role.signal(number)

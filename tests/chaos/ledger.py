@@ -1,7 +1,7 @@
-"""What the server promised: every event that was acked, noted on the wire, whoever it was acked to.
+"""Ledger of the events that the server acked, noted on the wire.
 
-Read from the NATS protocol as it passes a proxy: a `PUB` with a reply, and the `MSG` that answers it. So an
-ack counts from the moment the server gave it, also where the role it was for never heard of it.
+It parses the NATS protocol in a proxy: a `PUB` with a reply, and the `MSG` that answers it. So an ack counts
+from the moment the server sent it, even if its role never receives it.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ def digest(data: bytes) -> bytes:
 
 @dataclass(slots=True)
 class Wire:
-    """One direction of a connection, cut into messages."""
+    """One direction of a connection, split into messages."""
 
     _rest: bytes = b""
 
     def feed(self, data: bytes) -> Iterator[tuple[list[bytes], bytes]]:
-        """Messages that are complete now: the words of the line, and the payload without headers."""
+        """The messages that are now complete: the words of the line, and the payload without headers."""
         self._rest += data
         while (end := self._rest.find(b"\r\n")) >= 0:
             words = self._rest[:end].split()
@@ -56,13 +56,13 @@ class Ledger:
         return Account(self)
 
     def is_logged(self, subject: str) -> bool:
-        """Whether what is published there is stored: all of the deployment's but beats."""
+        """True if the stream stores this subject: all of the deployment's except heartbeats."""
         return subject.startswith(f"{self.prefix}.") and not subject.startswith(f"{self.prefix}.beat.")
 
     def check(self, records: Iterable[Record], from_seq: int, count: int | None = None) -> list[Finding]:
-        """What was acked from a position on, and is not there any more, or is something else.
+        """The acked events from a position on that the stream has lost or changed.
 
-        `count`: of so many acks, as there were before the records were read.
+        `count` is the number of acks at the time before the records were read.
         """
         found = {record.seq: digest(record.data) for record in records}
         return [
@@ -79,7 +79,7 @@ class Ledger:
 
 @dataclass(slots=True)
 class Account:
-    """One connection's part of it."""
+    """One connection's part of the ledger."""
 
     ledger: Ledger
     _up: Wire = field(default_factory=Wire)
@@ -87,7 +87,7 @@ class Account:
     _sent: dict[bytes, tuple[str, bytes]] = field(default_factory=dict)
 
     def up(self, data: bytes) -> int:
-        """Take what goes to the server; how many events are in it."""
+        """Take bytes to the server; return the number of events in them."""
         events = 0
         for words, payload in self._up.feed(data):
             subject = words[1].decode(errors="replace")
@@ -98,7 +98,7 @@ class Account:
         return events
 
     def down(self, data: bytes) -> int:
-        """Take what comes from the server; how many acks are in it."""
+        """Take bytes from the server; return the number of acks in them."""
         acks = 0
         for words, payload in self._down.feed(data):
             sent = self._sent.get(words[1])

@@ -1,4 +1,4 @@
-"""A gateway's impostor: it falsifies one thing in each answer, to prove that the checker notices."""
+"""A faulty gateway proxy: it falsifies one thing in each answer, to prove that the checker notices."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ def swapped(units: list[bytes]) -> list[bytes]:
 
 
 def altered(units: list[bytes]) -> list[bytes]:
-    """One letter of the text is another."""
+    """Change one letter of the text."""
     unit = units[4]
     if not unit.startswith(b"{"):
         head, _, data = unit.partition(b"data: ")
@@ -43,13 +43,13 @@ def altered(units: list[bytes]) -> list[bytes]:
 
 
 def ended_twice(units: list[bytes]) -> list[bytes]:
-    """The end is told again; of events, all that tell it."""
+    """Repeat the end; of events, all those that form it."""
     end = next(place for place, unit in enumerate(units) if _is_end(unit))
     return [*units[:end], units[end], *units[end:]]
 
 
 def ended_early(units: list[bytes]) -> list[bytes]:
-    """The end comes before the last chunk."""
+    """Move the end before the last chunk."""
     end = next(place for place, unit in enumerate(units) if _is_end(unit))
     return [*units[: end - 1], units[end], units[end - 1], *units[end + 1 :]]
 
@@ -64,7 +64,7 @@ def _other(text: str) -> str:
 
 @asynccontextmanager
 async def lying(url: str, lie: Lie) -> AsyncGenerator[str, None]:
-    """A server that asks the gateway at `url`, and answers with what `lie` makes of the whole."""
+    """A server that forwards to the gateway at `url`, and passes each whole answer through `lie`."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):

@@ -1,4 +1,4 @@
-"""The kill matrix: every role, at every point, in every way."""
+"""The kill matrix: every role, at every point, with every fault."""
 
 import random
 import signal
@@ -45,10 +45,10 @@ ALL_POINTS: Final = {**POINTS, **{name: meaning for name, (_, meaning) in _SERVE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One role at one point, in one way.
+    """One role at one point, with one fault.
 
     Attributes:
-        nth: the time the point is passed at which it happens; 0 is the usual one.
+        nth: the occurrence of the point at which the fault happens; 0 is the default.
     """
 
     point: str
@@ -65,7 +65,7 @@ class Cell:
         return self.point.partition(".")[0]
 
     def command(self, *flags: str) -> str:
-        """What repeats it, on a deployment of the same shape."""
+        """The command that repeats it on a deployment of the same shape."""
         role, _, point = self.point.partition(".")
         nth = ["--nth", str(self.nth)] if self.nth else []
         args = ["--role", role, "--point", point, "--action", self.action, *nth, *flags]
@@ -73,16 +73,16 @@ class Cell:
 
     @property
     def patience_s(self) -> float:
-        """How long it may take when all clients are served: where something has to start, long."""
+        """The time after which it is given up once all clients are served; long if something has to start."""
         return DISTURBED_S if self.point.startswith(_BY_ANOTHER) else 2 * FAULT_S
 
     def questions(self, lasting: Sequence[Question]) -> list[Question]:
-        """What is asked in its round: the leavers first, as the gateway that is hurt is the first."""
+        """The requests of its round: clients that leave come first, because the first gateway is hurt."""
         leavers = [LEAVER] * _LEAVERS if self.point in _NEEDS_LEAVERS else []
         return [*leavers, *lasting]
 
     def disturbance(self, deployment: Deployment) -> Disturbance:
-        """What goes wrong in its round."""
+        """The fault of its round."""
         if self.point in _SERVER_POINTS:
             moment, _ = _SERVER_POINTS[self.point]
             return of_the_server(deployment, moment, self.nth or _SERVER_NTH, self.action)
@@ -118,7 +118,7 @@ class Cell:
 def cells(
     role: str | None = None, point: str | None = None, action: str | None = None, nth: int = 0
 ) -> Iterator[Cell]:
-    """The cells of the matrix; of one role, whose point has `point` in its name, of one action."""
+    """The cells of the matrix; optionally of one role, one action, and points whose name contains `point`."""
     for name in ALL_POINTS:
         of_role, _, rest = name.partition(".")
         for one in ACTIONS:
@@ -127,7 +127,7 @@ def cells(
 
 
 def at_random(seed: int) -> Cell:
-    """A cell that is passed often, some time."""
+    """A random cell of a frequent point, at a random occurrence."""
     chance = random.Random(seed)
     point = chance.choice([*_NTH, *_SERVER_POINTS])
     most = _MOST_OF_THE_SERVER if point in _SERVER_POINTS else 2 * _NTH.get(point, 1)

@@ -1,8 +1,8 @@
-"""A TCP proxy between one role and NATS: it cuts, stalls, slows and heals, and says when something passes.
+"""A TCP proxy between one role and NATS: it cuts, stalls, slows and heals, and reports what passes.
 
-Cut, it resets what there is and whatever comes; stalled, it keeps connections and passes nothing on, as a
-network does that loses every packet. What was stalled goes on where it was. Slowed, it passes on one piece
-each way at a time, and holds each for a while.
+A cut resets all connections and every new one. A stall keeps connections and forwards nothing, like a network
+that loses every packet; stalled data continues afterwards. Slowed, it forwards one piece at a time in each
+direction, with a delay.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _PIECE_BYTES: Final = 1 << 16
 
 
 class Moment(Enum):
-    """When, of an event on its way to the log."""
+    """A moment of an event on its way to the log."""
 
     FORWARDING = "forwarding"
     FORWARDED = "forwarded"
@@ -27,12 +27,12 @@ class Moment(Enum):
 
 
 class Proxy:
-    """One role's way to NATS, to each of its servers.
+    """One role's connection to NATS, to each of its servers.
 
     Attributes:
-        ports: where it listens, by server; they stay the same.
+        ports: the listening port by server; they do not change.
         watch: called at every moment of an event (or an ack) that passes, before or after it does.
-        ledger: where all acks are noted.
+        ledger: notes all acks.
     """
 
     def __init__(self, *to_ports: int, ledger: Ledger | None = None) -> None:
@@ -63,13 +63,13 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """Where it listens, for the only server."""
+        """The listening port for the only server."""
         [port] = self.ports
         return port
 
     @property
     def url(self) -> str:
-        """As a role is told."""
+        """The URL for the role."""
         return ",".join(f"nats://127.0.0.1:{port}" for port in self.ports)
 
     def cut(self) -> None:
@@ -80,15 +80,15 @@ class Proxy:
             _reset(writer)
 
     def stall(self) -> None:
-        """Pass nothing on until `heal`."""
+        """Forward nothing until `heal`."""
         self._flows.clear()
 
     def slow(self, delay_s: float) -> None:
-        """Hold every piece for so long until `heal`."""
+        """Delay every piece until `heal`."""
         self._delay_s = delay_s
 
     def heal(self) -> None:
-        """Pass everything on."""
+        """Forward everything."""
         self._is_cut = False
         self._delay_s = 0.0
         self._flows.set()
@@ -144,11 +144,11 @@ class Proxy:
 
 
 class ConnectionEndedError(Exception):
-    """One side closed; so does the other."""
+    """One side closed, so the other is closed, too."""
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close with a reset: what is on its way is lost, as when a machine goes."""
+    """Close with a reset: data in flight is lost, as when a machine fails."""
     with contextlib.suppress(OSError):
         raw = writer.get_extra_info("socket")
         if raw is not None:

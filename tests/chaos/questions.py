@@ -1,6 +1,6 @@
-"""What is asked: every kind of stream a client may have, each long enough to be hit in its middle.
+"""The requests: every kind of stream a client may have, each long enough to be interrupted in its middle.
 
-All are greedy or seeded, so that what came through a catastrophe can be held against what comes without one.
+All are greedy or seeded, so that an answer can be compared with that of an undisturbed run.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ _SEEDED: Final = {"temperature": 1.0, "seed": 7}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One question, to be asked any number of times under other ids.
+    """One request, to be sent any number of times under different ids.
 
     Attributes:
-        way: the route; or with our own client, over HTTP or over NATS.
-        fields: the body's, or the client's arguments.
-        choices: so many answers does it want.
-        leaves_after: so many pieces does the client take before it leaves for good; None is all.
-        fails_with: the code of the error it is to end with.
+        way: the route; or our own client, over HTTP or over NATS.
+        fields: the fields of the body, or the client's arguments.
+        choices: the number of choices.
+        leaves_after: the number of pieces after which the client disconnects for good; None never.
+        fails_with: the code of the error that it has to end with.
     """
 
     name: str
@@ -133,10 +133,10 @@ LASTING: Final = (GREEDY, SEEDED, TWO, STOPPED, LISTED, OURS, PLAIN)
 
 
 def stopping_at(text: str) -> Question:
-    """`STOPPED` with a stop string that ends `text`, its answer without one, behind its middle.
+    """`STOPPED` with a stop string that ends `text`, its answer without one, after its middle.
 
     Raises:
-        ValueError: everything in the text comes early already.
+        ValueError: every possible stop string occurs too early.
     """
     for at in range(len(text) // 2, len(text) - 6):
         stop = text[at : at + 6]

@@ -1,4 +1,4 @@
-"""The stream as it is: raw bytes, read with the stock client and nothing of ours."""
+"""The raw stream: bytes, read with the stock client and none of our code."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -17,7 +17,7 @@ STREAM: Final = "DS_LOG"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A message of the stream; `time_s` is when it was stored, by the server's clock."""
+    """A message of the stream; `time_s` is its storage time by the server's clock."""
 
     seq: int
     subject: str
@@ -27,7 +27,7 @@ class Record:
 
 @asynccontextmanager
 async def connected(url: str, token: str) -> AsyncGenerator["RawLog", None]:
-    """Connect to the servers themselves, past all proxies."""
+    """Connect to the servers directly, past all proxies."""
     client = await nats.connect(
         url.split(","), token=token, max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=_quietly
     )
@@ -38,11 +38,11 @@ async def connected(url: str, token: str) -> AsyncGenerator["RawLog", None]:
 
 
 async def _quietly(_: Exception) -> None:
-    """A server that is away is what this is about."""
+    """Ignore errors: these tests take servers away."""
 
 
 class RawLog:
-    """Reads the stream, and hears the beats."""
+    """Reads the stream, and receives heartbeats."""
 
     def __init__(self, client: nats.aio.client.Client) -> None:
         self._client = client
@@ -53,7 +53,7 @@ class RawLog:
         return int(info.state.last_seq)
 
     async def records(self, start_seq: int) -> list[Record]:
-        """All there is from `start_seq` on, up to the end as it is now."""
+        """All records from `start_seq` up to the current end."""
         last_seq = await self.last_seq()
         if last_seq < start_seq:
             return []
@@ -77,7 +77,7 @@ class RawLog:
         return found
 
     async def beats(self, subject: str) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-        """What processes tell of themselves, from now on."""
+        """The heartbeats of all processes, from now on."""
         subscription = await self._client.subscribe(subject)
         try:
             async for message in subscription.messages:

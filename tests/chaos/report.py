@@ -1,4 +1,4 @@
-"""What came of the rounds: a table for people, and the same for programs."""
+"""The report of the rounds: a table for people, and the same as JSON."""
 
 import json
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from tests.chaos.rounds import Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One round: of a cell, or of a scenario, and the command that repeats it."""
+    """One round: of a cell or of a scenario, and the command that repeats it."""
 
     cell: Cell | None
     outcome: Outcome
@@ -75,7 +75,7 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def _said(self, result: Result | None) -> str:
-        """A cell: by how much a client waited longer, or what went wrong."""
+        """The text of a cell: how much longer a client waited, or what went wrong."""
         if result is None:
             return ""
         if not result.outcome.reached:
@@ -112,13 +112,13 @@ class Report:
         return json.dumps({"totals": self.totals(), "rounds": rounds}, indent=1)
 
     def write(self, folder: Path) -> None:
-        """Both, into a folder."""
+        """Write both into a folder."""
         (folder / "chaos.md").write_text(self.markdown())
         (folder / "chaos.json").write_text(self.json())
 
 
 def keep(result: Result, folder: Path) -> Path:
-    """What a round that failed can be looked into by: its records, and what its clients were told."""
+    """Keep the records and transcripts of a failed round for inspection."""
     place = folder / "failed" / result.name
     place.mkdir(parents=True, exist_ok=True)
     with (place / "records.jsonl").open("w") as file:

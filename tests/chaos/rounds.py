@@ -1,6 +1,6 @@
-"""A round: clients stream, one thing goes wrong at one point, and all that was told is held against the log.
+"""A round: clients stream, one fault happens at one point, and everything received is checked.
 
-order ──> clients ──> the role reaches its point ──> the fault ──> it passes ──> ends ──> checker
+order ──> clients ──> the role reaches its point ──> the fault ──> recovery ──> ends ──> checker
 """
 
 import asyncio
@@ -36,11 +36,11 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undisturbed:
-    """The same questions, asked while nothing goes wrong.
+    """The same requests, sent without a fault.
 
     Attributes:
-        questions: as they are to be asked; one has a stop string of its own.
-        expected: by question, what came of it.
+        questions: the requests to send; one has its own stop string.
+        expected: by question, the result.
     """
 
     questions: Sequence[Question]
@@ -49,14 +49,14 @@ class Undisturbed:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a round.
+    """The outcome of a round.
 
     Attributes:
-        reached: the point was reached, so that there was something to survive.
-        stall_s: the longest time a client waited for a word; `undisturbed_s`, that when nothing goes wrong.
-        clients: how many there were; `resumed` how often they asked again.
-        attempts: how often a request was fenced: it went on in another attempt.
-        parts: where it is of several rounds, their outcomes.
+        reached: the point was reached, so the round proves something.
+        stall_s: the longest silence of a client; `undisturbed_s`, the same without a fault.
+        clients: the number of clients; `resumed`, how often they resumed.
+        attempts: the number of attempt fences.
+        parts: the outcomes of several rounds, if it combines them.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Outcome:
 
     @property
     def lost(self) -> int:
-        """Requests without an answer."""
+        """The requests without an answer."""
         kinds = {"lost", "no-end", "not-on-the-log", "end-missing"}
         return len({finding.request_id for finding in self.findings if finding.kind in kinds})
 
@@ -117,10 +117,10 @@ class Rounds:
         self._undisturbed_s = 0.0
 
     async def undisturbed(self, questions: Sequence[Question] = LASTING) -> Undisturbed:
-        """Ask while nothing goes wrong.
+        """Send the requests without a fault.
 
         Raises:
-            AssertionError: something did go wrong.
+            AssertionError: something went wrong.
         """
         first = await self.round("undisturbed", questions)
         asked = [
@@ -144,9 +144,9 @@ class Rounds:
         disturb: Disturbance | None = None,
         patience_s: float = DISTURBED_S,
     ) -> Outcome:
-        """Ask, disturb, wait for all ends, check.
+        """Send the requests, apply the fault, wait for all ends, check.
 
-        When all clients are served, a disturbance is given up after `patience_s`.
+        Once all clients are served, a disturbance is given up after `patience_s`.
         """
         began_s = time.monotonic()
         start_seq = await self._caught_up() + 1
@@ -169,13 +169,13 @@ class Rounds:
         return outcome
 
     async def ask(self, name: str, questions: Sequence[Question], disturb: Disturbance) -> list[Seen]:
-        """Ask, and disturb; what the clients were told, unchecked."""
+        """Send the requests and apply the fault; return what the clients received, unchecked."""
         return (await self._asked(name, questions, disturb, DISTURBED_S))[0]
 
     async def _asked(
         self, name: str, questions: Sequence[Question], disturb: Disturbance | None, patience_s: float
     ) -> tuple[list[Seen], bool]:
-        """What the clients were told, and whether the disturbance came about."""
+        """Return what the clients received, and True if the fault happened."""
         number, doors = next(_numbers), self.deployment.doors
         async with asyncio.TaskGroup() as tasks:
             disturbing = tasks.create_task(disturb()) if disturb is not None else None
@@ -189,7 +189,7 @@ class Rounds:
             return seen, disturbing is None or await _in_time(disturbing, patience_s)
 
     async def _until_all_ended(self, start_seq: int) -> list[Record]:
-        """The round's records, once the log shows an end of every request in them, or time is up."""
+        """The round's records, once every request in them has ended, or on a timeout."""
         deadline = time.monotonic() + _ENDS_S
         while True:
             with contextlib.suppress(NatsError, TimeoutError):
@@ -201,7 +201,7 @@ class Rounds:
             await asyncio.sleep(0.1)
 
     async def _caught_up(self) -> int:
-        """How far the log goes now; the epochs up to there are known."""
+        """The current end of the log; the epochs up to there are known."""
         while True:
             with contextlib.suppress(NatsError, TimeoutError):
                 records = await self.deployment.log.records(self._read + 1)
@@ -211,7 +211,7 @@ class Rounds:
             await asyncio.sleep(0.1)
 
     def _died_since(self, since_s: float) -> list[Finding]:
-        """Processes that ended by themselves, for a reason that is a bug."""
+        """The processes that have exited because of a bug."""
         return [
             Finding(kind="died", request_id="", message=f"{one.role} ended with status {one.status}")
             for one in self.deployment.exits()
@@ -220,7 +220,7 @@ class Rounds:
 
 
 async def _in_time(disturbing: "asyncio.Task[bool]", patience_s: float) -> bool:
-    """Whether a disturbance came about; one that waits for what never comes is given up."""
+    """Wait for a disturbance; return False if it does not happen in time."""
     await asyncio.wait({disturbing}, timeout=patience_s)
     if not disturbing.done():
         disturbing.cancel()

@@ -1,6 +1,6 @@
-"""What is no single point: several roles at once, a server that is away, a request that kills.
+"""Faults beyond single points: several roles at once, a server that is away, a request that kills.
 
-Those of `SCENARIOS` happen on the deployment of the matrix; those of `OTHERS` bring one of their own.
+`SCENARIOS` run on the deployment of the matrix; `OTHERS` start their own.
 """
 
 import asyncio
@@ -51,10 +51,10 @@ LOAD: Final = 2
 
 @dataclass(slots=True)
 class Notes:
-    """What a scenario saw, beside the checker: for the report, and what must not be.
+    """A scenario's own observations: remarks for the report, and violations.
 
     Attributes:
-        at_s: when it happened, by the wall clock.
+        at_s: the time of the fault, by the wall clock.
     """
 
     said: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Notes:
 
 
 class Victim(Protocol):
-    """What can be sent a signal, and kept from being started again: a role, or nats-server."""
+    """A process that can receive signals and be kept from restarting: a role, or nats-server."""
 
     may_run: asyncio.Event
 
@@ -80,11 +80,11 @@ Judge: TypeAlias = Callable[[Outcome, Notes], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One catastrophe on the deployment of the matrix.
+    """One scenario on the deployment of the matrix.
 
     Attributes:
-        times: how often, one round each.
-        judges: look at more than the checker does.
+        times: the number of rounds.
+        judges: additional checks.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Scenario:
     judges: Sequence[Judge] = ()
 
     async def run(self, deployment: Deployment, rounds: Rounds, undisturbed: Undisturbed) -> Outcome:
-        """All its rounds, as one outcome."""
+        """Run all its rounds, as one outcome."""
         outcomes = []
         for _ in range(self.times):
             await deployment.wait_until_ready()
@@ -109,7 +109,7 @@ class Scenario:
 
 
 def judged(outcome: Outcome, notes: Notes, judges: Sequence[Judge]) -> Outcome:
-    """The outcome, with what else was seen."""
+    """The outcome with the additional observations."""
     for judge in judges:
         judge(outcome, notes)
     outcome.findings += notes.findings
@@ -118,7 +118,7 @@ def judged(outcome: Outcome, notes: Notes, judges: Sequence[Judge]) -> Outcome:
 
 
 def together(outcomes: Sequence[Outcome]) -> Outcome:
-    """Several rounds as one."""
+    """Several rounds as one outcome."""
     first = outcomes[0]
     if len(outcomes) == 1:
         return first
@@ -148,7 +148,7 @@ async def _nothing(_deployment: Deployment, _notes: Notes) -> None:
 
 
 def killed(*names: str, away_s: float = 0.0, meanwhile: Doing = _nothing) -> Happening:
-    """All of them are killed at once, and stay away for so long, or as long as something takes meanwhile."""
+    """Kill all of them at once; restart them after a time, or when an action has finished."""
 
     def of(deployment: Deployment, notes: Notes) -> Disturbance:
         async def disturb() -> bool:
@@ -172,7 +172,7 @@ def killed(*names: str, away_s: float = 0.0, meanwhile: Doing = _nothing) -> Hap
 
 
 def stopped(*names: str, meanwhile: Doing = _nothing) -> Happening:
-    """All of them are stopped at once, and wake up later."""
+    """Stop all of them at once, and resume them later."""
 
     def of(deployment: Deployment, notes: Notes) -> Disturbance:
         async def disturb() -> bool:
@@ -195,7 +195,7 @@ def stopped(*names: str, meanwhile: Doing = _nothing) -> Happening:
 
 
 def slowed(delay_s: float) -> Happening:
-    """Everybody's way to NATS is slow for a while."""
+    """Slow down every connection to NATS for a while."""
 
     def of(deployment: Deployment, notes: Notes) -> Disturbance:
         async def disturb() -> bool:
@@ -225,7 +225,7 @@ def _victim(deployment: Deployment, name: str) -> Victim:
 
 
 async def new_requests_are_told_to_come_again(deployment: Deployment, notes: Notes) -> None:
-    """While the log is away: 503, and when to try again; and soon."""
+    """While the log is away, new requests get a 503 with a retry time, quickly."""
     await asyncio.sleep(2.5)  # by then everybody has noticed
     for url in deployment.doors.urls:
         async with httpx.AsyncClient(timeout=_ANSWER_S) as http:
@@ -243,7 +243,7 @@ async def new_requests_are_told_to_come_again(deployment: Deployment, notes: Not
 
 
 async def without_snapshots(deployment: Deployment, notes: Notes) -> None:
-    """Whoever starts has the log alone."""
+    """Delete the snapshots: a restarted conductor has only the log."""
     found = _snapshots(deployment)
     notes.said.append(f"{len(found)} snapshot files were deleted")
     if not found:
@@ -253,7 +253,7 @@ async def without_snapshots(deployment: Deployment, notes: Notes) -> None:
 
 
 async def with_damaged_snapshots(deployment: Deployment, notes: Notes) -> None:
-    """One byte in the middle of each is another."""
+    """Change one byte in the middle of each snapshot."""
     found = _snapshots(deployment)
     notes.said.append(f"a byte in {len(found)} snapshot files was changed")
     if not found:
@@ -272,7 +272,7 @@ def _snapshots(deployment: Deployment) -> list[Path]:
 
 
 def nobody_was_declared_lost(outcome: Outcome, notes: Notes) -> None:
-    """The log being away is no worker's death."""
+    """An outage of the log must not declare a worker lost."""
     lost = [record.seq for record in outcome.records if record.subject.endswith(".conductor.lost")]
     if lost:
         notes.find("declared-lost", f"workers were declared lost at {lost}")
@@ -281,7 +281,7 @@ def nobody_was_declared_lost(outcome: Outcome, notes: Notes) -> None:
 
 
 def somebody_was_declared_lost(outcome: Outcome, notes: Notes) -> None:
-    """How long it took to notice."""
+    """Note how long it took to declare the worker lost."""
     lost = [record for record in outcome.records if record.subject.endswith(".conductor.lost")]
     if lost:
         notes.said.append(f"lost workers were declared after {lost[0].time_s - notes.at_s:.2f} s")
@@ -290,7 +290,7 @@ def somebody_was_declared_lost(outcome: Outcome, notes: Notes) -> None:
 
 
 def another_took_over(outcome: Outcome, notes: Notes) -> None:
-    """How long that took, by the log's clock: to the claim, and to the first decision behind it."""
+    """Note the time to the next epoch, and to the first decision after it, by the log's clock."""
     epochs = [one for one in outcome.records if one.subject.endswith(".conductor.epoch")]
     if not epochs:
         notes.find("no-take-over", "nobody opened an epoch")
@@ -346,7 +346,7 @@ POISON_CODE: Final = "poison_request"
 
 
 async def poisoned(folder: Path) -> Outcome:
-    """Two requests that kill their workers, one at once and one behind some tokens, among neighbours."""
+    """Two requests kill their workers, one at once and one after some tokens, among innocent requests."""
     shape = Shape(
         checkpoint=tiny_checkpoint("qwen3"), family="poisonous", env=poison.environment(folder / "family")
     )
@@ -372,7 +372,7 @@ def _poison(name: str, after: int) -> Question:
 
 
 async def hung(folder: Path) -> Outcome:
-    """A worker beats on and gets no further: it is lost for that, and joins again when it wakes up."""
+    """A worker's heartbeats continue without progress: it is declared lost, and joins again on resuming."""
     shape = Shape(checkpoint=tiny_checkpoint("qwen3"), settings={"recovery": {"worker_hung_s": _HUNG_S}})
     async with deployed(folder, shape) as deployment:
         rounds, notes = Rounds(deployment), Notes()
@@ -396,7 +396,7 @@ async def hung(folder: Path) -> Outcome:
 
 
 async def stormy(folder: Path) -> Outcome:
-    """Anybody, again and again: each round has a seed, by which all that happens in it is chosen."""
+    """Random faults of random processes; each round has a seed that determines all of them."""
     shape = Shape(checkpoint=tiny_checkpoint("qwen3"), settings={"max_attempts": _MANY})
     async with deployed(folder, shape) as deployment:
         rounds, outcomes = Rounds(deployment), []
@@ -438,7 +438,7 @@ def _storm(deployment: Deployment, seed: int, notes: Notes) -> Disturbance:
 
 
 class Three:
-    """A cluster of three servers as the log's; what is killed is the one that leads the stream."""
+    """A cluster of three servers for the log; the one that leads the stream is killed."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -465,7 +465,7 @@ class Three:
         raise AssertionError("a member is killed, not all of them")
 
     async def run(self) -> None:
-        """Its members are started by whoever killed them."""
+        """Do nothing: the test that kills its members also restarts them."""
 
     async def close(self) -> None:
         self.cluster.kill()
@@ -473,12 +473,12 @@ class Three:
 
 
 async def clustered(folder: Path) -> Outcome:
-    """The server that leads the stream is killed: its successor takes seconds, and nobody is lost for it."""
+    """The leader of the stream is killed: its successor takes seconds, and no worker is declared lost."""
     return await _in_a_cluster(folder, "cluster-leader-killed", _kill_the_leader)
 
 
 async def clustered_and_hung(folder: Path) -> Outcome:
-    """The same with a leader that hangs: its connections stay open, and nobody answers on them."""
+    """The same with a leader that hangs: its connections stay open without any response."""
     return await _in_a_cluster(folder, "cluster-leader-hung", _hang_the_leader)
 
 
@@ -521,7 +521,7 @@ async def _in_a_cluster(folder: Path, name: str, hurt: Callable[[Member], Awaita
 
 
 async def store_lost(folder: Path) -> Outcome:
-    """The server comes back without its store: nobody pretends, and everything goes on by itself."""
+    """The server restarts without its store: the loss is reported, and the deployment recovers."""
     async with deployed(folder, Shape(checkpoint=tiny_checkpoint("qwen3"))) as deployment:
         rounds, notes = Rounds(deployment), Notes()
         undisturbed = await rounds.undisturbed()
@@ -537,7 +537,7 @@ async def store_lost(folder: Path) -> Outcome:
 async def _while_the_store_is_lost(
     deployment: Deployment, rounds: Rounds, undisturbed: Undisturbed, notes: Notes
 ) -> list[Seen]:
-    """Have clients ask, and take the log away under them; what they were told."""
+    """Send requests and remove the log meanwhile; return what the clients received."""
 
     async def lose() -> bool:
         assert isinstance(deployment.nats, Nats)
@@ -569,9 +569,9 @@ _ON_THREE_RANKS: Final = [
 
 
 async def spoken(folder: Path) -> Outcome:
-    """A model on three ranks speaks, and each of them is killed, stopped and cut off in the middle.
+    """A model on three ranks emits audio; each rank is killed, stopped and cut off in the middle.
 
-    What cannot be continued is computed again, and what was heard of it must not be contradicted.
+    What cannot be continued is computed again, and must equal what was already received.
     """
     shape = Shape(
         checkpoint=tiny_orpheus(),

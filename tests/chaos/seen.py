@@ -1,4 +1,4 @@
-"""What a client was told, as it was told: nothing is sorted out or left out here."""
+"""Everything that one client received, unsorted and unfiltered."""
 
 import time
 from dataclasses import dataclass, field
@@ -8,15 +8,15 @@ from tests.chaos.questions import Question
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One thing told.
+    """One received event.
 
     Attributes:
-        choice: of which answer.
-        index: the chunk's place in its answer, as the client was told.
-        data: bytes of what is not text.
-        token_ids: None where the route does not tell them.
-        logprobs: of the tokens taken, where they are told.
-        finish_reason: of the piece that ends an answer; it has no index.
+        choice: the index of the choice.
+        index: the chunk's index in its answer, as sent.
+        data: bytes that are not text.
+        token_ids: None if the route does not send them.
+        logprobs: of the sampled tokens, if sent.
+        finish_reason: of the event that ends a choice; it has no index.
     """
 
     choice: int = 0
@@ -30,17 +30,17 @@ class Piece:
 
 @dataclass(slots=True)
 class Seen:
-    """All that one client was told of one question.
+    """Everything that one client received for one request.
 
     Attributes:
-        moments_s: when it asked, and when each thing came.
-        usages: one for each time it was told what the answer used.
-        completions: how often the answer was said to be complete.
-        refusals: answers that were none, in the order they came: code and message.
-        resumed: how often it asked again, because a connection broke or a server had no time.
-        position: what it would resume behind, in the server's words.
-        left: it left of its own will.
-        gave_up: why it has no answer; empty where it has.
+        moments_s: the times of the request, and of each received event.
+        usages: one for each usage that was sent.
+        completions: how often the answer was declared complete.
+        refusals: code and message of each error response, in order.
+        resumed: how often it resumed, because a connection broke or a server was busy.
+        position: the position to resume after, as the server sent it.
+        left: the client disconnected on purpose.
+        gave_up: the reason why it has no answer; empty if it has one.
     """
 
     request_id: str
@@ -61,7 +61,7 @@ class Seen:
 
     @property
     def longest_stall_s(self) -> float:
-        """The longest time without a word, from asking to the end."""
+        """The longest silence, from the request to the end."""
         pairs = zip(self.moments_s, self.moments_s[1:], strict=False)
         return max((later - earlier for earlier, later in pairs), default=0.0)
 

@@ -1,6 +1,6 @@
-"""The short part of the kill matrix, on one deployment; and the chain of proof, shown to be able to fail.
+"""A short part of the kill matrix on one deployment; and proof that the checks can fail.
 
-All of the matrix is `make chaos`.
+`make chaos` runs the whole matrix.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ LIED_ABOUT: Final = (GREEDY, LISTED)
 
 @dataclass(slots=True)
 class Proof:
-    """What came of everything."""
+    """The results of all rounds."""
 
     report: Report = field(default_factory=Report)
     honest: list[Finding] = field(default_factory=list)
@@ -77,7 +77,7 @@ async def _prove(folder: Path) -> Proof:
 
 
 async def _told_by(deployment: Deployment, question: Question, lie: Lie) -> list[Finding]:
-    """What the checker finds where a proxy tells what it makes of the gateway's answer."""
+    """The checker's findings for a proxy that falsifies the gateway's answers."""
     start_seq = await deployment.log.last_seq() + 1
     name = getattr(lie, "__name__", "honest").replace("_", "-")
     async with lying(deployment.doors.urls[0], lie) as url:

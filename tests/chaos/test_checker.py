@@ -1,4 +1,4 @@
-"""The checker can fail: whatever is falsified, in a transcript or on the log, is found and named."""
+"""The checker can fail: every falsification, in a transcript or on the log, is found and named."""
 
 import time
 from collections.abc import Callable
@@ -90,7 +90,7 @@ def records(events: Events) -> list[Record]:
 
 
 def seen(question: Question = GREEDY, pieces: list[Piece] | None = None) -> Seen:
-    """What a client was told of it, that had to resume once."""
+    """What a client received that resumed once."""
     told = [
         Piece(index=index, text=f"<{index}>", token_ids=(10 * index, 10 * index + 1)) for index in range(4)
     ]

@@ -1,4 +1,4 @@
-"""The proxy between a role and NATS: passes on, cuts, stalls, heals, and says what passes."""
+"""The proxy between a role and NATS: it forwards, cuts, stalls, heals, and reports what passes."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -13,7 +13,7 @@ from tests.chaos.rawlog import Record
 
 @asynccontextmanager
 async def echoing() -> AsyncGenerator[Proxy, None]:
-    """A proxy to a server that says back what it is told."""
+    """A proxy to an echo server."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What clients of a deployment do: ask over HTTP, publish to NATS, read the log, use the command line."""
+"""Client helpers of end-to-end tests: HTTP requests, NATS events, log reading, the command line."""
 
 import asyncio
 import base64
@@ -38,11 +38,11 @@ PATIENCE_S: Final = 60.0
 
 @dataclass(slots=True)
 class Answer:
-    """One answer of `/generate`, piece by piece.
+    """One answer of `/generate`, chunk by chunk.
 
     Attributes:
-        awaited_tokens: once it has so many, `under_way` is set.
-        arrivals_s: when each piece came.
+        awaited_tokens: the number of tokens after which `under_way` is set.
+        arrivals_s: the arrival time of each chunk.
     """
 
     request_id: str
@@ -56,7 +56,7 @@ class Answer:
 
     @property
     def told(self) -> tuple[str, list[int], dict[str, Any]]:
-        """All a client can compare with another answer."""
+        """Everything that a client can compare with another answer."""
         return self.text, self.token_ids, self.end
 
     @property
@@ -90,7 +90,7 @@ def body(text: str, request_id: str, **params: Any) -> dict[str, Any]:
 
 
 async def generate(client: httpx.AsyncClient, answer: Answer, text: str, **params: Any) -> Answer:
-    """Stream the answer to `text`, in full."""
+    """Stream the whole answer to `text`."""
     async with client.stream("POST", "/generate", json=body(text, answer.request_id, **params)) as response:
         assert response.status_code == 200, await response.aread()
         async for line in response.aiter_lines():
@@ -101,7 +101,7 @@ async def generate(client: httpx.AsyncClient, answer: Answer, text: str, **param
 async def answers(
     client: httpx.AsyncClient, texts: list[str], prefix: str, *, at_once: int, **params: Any
 ) -> list[Answer]:
-    """The answers to many questions, so many of them asked at the same time."""
+    """The answers to many requests, with a limit of concurrent ones."""
     places = asyncio.Semaphore(at_once)
 
     async def one(number: int, text: str) -> Answer:
@@ -143,7 +143,7 @@ async def service(running: Running) -> AsyncGenerator[nats.js.client.JetStreamCo
 
 @asynccontextmanager
 async def log_of(running: Running, shown: Credentials) -> AsyncGenerator[Log, None]:
-    """The log, for whoever shows that."""
+    """The log, for any client with credentials."""
     log = await jetstream.connect(
         running.nats_url, credentials=shown, subjects=Subjects(running.prefix), name="an e2e test"
     )
@@ -161,7 +161,7 @@ async def reader(running: Running) -> AsyncGenerator["Reader", None]:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads what a deployment wrote."""
+    """Reads a deployment's log."""
 
     log: Log
     subjects: Subjects
@@ -169,7 +169,7 @@ class Reader:
     async def until(
         self, subject: str, kind: type[E], which: Callable[[E], bool] = lambda _: True
     ) -> tuple[int, E]:
-        """The first such event on a subject, waited for; with its sequence."""
+        """Wait for the first such event on a subject; return it with its sequence."""
         async with asyncio.timeout(PATIENCE_S), aclosing(self.log.read([subject], 1)) as records:
             async for record in records:
                 event = decode(record.data)
@@ -178,7 +178,7 @@ class Reader:
         raise AssertionError("the log ended")
 
     async def events(self, request_id: str) -> list[AnyEvent]:
-        """All that the log holds of a request now; what cannot be read is left out."""
+        """All readable events of a request in the log."""
         found: list[AnyEvent] = []
         async with aclosing(self.log.history(self.subjects.all_of(request_id))) as records:
             async for record in records:
@@ -190,7 +190,7 @@ class Reader:
         return found
 
     async def answer(self, request_id: str) -> tuple[str, list[int]]:
-        """Text and tokens of a request's output, as the log has them."""
+        """Text and tokens of a request's output, from the log."""
         transcript, chunks = Transcript(), list[OutputChunk]()
         for event in await self.events(request_id):
             if isinstance(event, OutputChunk | OutputFence):
@@ -198,7 +198,7 @@ class Reader:
         return "".join(chunk.text for chunk in chunks), [id for chunk in chunks for id in chunk.token_ids]
 
     async def said(self, subject: str, which: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The first such beat from now on."""
+        """The first such heartbeat from now on."""
         async with asyncio.timeout(PATIENCE_S), aclosing(self.log.listen(subject)) as beats:
             async for _, data in beats:
                 beat: dict[str, Any] = msgspec.msgpack.decode(data)
@@ -211,7 +211,7 @@ class Reader:
 
 
 def run(*args: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> Ended:
-    """`dalsegno ARGS`, whatever its status."""
+    """Run `dalsegno ARGS`, with any exit status."""
     return subprocess.run(
         [sys.executable, "-m", "dalsegno", *args],
         capture_output=True,
@@ -224,13 +224,13 @@ def run(*args: str, env: dict[str, str] | None = None, cwd: Path | None = None) 
 
 
 def run_on(running: Running, *args: str, env: dict[str, str] | None = None) -> Ended:
-    """`dalsegno ARGS` on the log of a running deployment."""
+    """Run `dalsegno ARGS` on the log of a running deployment."""
     told = environment.of(running.client) | (env or {})
     return run(*args, "--nats", running.nats_url, "--prefix", running.prefix, env=told)
 
 
 def verdicts(ended: Ended) -> dict[str, dict[str, Any]]:
-    """What `dalsegno replay --json` found, by request."""
+    """The verdicts of `dalsegno replay --json`, by request."""
     found = [json.loads(line) for line in ended.stdout.splitlines()]
     return {verdict["request_id"]: verdict for verdict in found}
 

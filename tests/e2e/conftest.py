@@ -1,4 +1,4 @@
-"""Real deployments for all tests that do not harm them: of the demo, and of random weights."""
+"""Deployments shared by all tests that do not damage them: the demo, and random weights."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[deploy.Runn
 
 @pytest.fixture(scope="session")
 def random_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[deploy.Running]:
-    """The same of a checkpoint folder with random weights: answers vary, and are as long as one likes."""
+    """The same with a checkpoint of random weights: answers vary, and are as long as requested."""
     folder = tmp_path_factory.mktemp("random")
     with deploy.serve(folder, model=str(tiny_checkpoint("qwen3"))) as running:
         yield running

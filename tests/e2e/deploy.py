@@ -23,9 +23,9 @@ STOP_SECONDS: Final = 60.0
 
 @dataclass(slots=True)
 class Running:
-    """A deployment that is ready.
+    """A ready deployment.
 
-    `pids` is read again each time: a role that was killed has a new one as soon as it runs again.
+    `pids` is read again each time: a killed role has a new pid once it runs again.
     """
 
     launcher: subprocess.Popen[bytes]
@@ -47,16 +47,16 @@ class Running:
 
     @property
     def client(self) -> Credentials:
-        """What a service shows to NATS."""
+        """The credentials of a service."""
         return Credentials(**self.now.nats_client)
 
     @property
     def reader(self) -> Credentials:
-        """What who only reads the log shows."""
+        """The credentials of a reader of the log."""
         return Credentials(**self.now.nats_reader)
 
     def shown_by(self, pid: int) -> Credentials:
-        """What one of its roles shows: nobody but the same user can look there."""
+        """The credentials of a role; only the same user can read them."""
         told = Path(f"/proc/{pid}/environ").read_text().split("\0")
         [seed] = [line.partition("=")[2] for line in told if line.startswith(f"{environment.NATS_SEED}=")]
         return Credentials(seed=seed)
@@ -70,18 +70,18 @@ class Running:
         return self.now.pids
 
     def all_pids(self) -> list[int]:
-        """Every process of it, the launcher's too."""
+        """All its processes, including the launcher."""
         pids = self.pids
         roles = [*pids.gateway, *pids.conductor, *pids.worker.values()]
         return [self.launcher.pid, *roles, *([pids.nats] if pids.nats is not None else [])]
 
     def stop(self) -> int:
-        """Ctrl-C, and wait for its end; the exit status."""
+        """Press Ctrl-C, and wait for the end; return the exit status."""
         self.launcher.send_signal(signal.SIGINT)
         return self.launcher.wait(STOP_SECONDS)
 
     def log(self) -> str:
-        """What it wrote to its terminal so far."""
+        """Its terminal output so far."""
         return self.output.read_text(errors="replace")
 
 
@@ -89,9 +89,9 @@ class Running:
 def serve(
     folder: Path, *args: str, model: str = "demo", env: dict[str, str] | None = None
 ) -> Iterator[Running]:
-    """`dalsegno serve MODEL ARGS` with its data dir in `folder`, ready; stopped at the end of the block.
+    """Run `dalsegno serve MODEL ARGS` with its data dir in `folder` until the end of the block.
 
-    May be started again on the same `folder`: it is the same deployment then.
+    A second start on the same `folder` is the same deployment.
     """
     ready_file, output, data_dir = folder / "ready.json", folder / "terminal.txt", folder / "data"
     command = [sys.executable, "-m", "dalsegno", "serve", model, "--port", "0", *args]
@@ -114,7 +114,7 @@ def serve(
 
 
 def _wait_until_ready(running: Running) -> None:
-    """Another process's file sets no event of ours: look often."""
+    """Poll for the ready file, because another process writes it."""
     deadline = time.monotonic() + START_SECONDS
     while not running.ready_file.exists():
         if running.launcher.poll() is not None or time.monotonic() > deadline:

@@ -1,12 +1,14 @@
-"""The pages as their reader has them: commands and what they show, programs, settings, links.
+"""Documentation pages as tests: commands with their output, programs, settings, links.
 
-A ```console block is a terminal: a line that begins with `$ ` is typed, what follows is shown. It is run as
-it stands there, in a folder that looks like a clone of the repository, on a running deployment; only the
-page's addresses are replaced by the real ones. What came must be what is shown, but for what is another every
-time (`masked`), and for what three dots stand for: any lines on a line of their own, a part of it within one.
+A ```console block is a terminal: a line that starts with `$ ` is typed, the following lines are its output.
+Commands run unchanged, in a folder that looks like a clone of the repository, on a running deployment; only
+the
+page's addresses are replaced by the real ones. The output must equal the page, except for values that vary
+(`masked`) and for three dots, which stand for any lines on a line of their own, and for any text within a
+line.
 
-What cannot be run here is in `NOT_RUN`, each with the reason, and is parsed instead by what would run it.
-A ```text block behind a ```python block is what that program prints.
+Commands that cannot run here are in `NOT_RUN`, each with the reason; their own parser checks them instead. A
+```text block after a ```python block is the output of that program.
 """
 
 import json
@@ -83,14 +85,14 @@ _OTHERS_EVERY_TIME: Final = (
 
 
 def masked(text: str) -> str:
-    """Without what is another every time: clocks, ids that are made up, places in the log."""
+    """The text without values that vary: times, generated ids, log positions."""
     for pattern, replacement in _OTHERS_EVERY_TIME:
         text = pattern.sub(replacement, text)
     return text
 
 
 def agrees(shown: str, came: str) -> bool:
-    """Whether what came is what is shown; see the module about dots."""
+    """True if the output matches the page; the module docstring explains dots."""
     pattern = re.escape(masked(shown.strip())).replace("\\ ", " ").replace("\\\n", "\n")
     for dots, whatever in _DOTS:
         pattern = dots.sub(lambda _, whatever=whatever: whatever, pattern)  # type: ignore[misc]
@@ -103,7 +105,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def sessions(text: str) -> Iterator[tuple[str, str]]:
-    """Each command of the page's terminals, and what is shown behind it."""
+    """Each command of the page's terminals, with its output."""
     for block in blocks(text, "console"):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             lines = part.splitlines()
@@ -119,7 +121,7 @@ def rows(text: str, heading: str) -> list[list[str]]:
 
 
 def named(cell: str) -> set[str]:
-    """What a cell names in code."""
+    """The code names in a cell."""
     return set(re.findall(r"`([^`]+)`", cell))
 
 
@@ -128,7 +130,7 @@ def named(cell: str) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What stands between two fences."""
+    """The content of a fenced block."""
 
     language: str
     text: str
@@ -136,14 +138,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """One command of a terminal, and what is shown behind it."""
+    """One command of a terminal, with its output."""
 
     command: str
     shown: str
 
     @property
     def reason_not_to_run(self) -> str | None:
-        """Why it is parsed only; None for one that is run."""
+        """The reason why it is only parsed; None for a command that runs."""
         plain = " ".join(words(self.command))
         found = [key for key in NOT_RUN if plain == key or plain.startswith(f"{key} ")]
         return NOT_RUN[found[0]] if found else None
@@ -179,7 +181,7 @@ class Page:
 
     @property
     def programs(self) -> list[tuple[str, str | None]]:
-        """Its Python programs, and what each prints where that is shown."""
+        """Its Python programs, with their output where the page shows it."""
         pairs = pairwise([*self.blocks, Block("", "")])
         return [
             (block.text, behind.text if behind.language == "text" else None)
@@ -189,19 +191,19 @@ class Page:
 
     @property
     def said(self) -> list[str]:
-        """The commands of ours in its sentences and tables, but for patterns of commands."""
+        """Our own commands in its sentences and tables, except patterns of commands."""
         found = re.findall(r"`(dalsegno [a-z]+ [^`]+)`", self._prose())
         return [command for command in found if not re.search(r"[|<>]|\.\.\.", command)]
 
     @property
     def links(self) -> list[str]:
-        """Where its links lead that stay in the repository."""
+        """The targets of its links within the repository."""
         found = re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", self._prose())
         return [target for target in found if not re.match(r"[a-z]+:", target)]
 
     @property
     def anchors(self) -> set[str]:
-        """What a link can name in it, as GitHub makes it of the headings."""
+        """The anchors that a link can name, as GitHub derives them from the headings."""
         found: list[str] = []
         for heading in re.findall(r"^#{1,6} +(.*?)\s*$", self._prose(), re.MULTILINE):
             slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
@@ -214,7 +216,7 @@ class Page:
 
 
 def leads_somewhere(page: Page, target: str) -> bool:
-    """Whether a link of a page has its file, and the heading it names."""
+    """True if the file of a link exists, and the heading that it names."""
     file, _, anchor = target.partition("#")
     path = (page.path.parent / file).resolve() if file else page.path
     if not path.exists() or not path.is_relative_to(ROOT):
@@ -223,7 +225,7 @@ def leads_somewhere(page: Page, target: str) -> bool:
 
 
 def all_pages() -> list[Page]:
-    """Every page of the repository that somebody reads."""
+    """Every documentation page of the repository."""
     folders = [ROOT / name for name in ("benchmarks", "configs", "deploy", "docs")]
     paths = [*ROOT.glob("*.md"), *(path for folder in folders for path in folder.rglob("*.md"))]
     return [Page(str(path.relative_to(ROOT))) for path in sorted(paths) if "node_modules" not in path.parts]
@@ -234,11 +236,11 @@ def all_pages() -> list[Page]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What the page's addresses stand for here.
+    """The real values of a page's addresses.
 
     Attributes:
-        real: what is written on the page, and what is meant.
-        variables: what is in the environment of every command besides.
+        real: the address on the page, and its real value.
+        variables: additional environment variables of every command.
     """
 
     real: Mapping[str, str]
@@ -246,7 +248,7 @@ class Place:
 
     @classmethod
     def of(cls, running: Running) -> "Place":
-        """A deployment that runs already."""
+        """The values of a running deployment."""
         return cls(
             real={
                 URL: running.url,
@@ -261,7 +263,7 @@ class Place:
 class Terminal:
     """A terminal in a folder that looks like a clone, for one page on one deployment.
 
-    `export`ed variables stay for the commands behind. Nothing else is kept between two commands, but files.
+    `export`ed variables stay for later commands. Between two commands only they and files are kept.
     """
 
     def __init__(self, folder: Path, place: Place) -> None:
@@ -287,10 +289,10 @@ class Terminal:
         self._environment = {**os.environ, "PATH": search, **place.variables}
 
     def type(self, command: str) -> str:
-        """Run a command to its end; what it wrote to stdout.
+        """Run a command to its end; return its stdout.
 
         Raises:
-            AssertionError: its status is not 0.
+            AssertionError: its exit status is not 0.
         """
         if command.startswith("export "):
             self._exports.append(self._real(command))
@@ -298,15 +300,15 @@ class Terminal:
         return self._ended(command, *self._shell(command))
 
     def run(self, program: str) -> str:
-        """Run a Python program to its end; what it printed."""
+        """Run a Python program to its end; return its stdout."""
         return self._ended(program, sys.executable, "-c", self._real(program))
 
     def write(self, name: str, text: str) -> None:
-        """A file of the page, in the terminal's folder."""
+        """Write a file of the page to the terminal's folder."""
         (self._folder / name).write_text(self._real(text))
 
     def begin(self, command: str) -> None:
-        """Run a command until `close`."""
+        """Start a command that runs until `close`."""
         with (self._folder / "begun.txt").open("ab") as output:
             self._begun.append(
                 subprocess.Popen(
@@ -316,7 +318,7 @@ class Terminal:
             )  # fmt: skip
 
     def close(self) -> None:
-        """End what was begun, the last first."""
+        """Stop all started commands, the last one first."""
         for process in reversed(self._begun):
             process.terminate()
             process.wait(PATIENCE_S)
@@ -350,13 +352,14 @@ def run(
     begin: Callable[[str], bool] = lambda _: False,
     runs_programs: bool = True,
 ) -> None:
-    """Run the commands and programs of a page from top to bottom, and compare.
+    """Run the commands and programs of a page from top to bottom, and compare the output.
 
-    `begin` may take a command that does not end; it says whether it did. `runs_programs` False: they are
-    parts of files, which somebody else runs.
+    `begin` may take a command that does not end, and then returns True. With `runs_programs` False, the
+    programs
+    are parts of files, which another test runs.
 
     Raises:
-        AssertionError: with the command, what is shown and what came.
+        AssertionError: with the command, the expected and the real output.
     """
     typed, programs = iter(page.typed), iter(page.programs)
     for block in page.blocks:
@@ -383,7 +386,7 @@ def _compare(what: str, shown: str | None, came: str) -> None:
 
 
 def words(command: str) -> list[str]:
-    """The words of a command, without variables before it, comments, and the folder of its program."""
+    """The words of a command, without variables, comments, and the folder of its program."""
     found = shlex.split(command, comments=True)
     while found and re.match(r"[A-Z_]+=", found[0]):
         del found[0]
@@ -391,10 +394,10 @@ def words(command: str) -> list[str]:
 
 
 def parse(command: str) -> None:
-    """Let those parse a command who would run it, as far as they are here.
+    """Parse a command with the parser of its program, where that is installed.
 
     Raises:
-        AssertionError: it could not be run, and why.
+        AssertionError: the command is invalid, and why.
     """
     subprocess.run(["bash", "-n", "-c", command], check=True)
     program, *args = words(command)

@@ -1,4 +1,4 @@
-"""`docs/adding-a-model.md`: a family from outside is served, streamed, replayed; the page shows its files."""
+"""`docs/adding-a-model.md`: an external family is served, streamed, replayed; the page shows its files."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ PAGE: Final = pages.Page("docs/adding-a-model.md")
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The family as pip would have installed it: its package on the path, and its entry point."""
+    """The family as if pip had installed it: its package on the path, and its entry point."""
     points = tomllib.loads((FAMILY / "pyproject.toml").read_text())["project"]["entry-points"]
     site = tmp_path_factory.mktemp("site")
     info = site / "shout-1.0.0.dist-info"

@@ -1,4 +1,4 @@
-"""What a deployment writes is what docs/asyncapi.yaml says: every event, on its channel, by its schema."""
+"""A deployment's events match docs/asyncapi.yaml: every event, on its channel, by its schema."""
 
 from base64 import b64encode
 from contextlib import aclosing
@@ -22,7 +22,7 @@ _SERVED: Final = {
 
 
 def plain(value: Any) -> Any:
-    """MessagePack's bytes as the schemas have them."""
+    """MessagePack bytes in the schema's form."""
     match value:
         case bytes():
             return b64encode(value).decode()
@@ -35,7 +35,7 @@ def plain(value: Any) -> Any:
 
 
 def messages(channel: str) -> dict[str, Draft202012Validator]:
-    """The validators of a channel's messages, by the tag of their events."""
+    """The validators of a channel's messages, by event tag."""
     found = {}
     for reference in DOCUMENT["channels"][channel]["messages"].values():
         message = DOCUMENT["components"]["messages"][reference["$ref"].rpartition("/")[2]]
@@ -44,7 +44,7 @@ def messages(channel: str) -> dict[str, Draft202012Validator]:
 
 
 async def everything_happens(running: Running) -> None:
-    """An answer with everything in it, a cancel, a failure and a rejection."""
+    """An answer with all features, a cancel, a failure and a rejection."""
     async with AsyncClient(running.nats_url, credentials=running.client, prefix=running.prefix) as client:
         await client.generate("hi", max_tokens=3, logprobs=2, echo=True, request_id="asyncapi-1")
         stream = client.stream("hi", max_tokens=400, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""A request that was served, taken away in a file: replayed elsewhere, run again, forked, asked once more."""
+"""A bundle of a served request: replayed elsewhere, executed again, forked, submitted again."""
 
 import asyncio
 import io
@@ -112,7 +112,7 @@ def test_the_newest_requests_of_a_log(deployment: Running, taken: Path) -> None:
 
 
 async def test_the_server_lets_a_reader_publish_nothing(deployment: Running) -> None:
-    """Whatever `dalsegno replay` might do by mistake: its credentials are not enough for it."""
+    """The credentials of `dalsegno replay` do not allow it to publish."""
     refused: list[str] = []
 
     async def on_error(error: Exception) -> None:
@@ -187,7 +187,7 @@ def test_what_came_is_asked_again_as_it_came(deployment: Running, taken: Path) -
 
 @pytest.fixture(scope="module")
 def varied(random_deployment: Running, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle of an answer of random weights: each of its tokens could as well be another."""
+    """The bundle of an answer of random weights: any other token would be as likely."""
     path = tmp_path_factory.mktemp("varied") / "varied.bundle"
     model = httpx.get(f"{random_deployment.url}/v1/models").json()["data"][0]["id"]
     asked = {"model": model, "prompt": "abc", "max_tokens": 24, "temperature": 1.1, "ignore_eos": True}
@@ -213,7 +213,7 @@ def test_the_nodes_run_again_give_what_they_gave(varied: Path) -> None:
 
 
 def test_a_token_that_the_model_does_not_say_is_named(varied: Path, tmp_path: Path) -> None:
-    """A log that was altered, or a kernel that was wrong: the log alone cannot tell which."""
+    """An altered log or a wrong kernel: the log alone cannot distinguish them."""
     found = bundle_file.read(str(varied))
     place = next(n for n, one in enumerate(found.kept) if b"output.chunk" in one.record.data)
     record = found.kept[place].record

@@ -1,4 +1,4 @@
-"""A client that leaves stops the work: in the log, in the engine, and soon."""
+"""A client that disconnects stops the work soon: in the log and in the engine."""
 
 import json
 

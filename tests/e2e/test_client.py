@@ -1,4 +1,4 @@
-"""The client on real deployments: the same calls, the same answers, over HTTP and NATS, whoever dies."""
+"""The client on real deployments: equal calls and answers over HTTP and NATS, whatever process dies."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ WAYS: Final = ("http", "nats")
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """One whose roles are killed: random weights, and answers as long as one likes."""
+    """A deployment whose roles are killed: random weights, and answers as long as requested."""
     with deploy.serve(tmp_path_factory.mktemp("client"), model=str(tiny_checkpoint("qwen3"))) as running:
         yield running
 
@@ -36,7 +36,7 @@ def client_of(running: Running, way: str) -> AsyncClient:
 
 
 async def story(running: Running, way: str, request_id: str) -> Answer:
-    """The story, undisturbed."""
+    """The text of an undisturbed answer."""
     async with client_of(running, way) as client:
         return await client.generate(
             STORY, request_id=request_id, temperature=0, max_tokens=TOKENS, ignore_eos=True
@@ -108,7 +108,7 @@ async def test_what_is_wrong_is_an_error_that_says_so(way: str, deployment: Runn
 
 @asynccontextmanager
 async def breaking(url: str) -> AsyncIterator[str]:
-    """A way to `url` on which each connection breaks after its first 1500 bytes of answer."""
+    """A proxy to `url` that breaks each connection after its first 1500 bytes of response."""
     host, port = url.removeprefix("http://").split(":")
 
     async def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

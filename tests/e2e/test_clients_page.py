@@ -1,4 +1,4 @@
-"""docs/clients.md: every program and every command on it does what the page says."""
+"""docs/clients.md: every program and every command has the effect that the page describes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A deployment on a NATS cluster of three: who leads its log is killed in the middle of streams."""
+"""A deployment on a NATS cluster of three: the leader of its stream is killed while clients stream."""
 
 import asyncio
 from collections.abc import Iterator

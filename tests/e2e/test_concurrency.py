@@ -1,4 +1,4 @@
-"""Many at once: nobody's answer depends on who else is there, and every one can be replayed."""
+"""Many concurrent requests: no answer depends on the others, and every request can be replayed."""
 
 from pathlib import Path
 
@@ -81,7 +81,7 @@ BUILTINS = [
 
 
 def questions(number: int) -> list[str]:
-    """Distinct ones, of several lengths."""
+    """Distinct requests of several lengths."""
     asked = [
         f"{'Please. ' * (turn % 4)}What does {name} do?"
         for turn in range(-(-number // len(BUILTINS)))

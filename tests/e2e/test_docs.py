@@ -1,4 +1,4 @@
-"""The pages say what is so: every command on them gives the answer shown, every table is complete."""
+"""The pages are correct: every command gives the output shown, every table is complete."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Told to stop, a deployment finishes what it has begun, takes nothing new, and ends with status 0."""
+"""A deployment told to stop finishes what it has begun, admits nothing new, and exits with status 0."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ LONG: dict[str, Any] = {"max_tokens": 300, "ignore_eos": True}
 
 
 def dropped_after(client: httpx.AsyncClient) -> asyncio.Task[int]:
-    """The status of a new request, asked until it is one."""
+    """The first status that is a refusal of a new request."""
 
     async def ask() -> int:
         while True:
@@ -40,7 +40,7 @@ def dropped_after(client: httpx.AsyncClient) -> asyncio.Task[int]:
 
 
 async def finishes_while_told_to_stop(url: str, tell: Any) -> tuple[Answer, int, dict[str, Any]]:
-    """A long answer during which it is told to stop; the answer, what a new request got, and the health."""
+    """Stop during a long answer; return the answer, a new request's response, and the health."""
     async with httpx.AsyncClient(base_url=url, timeout=60) as client, asyncio.TaskGroup() as tasks:
         answer = Answer("long")
         asking = tasks.create_task(clients.generate(client, answer, "What does len do?", **LONG))
@@ -72,7 +72,7 @@ def random_demo(tmp_path: Path) -> Iterator[Running]:
 
 @contextmanager
 def gateway(running: Running, *args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Another gateway of a deployment, as a process of its own; it, and its URL."""
+    """Another gateway of a deployment, as its own process; the process and its URL."""
     told = environment.of(running.client)
     command = [sys.executable, "-m", "dalsegno", "gateway", "--config", "demo", "--port", "0"]
     command += ["--nats", running.nats_url, "--prefix", running.prefix, "--log-format", "json", *args]

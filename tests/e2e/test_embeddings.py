@@ -1,4 +1,4 @@
-"""Embeddings through real deployments: numbers as transformers', by every way in; and what is kept."""
+"""Embeddings of real deployments: equal to transformers', on every route; and what is kept of them."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ TEXTS = [f"What do {number} wizards eat?" * (1 + number % 5) for number in range
 
 
 def expected(texts: list[str]) -> npt.NDArray[np.float32]:
-    """The last tokens' states, by transformers alone, at length 1."""
+    """The last token's state, by transformers alone, normalised."""
     model: Any = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
     tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
     found = []
@@ -140,7 +140,7 @@ async def test_hidden_states_are_those_of_transformers_token_by_token(random_dep
 async def test_embeddings_come_though_their_worker_is_killed(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """It has the orders and is stopped before it can carry them out; then it is killed."""
+    """The worker has the orders and is stopped before it can execute them; then it is killed."""
     with deploy.serve(tmp_path_factory.mktemp("embed"), model=str(CHECKPOINT)) as running:
         pid = running.pids.worker["0"]
         async with clients.http(running) as http, clients.reader(running) as reader:

@@ -1,7 +1,7 @@
-"""Two gateways. The one that answers is killed with -9 in the middle; the other goes on, to the byte.
+"""Two gateways: the serving one is killed in the middle, and the other continues byte by byte.
 
-A byte is compared with what the log gives whoever asks for the whole afterwards: how tokens are put together
-into chunks is the worker's doing, and another run's is another. What is said is compared with another run's.
+Bytes are compared with a later reading of the whole answer from the log: how tokens are grouped into chunks
+depends on the worker's timing, and differs between runs. Text is compared with another run.
 """
 
 import asyncio
@@ -63,13 +63,13 @@ SEVERAL: Final = frozenset({"two-chats", "two-completions"})
 
 @pytest.fixture(scope="module")
 def orders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a role is ordered to do at some point (`shared.faults`)."""
+    """A role's fault file (`shared.faults`)."""
     return tmp_path_factory.mktemp("orders") / "order"
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, orders: Path) -> Iterator[Running]:
-    """One deployment for all kills: who was killed is back for the next."""
+    """One deployment for all kills; killed roles are restarted for the next."""
     flags = ("--set", "recovery.gateways=2", "--set", "name=tiny")
     with deploy.serve(
         tmp_path_factory.mktemp("gateways"),
@@ -81,13 +81,13 @@ def running(tmp_path_factory: pytest.TempPathFactory, orders: Path) -> Iterator[
 
 
 def kill_at_chunk(orders: Path, number: int) -> None:
-    """The gateway that first has relayed so many is gone then."""
+    """Kill the gateway that first has relayed so many chunks."""
     orders.write_text(faults.order("gateway.chunk.relayed", number, "kill"))
 
 
 @contextmanager
 def held_up(orders: Path) -> Iterator[None]:
-    """In the block the worker waits in the middle of an answer."""
+    """Within the block, the worker waits in the middle of an answer."""
     orders.write_text(faults.order("worker.token.computed", TOKENS // 3, "wait"))
     try:
         yield
@@ -97,7 +97,7 @@ def held_up(orders: Path) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Stream:
-    """One stream, as far as its client has it."""
+    """One stream, as its client received it."""
 
     path: str
     body: dict[str, Any]
@@ -110,13 +110,13 @@ class Stream:
 
     @property
     def pieces(self) -> list[bytes]:
-        """What came whole, of lines or events."""
+        """The complete lines or events."""
         end = b"\n" if self.is_lines else b"\n\n"
         return [piece + end for piece in self.raw.split(end)[:-1]]
 
     @property
     def position(self) -> dict[str, str]:
-        """Where it goes on, as a header."""
+        """The position to resume after, as a header."""
         if not self.pieces:
             return {}
         last = self.pieces[-1]

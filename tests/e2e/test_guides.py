@@ -1,4 +1,4 @@
-"""The two guides, done as a reader does them; each on a deployment of its own, to kill and start roles in."""
+"""The two guides, followed like a reader; each on its own deployment, to kill and start roles in."""
 
 import json
 import re
@@ -123,7 +123,7 @@ def rows_of(table: str) -> list[list[str]]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody has now."""
+    """Unused ports."""
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
@@ -134,7 +134,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_for_port(port: int) -> None:
-    """Another process's socket sets no event of ours: try often."""
+    """Poll a port, because another process opens it."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:

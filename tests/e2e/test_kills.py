@@ -1,7 +1,8 @@
-"""Whoever is killed with -9 in the middle of 16 streams: every stream ends complete, and as without.
+"""Any role killed with -9 in the middle of 16 streams: every stream ends complete and unchanged.
 
-Answers are long (random weights, `ignore_eos`), so that a kill when everybody has a quarter of them hits
-all in the middle; that it did is asserted.
+Answers are long (random weights, `ignore_eos`), so that a kill after a quarter of each hits all of them in
+the
+middle; the tests assert that it did.
 """
 
 import asyncio
@@ -26,14 +27,14 @@ PARAMS = {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """One deployment for all kills: who was killed is back for the next."""
+    """One deployment for all kills; killed roles are restarted for the next."""
     with deploy.serve(tmp_path_factory.mktemp("kills"), model=str(tiny_checkpoint("qwen3"))) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def undisturbed(running: Running) -> list[Answer]:
-    """The answers that nobody disturbs."""
+    """The undisturbed answers."""
 
     async def ask() -> list[Answer]:
         async with clients.http(running) as http:
@@ -44,7 +45,7 @@ def undisturbed(running: Running) -> list[Answer]:
 
 @asynccontextmanager
 async def in_the_middle(running: Running, name: str) -> AsyncGenerator[list[Answer], None]:
-    """16 streams, a quarter of each told; at the end of the block all of them are over."""
+    """16 streams after a quarter of each; at the end of the block all of them have ended."""
     answers = [Answer(f"{name}-{number}", awaited_tokens=TOKENS // 4) for number in range(STREAMS)]
     async with clients.http(running) as http, asyncio.TaskGroup() as tasks:
         for answer, text in zip(answers, TEXTS, strict=True):
@@ -92,7 +93,7 @@ def pid_of(running: Running, role: str) -> int:
 
 
 async def assert_resumed(running: Running, requests: list[str]) -> None:
-    """A second attempt went on behind what the first had released, instead of beginning anew."""
+    """Assert that a second attempt continued after the released output, instead of starting anew."""
     async with clients.reader(running) as reader:
         for request_id in requests:
             events = await reader.events(request_id)
@@ -105,7 +106,7 @@ async def assert_resumed(running: Running, requests: list[str]) -> None:
 
 
 async def assert_succeeded(running: Running, requests: list[str]) -> None:
-    """Another conductor, in an epoch of its own, brought to an end what the first had admitted."""
+    """Assert that a conductor of another epoch finished what the first had admitted."""
     async with clients.reader(running) as reader:
         for request_id in requests:
             events = await reader.events(request_id)

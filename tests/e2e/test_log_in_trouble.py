@@ -1,4 +1,4 @@
-"""The log hangs, or fills up, under a real deployment: who is new is told so at once, who was there ends."""
+"""The log hangs or fills up: new requests are refused at once, running ones end."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 async def refused(client: httpx.AsyncClient, model: str) -> list[tuple[int, str | None, str, float]]:
-    """What each route says to a new request: status, when to try again, code, and after how long."""
+    """Each route's response to a new request: status, retry time, code, and duration."""
     chat = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     said = []
     for path, body in (
@@ -57,7 +57,7 @@ async def model_of(client: httpx.AsyncClient) -> str:
 
 
 async def stop(pid: int) -> None:
-    """SIGSTOP, until no thread of it runs any more: that takes a moment."""
+    """Send SIGSTOP, and wait until no thread of the process runs any more."""
     os.kill(pid, signal.SIGSTOP)
     while not has_stopped(pid):  # noqa: ASYNC110 - another process's state
         await asyncio.sleep(0.001)

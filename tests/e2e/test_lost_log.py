@@ -1,7 +1,7 @@
-"""The log's store is lost, or is an older copy: everybody says so, nobody waits for ever, and all goes on.
+"""The log's store is lost or replaced by an older copy: all roles report it, no client waits for ever.
 
-What was acked there is gone with it. Clients are told so, with a code of its own; asked again, a request is a
-new one, on a new log.
+Acked events are lost with the store. Clients get their own error code; a repeated request is a new one, on a
+new log.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ def kill_nats(running: Running) -> None:
 
 @asynccontextmanager
 async def patience(running: Running) -> AsyncGenerator[None, None]:
-    """Wait no longer than any client would; then show what the roles said."""
+    """Wait no longer than a client would; then show the roles' output."""
     try:
         async with asyncio.timeout(clients.PATIENCE_S):
             yield
@@ -52,7 +52,7 @@ def has_said(running: Running, role: str, words: str) -> bool:
 
 
 class Told:
-    """What a client that streams is told, to the last line."""
+    """Everything that a streaming client receives, to the last line."""
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id

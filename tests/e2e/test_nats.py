@@ -1,6 +1,6 @@
-"""Any service publishes to NATS with nothing but a NATS client; what it writes wrong harms nobody.
+"""Services that use a plain NATS client: their requests are served, their malformed events do no harm.
 
-The log is read as such a service reads it; `docs/nats.md` is the contract that is tested here.
+The tests read the log as such a service does; `docs/nats.md` is the tested contract.
 """
 
 import json
@@ -241,7 +241,7 @@ async def test_junk_beside_the_requests_harms_nobody(deployment: Running) -> Non
 
 
 async def served(service: Any, reader: clients.Reader) -> None:
-    """A request published now is answered; by then the conductor has read all that was before it."""
+    """Submit a request and wait for its answer: the conductor has then read everything before it."""
     request_id = new_id()
     await service.publish(f"ds.request.{request_id}", msgpack.packb(request()))
     await reader.until(reader.subjects.walk(request_id), RequestFinished)
@@ -286,7 +286,7 @@ async def test_a_cancel_after_the_end_is_too_late_and_changes_nothing(deployment
 
 
 def running_model(running: Running) -> str:
-    """The model of a bare folder is called as the folder is."""
+    """The model name of a bare folder is the folder's name."""
     said = re.search(r"Dal Segno serves (\S+) at", running.log())
     assert said is not None
     return said[1]

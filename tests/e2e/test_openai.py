@@ -1,4 +1,4 @@
-"""A real deployment through OpenAI's own client in its strict mode, and each answer against its schema."""
+"""A real deployment through OpenAI's own client in strict mode, and each answer against its schema."""
 
 import asyncio
 import itertools
@@ -33,14 +33,14 @@ async def client(running: Running, *, is_strict: bool = True) -> AsyncGenerator[
 
 
 async def post(running: Running, path: str, body: dict[str, Any]) -> Any:
-    """A document of ours, held against OpenAI's schema."""
+    """A response document, validated against OpenAI's schema."""
     async with clients.http(running) as http:
         http.event_hooks = {"response": [check.check_read]}
         return (await http.post(path, json={"model": "demo", **body})).json()
 
 
 async def stream(running: Running, path: str, body: dict[str, Any]) -> None:
-    """A stream of ours, each of its events held against OpenAI's schema."""
+    """A stream, each event validated against OpenAI's schema."""
     async with clients.http(running) as http:
         http.event_hooks = {"response": [check.check_read]}
         response = await http.post(path, json={"model": "demo", "stream": True, **body})
@@ -155,7 +155,7 @@ async def test_what_a_stop_string_cuts_off_is_not_listed(deployment: Running) ->
 
 
 async def test_an_echoed_prompt_is_scored_as_an_answer_is(deployment: Running) -> None:
-    """The log probabilities of a text are the same whether it was said or asked."""
+    """A text has equal log probabilities as a prompt and as an answer."""
     asked = {"prompt": "len:", "temperature": 0, "max_tokens": 4, "logprobs": 1}
     said = await post(deployment, "/v1/completions", asked)
     text = "len:" + said["choices"][0]["text"]

@@ -1,4 +1,4 @@
-"""The operations page, the dashboard and what is really served are the same; a request leaves one trace."""
+"""The operations page, the dashboard and the served metrics match; a request leaves one trace."""
 
 import asyncio
 import json
@@ -68,14 +68,14 @@ def scraped(url: str) -> dict[str, Metric]:
 
 
 def exported_names(family: Metric) -> set[str]:
-    """The names of its series in an expression."""
+    """The series names in an expression."""
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
     return {family.name + suffix for suffix in suffixes.get(family.type, ("",))}
 
 
 @pytest.fixture(scope="module")
 def families(deployment: Running) -> dict[str, Metric]:
-    """A scrape after one request, once the others' beats have told of it."""
+    """A scrape after one request, once heartbeats have delivered the other roles' metrics."""
     httpx.post(f"{deployment.url}/v1/chat/completions", json=CHAT, timeout=60).raise_for_status()
     while True:  # a beat is said twice a second, and sets no event of ours
         found = scraped(deployment.url)
@@ -197,13 +197,13 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Running]:
-    """A deployment whose roles, and whose commands, are told to trace."""
+    """A deployment with tracing, also of its commands."""
     with serve(tmp_path_factory.mktemp("traced"), env={VARIABLE: collector.endpoint}) as running:
         yield running
 
 
 def is_whole(spans: list[Collected]) -> bool:
-    """Whether all of a request's processes have exported: what each of them does last."""
+    """True if all processes of a request have exported their last span."""
     names = [span.name for span in spans]
     return {"POST /v1/chat/completions", "decide request.finished", "walk decode"} <= set(names) and (
         names.count("order") == 2

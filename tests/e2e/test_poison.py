@@ -1,6 +1,6 @@
-"""A worker that dies of a request, stands still, or hangs: it is replaced by itself, and no client sees it.
+"""A worker dies of a request, is stopped, or hangs: it is replaced, and no client notices.
 
-One deployment for all of it: who died is back for the next.
+All tests share one deployment; dead roles are restarted for the next.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ def running(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def undisturbed(running: Running) -> list[Answer]:
-    """The answers of the innocent when nobody dies."""
+    """The answers of innocent requests without a death."""
 
     async def ask() -> list[Answer]:
         async with clients.http(running) as http:
@@ -55,7 +55,7 @@ def undisturbed(running: Running) -> list[Answer]:
 async def innocents(
     running: Running, name: str, undisturbed: list[Answer]
 ) -> AsyncGenerator[tuple[httpx.AsyncClient, list[Answer]], None]:
-    """Streams, a tenth of each told; behind the block each has ended, as if nothing had happened."""
+    """Streams after a tenth of each; after the block each has ended unchanged."""
     await clients.wait_until_ready(running)
     answers = [Answer(f"{name}-{number}", awaited_tokens=TOKENS // 10) for number in range(STREAMS)]
     async with clients.http(running) as http, asyncio.TaskGroup() as tasks:
@@ -72,7 +72,7 @@ async def innocents(
 
 
 async def ask_the_poison(http: httpx.AsyncClient, request_id: str, text: str) -> str:
-    """Ask, and return the code of the error that it ends with, before its first token or behind some."""
+    """Send the request; return the code of its error, before its first token or after some."""
     answer = await http.post("/generate", json=clients.body(text, request_id, **PARAMS))
     last = json.loads(answer.text.splitlines()[-1])
     code: str = last["error"]["code"] if "error" in last else last["metadata"]["code"]
@@ -126,7 +126,7 @@ async def test_a_stopped_worker_is_given_up_ended_and_replaced_and_every_stream_
 async def test_a_worker_whose_engine_hangs_is_heard_and_given_up_all_the_same(
     running: Running, undisturbed: list[Answer]
 ) -> None:
-    """Its process beats, and even reads that it was given up; but it waits for the engine for ever."""
+    """Its heartbeats continue, and it reads that it was declared lost; but its engine never returns."""
     await clients.wait_until_ready(running)
     hung = running.pids.worker["0"]
     async with innocents(running, "beside", undisturbed) as (http, _):

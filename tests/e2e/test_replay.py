@@ -1,7 +1,8 @@
-"""`dalsegno replay` finds what was changed: in the log, or in the plan.
+"""`dalsegno replay` finds every change of the log or of the plan.
 
-A real request's records are written into a bundle: as they were, with one dropped, or with one mutated, and
-the chain made anew each time, as somebody would who wanted it to pass.
+The records of a real request are written into a bundle: unchanged, with one dropped, or with one mutated.
+Each
+time the digests are computed anew, as a forger would.
 """
 
 import shutil
@@ -56,7 +57,7 @@ DROPS: Final = (
 
 @pytest.fixture
 async def records(deployment: Running) -> list[StoredRecord]:
-    """What a replay of one request reads, up to its end."""
+    """The records that a replay of one request reads, up to its end."""
     async with clients.reader(deployment) as reader:
         async with clients.http(deployment) as http:  # asked once: the same id attaches to its answer
             await clients.generate(http, Answer(REQUEST), "What does len do?", temperature=0, max_tokens=32)
@@ -67,7 +68,7 @@ async def records(deployment: Running) -> list[StoredRecord]:
 
 
 class Copy:
-    """A bundle with other records than its log's."""
+    """A bundle with records that differ from its log."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -87,7 +88,7 @@ def copy(tmp_path: Path) -> Copy:
 
 
 def place_of(records: list[StoredRecord], kind: str, number: int) -> int:
-    """Where the n-th event of a kind is among the request's."""
+    """The position of the n-th event of a kind among the request's records."""
     places = [
         place
         for place, record in enumerate(records)
@@ -164,7 +165,7 @@ async def test_a_mismatch_shows_what_was_expected_what_is_recorded_and_the_state
 async def test_a_changed_plan_fails_and_its_digest_is_named_first(
     records: list[StoredRecord], copy: Copy, tmp_path: Path
 ) -> None:
-    """The same log under a program whose plan has been edited, as after an upgrade."""
+    """The same log with an edited plan, as after an upgrade."""
     shutil.copytree(
         clients.ROOT / "models", tmp_path / "models", ignore=shutil.ignore_patterns("__pycache__")
     )

@@ -1,4 +1,4 @@
-"""Two replicas: requests go where their beginning was computed, and no rank has more of them than it may."""
+"""Two replicas: requests go where their prefix is cached, and no rank exceeds its request limit."""
 
 import asyncio
 from collections import Counter
@@ -52,7 +52,7 @@ async def admitted(reader: clients.Reader, request_id: str) -> RequestAdmitted:
 
 
 async def not_computed(reader: clients.Reader, rank: int, *, of: int) -> int:
-    """How many tokens of prompts a rank had cached, once it has let in so many."""
+    """The cached prompt tokens of a rank, once it has admitted so many."""
     beats = reader.subjects.heartbeat("worker", str(rank))
     beat = await reader.said(beats, lambda beat: beat["meters"]["prefix"]["asked"] >= of)
     assert beat["meters"]["prefix"]["asked"] == of
@@ -82,7 +82,7 @@ async def test_a_request_goes_to_the_replica_that_was_warmed_and_computes_its_ow
 
 
 async def test_no_replica_has_more_requests_than_it_may_nor_all_of_them_together(replicas: Running) -> None:
-    """They begin alike, so one replica would have them all; and twice as many are asked as may be in work."""
+    """The requests share a prefix, so one replica would get them all; there are twice as many as may run."""
     names = [f"at-once-{number}" for number in range(2 * IN_ALL)]
     async with clients.http(replicas) as http, clients.reader(replicas) as reader:
         bodies = [asked(name, [*BEGINNING, place + 7], max_tokens=60) for place, name in enumerate(names)]

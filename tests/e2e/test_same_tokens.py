@@ -1,4 +1,4 @@
-"""One prompt and one seed are one answer, whichever way they come in."""
+"""The same prompt and seed give the same answer on every route."""
 
 import msgpack
 import pytest

@@ -1,4 +1,4 @@
-"""No key and no prompt in what a deployment says to its operator, whatever is asked and goes wrong."""
+"""No key and no prompt in a deployment's output to its operator, whatever is requested and fails."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ CHAT: Final[dict[str, Any]] = {"model": "demo", "messages": MESSAGES, "max_token
 
 @dataclass(frozen=True)
 class Said:
-    """What a deployment wrote: to its terminal, and to its files; and what its roles showed to NATS."""
+    """A deployment's output: terminal and files; and the secrets of its NATS credentials."""
 
     terminal: str
     files: dict[str, str]
@@ -35,7 +35,7 @@ class Said:
 
 
 async def everything(running: Running) -> list[int]:
-    """Ask on every route, in every wrong way there is; the statuses."""
+    """Send valid and invalid requests on every route; return the statuses."""
     found: list[int] = []
     key = {"Authorization": f"Bearer {KEY}"}
     chat, generate, completions = "/v1/chat/completions", "/generate", "/v1/completions"
@@ -95,7 +95,7 @@ async def everything(running: Running) -> list[int]:
 
 
 def asked(folder: Path, **told: str) -> tuple[list[int], Said]:
-    """A deployment that was asked everything and stopped; what it answered, and what it said."""
+    """A deployment after all these requests and its stop; its responses and its output."""
     env = {"DALSEGNO_GATEWAY_API_KEYS": f"alice={KEY}", "DALSEGNO_GATEWAY_MAX_BODY_BYTES": "1000000", **told}
     with deploy.serve(folder, env=env) as running:
         roles = [*running.pids.gateway, *running.pids.conductor, *running.pids.worker.values()]

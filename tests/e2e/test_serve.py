@@ -1,4 +1,4 @@
-"""One command serves, stops without a trace, and goes on where it was."""
+"""One command serves, stops without leftovers, and continues from its data dir."""
 
 import json
 import os
@@ -89,11 +89,11 @@ def test_nobody_reads_a_secret_in_a_process_list(deployment: Running) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
-    """A deployment that was served, asked once, and told to stop by Ctrl-C.
+    """A deployment that was served, answered one request, and was stopped by Ctrl-C.
 
     Attributes:
-        folder: to serve it again from.
-        left: whether its ready file was still there behind its end.
+        folder: the folder to serve it again from.
+        left: its ready file remained after its end.
     """
 
     folder: Path
@@ -140,7 +140,7 @@ def test_a_profile_has_what_every_process_did_for_an_answer(first: Life) -> None
 
 
 def check_one_answer(found: list[Stretch]) -> None:
-    """A profile has what all processes did for it, on one clock: causes lie before what they cause."""
+    """A profile shows all processes' work for it, on one clock: causes precede their effects."""
     [answer] = [one for one in found if one.name == "answer /v1/chat/completions"]
     steps = [one for one in found if one.name == "step" and answer.since_us < one.until_us < answer.until_us]
     assert sum(one.told["sampled"] for one in steps) == answer.told["tokens"]
@@ -154,7 +154,7 @@ def check_one_answer(found: list[Stretch]) -> None:
 
 
 def kill(running: Running, role: str) -> None:
-    """Kill a role with -9 and wait until another process has its place."""
+    """Kill a role with -9, and wait until another process has replaced it."""
     before = pid_of(running, role)
     os.kill(before, signal.SIGKILL)
     deadline = time.monotonic() + 60

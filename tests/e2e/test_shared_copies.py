@@ -1,4 +1,4 @@
-"""A node on two ranks: the answer is that of one rank, and a follower that is killed is not heard."""
+"""A node on two ranks: the answer equals that of one rank, and the death of a follower is not noticed."""
 
 import asyncio
 import os

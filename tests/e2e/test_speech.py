@@ -1,4 +1,4 @@
-"""Orpheus over the real command line: three layouts, one sound, heard while the model still speaks."""
+"""Orpheus over the real command line: three layouts, the same audio, streamed while the model generates."""
 
 import asyncio
 import base64
@@ -44,18 +44,20 @@ WITH_AN_ORACLE: Final = [name for name, asked in ASKED.items() if asked.get("tem
 
 @dataclass(slots=True)
 class Heard:
-    """What one layout gave.
+    """The results of one layout.
 
     Attributes:
-        sounds: of each request, 16-bit samples.
-        logs: what the log has of each, in order.
+        sounds: by request, 16-bit samples.
+        logs: by request, its records in order.
         generated: the answer of `/generate`, line by line.
-        bereft: what was heard of `without-an-end` when SNAC's worker was killed in its middle.
-        halved: what was heard of each of `TOGETHER` when the two workers of the language model were killed
-            in its middle, and what the log has of it.
-        broken: by form, what was had of it when the gateway was killed in its middle, what its successor
-            gave on top of that, and what it gives of the whole.
-        replayed: what `dalsegno replay` found, by request.
+        bereft: the audio of `without-an-end` when SNAC's worker was killed in its middle.
+        halved: for each of `TOGETHER`, the audio when the two workers of the language model were killed in
+            its
+            middle, and its records.
+        broken: by form, the data received when the gateway was killed in its middle, the continuation from
+            its
+            successor, and the successor's whole answer.
+        replayed: the verdicts of `dalsegno replay`, by request.
     """
 
     sounds: dict[str, bytes] = field(default_factory=dict)
@@ -68,7 +70,7 @@ class Heard:
 
 
 class Deployments:
-    """Layouts, each served when it is first asked about, and not beside another one."""
+    """Layouts, each served when it is first needed, one at a time."""
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         self._folders = folders
@@ -148,7 +150,7 @@ FORMS: Final[dict[str, dict[str, Any]]] = {
 
 
 async def break_off(running: Running, http: httpx.AsyncClient) -> dict[str, tuple[bytes, bytes, bytes]]:
-    """Kill the gateway in the middle of an answer of each form, and go on at the one that comes back."""
+    """Kill the gateway in the middle of an answer of each form, and resume at its successor."""
     had = dict.fromkeys(FORMS, b"")
     begun = {name: asyncio.Event() for name in FORMS}
 
@@ -196,7 +198,7 @@ async def say_over_generate(http: httpx.AsyncClient) -> list[dict[str, Any]]:
 
 @cache
 def expected(name: str) -> tuple[list[int], bytes]:
-    """The greedy answer to what is asked by that name, and how it sounds."""
+    """The greedy answer to the request of that name, and its audio."""
     torch.set_num_threads(1)  # the deployments have the cores
     asked = ASKED[name]
     answer, margin = generate(prompt(asked["voice"], asked["input"]), asked.get("max_tokens", 1200))

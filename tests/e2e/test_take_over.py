@@ -1,6 +1,6 @@
-"""The conductor that leads is killed with -9, or stopped, amid streams: the one that stands by leads.
+"""The leading conductor is killed with -9, or stopped, while clients stream: its follower takes over.
 
-What is printed is how long nobody led: from the signal to the successor's epoch, by the log's clock.
+The printed time is the time without a leader: from the signal to the successor's epoch, by the log's clock.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @asynccontextmanager
 async def in_the_middle(running: Running, name: str) -> AsyncGenerator[list[Answer], None]:
-    """Streams, a piece of each told; at the end of the block all of them are over."""
+    """Streams after their first chunk; at the end of the block all of them have ended."""
     answers = [Answer(f"{name}-{number}", awaited_tokens=TOKENS // 8) for number in range(STREAMS)]
     async with clients.http(running) as http, asyncio.TaskGroup() as tasks:
         for answer, text in zip(answers, TEXTS, strict=True):
@@ -46,14 +46,14 @@ async def in_the_middle(running: Running, name: str) -> AsyncGenerator[list[Answ
 
 
 async def conductors(running: Running) -> dict[int, str]:
-    """What each conductor that is heard says it does, by its pid."""
+    """The state of each conductor in its heartbeat, by pid."""
     async with clients.http(running) as http:
         found = (await http.get("/health")).json()["conductors"].values()
     return {one["pid"]: one["state"] for one in found if one["silent_s"] < 1.0}
 
 
 async def leader_of(running: Running) -> int:
-    """The pid of the conductor that leads, once one does and the other follows."""
+    """The pid of the leading conductor, once one leads and the other follows."""
     async with asyncio.timeout(clients.PATIENCE_S):
         states: dict[int, str] = {}
         while sorted(states.values()) != ["following", "leading"]:
@@ -63,7 +63,7 @@ async def leader_of(running: Running) -> int:
 
 
 async def next_epoch(reader: clients.Reader, behind: int) -> StoredRecord:
-    """The first epoch that was opened behind a position."""
+    """The first epoch that was opened after a position."""
     async for record in reader.log.read([reader.subjects.epoch], behind + 1):
         return record
     raise AssertionError("the log ended")

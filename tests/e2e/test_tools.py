@@ -1,4 +1,4 @@
-"""Forced calls and answers by a schema, of a real deployment, through OpenAI's own client."""
+"""Forced tool calls and schema-guided answers of a real deployment, through OpenAI's own client."""
 
 import json
 from collections.abc import AsyncIterator

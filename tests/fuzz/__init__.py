@@ -1,6 +1,6 @@
-"""What nobody would send by intent: requests, events, configurations and weight files, damaged at random.
+"""Fuzz tests: requests, events, configurations and weight files, damaged at random.
 
-`make test` tries some hundreds, `make soak` many thousands (`FUZZ_EXAMPLES`). Whatever comes is
-answered with a clear error or taken for what it still says; nothing crashes, nothing hangs, and a proper
-request is answered afterwards as it was before.
+`make test` runs some hundreds of examples, `make soak` many thousands (`FUZZ_EXAMPLES`). Damaged input is
+answered with a clear error, or accepted as far as it is still valid. Nothing crashes or hangs, and a valid
+request is answered afterwards as before.
 """

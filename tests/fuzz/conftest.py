@@ -1,4 +1,4 @@
-"""The demo's deployment, a second time: damage is not shared with the other tests."""
+"""A second demo deployment: other tests do not share the damage."""
 
 from tests.e2e.conftest import deployment
 

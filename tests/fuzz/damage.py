@@ -1,4 +1,4 @@
-"""Damage, as hypothesis draws it: to bytes, and to what JSON can say."""
+"""Strategies for damage, drawn by hypothesis: to bytes, and to JSON values."""
 
 import copy
 import os
@@ -25,7 +25,7 @@ NASTY: Final[list[Any]] = [
 
 @st.composite
 def damaged_bytes(draw: st.DrawFn, whole: bytes) -> bytes:
-    """`whole` with one to four cuts, flips, insertions or doublings."""
+    """`whole` with one to four cuts, flips, insertions or duplications."""
     data = bytearray(whole)
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, max(0, len(data) - 1)))
@@ -70,7 +70,7 @@ def damaged_value(draw: st.DrawFn, whole: Any) -> Any:
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Every place inside of `value` that can be written to, as container and key."""
+    """Every position inside `value` that can be replaced, as container and key."""
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     places: list[tuple[Any, Any]] = []
     for key in keys:

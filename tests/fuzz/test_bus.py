@@ -1,4 +1,4 @@
-"""Damaged events on the bus, on every subject: all roles live on, and answer what is proper."""
+"""Damaged events on every subject: all roles stay alive, and answer valid requests."""
 
 import asyncio
 import secrets
@@ -28,7 +28,7 @@ _CANCEL: Final = encode(RequestCancel(id="x.2", writer="x", number=2, request_id
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A deployment of its own: damaged events stay in its log."""
+    """A separate deployment, so that damaged events stay in its log."""
     with deploy.serve(tmp_path_factory.mktemp("bus")) as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""Damaged files of a deployment: a typed error that names the file, or what still can be served."""
+"""Damaged files of a deployment: a typed error that names the file, or a model that can still be served."""
 
 import json
 import struct
@@ -10,7 +10,7 @@ import pytest
 import yaml
 from hypothesis import given
 
-from configs import deployment
+from configs import checks
 from models.checkpoints.files import CheckpointError
 from models.checkpoints.weights import read_shard
 from shared.errors import ClientError
@@ -47,7 +47,7 @@ def test_a_damaged_configuration_is_a_config_error(folder: Path, raw: Any) -> No
     path = folder / "damaged.yaml"
     path.write_text(yaml.safe_dump(raw, allow_unicode=False), encoding="utf-8")
 
-    said = refusal(lambda: deployment.resolve(str(path)), ClientError)
+    said = refusal(lambda: checks.resolve(str(path)), ClientError)
 
     assert said is None or str(path) in said or "model" in said
 
@@ -58,13 +58,13 @@ def test_damaged_yaml_is_a_config_error(folder: Path, text: bytes) -> None:
     path = folder / "damaged.yaml"
     path.write_bytes(text)
 
-    said = refusal(lambda: deployment.resolve(str(path)), ClientError)
+    said = refusal(lambda: checks.resolve(str(path)), ClientError)
 
     assert said is None or str(path) in said or "model" in said
 
 
 def refusal(read: Callable[[], object], kind: type[ClientError]) -> str | None:
-    """What `read` refuses with; None when it takes what it finds. Any other error passes through."""
+    """The refusal of `read`; None if it accepts the input. Any other error passes through."""
     try:
         read()
     except kind as error:
@@ -107,6 +107,6 @@ def test_a_damaged_config_json_is_a_typed_error(folder: Path, raw: Any) -> None:
     (folder / "other").mkdir(exist_ok=True)
     (folder / "other" / "config.json").write_text(json.dumps(raw))
 
-    said = refusal(lambda: deployment.resolve(str(folder / "other")), ClientError)
+    said = refusal(lambda: checks.resolve(str(folder / "other")), ClientError)
 
     assert said is None or "other" in said

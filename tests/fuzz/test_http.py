@@ -1,4 +1,4 @@
-"""Damaged requests over HTTP: an answer or a client's error in OpenAI's schema, never a 500, never a hang."""
+"""Damaged HTTP requests: an answer or a client error in OpenAI's schema, never a 500, never a hang."""
 
 import json
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ _FORM: Final = (
 
 @pytest.fixture(scope="module")
 def client(deployment: Running) -> Iterator[httpx.Client]:
-    """A client; afterwards a proper question has its proper answer."""
+    """A client; afterwards a valid request gets its normal answer."""
     with httpx.Client(base_url=deployment.url, timeout=_TIMEOUT_S) as client:
         yield client
         answer = client.post("/v1/chat/completions", json=_proper())

@@ -1,4 +1,4 @@
-"""Schemathesis, over our own `/openapi.json`: each answer is one that the document tells of."""
+"""Schemathesis over our own `/openapi.json`: the document describes each response."""
 
 import os
 import subprocess

@@ -1,12 +1,12 @@
-"""Run simulated histories: one, to look at it, or many.
+"""Command line of the simulator: run one history to inspect it, or many.
 
-    python -m tests.simulation --seed 7 --story          all of it: the log, and what happened beside it
-    python -m tests.simulation --seed 7 --step           go through it: next, previous, go, state, diff, ...
-    python -m tests.simulation --seed 7 --shrink         fewer accidents, and it breaks all the same
-    python -m tests.simulation --seeds 10000             as many, from `--seed` on, on all cores
+    python -m tests.simulation --seed 7 --story          the whole history: the log, and events outside of it
+    python -m tests.simulation --seed 7 --step           step through it: next, previous, go, state, diff, ...
+    python -m tests.simulation --seed 7 --shrink         find a smaller plan that fails in the same way
+    python -m tests.simulation --seeds 10000             run as many seeds, from `--seed` on, on all cores
     python -m tests.simulation --seed 7 --set requests=1 --set 'rates={"worker dies": 0.05}'
 
-Status 1: an invariant is broken; 3: something never happened, in histories enough for everything.
+Exit status 1: an invariant is violated. 3: something never happened, although there were enough histories.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from tests.simulation.stepping import HistoryStepper
 
 
 def main() -> int:
-    """What the arguments say; the exit status."""
+    """Run the command line; return the exit status."""
     parser = _parser()
     told = parser.parse_args()
     try:

@@ -1,7 +1,7 @@
-"""Every accident of `tests.simulation.plan.RATES`: what happens to whom.
+"""Implementation of every accident of `tests.simulation.plan.RATES`.
 
-Each is a function of the world that lets it happen, and returns what happened, in words (none where that is
-told already); None where it is not possible now.
+Each is a function that applies the accident to the simulation. It returns a description (empty if it was
+already described), or None if the accident is not possible now.
 """
 
 import random
@@ -79,7 +79,7 @@ def _is_cut_off(group: str) -> Accident:
 
 
 def worker_hangs(sim: "Simulation") -> str | None:
-    """Its main loop stands still; it goes on to beat."""
+    """Block a worker's main loop; its heartbeats continue."""
     worker: Worker | None = _one(sim.random, [w for w in _up(sim.workers) if w.hung_ms is None])
     if worker is None:
         return None
@@ -102,7 +102,7 @@ def worker_leaves(sim: "Simulation") -> str | None:
 
 
 def worker_is_replaced(sim: "Simulation") -> str | None:
-    """Another process takes its rank while it lives."""
+    """Another process takes the rank of a live worker."""
     worker: Worker | None = _one(sim.random, [w for w in _up(sim.workers) if sim.present(w.rank) is w])
     if worker is None:
         return None
@@ -111,7 +111,7 @@ def worker_is_replaced(sim: "Simulation") -> str | None:
 
 
 def worker_is_given_up(sim: "Simulation") -> str | None:
-    """A conductor, the leader or one that was, thinks that a worker is dead."""
+    """A conductor, the leader or a former one, believes that a worker is dead."""
     conductor = _one(sim.random, [c for c in _up(sim.conductors) if c.led and not c.line.is_full])
     if conductor is None:
         return None
@@ -122,7 +122,7 @@ def worker_is_given_up(sim: "Simulation") -> str | None:
 
 
 def conductor_claims(sim: "Simulation") -> str | None:
-    """One that follows thinks that nobody leads."""
+    """A follower believes that there is no leader."""
     conductor = _one(sim.random, [c for c in _up(sim.conductors) if not c.is_leading])
     if conductor is None:
         return None
@@ -177,7 +177,7 @@ def client_leaves(sim: "Simulation") -> str | None:
 
 
 def client_cancels(sim: "Simulation") -> str | None:
-    """Any request, perhaps one that has ended, at any gateway."""
+    """Cancel any request, possibly one that has ended, at any gateway."""
     gateway = _one(sim.random, [g for g in _up(sim.gateways) if not g.line.is_full])
     client = _one(sim.random, sim.clients)
     if gateway is None or client is None:
@@ -195,7 +195,7 @@ def client_asks_again(sim: "Simulation") -> str | None:
 
 
 def stranger_takes_an_id(sim: "Simulation") -> str | None:
-    """Somebody submits another request under an id that is taken, or the same once more."""
+    """A client submits another request under an existing id, or the same request again."""
     known = [c.request_id for c in sim.clients if sim.log.last(SUBJECTS.request(c.request_id))]
     request_id = _one(sim.random, known)
     if request_id is None or sim.log.is_full or not sim.log.is_up:
@@ -228,7 +228,7 @@ def stranger_writes_nonsense(sim: "Simulation") -> str | None:
 
 
 def _go_down(sim: "Simulation") -> int:
-    """The server dies, with what is under way; for how long."""
+    """Kill the server with everything in flight; return for how long."""
     sim.log.is_up = False
     for process in sim.processes:
         process.line.go_down(loses=not process.is_frozen)
@@ -299,7 +299,7 @@ def clock_goes_back(sim: "Simulation") -> str | None:
 
 
 def tensor_is_lost(sim: "Simulation") -> str | None:
-    """One that is there is not there any more, and nobody knows why."""
+    """Remove a stored tensor without a cause."""
     holders = [w for w in _up(sim.workers) if w.incarnation is not None and w.jobs]
     worker: Worker | None = _one(sim.random, holders)
     if worker is None:

@@ -1,7 +1,8 @@
-"""Simulated clients: they ask, read, lose their line and come back; some publish to the log themselves.
+"""Simulated clients: they submit, read, lose their connection and return; some use the log directly.
 
-Each notes what it was told, chunk by chunk: a hole, an overlap or a contradiction is found the moment it is
-read.
+Each client records every chunk that it receives, so a gap, an overlap or a contradiction is found as soon as
+it
+is read.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -38,7 +39,7 @@ AGAIN: Final = frozenset({"log_unavailable"})
 
 
 class Reading:
-    """What somebody was told of one request; `generation` is the log's at its end."""
+    """What one client received of one request; `generation` is the log's generation at its end."""
 
     def __init__(self) -> None:
         self.generation: int | None = None
@@ -57,7 +58,7 @@ class Reading:
         self.chunks += 1
 
     def close(self, end: str, generation: int) -> None:
-        """There is no more."""
+        """End the reading."""
         self.end, self.generation = end, generation
 
     @property
@@ -66,13 +67,13 @@ class Reading:
 
 
 class Client:
-    """Somebody at HTTP, who wants one answer; `reading` is what it was told.
+    """An HTTP client that wants one answer; `reading` is what it received.
 
     Attributes:
-        position: what it has, as it says when it comes back.
-        may_ask_ms: not before.
-        left: it wants the answer no more.
-        old: what it was told in earlier readings, by the log it was from: it asked again from the beginning.
+        position: the position that it sends when it resumes.
+        may_ask_ms: the earliest time of its next attempt.
+        left: it does not want the answer any more.
+        old: by generation of the log, what it received before it restarted from the beginning.
     """
 
     def __init__(self, sim: "Simulation", question: Question) -> None:
@@ -102,7 +103,7 @@ class Client:
         return not self.has_left and not self.reading.is_over and not self.was_told_to_forget
 
     def act(self) -> bool:
-        """Do one thing; whether there was any to do."""
+        """Do one thing; return False if there is nothing to do."""
         if not self.wants_more:
             return False
         if self.answer is None:
@@ -148,13 +149,13 @@ class Client:
             self.reading.close(failure.code, generation)
 
     def ask_later(self) -> None:
-        """Come back in a while."""
+        """Retry after a while."""
         pause_ms = self.sim.random.randint(1, 300)
         self.may_ask_ms = self.sim.now_ms + pause_ms
         self.sim.later(pause_ms, lambda: None)
 
     def lose_line(self) -> None:
-        """The connection breaks; what was buffered on the way is lost with it."""
+        """Break the connection; buffered data is lost with it."""
         if self.answer is not None:
             self._hang_up()
             self.ask_later()
@@ -165,7 +166,7 @@ class Client:
         self.gateway = self.answer = None
 
     def leave(self) -> None:
-        """Want it no more; its gateway cancels."""
+        """Give the request up; its gateway cancels it."""
         gateway = self.gateway
         self.has_left = True
         self._hang_up()
@@ -173,14 +174,14 @@ class Client:
             gateway.cancel(self.request_id, "the client disconnected")
 
     def ask_again(self) -> None:
-        """Have the whole answer told once more, from its beginning."""
+        """Read the whole answer again from its beginning."""
         self.old.append(self.reading)
         self._hang_up()
         self.reading, self.position = Reading(), START
 
 
 class Service(Process):
-    """Somebody who publishes a request to the log, and reads the answer there."""
+    """A service that publishes a request to the log and reads the answer there."""
 
     def __init__(self, sim: "Simulation", question: Question) -> None:
         super().__init__(sim, f"service of {question.request_id}", 0)
@@ -188,7 +189,7 @@ class Service(Process):
         self.begin()
 
     def begin(self) -> None:
-        """Nothing was read yet."""
+        """Start without having read anything."""
         self.reading = Reading()
         self.transcript = Transcript()
         self.fence = EpochFence()
@@ -236,6 +237,6 @@ class Service(Process):
                 pass
 
     def regressed(self) -> None:
-        """It begins again, as a new process of it would: what is left of its answer it reads again."""
+        """Restart, as a new process would: read the rest of the answer again."""
         self.line = Line(self.sim.log, self.sim.random, Reader(self.sim.log, self.wants, 0))
         self.begin()

@@ -1,8 +1,8 @@
-"""Simulated conductors: a leader, stand-bys, and those that do not know that they are deposed.
+"""Simulated conductors: a leader, followers, and deposed leaders that do not know it yet.
 
-Real are the core (`conductor.core`) with its snapshots, who is alive by the beats (`conductor.liveness`), and
-which time limits are over (`conductor.timers`). Simulated is what joins them: what is read and published,
-and when an epoch is opened.
+Real code: the core (`conductor.core`) with its snapshots, the liveness of workers by heartbeat
+(`conductor.liveness`), and the time limits (`conductor.timers`). Simulated: reading, publishing, and opening
+epochs.
 """
 
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ P_WRITES_DOWN: Final = 0.01
 
 
 def is_for_conductors(address: Address) -> bool:
-    """Whether a conductor reads what is stored there: of the outputs, only its own fences."""
+    """True if a conductor reads records on this subject; of outputs, only its own fences."""
     if address.kind == "output":
         return address.writer == CONDUCTOR_WRITER
     return address.kind not in {"edge", ""}
@@ -44,20 +44,20 @@ def is_for_conductors(address: Address) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A cluster written down, of which log, and behind which record of it."""
+    """A snapshot of a cluster, with the log's generation and the position it was taken at."""
 
     made: int
     last: StoredRecord
     data: bytes
 
     def is_of(self, log: SimLog) -> bool:
-        """Whether the log still has what it is made of: it could have lost that, and be longer again."""
+        """True if the log still contains everything that the snapshot was made from."""
         seq = self.last.seq
         return self.made == log.made and seq <= log.last_seq and log.records[seq - 1] == self.last
 
 
 class Conductor(Process):
-    """One conductor's life."""
+    """One incarnation of a conductor."""
 
     def __init__(self, sim: "Simulation", name: str) -> None:
         self.cluster = self._begin(sim)
@@ -77,7 +77,7 @@ class Conductor(Process):
 
     @staticmethod
     def _begin(sim: "Simulation") -> Cluster:
-        """Nothing known yet; or what a snapshot knows of this very log."""
+        """Start empty, or from a snapshot of this log."""
         if sim.snapshot is not None:
             if sim.snapshot.is_of(sim.log):
                 sim.saw("a conductor begins with a snapshot")
@@ -91,7 +91,7 @@ class Conductor(Process):
 
     @property
     def has_caught_up(self) -> bool:
-        """Whether it has read what was there when it began."""
+        """True if it has read all records that existed at its start."""
         reader = self.line.reader
         return reader.taken >= self.backlog_seq or not reader.is_behind
 
@@ -136,7 +136,7 @@ class Conductor(Process):
         return {"state": state, "epoch": self.cluster.fence.epoch}
 
     def hear(self, process: Process, signs: dict[str, Any]) -> None:
-        """A beat: its own, another conductor's, or a worker's."""
+        """Receive a heartbeat: its own, another conductor's, or a worker's."""
         now_s = self.sim.now_s
         if process is self:
             self.echoes.heard(now_s, unacked=len(self.line.outbox), acked=self.line.acked)
@@ -155,14 +155,14 @@ class Conductor(Process):
 
     # ---- the shell ---------------------------------------------------------------------------------
     def work(self) -> bool:
-        """A snapshot, now and then."""
+        """Take a snapshot now and then."""
         if not self.led or self.last is None or self.sim.random.random() > P_WRITES_DOWN:
             return False
         self.sim.snapshot = Snapshot(self.made, self.last, snapshot.dump(self.cluster))
         return True
 
     def look(self) -> None:
-        """Claim what nobody leads; say who is lost, and which limits are over."""
+        """Claim leadership if there is no leader; declare lost workers and exceeded limits."""
         if not self.is_reachable or self.line.is_stale:
             return
         if self.led:
@@ -178,7 +178,7 @@ class Conductor(Process):
                 self._claim()
 
     def _claim(self) -> None:
-        """Open the next epoch, unless somebody else does so first."""
+        """Open the next epoch, unless another conductor does so first."""
         log = self.sim.log
         last = log.last(SUBJECTS.epoch)
         opened = log.events[last - 1] if last else None
@@ -200,7 +200,7 @@ class Conductor(Process):
         self.line.publish(SUBJECTS.epoch, claim, last, settled, settled)
 
     def give_up(self, rank: int, reason: str, read_seq: int | None = None) -> bool:
-        """Declare the present life of a rank over, rightly or not."""
+        """Declare a rank's current incarnation lost, rightly or not."""
         life = self.cluster.world.incarnation(rank)
         if life is None:
             return False
@@ -213,7 +213,7 @@ class Conductor(Process):
         return True
 
     def say_passed(self, limit: Deadline) -> None:
-        """Say that a limit is over."""
+        """Publish that a limit is exceeded."""
         whose = "request" if limit.step is None else str(limit.step)
         said = f"{self.cluster.fence.epoch}.{self.number + 1}"
         passed = DeadlinePassed(

@@ -1,7 +1,8 @@
-"""What happened in histories, and how often: so that nobody believes in an accident that never comes.
+"""Coverage of simulated histories: how often each accident and reaction happened.
 
-A history's own count (`Simulation.seen`) is of accidents and of what simulated processes noticed. Here what
-its log tells is added, and how much each invariant had to look at.
+An accident that never happens proves nothing. A history's own counts (`Simulation.seen`) cover accidents and
+what simulated processes noticed. This module adds what its log shows, and the amount that each invariant
+examined.
 """
 
 from collections import Counter
@@ -82,13 +83,13 @@ RECORDED: Final = (
 
 
 def rows() -> list[str]:
-    """Everything that is to happen, if one only waits long enough."""
+    """Everything that has to happen in enough histories."""
     accidents = [f"accident: {name}" for name in RATES]
     return [*accidents, *NOTICED, *RECORDED, *(f"invariant: {one.__name__}" for one in INVARIANTS)]
 
 
 def of(past: Past, looked_at: Counter[str]) -> Counter[str]:
-    """What happened in one history, by row."""
+    """The counts of one history, by row."""
     found = Counter(past.sim.seen)
     found.update({f"invariant: {name}": count for name, count in looked_at.items()})
     found.update(_recorded(past))

@@ -1,12 +1,11 @@
-"""Simulated gateways: they submit for their clients, and relay what the log says, each chunk once.
+"""Simulated gateways: they submit requests for clients and relay each chunk once.
 
-Real is the fold that makes an answer of records (`gateway.requests.relay.OutputFold`). Simulated are the
-hub, which
-hands records to the answers they belong to; the buffer, from which an answer whose client is slow is let go
-of and read again from the log later; and the submissions, each stored only if its id is new.
+Real code: the fold that makes an answer from records (`gateway.requests.relay.OutputFold`). Simulated: the
+dispatcher that passes records to answers; the buffer, which drops the answer of a slow client so that it is
+read from the log again later; and the submissions, each stored only if its id is new.
 
-A client that comes back has a position: how many chunks it has, and the digest of those. The same at every
-gateway, because the log gave them; where the log has others now, the client is told so.
+A resuming client sends its position: the number of its chunks and their digest. Positions are equal at all
+gateways, because they come from the log. If the log now holds other chunks, the client gets an error.
 """
 
 import hashlib
@@ -47,13 +46,13 @@ OTHERWISE: Final = Failure(code="output_changed", message="the log has not what 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How many chunks a client has, and their digest."""
+    """The number of chunks that a client has, and their digest."""
 
     chunks: int = 0
     digest: bytes = b""
 
     def behind(self, chunk: OutputChunk) -> "Position":
-        """The position behind the next chunk."""
+        """The position after the next chunk."""
         seen = chunk_bytes(chunk) + chunk.track.encode()
         return Position(self.chunks + 1, hashlib.blake2b(self.digest + seen, digest_size=8).digest())
 
@@ -68,10 +67,10 @@ class Answer:
     """One client's answer at one gateway.
 
     Attributes:
-        after: what the client had when it came; not told again.
-        position: how far the log was followed.
-        rest: where the log is to be read from again, and the epoch in force there; None while the hub serves.
-        buffered: what waits for the client.
+        after: the client's position when it connected; earlier chunks are not sent again.
+        position: the position of the fold.
+        rest: the position to read the log from, and the epoch in force there; None while it is live.
+        buffered: the chunks that wait for the client.
     """
 
     client: "Client"
@@ -86,13 +85,13 @@ class Answer:
     is_over: bool = False
 
     def begin_again(self, submission_seq: int) -> None:
-        """Read all of it from the log: what the hub handed on may have begun in the middle."""
+        """Read the whole request from the log: the live records may have started in the middle."""
         self.fold, self.position = OutputFold(submission_seq=submission_seq), START
         self.buffered.clear()
         self.rest, self.is_over = (1, EpochFence()), False
 
     def take(self, seq: int, event: AnyEvent) -> None:
-        """Fold one record that counts."""
+        """Fold one valid record."""
         self.put(self.fold.fold(seq, event))
 
     def put(self, items: list[AnswerItem]) -> None:
@@ -109,7 +108,7 @@ class Answer:
                 self._tell(item)
 
     def fail(self, failure: Failure) -> None:
-        """End it for a reason that is not on the log."""
+        """End the answer for a reason that is not on the log."""
         self._tell(Failed(failure))
 
     def _tell(self, item: AnswerItem) -> None:
@@ -119,7 +118,7 @@ class Answer:
 
 
 class Gateway(Process):
-    """One gateway's life; `name` is its origin on the log."""
+    """One incarnation of a gateway; `name` is its origin on the log."""
 
     def __init__(self, sim: "Simulation", name: str) -> None:
         super().__init__(sim, name, sim.log.last_seq)
@@ -163,7 +162,7 @@ class Gateway(Process):
         self.line.publish(SUBJECTS.request(answer.request_id), event, 0, stored, refused)
 
     def _attach(self, answer: Answer, event: RequestSubmitted) -> None:
-        """The id is taken: by the same request, whose answer is then read from its beginning."""
+        """The id exists: if it is the same request, read its answer from the beginning."""
         log = self.sim.log
         for seq in log.by_subject[SUBJECTS.request(answer.request_id)]:
             original = log.events[seq - 1]
@@ -178,14 +177,14 @@ class Gateway(Process):
         answer.fail(CONFLICT)
 
     def close(self, answer: Answer) -> None:
-        """The client is gone."""
+        """The client has disconnected."""
         if answer in self.answers.get(answer.request_id, []):
             self.answers[answer.request_id].remove(answer)
             if not self.answers[answer.request_id]:
                 del self.answers[answer.request_id]
 
     def cancel(self, request_id: str, reason: str) -> None:
-        """Put a cancel into the log."""
+        """Publish a cancel."""
         self.number += 1
         event = RequestCancel(
             id=f"{self.name}.{self.number}", writer=self.name, request_id=request_id, reason=reason
@@ -207,7 +206,7 @@ class Gateway(Process):
                 answer.take(record.seq, event)
 
     def work(self) -> bool:
-        """Read on for a client that was let go of, or came later."""
+        """Read the log for a client that was dropped or came later."""
         if not self.is_reachable:
             return False
         waiting = [
@@ -220,7 +219,7 @@ class Gateway(Process):
         return any(map(self._read_on, chance.sample(waiting, len(waiting))))
 
     def _read_on(self, answer: Answer) -> bool:
-        """The next record of the request, if there is one."""
+        """Read the next record of the request, if there is one."""
         assert answer.rest is not None
         (seq, fence), log = answer.rest, self.sim.log
         while seq <= log.last_seq:
@@ -244,7 +243,7 @@ class Gateway(Process):
 
 
 def plainly(event: RequestSubmitted, *, as_json: bool) -> bytes:
-    """A submission as a service writes it that has nothing of ours: JSON, without a tag."""
+    """The submission as a foreign service writes it: JSON without a tag."""
     if not as_json:
         return encode(event)
     told = msgspec.to_builtins(event)

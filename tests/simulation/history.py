@@ -1,4 +1,4 @@
-"""One history as its log tells it, once the world has come to rest: what the invariants look at."""
+"""One finished history, as its log shows it: the input of the invariants."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -37,9 +37,9 @@ End = RequestFinished | RequestFailed | RequestCancelled | RequestRejected
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One life of a rank: from which record to which, and how it ended; None where it has not.
+    """One incarnation of a rank: its first and last record, and how it ended; None while it has not.
 
-    `killer` is the request that ended it by killing its process, where one did.
+    `killer` is the request that killed its process, if one did.
     """
 
     rank: int
@@ -50,20 +50,21 @@ class Life:
 
     @property
     def died(self) -> bool:
-        """Whether it ended, and not in order."""
+        """True if it ended, and not in order."""
         return self.end_seq is not None and self.end != WorkerLeaving.__name__
 
 
 @dataclass(slots=True)
 class Past:
-    """What the log tells.
+    """The log of a history, analysed.
 
     Attributes:
-        valid: what counts, with its sequence.
-        submissions: the first submission of each request that can be read; `ends` how each ended.
+        valid: the valid events, with their sequence numbers.
+        submissions: the first readable submission of each request; `ends`, how each ended.
         orders: the first copy of each order.
-        lives: of all ranks; `under`, by life, the requests that it was at when it ended; `blamed` are those
-            by which a life was found to have ended.
+        lives: the incarnations of all ranks; `under`, by incarnation, the requests that ran when it
+            ended;
+            `blamed`, the requests by which an incarnation was found to have ended.
     """
 
     sim: Simulation
@@ -91,20 +92,21 @@ class Past:
         return past
 
     def is_of(self, request_id: str, kind: str) -> bool:
-        """Whether an id is that of a request of this kind, and not of another or of none."""
+        """True if an id belongs to a request of this kind."""
         submission = self.submissions.get(request_id)
         return submission is not None and submission[1].inputs.text == kind
 
     def was_taken(self, request_id: str) -> bool:
-        """Whether the first that was written under an id cannot be read: nobody can ask under it."""
+        """True if the first record under an id is unreadable: no request can use the id."""
         written = self.sim.log.by_subject[SUBJECTS.request(request_id)]
         return bool(written) and self.sim.log.events[written[0] - 1] is None
 
     def _ends(self, event: AnyEvent) -> TypeGuard[End]:
-        """Whether it ends its request.
+        """True if the event ends its request.
 
-        A refusal may be of another submission under the same id. And of a refusal and another end, decided
-        before either was stored, the first in the log is the end; the other is void.
+        A rejection may belong to another submission under the same id. Of a rejection and another
+        end, both
+        decided before either was stored, the first in the log is the end; the other is void.
         """
         known = [end for _, end in self.ends.get(str(event.request_id), {}).values()]
         if isinstance(event, RequestRejected):
@@ -113,12 +115,12 @@ class Past:
         return isinstance(event, ENDS) and not any(isinstance(end, RequestRejected) for end in known)
 
     def end_of(self, request_id: str) -> End:
-        """How a request ended."""
+        """The event that ended a request."""
         ((_, end),) = self.ends[request_id].values()
         return end
 
     def of_kind(self, kind: type[Event], request_id: str | None = None) -> list[tuple[int, Any]]:
-        """The events of one kind, duplicates included."""
+        """The events of one type, duplicates included."""
         return [
             (seq, event)
             for seq, event in self.valid
@@ -126,7 +128,7 @@ class Past:
         ]
 
     def transcript(self, request_id: str) -> tuple[Transcript, list[OutputChunk]]:
-        """The chunks of a request that count, in order."""
+        """The valid chunks of a request, in order."""
         transcript, chunks = Transcript(), []
         end_seq = min((seq for seq, _ in self.ends[request_id].values()), default=len(self.valid) + 1)
         for seq, event in self.valid:
@@ -139,11 +141,11 @@ class Past:
         return transcript, chunks
 
     def deaths_under(self, request_id: str) -> list[Life]:
-        """The lives that ended otherwise than in order while they had a part of the request to do."""
+        """The incarnations that died while they had a part of the request to do."""
         return [life for life in self.lives if life.died and request_id in self.under[life.incarnation]]
 
     def missed_by(self, request_id: str) -> set[int]:
-        """The lives that were not known to be over when a tensor of theirs was found gone."""
+        """The incarnations not known to have ended when a tensor of theirs was found lost."""
         ends = {life.incarnation: life.end_seq for life in self.lives}
         return {
             event.gone_life
@@ -152,7 +154,7 @@ class Past:
         }
 
     def _look_under(self) -> None:
-        """Find out which requests had a part to do in each life when it ended, and an order for it."""
+        """Find the requests that had a part to do, and an order for it, when each incarnation ended."""
         ends = {life.end_seq: life for life in self.lives}
         cluster = Cluster(self.sim.model.graph_of, SUBJECTS)
         for record in for_conductors(self.sim):
@@ -164,7 +166,7 @@ class Past:
 
 
 def _is_at(request: Request, life: Life) -> bool:
-    """Whether a life had a part of a request to do, and may have begun it."""
+    """True if an incarnation had a part of a request to do, and may have begun it."""
     return any(
         step.lives.get(life.rank) == life.incarnation
         and life.rank not in step.parts
@@ -212,18 +214,18 @@ def for_conductors(sim: Simulation) -> list[StoredRecord]:
 
 
 def fold(sim: Simulation) -> Iterator[tuple[Cluster, StoredRecord, Folded]]:
-    """Read the log as a conductor does, record by record."""
+    """Fold the log as a conductor does, record by record."""
     cluster = Cluster(sim.model.graph_of, SUBJECTS)
     for record in for_conductors(sim):
         yield cluster, record, cluster.fold(record)
 
 
 def state(cluster: Cluster) -> dict[str, Any]:
-    """All that a cluster knows, but for its caches."""
+    """The whole state of a cluster, except its caches."""
     names = [one.name for one in fields(Cluster) if one.name not in snapshot.CACHES]
     return {name: getattr(cluster, name) for name in names}
 
 
 def unstamped(event: Event) -> Event:
-    """A conductor's event without what differs from copy to copy."""
+    """A conductor's event without the fields that differ between copies."""
     return msgspec.structs.replace(event, number=0, epoch=None)

@@ -1,7 +1,7 @@
-"""What must be true of every history, whatever went wrong in it.
+"""Invariants of every history, whatever went wrong in it.
 
-Each invariant looks at a history that has come to rest, and returns how much it had to look at: one that
-never has anything to look at holds for nothing (`tests.simulation.soak` counts).
+Each invariant examines a finished history, and returns how much there was to examine: an invariant that never
+examines anything proves nothing (`tests.simulation.soak` counts).
 """
 
 import random
@@ -46,7 +46,7 @@ CUTS: Final = 3
 
 
 class BrokenInvariantError(AssertionError):
-    """A history in which an invariant does not hold; says which, and how to see it again."""
+    """A history violates an invariant; the message names both, and the command that repeats it."""
 
     def __init__(self, sim: Simulation, invariant: str, what: str) -> None:
         super().__init__(f"seed {sim.seed}: {invariant}: {what}\nagain: {sim.command} --step")
@@ -55,7 +55,7 @@ class BrokenInvariantError(AssertionError):
 
 
 def check(past: Past) -> Counter[str]:
-    """Hold all invariants against a history; how much each had to look at.
+    """Check all invariants of a history; return how much each examined.
 
     Raises:
         BrokenInvariantError: the first that does not hold.
@@ -67,7 +67,7 @@ def check(past: Past) -> Counter[str]:
 
 
 def hold(past: Past, invariant: "Invariant") -> int:
-    """Hold one invariant against a history."""
+    """Check one invariant of a history."""
     try:
         return invariant(past)
     except Exception as error:
@@ -76,7 +76,7 @@ def hold(past: Past, invariant: "Invariant") -> int:
 
 
 def run(sim: Simulation) -> Past:
-    """Run a history to its end, or to the first thing that somebody in it finds wrong."""
+    """Run a history to its end, or to the first assertion that fails in a simulated process."""
     try:
         sim.run()
         return Past.of(sim)
@@ -96,7 +96,7 @@ def every_accepted_request_ends_once(past: Past) -> int:
 
 
 def every_refusal_is_told_once(past: Past) -> int:
-    """Of submissions that cannot be read, or are of another request under a known id."""
+    """Each submission that is unreadable, or differs under a known id, is refused once."""
     log, known = past.sim.log, dict[str, str]()
     refused: set[int] = set()
     for record, address, event in zip(log.records, log.addresses, log.events, strict=True):
@@ -131,7 +131,7 @@ def failures_have_a_cause(past: Past) -> int:
 
 
 def _poison(past: Past, request_id: str, end: RequestFailed) -> None:
-    """An innocent fails only by accidents: as often as it was tried again, and the last time."""
+    """An innocent request fails only by accidents: one for each try, including the last."""
     if request_id in past.sim.poisons:
         return
     deaths = past.deaths_under(request_id)
@@ -151,7 +151,7 @@ def _gone(past: Past, request_id: str, end: RequestFailed) -> None:
 
 
 def _is_tried_out(past: Past, request_id: str, end: RequestFailed) -> None:
-    """Each try has its own reason: a life that ended, whatever was missed of it before, or a tensor lost."""
+    """Each try has its own reason: an incarnation that ended, or a lost tensor."""
     lives = {life.incarnation for life in past.deaths_under(request_id)} | past.missed_by(request_id)
     lost, most = past.sim.lost_tensors[request_id], past.sim.plan.max_attempts
     assert len(lives) + lost >= most, (
@@ -185,7 +185,7 @@ CAUSES: Final[dict[str, Callable[[Past, str, RequestFailed], None]]] = {
 
 
 def poisons_are_found_out(past: Past) -> int:
-    """A request that kills its worker each time fails, and does so after so many deaths."""
+    """A request that kills its worker each time fails after the expected number of deaths."""
     found = 0
     for request_id, poison in past.sim.poisons.items():
         if poison.is_proven_first or not past.is_of(request_id, past.sim.kind_of(request_id)):
@@ -205,7 +205,7 @@ def poisons_are_found_out(past: Past) -> int:
 
 
 def attempts_are_bounded(past: Past) -> int:
-    """Each new attempt has its own reason: a life that ended, or a tensor that was gone."""
+    """Each new attempt has its own reason: an incarnation that ended, or a lost tensor."""
     most = 0
     for request_id in past.submissions:
         attempts = max((e.attempt for _, e in past.valid if e.request_id == request_id), default=0)
@@ -228,7 +228,7 @@ def every_client_is_answered(past: Past) -> int:
 
 
 def what_clients_read_is_right(past: Past) -> int:
-    """Nothing twice, nothing missing, nothing that another reading contradicts."""
+    """No chunk twice, none missing, none that contradicts another reading."""
     pieces = 0
     for who in _everybody(past):
         wanted = past.sim.expected(who.request_id)
@@ -245,7 +245,7 @@ def what_clients_read_is_right(past: Past) -> int:
 
 
 def what_clients_are_told_is_recorded(past: Past) -> int:
-    """The end that a client was told is the one in the log, and its output the recorded one."""
+    """The end that a client received is in the log, and its output is the recorded one."""
     told = 0
     for who in _everybody(past):
         for reading in _readings(who):
@@ -288,7 +288,7 @@ def _as_told(end: Event) -> str:
 
 
 def decisions_are_made_once(past: Past) -> int:
-    """Every copy of a decision that counts says the same, whoever stored it, before and after a crash."""
+    """All valid copies of a decision are equal, across crashes and conductors."""
     contents: dict[tuple[str, str], Event] = {}
     copies = 0
     for _, event in past.valid:
@@ -325,7 +325,7 @@ def all_ranks_of_a_step_are_told_the_same(past: Past) -> int:
 
 
 def at_each_position_the_rules_hold(past: Past) -> int:
-    """Places, suspects and lives, as whoever reads the log sees them."""
+    """Capacity, quarantine and incarnations hold at each position of the log."""
     on_probation = 0
     for cluster, record, folded in fold(past.sim):
         where = f"record {record.seq}"
@@ -345,7 +345,7 @@ def at_each_position_the_rules_hold(past: Past) -> int:
 
 
 def _probations(cluster: Cluster, where: str) -> int:
-    """At most one suspect runs on a rank, and beside it nothing but what is proven."""
+    """At most one suspect runs on a rank, concurrently only with proven requests."""
     found = 0
     running = [one for one in cluster.open.values() if one.phase is Phase.RUNNING]
     for suspect in running:
@@ -368,7 +368,7 @@ def replay_matches(past: Past) -> int:
 
 
 def whole_fold_is_the_leaders(past: Past) -> int:
-    """A conductor that begins with nothing knows what the leader knows."""
+    """A conductor that starts empty derives the leader's state."""
     *_, (fresh, _, _) = fold(past.sim)
     live = state(past.sim.leader.cluster)
     for name, value in state(fresh).items():
@@ -403,7 +403,7 @@ def snapshot_and_tail_are_the_whole_fold(past: Past) -> int:
 
 
 def nothing_is_left_over(past: Past) -> int:
-    """Everybody is there, and nobody has anything to do."""
+    """All processes are alive and idle."""
     cluster = past.sim.leader.cluster
     left = {"open": cluster.open, "waiting": cluster.waiting, "held": cluster.held}
     assert not any(left.values()), str(left)
@@ -422,7 +422,7 @@ def no_tensor_is_orphaned(past: Past) -> int:
 
 
 def memory_is_bounded(past: Past) -> int:
-    """After the end of all requests, what is kept does not depend on how many there were."""
+    """After the end of all requests, memory does not depend on their number."""
     for worker in past.sim.workers:
         memory.check_worker(worker)
     for gateway in past.sim.gateways:

@@ -1,7 +1,7 @@
-"""What a simulated worker does with one order, a small piece at a time.
+"""Execution of one order by a simulated worker, in small pieces.
 
-A row is filled on one rank and talks there or on another, to which it is handed on; a stream is sent item by
-item, and listened to; all else is done at once.
+A sequence is prefilled on one rank and decoded there or on another, to which it is handed over. A stream is
+sent item by item and consumed. Everything else is done at once.
 """
 
 from dataclasses import dataclass, field
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Items:
-    """What was heard of a stream in one attempt."""
+    """The items of a stream received in one attempt."""
 
     numbers: set[int] = field(default_factory=set)
     total: int | None = None
 
     def take(self, sent: StreamSent) -> None:
-        """Take some more of them, or the end."""
+        """Receive more items, or the end."""
         count = sent.items.shape[0] if sent.items is not None else 0
         self.numbers |= set(range(sent.index, sent.index + count))
         if sent.end:
@@ -52,12 +52,12 @@ class Items:
 
     @property
     def there(self) -> int:
-        """How many there are without a hole."""
+        """The number of items without a gap."""
         return next(number for number in range(len(self.numbers) + 1) if number not in self.numbers)
 
 
 class Job:
-    """A rank's part of one order."""
+    """One rank's part of one order."""
 
     def __init__(self, worker: "Worker", key: StepKey, order: NodeReady, seq: int) -> None:
         self.key, self.order = key, order
@@ -77,7 +77,7 @@ class Job:
         self._unacked = 0  # events on their way into the log that the report must be behind
 
     def _span(self) -> tuple[int, int]:
-        """Of a walk that talks the number of its first token, and the one behind its last."""
+        """The number of a decoding walk's first token, and the number after its last."""
         args = self.order.walks[-1].args
         first: int = args.get("first", 0) if self._part.does == "talk" else 0
         return first, first + int(args.get("max_tokens", 0))
@@ -87,7 +87,7 @@ class Job:
 
     # ---- one step ----------------------------------------------------------------------------------
     def step(self) -> bool:
-        """Go a little further, if that is possible."""
+        """Do the next piece, if that is possible."""
         if self.order.on_probation and not self._has_begun:
             return self._begin()
         if not self._is_checked:
@@ -113,7 +113,7 @@ class Job:
             return True
 
     def hear(self, event: EdgeEvent, rank: int) -> None:
-        """Take what another rank told of this step."""
+        """Receive an event of another rank for this step."""
         match event:
             case NodeFired():
                 assert event.row is not None
@@ -124,13 +124,13 @@ class Job:
                 raise AssertionError(event)
 
     def _is_poisoned(self) -> bool:
-        """Whether this is what kills workers."""
+        """True if this work kills the worker."""
         poison = self._sim.poisons.get(self.key.request_id)
         is_there = poison is not None and self._walk == poison.walk and self._runs(self._walk)
         return is_there and poison is not None and self._speaker.new >= poison.after
 
     def _misses(self, handles: list[Handle]) -> bool:
-        """Whether a tensor is gone; then that is reported."""
+        """Report a lost tensor; return True if there is one."""
         missing = next((one for one in handles if not self._sim.holds(one, self.key, self._worker)), None)
         if missing is not None:
             self._fail(Failure(code="tensor_gone", message=f"{missing.key} is gone"), missing)
@@ -158,7 +158,7 @@ class Job:
         return True
 
     def _hand_on(self) -> bool:
-        """Send the row to where it goes on, and hold it until it is there."""
+        """Hand the sequence over to its next rank, and keep it until it has arrived."""
         if self._row_is_sent:
             if self._unacked or not self._row_is_back:
                 return False
@@ -184,7 +184,7 @@ class Job:
         return True
 
     def _take_row(self) -> bool:
-        """Read the row that another rank has filled, and tell it so."""
+        """Read the sequence that another rank has prefilled, and confirm it."""
         if self._row is None:
             return False
         self._row_is_read = True
@@ -202,7 +202,7 @@ class Job:
         return self._model.streams_of(self._sim.kind_of(self.key.request_id))
 
     def _send(self) -> None:
-        """Send the next items to all who listen; the end with the last of them, or behind it."""
+        """Send the next items to all consumers; the end with the last of them, or after it."""
         start, chance = self._sent, self._sim.random
         self._sent = min(self._stop, start + chance.randint(1, 3))
         for stream in self._streams:
@@ -260,7 +260,7 @@ class Job:
             self._post(SUBJECTS.edge(rank, self._worker.rank, self.key.request_id), event)
 
     def _begin(self) -> bool:
-        """Say that it begins, and wait until that is stored: only then can it be what this worker dies of."""
+        """Report the begin, and wait until it is stored: only then can the order be blamed for a death."""
         if self._says_it_begins:
             return False
         self._says_it_begins = True
@@ -278,7 +278,7 @@ class Job:
         return True
 
     def _tell_progress(self, is_further: bool) -> None:
-        """Say, once, that it is further than it was when a worker died under it, if that was asked."""
+        """Report once that a quarantined order has made progress."""
         if self._has_progressed or not is_further or not self.order.on_probation:
             return
         self._has_progressed = True
@@ -317,7 +317,7 @@ class Job:
         self._worker.post(SUBJECTS.done(self._worker.rank, self.key.request_id), event)
 
     def _post(self, subject: str, event: Event) -> None:
-        """Put something into the log that the report must be behind."""
+        """Post an event that the final report has to follow."""
 
         def stored(_: int) -> None:
             self._unacked -= 1
@@ -335,5 +335,5 @@ class Job:
 
 
 def scope_of(key: StepKey) -> str:
-    """Whose the tensors of a step are."""
+    """The tensor scope of a step."""
     return f"{key.request_id}/{key.attempt}/{key.step}"

@@ -1,7 +1,8 @@
-"""One process's line to the log: what `shared.log.nats.jetstream` is to a real one.
+"""One process's connection to the log, in place of `shared.log.nats.jetstream`.
 
-A reader, an outbox that sends until it is acked, and the rule that whoever has read, or been acked, past the
-point where the log went back must stop.
+It has a reader, and an outbox that resends events until they are acked. A process that has read, or been
+acked,
+past the point to which the log went back must stop.
 """
 
 import random
@@ -19,7 +20,7 @@ MAX_POSTED: Final = 24
 
 
 class RegressedError(Exception):
-    """The log is not the one, or not as far, as this process knew it."""
+    """The log is another one, or shorter than this process has seen it."""
 
 
 @dataclass(slots=True)
@@ -28,8 +29,8 @@ class Entry:
 
     Attributes:
         expected: store it only if this is the subject's last sequence.
-        stored: told where it is stored; `refused` that the expectation did not hold.
-        sent: how often it was on its way.
+        stored: called with its position; `refused`, if the expectation did not hold.
+        sent: how often it was sent.
     """
 
     subject: str
@@ -42,13 +43,14 @@ class Entry:
 
 @dataclass(slots=True)
 class Line:
-    """One process's line to the log.
+    """One process's connection to the log.
 
     Attributes:
-        highest: the last record that it has read past its reader, or been acked.
-        generation: the log's when it was asked last, and `is_checked` whether it was, since it was away.
-        is_cut: the log cannot be reached.
-        acked: how many events were.
+        highest: the last record that it has read outside of its reader, or been acked.
+        generation: the log's generation at the last check; `is_checked`: it was checked since the last
+            outage.
+        is_cut: the log is unreachable.
+        acked: the number of acked events.
     """
 
     log: SimLog
@@ -67,7 +69,7 @@ class Line:
     # ---- the connection ----------------------------------------------------------------------------
     @property
     def is_online(self) -> bool:
-        """Whether the log answers; when it does again, it is asked first whether it is still the same.
+        """True if the log answers. After an outage it is first checked to be the same log.
 
         Raises:
             RegressedError: it is not.
@@ -84,17 +86,17 @@ class Line:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the log is not what it was when it was asked last."""
+        """True if the log has changed since the last check."""
         return not self.is_checked or self.generation != self.log.generation
 
     @property
     def is_full(self) -> bool:
-        """Whether so much waits for its ack that nothing more may be posted."""
+        """True if so many events wait for an ack that no more may be posted."""
         return len(self.outbox) >= MAX_POSTED
 
     # ---- writing -----------------------------------------------------------------------------------
     def post(self, subject: str, event: Event, stored: Callable[[int], None] | None = None) -> None:
-        """Store an event; told once it is."""
+        """Store an event; call back once it is stored."""
         self.outbox.append(Entry(subject, encode(event), stored))
 
     def publish(
@@ -105,11 +107,11 @@ class Line:
         stored: Callable[[int], None],
         refused: Callable[[], None],
     ) -> None:
-        """Store an event if `expected` is the subject's last sequence; told once that is known."""
+        """Store an event if `expected` is the subject's last sequence; call back with the result."""
         self.outbox.append(Entry(subject, encode(event), stored, expected, refused))
 
     def transmit(self, p_lost: float, p_ack_lost: float) -> str:
-        """Send one event: the next fresh one, or one whose ack never came; what went wrong with it."""
+        """Send one event: the next new one, or one that was not acked; return what went wrong."""
         entry = self._next()
         entry.sent += 1
         if self.log.is_full:
@@ -126,7 +128,7 @@ class Line:
         return ""
 
     def go_down(self, *, loses: bool) -> None:
-        """The server dies: of what was just sent, each is stored or lost, and nobody hears of it."""
+        """The server dies: each event just sent is stored or lost, and no ack arrives."""
         is_known = not self.is_cut and not self.is_stale
         self.is_checked = False
         under_way = list(self.outbox)[: self.chance.randint(0, 4)] if loses and is_known else []
@@ -145,7 +147,7 @@ class Line:
         return fresh
 
     def _misses(self, entry: Entry) -> None:
-        """The expectation does not hold: perhaps because an earlier copy of it was stored."""
+        """The expectation does not hold, perhaps because an earlier copy was stored."""
         assert entry.expected is not None
         successor = next(
             (seq for seq in self.log.by_subject[entry.subject] if seq > entry.expected),

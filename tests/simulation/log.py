@@ -1,8 +1,9 @@
-"""The simulated log, with its own misbehaviour.
+"""The simulated log, with its failures.
 
-Records come in one order and stay: unless the log loses its tail, or is made anew. It may be down, full or
-slow, its clock may go backwards, and what is sent to it may be lost on the way, or its ack on the way back:
-then the sender sends it again, behind later events, and it is stored twice.
+Records have one order and stay, unless the log loses its tail or is created anew. The log may be down, full
+or
+slow, and its clock may go backwards. A message to it may be lost, or its ack: the sender then sends the event
+again, after later events, and it is stored twice.
 """
 
 from collections import defaultdict
@@ -22,15 +23,16 @@ NOWHERE: Final = Address(kind="")
 
 @dataclass(slots=True)
 class SimLog:
-    """Everybody's log.
+    """The log that all processes share.
 
     Attributes:
-        addresses, events: what the records' subjects and bytes say; None where they say nothing.
-        written: in which generation of the log each record was stored.
-        lost: the records that are gone, with that.
-        past: by generation, how much of the log was left when the next one began, and whether that is
-            another log: `(records kept, is new)`.
-        skew_ns: how far its clock is from the world's.
+        addresses, events: the parsed subjects and events of the records; None where they are invalid.
+        written: the log's generation in which each record was stored.
+        lost: the records that the log has lost.
+        past: by generation, `(records kept, is new)`: how much of the log remained when the next one
+            began,
+            and if that is another log.
+        skew_ns: the offset of its clock.
     """
 
     clock: Callable[[], int]
@@ -53,7 +55,7 @@ class SimLog:
 
     @property
     def made(self) -> int:
-        """Which of the logs that were made anew it is: what `created_ns` tells of a real one."""
+        """The number of the log, counting each that was created anew; the counterpart of `created_ns`."""
         return sum(is_new for _, is_new in self.past)
 
     @property
@@ -61,7 +63,7 @@ class SimLog:
         return len(self.records)
 
     def append(self, subject: str, data: bytes) -> int:
-        """Store an event, as any publisher may; its sequence."""
+        """Store an event, as any publisher may; return its sequence."""
         seq = len(self.records) + 1
         address = SUBJECTS.parse(subject) or NOWHERE
         try:
@@ -86,16 +88,16 @@ class SimLog:
         self.past.append((keep, is_new))
 
     def goes_back_on(self, highest: int, generation: int) -> bool:
-        """Whether a process that knew the log up to `highest`, in that generation, knows what is gone."""
+        """True if a process that knew the log up to `highest`, in that generation, knows lost records."""
         return any(is_new or keep < highest for keep, is_new in self.past[generation:])
 
     # ---- reading what is there ---------------------------------------------------------------------
     def last(self, subject: str) -> int:
-        """The sequence of the newest record on a subject; 0 where there is none."""
+        """The sequence of the newest record on a subject; 0 if there is none."""
         return self.by_subject[subject][-1] if subject in self.by_subject else 0
 
     def opened(self, end: int | None = None) -> EpochFence:
-        """The fence behind the first `end` records."""
+        """The epoch fence after the first `end` records."""
         fence = EpochFence()
         for event in self.events[:end]:
             if isinstance(event, EpochOpened):
@@ -103,7 +105,7 @@ class SimLog:
         return fence
 
     def valid(self) -> list[tuple[int, AnyEvent]]:
-        """The events that count, with their sequences."""
+        """The valid events, with their sequences."""
         fence = EpochFence()
         return [
             (seq, event)

@@ -1,7 +1,7 @@
 """Bounds of what simulated processes keep in memory, checked for every collection in their objects.
 
-Each collection that is found is compared with a list of allowed bounds. A new collection that is never emptied
-is therefore reported without being listed anywhere.
+Each collection that is found is compared with a list of allowed bounds. A new collection that is never
+emptied is therefore reported without being listed anywhere.
 """
 
 from collections import deque

@@ -1,10 +1,10 @@
-"""The models that are served: what each walk is to a worker, and what a client is to read in the end.
+"""The models of the simulator: each walk's work for a worker, and the output that clients expect.
 
     decoder    `decoder_lm`, the real graph and plan: prepare; prefill and decode
     speech     `tests.conductor.speech`: up to three partitions, with streams between them
 
-What a model says is a function of the request and the position alone, as with a recorded seed: so whoever
-says it again says the same.
+The output is a function of the request and the position alone, as with a recorded seed, so every attempt
+produces the same.
 """
 
 from collections.abc import Callable
@@ -32,15 +32,15 @@ WHOLE: Final = Fixed(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one walk is to the rank that runs it.
+    """The work of one walk on its rank.
 
     Attributes:
-        node: which node runs it.
-        does: `do` something at once, `fill` a row that talks in the next walk, `talk`, or `listen`.
-        track: what it says is written there.
-        stream: what it listens to, which is cut into chunks as `cut` says.
+        node: the node that runs it.
+        does: `do` something at once, `fill` a sequence that the next walk decodes, `talk`, or `listen`.
+        track: the output track.
+        stream: the stream that it consumes, cut into chunks by `cut`.
         makes: tensors that outlive the step.
-        kinds: of which requests it is a part; none: of all.
+        kinds: the request kinds that include it; empty for all.
     """
 
     node: str
@@ -57,10 +57,10 @@ class Model:
     """One model, as workers and clients know it.
 
     Attributes:
-        kinds: what a request may ask for.
-        streams: by stream, the walk that listens to it.
-        report: what a healthy rank reports when it has done its part of an order.
-        tokens: the tracks that consist of tokens, and how each is written; the others are media.
+        kinds: the possible kinds of requests.
+        streams: by stream, the walk that consumes it.
+        report: the report of a healthy rank for its part of an order.
+        tokens: the tracks of tokens, and how each is written; the others are media.
     """
 
     graph_of: Callable[[str], ModelGraph]
@@ -80,23 +80,23 @@ class Model:
         return [name for name, part in self.parts.items() if not part.kinds or kind in part.kinds]
 
     def streams_of(self, kind: str) -> list[str]:
-        """The streams that flow in a request."""
+        """The streams of a request."""
         walks = self.walks_of(kind)
         return [stream for stream, walk in self.streams.items() if walk in walks]
 
     def expected(self, request_id: str, kind: str) -> dict[str, str]:
-        """What a client is to read, by track."""
+        """The expected output, by track."""
         speakers = [part for name in self.walks_of(kind) if (part := self.parts[name]).does in SPEAKING]
         return {part.track: self.said(part.track, request_id, 0, TOKENS) for part in speakers}
 
     def said(self, track: str, request_id: str, start: int, stop: int) -> str:
-        """What a track says of these items."""
+        """The output of a track for these items."""
         form = self.tokens.get(track, "~{}~")
         return "".join(form.format(token(request_id, item)) for item in range(start, stop))
 
 
 def token(request_id: str, index: int) -> int:
-    """What the model would say."""
+    """The token at a position."""
     return sum(request_id.encode()) * 31 + index * 7
 
 
@@ -168,7 +168,7 @@ class Layout:
         return tuple(sorted({rank for group in self.groups for rank in group.ranks}))
 
     def deployment(self, **changes: Any) -> Deployment:
-        """What the conductor knows of it."""
+        """The deployment, as the conductor knows it."""
         made = speech.deployment if self.model is SPEECH else script.deployment
         return msgspec.structs.replace(made(), groups=self.groups, **changes)
 

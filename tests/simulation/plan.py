@@ -1,7 +1,7 @@
-"""What there is in one history, and what may go wrong in it: a function of its seed, and plain data.
+"""The plan of one history: its processes, requests and accident rates, derived from the seed.
 
-A failing history is made smaller by changing its plan (`tests.simulation.shrink`), and `--set` changes one
-by hand.
+A plan is plain data. A failing history is reduced by changing its plan (`tests.simulation.shrink`); `--set`
+changes a plan by hand.
 """
 
 import random
@@ -53,17 +53,18 @@ class Plan:
     """What may happen in one history.
 
     Attributes:
-        layout: which model, on which ranks (`tests.simulation.models.LAYOUTS`).
-        services: so many of the requests are published to the log by who wants them, past all gateways.
-        poisons: so many of the requests kill their worker each time they come to a certain walk.
-        limited: so many of the requests have a time limit.
-        places: how many may run at a time, `waiting` how many may wait; None is any number.
-        replicas: how one of several ranks is chosen, and `per_replica` how many requests it may have.
-        rates: of each accident, the chance in one step; what is not named does not happen.
-        p_lost: the chance that what is sent to the log does not arrive; `p_ack_lost` that its ack does not.
-        p_other: the chance that a medium that is computed again comes out otherwise.
-        busy_steps: accidents happen in so many steps; then none, and the world comes to rest.
-        rest_steps: it has to within so many.
+        layout: the model and its ranks (`tests.simulation.models.LAYOUTS`).
+        services: the number of requests that services publish to the log directly.
+        poisons: the number of requests that kill their worker each time they reach a certain walk.
+        limited: the number of requests with a time limit.
+        places: the number of requests that may run at a time; `waiting`, that may wait; None is
+            unlimited.
+        replicas: the policy to choose a replica; `per_replica`, the number of requests it may have.
+        rates: the probability of each accident in one step; unnamed ones do not happen.
+        p_lost: the probability that a message to the log is lost; `p_ack_lost`, that its ack is.
+        p_other: the probability that media computed again differ.
+        busy_steps: the number of steps with accidents.
+        rest_steps: the number of steps without accidents within which the simulation must come to rest.
     """
 
     layout: str = "decoder"
@@ -87,7 +88,7 @@ class Plan:
 
     @staticmethod
     def of(seed: int) -> "Plan":
-        """A plan for a seed: quiet and wild ones, busy and idle ones, in every layout."""
+        """The plan of a seed: quiet and wild ones, busy and idle ones, in every layout."""
         chance = random.Random(f"plan {seed}")
         share = chance.choice([0.0, 0.15, 0.4, 0.7])
         strength = chance.choice([0.5, 1.0, 2.0])
@@ -113,10 +114,10 @@ class Plan:
         )
 
     def changed(self, changes: dict[str, Any]) -> "Plan":
-        """The plan with some of it set otherwise; `rates` names all accidents that happen.
+        """The plan with some fields changed; `rates` names all accidents that happen.
 
         Raises:
-            ValueError: there is no such thing in a plan.
+            ValueError: a plan has no such field.
         """
         known = {one.name for one in fields(self)}
         if unknown := sorted(changes.keys() - known):
@@ -126,6 +127,6 @@ class Plan:
         return replace(self, **changes)
 
     def difference(self, other: "Plan") -> dict[str, Any]:
-        """What is set otherwise than in `other`."""
+        """The fields that differ from `other`."""
         mine, others = asdict(self), asdict(other)
         return {name: value for name, value in mine.items() if value != others[name]}

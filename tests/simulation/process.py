@@ -1,4 +1,4 @@
-"""A simulated process: a line to the log, and one small thing done at a time."""
+"""Base class of simulated processes: a connection to the log, and one small action at a time."""
 
 import random
 from collections.abc import Callable
@@ -18,19 +18,19 @@ BEAT_MS: Final = 500
 
 
 def drawn(from_these: list[T], chance: random.Random) -> T:
-    """One of them, by chance, taken out; the others' order is of no account."""
+    """Remove and return a random element; the order of the others does not matter."""
     place = int(chance.random() * len(from_these))
     from_these[place], from_these[-1] = from_these[-1], from_these[place]
     return from_these.pop()
 
 
 class Process:
-    """Anybody on the log.
+    """A process that uses the log.
 
     Attributes:
-        is_alive: whether it was not killed, and did not end.
-        is_frozen: it does nothing for a while, and does not know it (SIGSTOP, a long pause).
-        hung_ms: since when its main loop stands still, while it goes on to beat; None while it does not.
+        is_alive: it was not killed and has not ended.
+        is_frozen: it does nothing for a while without knowing it (SIGSTOP, a long pause).
+        hung_ms: since when its main loop blocks while its heartbeats continue; None while it does not.
     """
 
     def __init__(self, sim: "Simulation", name: str, start: int) -> None:
@@ -45,12 +45,12 @@ class Process:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether others hear of it."""
+        """True if others receive its messages."""
         return self.is_alive and not self.is_frozen and not self.line.is_cut and self.sim.log.is_up
 
     # ---- what each kind of process does ------------------------------------------------------------
     def wants(self, address: Address) -> bool:
-        """Whether it reads what is stored there."""
+        """True if it reads records on this subject."""
         raise NotImplementedError
 
     def take(self, record: StoredRecord) -> None:
@@ -58,22 +58,22 @@ class Process:
         raise NotImplementedError
 
     def work(self) -> bool:
-        """Do a piece of own work; whether there was any."""
+        """Do a piece of own work; return False if there is none."""
         return False
 
     def signs(self) -> dict[str, Any]:
-        """What its beats say; nothing where nobody listens for them."""
+        """The content of its heartbeats; empty if no process reads them."""
         return {}
 
     def end(self, why: str) -> None:
-        """Be gone, from here on; whoever looks after it starts another."""
+        """End the process; its supervisor starts another."""
         self.is_alive = False
         self.sim.tell(f"{self} {why}")
         self.sim.replace(self)
 
     # ---- one thing at a time -----------------------------------------------------------------------
     def act(self) -> bool:
-        """Do one thing; whether there was any to do."""
+        """Do one thing; return False if there is nothing to do."""
         if not self.is_alive or self.is_frozen or self.hung_ms is not None:
             return False
         try:
@@ -93,7 +93,7 @@ class Process:
         return bool(actions)
 
     def regressed(self) -> None:
-        """The log went back on what this process knows: it stops."""
+        """The log went back before what this process knows: it stops."""
         self.end("stops: the log went back")
 
     def post(self, subject: str, event: Event, stored: Callable[[int], None] | None = None) -> None:
@@ -111,7 +111,7 @@ class Process:
 
     @property
     def may_read(self) -> bool:
-        """Whether it takes another record now."""
+        """True if it takes another record now."""
         return True
 
     def _transmit(self) -> None:

@@ -1,4 +1,4 @@
-"""What is asked in a history, and which of the requests kill their workers: a function of seed and plan."""
+"""The requests of a history, and the poison pills among them: a function of seed and plan."""
 
 import random
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ FURTHER: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """A request that kills its worker: in which walk, and after so many tokens of an attempt."""
+    """A request that kills its worker: in which walk, and after how many tokens of an attempt."""
 
     walk: str
     after: int
 
     @property
     def is_proven_first(self) -> bool:
-        """Whether it comes far enough each time to seem harmless."""
+        """True if it makes enough progress each time to count as proven."""
         return self.after >= FURTHER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked; `poison`, if it kills."""
+    """One request; `poison` is set if it kills its worker."""
 
     request_id: str
     kind: str
@@ -37,7 +37,7 @@ class Question:
     poison: Poison | None = None
 
     def submission(self, event_id: str, origin: str) -> RequestSubmitted:
-        """The question as an event."""
+        """The request as an event."""
         return RequestSubmitted(
             id=event_id,
             writer=origin,
@@ -53,7 +53,7 @@ class Question:
 
 
 def asked(seed: int, plan: Plan) -> list[Question]:
-    """All questions of a history."""
+    """All requests of a history."""
     chance, model = random.Random(f"questions {seed}"), LAYOUTS[plan.layout].model
     numbers = range(plan.requests)
     limited = set(chance.sample(numbers, min(plan.limited, plan.requests)))
@@ -72,7 +72,7 @@ def asked(seed: int, plan: Plan) -> list[Question]:
 
 
 def _poison(model: Model, kind: str, chance: random.Random) -> Poison:
-    """In a walk that a request of this kind comes to."""
+    """A poison in a walk that a request of this kind reaches."""
     walk = chance.choice([name for name in model.walks_of(kind) if model.parts[name].does != "fill"])
     after = chance.choice([0, 0, 1, FURTHER + 1]) if model.parts[walk].does == "talk" else 0
     return Poison(walk, after)

@@ -1,9 +1,8 @@
-"""How a simulated process reads the log: a consumer on the server's side, and the real cursor on ours.
+"""Log reader of a simulated process: a simulated consumer on the server, and the real cursor.
 
-The consumer delivers what its reader wants, in order; but what it delivers may be lost on the way, or come
-twice, and each time the connection breaks it is gone. Then the cursor (`shared.log.nats.cursor`) does not
-trust it
-any more, and another one is made, from the cursor's position on. So each record is taken once, in order.
+The consumer delivers the records that its reader wants, in order. A delivery may be lost or repeated, and the
+consumer is gone after each disconnect. The cursor (`shared.log.nats.cursor`) then stops trusting it, and
+another consumer is created at the cursor's position. So each record is taken once, in order.
 """
 
 import random
@@ -21,7 +20,7 @@ AT_ONCE: Final = 4
 
 
 class Reader:
-    """One process's way to the records; `taken` is the last one that it took."""
+    """One process's reader; `taken` is the last record that it took."""
 
     def __init__(self, log: SimLog, wants: Callable[[Address], bool], start: int) -> None:
         self.taken = start
@@ -40,26 +39,26 @@ class Reader:
 
     @property
     def has_records(self) -> bool:
-        """Whether there is a record to take."""
+        """True if there is a record to take."""
         return bool(self._cursor._queue)
 
     @property
     def has_deliveries(self) -> bool:
-        """Whether the server has something to deliver now."""
+        """True if the server can deliver a record now."""
         self._see_to_consumer()
         return len(self._cursor._queue) < AHEAD and self._next() is not None
 
     @property
     def is_behind(self) -> bool:
-        """Whether the log has a record for it that it has not taken."""
+        """True if the log has a record for it that it has not taken."""
         return self.has_records or any(map(self._wants, self._log.addresses[self._cursor.position :]))
 
     def disconnect(self) -> None:
-        """The consumer is gone; what it has delivered is there."""
+        """The consumer is gone; delivered records stay."""
         self._cursor.fail("the connection is new")
 
     def deliver(self, chance: random.Random, p_lost: float) -> str:
-        """The next few records; what went wrong with one of them."""
+        """Deliver the next few records; return what went wrong with one of them."""
         self._see_to_consumer()
         for _ in range(chance.randint(1, AT_ONCE)):
             if (record := self._next()) is None:
@@ -77,12 +76,12 @@ class Reader:
         return ""
 
     def beat(self) -> None:
-        """The consumer's heartbeat: it says how much it has delivered, so that a loss at the end is seen."""
+        """Send the consumer's heartbeat with its delivery count, so that a loss at the end is noticed."""
         told = f"Nats-Last-Consumer: {self._deliveries}\r\nNats-Last-Stream: {self._at}"
         self._cursor.control(b"", f"NATS/1.0 100 Idle Heartbeat\r\n{told}\r\n\r\n".encode())
 
     def take(self) -> StoredRecord:
-        """The next record."""
+        """Take the next record."""
         record = self._cursor.take()
         assert record is not None, "asked for a record where there is none"
         assert record == self._log.records[record.seq - 1], (
@@ -97,7 +96,7 @@ class Reader:
         return record
 
     def _see_to_consumer(self) -> None:
-        """Where there is none that is trusted, another one, from the cursor's position on."""
+        """Create a consumer at the cursor's position if there is none that is trusted."""
         if self._cursor.fault is None:
             return
         self._cursor.attaching()

@@ -1,7 +1,8 @@
-"""A failing history made smaller: fewer accidents, fewer requests, less time, and it fails all the same.
+"""Reduction of a failing history: fewer accidents, fewer requests and less time, with the same failure.
 
-Greedy. What is left out changes everything behind it, so a smaller plan is tried with several seeds; it is
-taken when one of them breaks the same invariant.
+The search is greedy. Each omission changes everything after it, so a smaller plan is tried with several
+seeds,
+and is accepted when one of them violates the same invariant.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ SEEDS: Final = 40
 
 
 def shrink(broken: BrokenInvariantError, say: Callable[[str], None]) -> BrokenInvariantError:
-    """The smallest history found that breaks what this one breaks."""
+    """The smallest history found that violates the same invariant."""
     while (smaller := _smaller(broken)) is not None:
         broken = smaller
         say(f"smaller: {broken.sim.command}")
@@ -35,7 +36,7 @@ def _smaller(broken: BrokenInvariantError) -> BrokenInvariantError | None:
 
 
 def outcome(sim: Simulation) -> BrokenInvariantError | None:
-    """What a history breaks, if anything."""
+    """The invariant that a history violates, if any."""
     try:
         check(run(sim))
     except BrokenInvariantError as error:
@@ -44,7 +45,7 @@ def outcome(sim: Simulation) -> BrokenInvariantError | None:
 
 
 def simpler(plan: Plan) -> Iterator[Plan]:
-    """Plans with a little less in them."""
+    """Slightly smaller plans."""
     for name in plan.rates:
         yield replace(plan, rates={other: rate for other, rate in plan.rates.items() if other != name})
     for name in ("p_lost", "p_ack_lost", "p_other", "limited", "poisons", "services"):

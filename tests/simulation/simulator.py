@@ -1,15 +1,16 @@
-"""A deterministic simulator of the log and everybody on it.
+"""Deterministic simulator of the log and all processes that use it.
 
-One seed is one history. Real are: the conductor's core with its snapshots, the worker's inbox, its recall of
-the output and its tensors' scopes, the fences, the transcript, the gateway's fold, the replayer. Simulated
-are the log (`log`), time, and the processes around that core: `conductors`, `workers`, `gateways`,
-`clients`. What may go wrong is in `accidents`, and how often in one history in its `plan`.
+One seed is one history. Real code: the conductor's core with its snapshots, the worker's inbox, its output
+recovery and its tensor scopes, the fences, the transcript, the gateway's fold, the replayer. Simulated: the
+log
+(`log`), time, and the processes around that core: `conductors`, `workers`, `gateways`, `clients`. Possible
+accidents are in `accidents`; their frequency in one history is in its `plan`.
 
-    plan(seed) ──> accidents and small steps, in an order drawn from the seed ──> no accidents any more
-               ──> everybody who is down comes back, until nothing more happens ──> `invariants`
+    plan(seed) ──> accidents and small steps, in an order drawn from the seed ──> no more accidents
+               ──> dead processes are restarted, until nothing more happens ──> `invariants`
 
-In each step one thing happens: an event is sent, a record read, a token said, a clock looked at. Time moves
-a few milliseconds with each, and leaps where nobody has anything to do.
+Each step does one thing: an event is sent, a record is read, a token is generated, a clock is read. Time
+advances by a few milliseconds per step, and jumps when all processes are idle.
 """
 
 import heapq
@@ -51,12 +52,12 @@ _FAR_AWAY: Final = 1_000_000
 
 
 class RestlessError(AssertionError):
-    """The world does not come to rest."""
+    """The simulation does not come to rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something that is not in the log: when, behind which record of which generation of it, and what."""
+    """An event outside of the log: its step, the log's generation and position, and a description."""
 
     step: int
     generation: int
@@ -65,13 +66,14 @@ class Happening:
 
 
 class Simulation:
-    """One history: `run` it, then look at `log`, `clients`, the processes, and the `story`.
+    """One history: call `run`, then examine `log`, `clients`, the processes, and the `story`.
 
     Attributes:
-        seen: how often what happened.
-        started: how often an order was begun, by the log's generation, step, rank and life.
-        killed: by life (the id of its joining), the request that killed its process, and behind which record.
-        lost_tensors: of each request, how many were gone for no reason.
+        seen: how often each thing happened.
+        started: how often an order was started, by the log's generation, step, rank and incarnation.
+        killed: by incarnation (the id of its join), the request that killed its process, and the log
+            position.
+        lost_tensors: by request, the number of tensors lost without a cause.
     """
 
     def __init__(
@@ -129,22 +131,22 @@ class Simulation:
             self.spawn_worker(rank)
 
     def _remember(self, record: StoredRecord) -> None:
-        """Begin with a record of another history."""
+        """Start with a record of another history."""
         self.now_ns = max(self.now_ns, record.time_ns)
         self.log.append(record.subject, record.data)
 
     # ---- what is asked -----------------------------------------------------------------------------
     def kind_of(self, request_id: str) -> str:
-        """What a request asks for."""
+        """The kind of a request."""
         return self.questions[request_id].kind
 
     def expected(self, request_id: str) -> dict[str, str]:
-        """What its client is to read, by track."""
+        """The output that the client should receive, by track."""
         return self.model.expected(request_id, self.kind_of(request_id))
 
     # ---- who there is ------------------------------------------------------------------------------
     def name(self, kind: str) -> str:
-        """A name that nobody had before."""
+        """A new, unique name."""
         self._made += 1
         return f"{kind}{self._made}x{self.log.last_seq}"
 
@@ -154,16 +156,16 @@ class Simulation:
 
     @property
     def leader(self) -> Conductor:
-        """Who leads, and knows it."""
+        """The conductor that leads, and knows it."""
         return next(one for one in self.conductors if one.is_alive and one.is_leading)
 
     def present(self, rank: int) -> Worker | None:
-        """The process that has a rank: of several, the newest."""
+        """The live process of a rank; of several, the newest."""
         alive = [worker for worker in self.workers if worker.rank == rank and worker.is_alive]
         return alive[-1] if alive else None
 
     def living(self, rank: int, incarnation: int) -> Worker | None:
-        """The process whose life this is."""
+        """The process of an incarnation."""
         found = (w for w in self.workers if w.rank == rank and w.is_alive and w.incarnation == incarnation)
         return next(found, None)
 
@@ -171,7 +173,7 @@ class Simulation:
         self.workers.append(Worker(self, self.name(f"w{rank}-"), rank))
 
     def replace(self, process: Process) -> None:
-        """Somebody looks after each role: who is gone is started again, after a while."""
+        """Restart a process after a while, as a supervisor does."""
         pause_ms = self.random.choice([1, 50, 400, 2500])
         match process:
             case Worker():
@@ -192,7 +194,7 @@ class Simulation:
 
     # ---- what is kept ------------------------------------------------------------------------------
     def holds(self, handle: Handle, key: StepKey, reader: Worker) -> bool:
-        """Whether a tensor's owner still lives, and has it; that a living owner let it go is looked into."""
+        """True if a tensor's owner is alive and holds it. A live owner must not have freed it too early."""
         if handle.data is not None or handle.rank is None:
             return True
         owner = self.living(handle.rank, handle.incarnation or 0)
@@ -212,7 +214,7 @@ class Simulation:
         return False
 
     def is_current(self, key: StepKey) -> bool:
-        """Whether, as the log stands, a step may still have to be done."""
+        """True if, by the log, a step may still have to be done."""
         for _, event in self.log.valid():
             is_of = event.request_id == key.request_id
             stops = isinstance(event, WalkStop) and event.attempt == key.attempt
@@ -233,12 +235,12 @@ class Simulation:
         return self.now_ns // 1_000_000
 
     def later(self, pause_ms: int, what: Callable[[], None]) -> None:
-        """Do something in a while."""
+        """Call a function after a while."""
         self._made += 1
         heapq.heappush(self._timers, (self.now_ns + pause_ms * 1_000_000, self._made, what))
 
     def run(self) -> "Simulation":
-        """Accidents first, then none, until nothing more happens."""
+        """Run with accidents, then without, until nothing more happens."""
         for _ in range(self.plan.busy_steps):
             self.step()
         self.is_faulty, self._quiet_beats = False, 0
@@ -248,7 +250,7 @@ class Simulation:
         raise RestlessError(f"it does not come to rest in {self.plan.rest_steps} steps")
 
     def step(self) -> bool:
-        """One thing happens; whether anything could."""
+        """Do one thing; return False if nothing can happen any more."""
         self.steps += 1
         self.now_ns += self.random.randrange(4_000_000)
         self._ring()
@@ -271,7 +273,7 @@ class Simulation:
             self._beat()
 
     def _wait(self) -> bool:
-        """Nobody has anything to do, until something rings; whether anything ever will."""
+        """Advance to the next timer; return False if there is none."""
         self._quiet_beats += 1
         if not self._timers and self._quiet_beats > QUIET_BEATS:
             return False
@@ -280,7 +282,7 @@ class Simulation:
         return True
 
     def _beat(self) -> None:
-        """Everybody says that it is there, to those who listen; then they look at what they know."""
+        """Send the heartbeats of all processes; then let conductors evaluate them."""
         for process in self.processes:
             if process.is_reachable and not process.line.is_stale:
                 process.line.reader.beat()
@@ -302,12 +304,12 @@ class Simulation:
                     self.tell(what)
 
     def go_back(self, keep: int, *, is_new: bool) -> None:
-        """The log loses what is behind its first records."""
+        """Truncate the log to its first records."""
         self.log.go_back(keep, is_new=is_new)
 
     @property
     def command(self) -> str:
-        """How to see this history again."""
+        """The command that repeats this history."""
         changed = self.plan.difference(Plan.of(self.seed))
         changes = [f"--set '{name}={json.dumps(value)}'" for name, value in changed.items()]
         return " ".join(["python -m tests.simulation", f"--seed {self.seed}", *changes])
@@ -318,5 +320,5 @@ class Simulation:
         self.seen[what] += 1
 
     def tell(self, what: str) -> None:
-        """Write something down that is not in the log."""
+        """Record an event outside of the log."""
         self.story.append(Happening(self.steps, self.log.generation, self.log.last_seq, what))

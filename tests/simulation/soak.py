@@ -1,4 +1,4 @@
-"""Histories by the thousand, on all cores: the first that breaks, and what happened in all of them."""
+"""Thousands of histories on all cores: the first failure, and the coverage of all of them."""
 
 import time
 from collections import Counter
@@ -35,7 +35,7 @@ RARE: Final = frozenset(
 
 @dataclass(slots=True)
 class Soaked:
-    """What came of many histories."""
+    """The result of many histories."""
 
     histories: int = 0
     records: int = 0
@@ -52,11 +52,11 @@ class Soaked:
 
     @property
     def never(self) -> list[str]:
-        """What never happened."""
+        """The things that never happened."""
         return [row for row in coverage.rows() if not self.happened[row]]
 
     def table(self) -> Iterator[str]:
-        """How often everything happened, and in how many histories."""
+        """The number of occurrences of each thing, and of histories with it."""
         width = max(map(len, coverage.rows()))
         for row in coverage.rows():
             mark = "" if self.happened[row] else "   <-- never"
@@ -64,17 +64,17 @@ class Soaked:
 
 
 def one(sim: Simulation) -> Counter[str]:
-    """Run one history and check it; what happened.
+    """Run and check one history; return its counts.
 
     Raises:
-        BrokenInvariantError: it does not hold.
+        BrokenInvariantError: an invariant does not hold.
     """
     past = run(sim)
     return coverage.of(past, check(past))
 
 
 def batch(first: int, count: int, changes: dict[str, object]) -> Soaked:
-    """So many histories, from a seed on."""
+    """Run a number of histories from a seed on."""
     soaked = Soaked()
     for seed in range(first, first + count):
         sim = Simulation(seed, Plan.of(seed).changed(changes))
@@ -99,7 +99,7 @@ def soak(
     say: Callable[[str], None],
     goes_on: bool = False,
 ) -> Soaked:
-    """Run histories on `jobs` cores; up to the first that breaks, or all."""
+    """Run histories on `jobs` cores, up to the first failure."""
     began_s, told_s = time.monotonic(), time.monotonic()
     soaked = Soaked()
     starts = iter(range(first, first + count, BATCH))

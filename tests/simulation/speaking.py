@@ -1,9 +1,8 @@
-"""What a simulated worker puts out in one step: it goes on from what the log has, and says nothing twice.
+"""Output of a simulated worker in one step: it continues after the recovered output, without duplicates.
 
-Real is the recall (`workers.execution.recovered_output`): which of the chunks in the log are this step's,
-and where its track
-stands. Tokens go on behind those that are there. A medium is made again from its beginning; what was released
-before has to come out the same.
+Real code: the output recovery (`workers.execution.recovered_output`), which finds this step's chunks in the
+log and the state of its track. Tokens continue after the recovered ones. Media are computed again from the
+beginning, and have to equal the released chunks.
 """
 
 from collections.abc import Callable
@@ -25,17 +24,17 @@ MOST_AT_ONCE: Final = 3
 
 
 class DivergedError(Exception):
-    """A medium did not come out as it was released before."""
+    """Media computed again differ from the released chunks."""
 
 
 class Speaker:
     """One step's part of one track.
 
     Attributes:
-        said: how many items this step has said, those of earlier attempts included; `new` how many of those
-            in this attempt.
-        chunks: of a medium, how many were made, those released before included.
-        released: of those, the ones that still have to come out again.
+        said: the number of items that this step has emitted, including earlier attempts; `new`, in this
+            one.
+        chunks: the number of media chunks computed, including the released ones.
+        released: the released chunks that still have to be computed again.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Speaker:
     # ---- what is there already ---------------------------------------------------------------------
     @property
     def knows_where_it_stands(self) -> bool:
-        """Whether all is read that the log has of the output; reads it, if the log answers."""
+        """True once the recovered output is complete; reads it if the log answers."""
         if self._state is None and self._has_read():
             self._begin(self._recall.result().get(self._part.track) or RecoveredTrack())
         return self._state is not None
@@ -69,7 +68,7 @@ class Speaker:
         return self._recall.complete
 
     def _read(self) -> None:
-        """Fold what the log has of the request: of a first attempt up to its order, else up to its fence."""
+        """Fold the request's records: up to its order for a first attempt, else up to its fence."""
         log, is_first = self._sim.log, self._key.attempt == 1
         end = self._seq if is_first else log.last_seq
         while self._cursor < end and not self._recall.complete:
@@ -89,7 +88,7 @@ class Speaker:
 
     # ---- what is new -------------------------------------------------------------------------------
     def say_tokens(self, most: int, post: Callable[[str, OutputChunk], None]) -> None:
-        """The next few items of a track that consists of tokens; up to `most` of this step's."""
+        """Emit the next few tokens; up to `most` of this step."""
         assert self._state is not None
         request_id = self._key.request_id
         at_once = 1 if request_id in self._sim.poisons else MOST_AT_ONCE  # it dies of the very token
@@ -105,10 +104,10 @@ class Speaker:
         )
 
     def say_medium(self, post: Callable[[str, OutputChunk], None]) -> None:
-        """The next chunk of a medium; nothing, where it was released before.
+        """Compute the next media chunk; emit it unless it was released before.
 
         Raises:
-            DivergedError: it was released otherwise.
+            DivergedError: a different chunk was released.
         """
         size = self._part.cut.count
         start = self.chunks * size
@@ -145,7 +144,7 @@ class Speaker:
 
     @property
     def totals(self) -> dict[str, Any]:
-        """What the track amounts to, as a report says it; nothing where this step never spoke."""
+        """The track's totals for a report; empty if this step never emitted output."""
         if self._state is None:
             return {}
         totals: OutputTotals = self._state.track.totals

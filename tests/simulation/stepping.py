@@ -1,10 +1,10 @@
-"""Going through one history, forwards and backwards: its log, and what happened beside it.
+"""Stepping through one history, forwards and backwards: its log, and the events outside of it.
 
 The commands are those of `dalsegno replay --step` (`help` lists them), and
 
     accidents, a          what happened beside the log, from the last record to this; `a all` lists all
 
-Records that the log has lost since are not there. `--until STEP` shows the log as it was then.
+Records that the log has lost since are not shown. `--until STEP` shows the log as it was at that step.
 """
 
 from operator import itemgetter
@@ -23,17 +23,19 @@ ALL: Final = "all"
 
 
 class HistoryStepper(Stepper):
-    """A place in a simulated history."""
+    """A position in a simulated history."""
 
     def __init__(self, sim: Simulation) -> None:
         self.story = sim.story
         self._log = sim.log
         asked = list(sim.questions)
-        super().__init__(ReplayTimeline(sim.log.records, asked, graph_of=sim.model.graph_of, subjects=SUBJECTS))
+        super().__init__(
+            ReplayTimeline(sim.log.records, asked, graph_of=sim.model.graph_of, subjects=SUBJECTS)
+        )
         self._verbs["accidents"] = self._accidents
 
     def here(self) -> CommandOutput:
-        """The record looked at, and what happened beside the log before it."""
+        """The current record, and the events outside of the log before it."""
         told, data = super().here()
         return [*map(told_of, self._since_last()), *told], data
 
@@ -42,7 +44,7 @@ class HistoryStepper(Stepper):
         return list(map(told_of, found)) or ["nothing"], {"accidents": [one.what for one in found]}
 
     def _since_last(self) -> list[Happening]:
-        """What happened between the record before this and this; with the last one, all that came after."""
+        """The events between the previous record and this one; with the last record, all later ones."""
         last = self.place == len(self.timeline.positions) - 1
         return [
             one
@@ -56,7 +58,7 @@ class HistoryStepper(Stepper):
         return (happening.generation, happening.seq) < (self._log.written[place], seq)
 
     def all(self) -> list[str]:
-        """All of the history, in order: records, those that are lost since, and what happened between."""
+        """The whole history in order: records, lost records, and the events in between."""
         told: list[tuple[tuple[int, float], str]] = []
         for place, position in enumerate(self.timeline.positions):
             line = line_of(position, place, len(self.timeline.positions))
@@ -68,7 +70,7 @@ class HistoryStepper(Stepper):
 
 
 def lost(record: StoredRecord) -> str:
-    """A record that the log has no more, in a line."""
+    """One line about a record that the log has lost."""
     event = event_of(record, SUBJECTS)
     if event is None:
         return f"  (lost) {record.seq:>6}  {record.subject}: cannot be read"
@@ -78,5 +80,5 @@ def lost(record: StoredRecord) -> str:
 
 
 def told_of(happening: Happening) -> str:
-    """Something beside the log, in a line."""
+    """One line about an event outside of the log."""
     return f"    *** step {happening.step}, behind record {happening.seq}: {happening.what}"

@@ -1,4 +1,4 @@
-"""Each invariant can fail: something is broken on purpose, and just that invariant says so, too."""
+"""Each invariant can fail: a defect is introduced on purpose, and exactly that invariant reports it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ SEEDS = 150
 
 
 def no_handing_over(patch: pytest.MonkeyPatch) -> None:
-    """A new leader publishes nothing of what its predecessor had decided."""
+    """A new leader publishes none of its predecessor's decisions."""
     patch.setattr(Cluster, "outstanding", lambda _: [])
 
 
@@ -36,7 +36,7 @@ def no_refusals(patch: pytest.MonkeyPatch) -> None:
 
 
 def whoever_was_there_is_to_blame(patch: pytest.MonkeyPatch) -> None:
-    """A death counts against each that ran there, alone or not; and nobody is kept alone."""
+    """A death counts against every request on the rank, and no request is quarantined."""
     suspects_in_company(patch)
     patch.setattr(poison_pills, "counts", poison_pills._was_there)
     patch.setattr(react, "_given_up", lambda *_: Failure(code="poison_request", message="to blame"))
@@ -56,12 +56,12 @@ def attempts_without_a_reason(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_reading_on(patch: pytest.MonkeyPatch) -> None:
-    """A client that comes back is told nothing."""
+    """A resuming client receives nothing."""
     patch.setattr(Gateway, "_read_on", lambda *_: False)
 
 
 def no_regard_for_positions(patch: pytest.MonkeyPatch) -> None:
-    """Whoever comes back is told everything once more."""
+    """A resuming client receives everything again."""
     ask = Gateway.ask
     patch.setattr(Gateway, "ask", lambda self, client, _: ask(self, client, START))
 
@@ -88,7 +88,7 @@ def another_error_than_recorded(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_epochs(patch: pytest.MonkeyPatch) -> None:
-    """Deposed conductors are listened to; and what `schedule` decides is another thing each time."""
+    """Events of deposed conductors count, and `schedule` decides differently each time."""
     chosen = iter(range(1_000_000))
     patch.setattr(schedule, "derived_seed", lambda _: next(chosen))
     patch.setattr(EpochFence, "_is_deposed", lambda *_: False)
@@ -126,7 +126,7 @@ def one_place_too_many(patch: pytest.MonkeyPatch) -> None:
 
 
 def suspects_in_company(patch: pytest.MonkeyPatch) -> None:
-    """Nothing is kept away from a rank where a suspect is to be alone."""
+    """No request is kept away from a rank with a suspect in quarantine."""
 
     def take(self: replicas.Ranks, place: replicas.Place) -> None:
         self.load.update(place.ranks)
@@ -179,7 +179,7 @@ def memory_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 
 def decisions_that_get_lost(patch: pytest.MonkeyPatch) -> None:
-    """One in five never reaches the log."""
+    """One decision in five never reaches the log."""
     publish = conductors.Conductor.publish
 
     def careless(self: conductors.Conductor, decisions: Any) -> None:
@@ -231,7 +231,7 @@ def test_what_is_broken_is_named(name: str, sabotage: Sabotage, monkeypatch: pyt
 
 
 def broken(seed: int) -> set[str]:
-    """All invariants that a history breaks."""
+    """All invariants that a history violates."""
     plan = Plan.of(seed).changed({"rest_steps": 3_000})
     try:
         past = run(Simulation(seed, plan))

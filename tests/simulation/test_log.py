@@ -1,4 +1,4 @@
-"""The simulated log misbehaves as told, and a line to it makes the best of that."""
+"""The simulated log misbehaves as configured, and a connection to it copes with that."""
 
 import random
 

@@ -1,7 +1,7 @@
-"""Histories by the hundred: whatever is lost, doubled, late or killed, the invariants hold.
+"""Hundreds of histories: the invariants hold, whatever is lost, duplicated, late or killed.
 
-`SIMULATION_SEEDS` sets how many; `make soak` runs thousands (`tests.simulation.soak`). That each invariant
-can fail is `tests.simulation.test_invariants`' to show.
+`SIMULATION_SEEDS` sets their number; `make soak` runs thousands (`tests.simulation.soak`).
+`tests.simulation.test_invariants` shows that each invariant can fail.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ def test_the_same_seed_is_the_same_history_in_every_process() -> None:
 
 
 def digest(seed: int) -> str:
-    """All of a history's log in a few characters."""
+    """A short digest of a history's whole log."""
     return hashlib.blake2b(repr(Simulation(seed).run().log.records).encode(), digest_size=8).hexdigest()
 
 

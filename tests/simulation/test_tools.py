@@ -1,4 +1,4 @@
-"""What one does with a history: go through it, make it smaller, run many, and see what was in them."""
+"""The tools for histories: step through one, shrink one, run many, and count what happened."""
 
 import json
 from typing import Any
@@ -147,5 +147,5 @@ def test_a_plan_refuses_what_it_does_not_have() -> None:
 
 @pytest.fixture(autouse=True)
 def _one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here starts processes: what is patched would not be patched there."""
+    """Start no processes: patches would not apply there."""
     monkeypatch.setattr(soak, "ProcessPoolExecutor", None)

@@ -1,8 +1,8 @@
-"""Simulated workers: the lives of one rank, the orders it reads, and the tensors it holds.
+"""Simulated workers: the incarnations of one rank, the orders it reads, and the tensors it holds.
 
-Real are the inbox (which orders are for this life, each once) and the scopes (which tensor goes when); what
-is done with an order is in `jobs`. One process may live several lives: one that was given up joins again. One
-that was superseded ends.
+Real code: the inbox (which orders are for this incarnation, each once) and the scopes (which tensor is freed
+when). `jobs` executes the orders. One process may have several incarnations: one that was declared lost joins
+again. One that was superseded ends.
 """
 
 from collections import defaultdict
@@ -53,7 +53,7 @@ class Worker(Process):
         self.live()
 
     def live(self) -> None:
-        """Join: from here on nothing is left of an earlier life."""
+        """Join with the state of a new process."""
         log = self.sim.log
         self.lives += 1
         self.is_leaving = False
@@ -106,7 +106,7 @@ class Worker(Process):
         self.sim.saw("a tensor is made")
 
     def has(self, key: str) -> bool:
-        """Whether it holds a tensor."""
+        """True if it holds a tensor."""
         return key in self.tensors._scope_of
 
     @property
@@ -115,7 +115,7 @@ class Worker(Process):
 
     @property
     def scopes(self) -> int:
-        """How many scopes hold tensors."""
+        """The number of scopes that hold tensors."""
         return self.tensors.count
 
     def signs(self) -> dict[str, Any]:
@@ -169,12 +169,12 @@ class Worker(Process):
             self.hear(edge.event, edge.rank)
 
     def drop(self, key: StepKey) -> bool:
-        """Leave an order; whether it was under way."""
+        """Drop an order; return True if it was running."""
         self.tensors.end(scope_of(key))
         return self.jobs.pop(key, None) is not None
 
     def _forget(self, request_id: str) -> None:
-        """The request has ended: nothing is kept for it."""
+        """Release everything of a request that has ended."""
         for key in [k for k in self.jobs if k.request_id == request_id]:
             self.drop(key)
         for stream in [s for s in self.items if s[0] == request_id]:
@@ -183,7 +183,7 @@ class Worker(Process):
             self.tensors.end(request_id)
 
     def hear(self, event: EdgeEvent, rank: int) -> None:
-        """Take what another rank told."""
+        """Receive an event of another rank."""
         request_id = str(event.request_id)
         if isinstance(event, StreamSent):
             self.items[request_id, event.attempt, event.stream].take(event)
@@ -192,7 +192,7 @@ class Worker(Process):
 
     # ---- leaving -----------------------------------------------------------------------------------
     def leave(self) -> None:
-        """Take no more orders, finish what runs if there is time, and say good-bye."""
+        """Take no more orders, finish running ones if there is time, and leave."""
         self.is_leaving = True
         self.sim.later(self.sim.random.randint(1, 200), self._say_goodbye)
 
@@ -226,7 +226,7 @@ class Worker(Process):
         return False
 
     def be_killed_by(self, request_id: str) -> None:
-        """This was too much: the process is dead."""
+        """The process is killed by a request."""
         self.sim.killed[self.life] = (request_id, self.sim.log.last_seq)
         self.end(f"is killed by {request_id}")
 

@@ -311,7 +311,7 @@ def put_chunks(
     text: int = 0,
     tokens: int = 0,
 ) -> None:
-    """Chunks of text and tokens that an earlier attempt stored, behind so much `text` and `tokens`."""
+    """Store the chunks of an earlier attempt, after the given `text` and `tokens` of earlier steps."""
     for place, (words, raw) in enumerate(pieces):
         chunk = OutputChunk(
             id=f"r.out.{attempt}.{first + place}",
@@ -512,7 +512,7 @@ async def test_steps_that_speak_in_turn_each_go_on_where_they_were_when_all_begi
 
 
 def score_alone(prompt: list[int], **args: Any) -> WalkCall:
-    """A prompt that is echoed and not answered."""
+    """A walk that echoes a prompt and generates nothing."""
     return WalkCall(name="score", inputs={"token_ids": inline_ids("p", prompt)}, args=args)
 
 
@@ -658,7 +658,7 @@ async def test_a_prompt_may_be_echoed_without_an_answer(prompt: list[int], args:
 async def test_a_later_attempt_goes_on_behind_its_echo_and_does_not_score_it_again(
     released: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three pieces of an echo: what was released keeps the log probabilities it was released with."""
+    """An echo of three pieces: the released piece keeps the log probabilities it was released with."""
     monkeypatch.setattr(
         "workers.generation.output_chunks.MAX_CHUNK_LOGPROBS", 4
     )  # two tokens with one likeliest each
@@ -850,7 +850,7 @@ IN_TURN: Final = ModelGraph(
 async def test_what_a_node_says_goes_out_in_the_order_of_its_firings_whatever_takes_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A word that takes longer to copy than the next: the order is a part of the answer."""
+    """The first value takes longer to copy than the second; the output keeps the order of the firings."""
 
     def run(_: object, node: str, key: str, inputs: Mapping[str, Handle], args: object) -> CpuResult:
         if node == "say":
@@ -1108,7 +1108,7 @@ async def test_when_idle_it_is_finished_and_otherwise_not_in_time() -> None:
 
 
 def suspected(*walks: WalkCall, attempt: int = 2, **kwargs: Any) -> NodeReady:
-    """An order under which a worker died."""
+    """An order in quarantine."""
     return msgspec.structs.replace(ready("r", *walks, attempt=attempt, **kwargs), on_probation=True)
 
 

@@ -1,4 +1,4 @@
-"""Who may hold a row in the engine, and when it goes on."""
+"""Holding and resuming sequences in the engine by several holders."""
 
 from tests.workers.harness import ByteDecoder, FakeEngine
 from workers.generation.engine_client import EngineClient

@@ -24,7 +24,7 @@ def answer(
 
 
 def fold(folded: GeneratedText, tokens: bytes) -> str:
-    """Push tokens until the answer ends."""
+    """Push tokens until the text ends."""
     text = ""
     for token in tokens:
         if folded.finish_reason is not None:

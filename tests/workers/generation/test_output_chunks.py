@@ -1,4 +1,4 @@
-"""The pure half of an output; the shell is tested with the executor."""
+"""Tests of the pure `Chunker`; `OutputStream` is mostly tested with the executor."""
 
 from collections.abc import Callable
 

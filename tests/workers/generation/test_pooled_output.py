@@ -1,4 +1,4 @@
-"""What prompts come to, cut into chunks and put together again."""
+"""Pooled outputs, cut into chunks and joined again."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def test_an_embedding_is_one_chunk_and_says_nothing_of_tokens() -> None:
 
 @pytest.mark.parametrize("kept", [0, 1, 3])
 def test_what_was_released_stands_and_the_rest_is_computed_anew(kept: int) -> None:
-    """The last bits of a state may depend on what is computed beside it."""
+    """The last bits of a state may depend on the other sequences of its batch."""
     first, again = [*array_chunks(states(200, 1024, seed=1), [])], states(200, 1024, seed=2)
     stands = released(first[:kept])
 

@@ -1,4 +1,4 @@
-"""A prompt on its way out: cut by itself alone, and told when it is scored."""
+"""Cutting of prompt echoes, and their scores."""
 
 import pytest
 from hypothesis import given
@@ -46,7 +46,7 @@ def test_however_long_it_is_its_pieces_put_together_are_the_prompt(
 
 
 def test_a_piece_with_the_most_log_probabilities_fits_an_event() -> None:
-    """Of a server that takes what NATS takes by default: 1 MB."""
+    """The limit is NATS's default payload of 1 MB."""
     ids = list(range(150_000, 160_000))
     first, *others = echo_pieces(ids, "x" * 10_000, 20)
     waiting = ScoredEcho([first, *others], lambda token_id: b"a token of many bytes")

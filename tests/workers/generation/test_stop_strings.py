@@ -11,7 +11,7 @@ PIECES = st.lists(st.text("ab\nc", max_size=4), max_size=12)
 
 
 def oracle(text: str, stops: list[str]) -> tuple[str, bool]:
-    """The text up to the earliest stop string, and whether there is one."""
+    """The text up to the earliest stop string, and True if there is one."""
     found = [place for place in (text.find(stop) for stop in stops) if place >= 0]
     return (text[: min(found)], True) if found else (text, False)
 

@@ -130,7 +130,7 @@ LIVES = {0: AT, 1: THEIRS}
 
 
 def fired(index: int = 0, attempt: int = 1, *, life: int = THEIRS, request_id: str = "r") -> NodeFired:
-    """What rank 1 tells of a step."""
+    """A `node.fired` of rank 1."""
     return NodeFired(
         id="f",
         writer="w1",
@@ -194,7 +194,7 @@ def started(request_id: str = "r", attempt: int = 1, index: int = 0) -> StepKey:
 
 
 def fold(events: Sequence[Event], inbox: Inbox | None = None, start: int = AT) -> list[Action]:
-    """Fold events stored at `start`, `start` + 1, ..., and return what they lead to."""
+    """Fold events stored at `start`, `start` + 1, ..., and return the actions."""
     inbox = inbox or Inbox(SUBJECTS, Rank(0), OURS, earlier_joins=["w0.joined.before"])
     records = [
         StoredRecord(seq=start + place, subject=subject_of(event), data=encode(event), time_ns=0)
@@ -204,7 +204,7 @@ def fold(events: Sequence[Event], inbox: Inbox | None = None, start: int = AT) -
 
 
 def briefly(actions: list[Action]) -> list[tuple[str, object]]:
-    """Actions as (kind, what matters)."""
+    """Actions as (kind, main content)."""
     return [_brief(action) for action in actions]
 
 

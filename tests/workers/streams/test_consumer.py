@@ -21,7 +21,7 @@ def items(first: int, count: int) -> Handle:
 
 
 def take(stream: StreamConsumer) -> tuple[list[int], bool]:
-    """Take the next chunk: the numbers of its items, and is it the last."""
+    """Take the next chunk; return the numbers of its items, and True if it is the last."""
     chunk, parts = stream.take()
     found = [batch.start + at for batch, start, stop in parts for at in range(start, stop)]
     stream.release_used()

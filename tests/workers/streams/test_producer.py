@@ -15,7 +15,7 @@ from workers.streams.producer import StreamProducer
 
 @dataclass(slots=True)
 class Bench:
-    """What an producer is connected to."""
+    """The callbacks of a producer."""
 
     sent: list[tuple[int, list[int], bool]] = field(default_factory=list)
     freed: list[Handle] = field(default_factory=list)
