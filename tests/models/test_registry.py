@@ -161,7 +161,7 @@ def test_a_broken_family_is_named_in_a_warning_and_the_others_serve(
         assert registry.family_of(tiny_checkpoint()) == "decoder_lm"
 
     assert f"model family 'broken' (broken_package) is ignored: {why}" in caplog.text
-    with pytest.raises(UnknownFamilyError, match="families asked: .*decoder_lm"):
+    with pytest.raises(UnknownFamilyError, match=r"families asked: .*decoder_lm"):
         registry.family_of(folder_of(tmp_path / "odd", "Odd"))
 
 

@@ -1,4 +1,4 @@
-"""Tiny tokenizer folders, made as checkpoints are made: trained, then saved in Hugging Face format."""
+"""Tiny tokenizers, trained and saved in Hugging Face format like those of checkpoints."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ CHATML = """\
 
 
 def byte_level() -> Tokenizer:
-    """As Qwen's: byte-level BPE, ChatML tokens, no sentence frame."""
+    """Like Qwen's: byte-level BPE, ChatML tokens, no added special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -58,7 +58,7 @@ def byte_level() -> Tokenizer:
 
 
 def sentence_piece() -> Tokenizer:
-    """As Llama 2's: pieces with a marked space, bytes for what is unknown, `<s>` in front."""
+    """Like Llama 2's: pieces with a marked space, byte fallback, and a leading `<s>`."""
     trainer = trainers.BpeTrainer(
         vocab_size=600,
         show_progress=False,
@@ -77,7 +77,7 @@ def sentence_piece() -> Tokenizer:
 
 
 def word_piece() -> Tokenizer:
-    """As BERT's: words and `##` continuations."""
+    """Like BERT's: words and `##` continuations."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.train_from_iterator(

@@ -1,4 +1,4 @@
-"""What is not served, and what is said of it: one list for the tests and for docs/models.md."""
+"""Unsupported architectures with the reasons in their errors: one list for the tests and docs/models.md."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,7 +9,7 @@ class Refused:
     """A `config.json` and the reason, as a regular expression.
 
     Attributes:
-        architecture: as docs/models.md names it; None where no architecture is at fault.
+        architecture: its name in docs/models.md; None if the reason is not the architecture.
     """
 
     architecture: str | None

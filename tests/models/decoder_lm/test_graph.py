@@ -1,4 +1,4 @@
-"""The plan: what is ordered, and with which arguments; the recorded ones replay, so they never change."""
+"""The plan: its walks and their arguments. Recorded histories replay, so the arguments must not change."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def walks(at_hand: tuple[PendingStep, ...] | Finish) -> dict[str, Walk]:
 
 
 def test_a_request_without_wishes_is_ordered_as_it_always_was() -> None:
-    """Word for word: a history that was recorded by the first version is decided again like this."""
+    """Literally: histories that the first version recorded are replayed against this."""
     found = walks(journey(stop=["x"]).advance([(0, prepared())]))
 
     args = {"max_tokens": 4, "sampling": SAMPLING, "stop": ["x"], "ignore_eos": False}

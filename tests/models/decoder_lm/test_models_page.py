@@ -1,4 +1,4 @@
-"""docs/models.md says of every architecture what the tests say."""
+"""docs/models.md lists the same architectures as the tests."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ PAGE: Final = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encod
 
 
 def architectures(section: str) -> Iterator[str]:
-    """What the first column of a section's table names."""
+    """The names in the first column of a section's table."""
     [text] = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     for row in re.findall(r"^\|([^|]+)\|", text, re.MULTILINE):
         yield from re.findall(r"`(\w+ForCausalLM)`", row)

@@ -1,4 +1,4 @@
-"""Loading decoder-only models: what is served, what is refused and how it says so."""
+"""Loading of decoder-only models: supported ones, refused ones and their errors."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ from tests.tiny import FAMILIES, MODELS, Family, tiny_checkpoint, write_checkpoi
 
 
 def edited(folder: Path, **changes: Any) -> Path:
-    """A checkpoint whose `config.json` says something else."""
+    """A checkpoint with changed values in its `config.json`."""
     path = write_checkpoint(folder) / "config.json"
     config = json.loads(path.read_text()) | changes
     if config["model_type"] not in ("qwen3", "llama"):
@@ -52,6 +52,7 @@ def test_rope_scaling_is_read_from_the_checkpoint() -> None:
 class One:
     """A step of one token, which needs no mask under any attention."""
 
+    token_ids = torch.zeros(1, dtype=torch.int32)
     positions = torch.zeros(1, dtype=torch.int32)
 
 
@@ -129,7 +130,7 @@ def test_what_cannot_be_served_is_refused_by_name(
 
 
 def test_weights_the_model_has_no_place_for_are_refused(tmp_path: Path) -> None:
-    """Read as a Llama, this Qwen3 would answer without its norms."""
+    """Loaded as a Llama, this Qwen3 would answer without its norms."""
     edited(tmp_path, architectures=["LlamaForCausalLM"], model_type="llama")
 
     with pytest.raises(CheckpointError, match=r"no place in LlamaForCausalLM: 4 tensors, .*k_norm"):
@@ -195,7 +196,7 @@ def test_a_truncated_checkpoint_is_refused_before_anything_is_loaded(tmp_path: P
 
 
 def test_loading_imports_one_modelling_file_and_neither_tokenizers_nor_torchvision() -> None:
-    """In a process of its own: an import cannot be taken back; the file itself imports `auto`."""
+    """In a separate process: an import cannot be undone, and this file imports `auto` itself."""
     script = f"""
 import sys
 from pathlib import Path
@@ -221,7 +222,7 @@ def test_a_node_takes_embeddings_in_the_place_of_ids() -> None:
 
 
 def test_a_folder_as_embedding_models_are_published_is_read(tmp_path: Path) -> None:
-    """Saved without its head: no name begins with `model.`, and the head is the embeddings."""
+    """Saved without its head: no name starts with `model.`, and the embeddings are the head."""
     checkpoint = write_checkpoint(tmp_path, "qwen3")
     [file] = checkpoint.glob("*.safetensors")
     tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(file).items()}
@@ -234,5 +235,5 @@ def test_a_folder_as_embedding_models_are_published_is_read(tmp_path: Path) -> N
 
     ids = torch.tensor([7], dtype=torch.int32)
     with torch.inference_mode():
-        # Not to the bit: what a CPU adds up first depends on where in memory a weight begins.
+        # Not bit for bit: the order of sums on a CPU depends on the alignment of a weight in memory.
         torch.testing.assert_close(published.forward(ids, One()), whole.forward(ids, One()))

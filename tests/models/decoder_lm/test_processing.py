@@ -1,4 +1,4 @@
-"""The CPU face of decoder_lm, against transformers' own tokenizer on the same files."""
+"""`prepare` of decoder_lm, against transformers' own tokenizer on the same files."""
 
 import shutil
 import unicodedata
@@ -108,7 +108,7 @@ def test_a_chat_is_what_transformers_makes_of_it(folder: Path, chat: str) -> Non
 def test_a_raw_prompt_is_what_transformers_makes_of_it(
     text: str, frame: dict[str, bool], tmp_path: Path
 ) -> None:
-    """The tokenizer file's own frame (`<s>` in front) rules, whatever older settings say."""
+    """The post-processor in the tokenizer file (a leading `<s>`) overrides older settings."""
     folder = written_checkpoints.save(tmp_path, written_checkpoints.sentence_piece(), LLAMA_CONFIG | frame)
 
     ids = prepare(load(folder), Inputs(text=text, chat=False))
@@ -172,7 +172,7 @@ def text_of(loaded: DecoderLmProcessing, inputs: Inputs) -> object:
 
 
 def test_the_text_of_a_prompt_is_the_very_text_that_was_given(llama: Path) -> None:
-    """Decoding its tokens would give another: this tokenizer loses a space at the front."""
+    """Decoding the tokens would give another text: this tokenizer loses a leading space."""
     loaded, text = load(llama), "  Grüße \x00 e\u0301"
 
     assert text_of(loaded, Inputs(text=text, chat=False)) == text
@@ -285,7 +285,7 @@ def test_more_hidden_states_than_the_log_is_to_take_are_refused(chatml: Path, tm
 def test_a_text_that_is_too_long_is_refused_with_how_much_it_has(
     kept: str, request: pytest.FixtureRequest
 ) -> None:
-    """Before it is made tokens, where a token's bytes have a bound: 8 MB took 15 s, and others waited."""
+    """Refused before it is encoded if the bytes per token are bounded: 8 MB took 15 s, and others waited."""
     loaded = load(request.getfixturevalue(kept))
     counted = {"chatml": "at least", "llama": r"alone has \d+;"}[kept]
 
@@ -335,7 +335,7 @@ def test_without_a_template_a_chat_says_what_to_do_and_a_raw_prompt_works(tmp_pa
     assert prepare(loaded, Inputs(text="hi", chat=False)) == written_checkpoints.byte_level().encode("hi").ids
 
 
-# ---- sampling and ends ---------------------------------------------------------------------------
+# ---- sampling and stop ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
 
 
 def sampling_of(folder: Path, **params: Any) -> dict[str, Any]:
-    """What else is told to the engine, as the wire has it."""
+    """The other sampling parameters, in the form of the wire."""
     args = msgspec.to_builtins({"inputs": Inputs(text="x", chat=False), "params": Params(**params)})
     facts = msgspec.msgpack.decode(msgspec.msgpack.encode(load(folder).run("prepare", "k", {}, args).facts))
     sampling: dict[str, Any] = facts["sampling"]

@@ -1,4 +1,4 @@
-"""Chats with tools: their prompts against transformers' own, their guides, and what is refused."""
+"""Chats with tools: prompts against transformers' own, guides, and refused requests."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One torch thread: tiny models gain nothing from two, and parallel test runs would fight over cores."""
+"""One torch thread: tiny models are not faster with two, and parallel test runs would compete for cores."""
 
 from collections.abc import Iterator
 

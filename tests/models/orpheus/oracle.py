@@ -1,4 +1,4 @@
-"""The oracle: what transformers' own `generate` says, and how the package `snac` as it is makes it sound."""
+"""The oracle: tokens by transformers' `generate`, and sound by the unmodified package `snac`."""
 
 import warnings
 from functools import cache
@@ -20,7 +20,7 @@ from tests.tiny.orpheus import tiny_orpheus
 
 
 def prompt(voice: str, text: str) -> list[int]:
-    """The prompt's tokens; that they are the published ones is tested elsewhere."""
+    """The prompt's tokens, whose correctness is tested elsewhere."""
     prepare = processing.load(tiny_orpheus(), max_seq_len=4096)
     inputs = Inputs(text=text, output_modalities=["audio"])
     result = prepare.run("prepare", "k", {}, {"inputs": inputs, "params": Params(voice=voice)})
@@ -28,7 +28,7 @@ def prompt(voice: str, text: str) -> list[int]:
 
 
 def generate(prompt_ids: list[int], max_tokens: int, *, penalty: float = 1.0) -> tuple[list[int], float]:
-    """The greedy answer, and by how much the closest choice in it was made."""
+    """The greedy answer, and the smallest margin between the first and the second choice."""
     result = _stock_model().generate(
         torch.tensor([prompt_ids]),
         attention_mask=torch.ones(1, len(prompt_ids), dtype=torch.int64),
@@ -47,7 +47,7 @@ def generate(prompt_ids: list[int], max_tokens: int, *, penalty: float = 1.0) ->
 
 
 def firings(tokens: torch.Tensor, seed: int = 5) -> list[Item]:
-    """SNAC's firings for a whole stream of audio tokens (n,)."""
+    """The items of SNAC for a whole stream of audio tokens (n,)."""
     chunks = Cutter(SOUND.chunks, SOUND.after_end).cut(len(tokens), ended=True)
     return [
         Item(
@@ -62,7 +62,7 @@ def firings(tokens: torch.Tensor, seed: int = 5) -> list[Item]:
 
 
 def sound_of(item: Item) -> torch.Tensor:
-    """One window by the package alone, with its own way to draw the same noise: (samples,) int16."""
+    """One window by the package, which draws the same noise its own way: (samples,) int16."""
     assert item.chunk is not None
     frames = len(item.inputs["token"]) // 7
     if not frames:
@@ -76,7 +76,7 @@ def sound_of(item: Item) -> torch.Tensor:
 
 
 def speech(answer: list[int], seed: int) -> bytes:
-    """How an answer sounds: 16-bit little-endian samples."""
+    """The audio of an answer: 16-bit little-endian samples."""
     tokens = torch.tensor([token for token in answer if FIRST_AUDIO <= token < END_AUDIO])
     return torch.cat([sound_of(item) for item in firings(tokens, seed)]).numpy().astype("<i2").tobytes()
 

@@ -1,4 +1,4 @@
-"""The bundled placements: M*'s keys alone, and in each walk every node where the file's first lines say."""
+"""The bundled placements: they use only M*'s keys, and place every node as their first lines say."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which samples each chunk of a stream of audio tokens gives: pure, by counts alone."""
+"""The samples that each chunk of a stream of audio tokens yields, by counts."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from shared.walks.chunks import Cutter
 
 
 def frames_of(tokens: int) -> list[tuple[ChunkOf, int, int]]:
-    """Each chunk of so many tokens, its first frame, and how many whole ones it has."""
+    """The chunks of a stream of that many tokens, with the first frame and the number of whole frames."""
     chunks = Cutter(SOUND.chunks, SOUND.after_end).cut(tokens, ended=True)
     return [
         (

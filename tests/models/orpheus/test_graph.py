@@ -1,4 +1,4 @@
-"""The plan, by itself: what runs at the same time, what ends what, and with which arguments."""
+"""The plan: its partitions, the ends of its streams, and the arguments of its walks."""
 
 from typing import Any
 

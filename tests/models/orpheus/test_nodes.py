@@ -1,4 +1,4 @@
-"""The torch face beside the published packages: tokens by transformers, sound by `snac` as it is."""
+"""The torch nodes against the published packages: tokens by transformers, sound by `snac`."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def decoder() -> SnacDecoder:
 
 
 def audio_tokens(tokens: int, seed: int = 0) -> torch.Tensor:
-    """Audio tokens as the model says them: each place in a frame has 4096 of its own."""
+    """Audio tokens as the model generates them: each place in a frame has 4096 tokens."""
     codes = torch.randint(0, 4096, (tokens,), generator=torch.Generator().manual_seed(seed))
     return (FIRST_AUDIO + torch.arange(tokens) % 7 * 4096 + codes).to(torch.int32)
 
@@ -76,7 +76,7 @@ def test_a_stream_sounds_as_the_same_windows_decoded_by_the_package(
 
 
 def test_windows_sound_nearly_as_one_decode_of_it_all(tmp_path: Path) -> None:
-    """Without noise, which is another for each window: what is left is what a window does not see."""
+    """Without noise, which differs between windows: the rest is the error of the windows' limited context."""
     node = SnacDecoder(load_snac(write_snac(tmp_path, noise=False), CPU), rows=1)
     tokens = audio_tokens(70)
     whole = Item(inputs={"token": tokens}, args={}, chunk=ChunkOf(number=0, fresh=70, last=True))
@@ -105,7 +105,7 @@ def test_noise_is_the_requests_and_the_chunks(decoder: SnacDecoder) -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 16])
 def test_a_window_sounds_the_same_alone_and_among_others(rows: int) -> None:
-    """Of one shape are all forwards of a node, as on a GPU; so not a bit depends on who else waits."""
+    """All forwards of a node have one shape, so no bit depends on the rest of the batch."""
     node = SnacDecoder(load_snac(tiny_orpheus() / "snac", CPU), rows=rows)
     items = [item for seed in range(3) for item in firings(audio_tokens(31 + 7 * seed, seed), seed)]
 
@@ -178,7 +178,7 @@ def test_safetensors_are_preferred_to_a_pickle(tmp_path: Path, decoder: SnacDeco
 
 
 class _Code:
-    """What a pickle may run when it is read."""
+    """Code that a pickle would run when it is loaded."""
 
     def __reduce__(self) -> Any:
         return (print, ("run",))

@@ -47,7 +47,7 @@ def test_speeches_that_are_said_together_are_each_as_generate_says_them(penalty:
 
     answers = [answer for _, answer in clear]
     assert [ids(found[str(index)]) for index in range(len(clear))] == answers
-    # What is compared is speech, and no one's is another's.
+    # The compared answers are audio tokens, and they all differ.
     assert len(clear) >= 4
     said = [token for answer in answers for token in answer if token != STOP]
     assert all(FIRST_AUDIO <= token < END_AUDIO for token in said)

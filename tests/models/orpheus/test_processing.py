@@ -1,4 +1,4 @@
-"""The prompt as published, the voices, the sampling, and what is refused before anything is computed."""
+"""The published prompt, voices, sampling, and refused requests."""
 
 import json
 from pathlib import Path
@@ -130,7 +130,7 @@ def test_a_vocabulary_without_audio_is_not_orpheus(tmp_path: Path) -> None:
         load(tmp_path, max_seq_len=64)
 
 
-# ---- which family a folder is of -------------------------------------------------------------------
+# ---- the claim of checkpoints ---------------------------------------------------------------------
 
 
 def test_a_llama_with_snac_beside_it_is_orpheus(tmp_path: Path) -> None:

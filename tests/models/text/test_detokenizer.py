@@ -158,7 +158,7 @@ def test_the_bytes_of_byte_level_tokens_put_together_are_the_text(text: str) -> 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(max_size=30).filter(lambda text: "<" not in text))
 def test_the_bytes_of_pieces_put_together_are_the_text_with_the_space_before_it(text: str) -> None:
-    """SentencePiece sets a space in front; a marked space that was in the text is one, too."""
+    """SentencePiece adds a leading space; a marked space in the text is one, too."""
     decoder = decoders_of("sentence_piece").new()
     ids = tokenizer("sentence_piece").encode(text, add_special_tokens=False).ids
     spelt = b"".join(decoder.bytes_of(id) for id in ids)

@@ -1,4 +1,4 @@
-"""What checkpoints say of their embeddings, in the files that sentence-transformers writes."""
+"""The embedding settings of checkpoints, in the files that sentence-transformers writes."""
 
 import json
 from pathlib import Path

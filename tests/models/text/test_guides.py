@@ -1,4 +1,4 @@
-"""Guides: what can be followed, what is refused and why, and that no guide hangs or kills a worker."""
+"""Guides: supported ones, refused ones with their reasons, and hostile ones that must not harm a worker."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ MARKS = ["<|end|>", "<|call|>"]
 
 
 def vocabulary() -> Guides:
-    """Every byte, some pieces, two marks, and a token beyond the tokenizer's."""
+    """Every byte, some pieces, two special tokens, and a token outside the tokenizer's vocabulary."""
     tokens = [*(bytes([byte]) for byte in range(256)), *(piece.encode() for piece in PIECES)]
     marks = range(len(tokens), len(tokens) + len(MARKS))
     return Guides([*tokens, *(mark.encode() for mark in MARKS), b""], list(marks), drops_space=False)
@@ -35,7 +35,7 @@ def bytes_and_pieces() -> Guides:
 
 
 def accepts(guide: CompiledGuide, text: str) -> bool:
-    """Whether an answer may be this text, spelled in bytes."""
+    """True if an answer may be this text, spelled in bytes."""
     matcher = guide.matcher()
     bits, may_end = matcher.push(())
     for byte in text.encode():
@@ -139,7 +139,7 @@ def test_a_schema_does_not_choose_how_strictly_it_is_kept(bytes_and_pieces: Guid
         ),
         ({"json_schema": {"$ref": "http://example.com/s.json"}}, "found http://.*; copy the target"),
         ({"json_schema": {"$ref": "#/$defs/a"}}, r"found #/\$defs/a, which does not exist; add it"),
-        ({"json_schema": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}}, "no text satisfies it"),
+        ({"json_schema": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}}, "no text sat"),
         ({"json_schema": {"properties": 5}}, "this is not supported: properties must be"),
         ({"regex": "["}, "^regex: expected .* a syntax error: unclosed character class; correct it$"),
         ({"regex": r"(a)\1"}, "^regex: expected .* without backreferences, found one; repeat"),
@@ -192,7 +192,7 @@ def test_the_keywords_that_are_refused_are_those_the_page_names(bytes_and_pieces
             bytes_and_pieces.compiled(Guide(json_schema={keyword: {}}))
     for keyword, value in KEPT.items():
         assert f"`{keyword}`" in taken
-        # A reference to the whole, and nothing else, is no text's: it is kept all the same.
+        # A reference to the whole schema is satisfied by no text, but it is enforced.
         schema = (
             {keyword: value} if keyword != "$ref" else {"type": ["null", "array"], "items": {"$ref": "#"}}
         )
@@ -258,7 +258,7 @@ def test_how_much_has_to_be_kept_in_mind_at_once_is_counted_and_no_clock_is_aske
 def test_a_text_of_too_many_meanings_is_followed_as_far_as_they_can_be_counted(
     bytes_and_pieces: Guides, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not once more, alone: what is counted is its own, and following it took its time already."""
+    """There is no second try with fresh states, because the limit concerns this answer alone."""
     pairs = "x x | x y | x z | y x | y y | y z | z x | z y | z z"
     rules = "\n".join(f'{name}: {pairs} | "a"' for name in "xyz")
     matcher = bytes_and_pieces.compiled(Guide(grammar=f"start: x\n{rules}")).matcher()
@@ -271,7 +271,7 @@ def test_a_text_of_too_many_meanings_is_followed_as_far_as_they_can_be_counted(
 
 
 def test_an_answer_of_many_tokens_is_left_where_its_guide_is_condemned() -> None:
-    """And the library, which keeps the interpreter to itself while it follows, is asked token by token."""
+    """Tokens are appended one by one, because the library holds the GIL during each call."""
     guide = vocabulary().compiled(Guide(regex="a+"))
     matcher, asked = guide.matcher(), list[list[int]]()
 
@@ -305,7 +305,7 @@ def test_a_guide_that_is_condemned_is_followed_by_nobody_and_refused_from_then_o
     guides.check(Guide(regex="a"))
 
 
-# ---- following -----------------------------------------------------------------------------------
+# ---- matching ------------------------------------------------------------------------------------
 
 
 def test_tokens_are_followed_the_same_in_whatever_pieces(bytes_and_pieces: Guides) -> None:
@@ -344,7 +344,7 @@ def limited(monkeypatch: pytest.MonkeyPatch, states: int) -> Guides:
 def test_what_others_have_used_up_is_not_missed(
     bytes_and_pieces: Guides, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All who follow a grammar share its states, and their limit; alone each has enough of them."""
+    """All matchers of a grammar share its states and their limit; each alone has enough of them."""
     asked = Guide(regex="(a|b)*a(a|b){9}c")
     plenty = bytes_and_pieces.compiled(asked)
     scarce = limited(monkeypatch, 150).compiled(asked)
@@ -384,7 +384,7 @@ def test_a_token_that_is_not_allowed_is_nobody_elses_fault(bytes_and_pieces: Gui
     assert accepts(guide, "abc")
 
 
-# ---- kept ----------------------------------------------------------------------------------------
+# ---- cache ---------------------------------------------------------------------------------------
 
 
 def test_a_guide_is_tried_and_compiled_once_while_it_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,7 +420,7 @@ def guides_of(tokenizer: Tokenizer) -> tuple[Guides, Spelling]:
 
 @pytest.mark.parametrize("kind", [written_checkpoints.byte_level, written_checkpoints.sentence_piece])
 def test_whatever_spells_a_text_its_decoder_says_just_that(kind: Any) -> None:
-    """Llama 2's decoder drops a space in front: what is allowed has one more."""
+    """Llama 2's decoder drops a leading space, so the allowed tokens have one more."""
     tokenizer = kind()
     guides, _ = guides_of(tokenizer)
     texts = [" two", "two", "naïve café", '{"a":  1}', "<tool→call>", "\n x"]

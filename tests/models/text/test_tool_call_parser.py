@@ -1,4 +1,4 @@
-"""Calls in a text, whatever pieces it comes in."""
+"""Tool calls in a text, independent of how it is cut into pieces."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ ARGUMENTS = '{"a": "}\\"{<tool_call>", "b": [1, {"c": 2}]}'
 
 
 def told(written: CallFormat, pieces: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
-    """The text and the calls of an answer; in what order a call is told is asserted on the way."""
+    """The text and the calls of an answer; the order of the parts of a call is asserted here."""
     reader = ToolCallParser(written, NAMES)
     content, calls = "", dict[int, list[str]]()
 

@@ -1,4 +1,4 @@
-"""How models write calls: which template asks for what, and grammars that have them written."""
+"""Formats of tool calls: detection in templates, and the grammars of answers."""
 
 import json
 from typing import Any
@@ -41,7 +41,7 @@ def inputs(*functions: dict[str, Any], **change: Any) -> Inputs:
 
 
 def allows(guide: Guide | None, text: str) -> bool:
-    """Whether a text is a whole answer by a guide."""
+    """True if a text is a complete answer by a guide."""
     assert guide is not None
     assert guide.grammar is not None
     matcher = llguidance.LLMatcher(_TOKENS, guide.grammar)
@@ -65,7 +65,7 @@ def call(written: CallFormat, arguments: str, name: str = "forecast", count: int
 ALL = pytest.mark.parametrize("written", FORMATS.values(), ids=list(FORMATS))
 
 
-# ---- which format --------------------------------------------------------------------------------
+# ---- detection -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_template_is_told_what_the_model_may_know() -> None:
     ]
 
 
-# ---- what has to be written ----------------------------------------------------------------------
+# ---- grammars ------------------------------------------------------------------------------------
 
 
 @ALL

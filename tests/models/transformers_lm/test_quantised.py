@@ -1,4 +1,4 @@
-"""Checkpoints as they are published with weights of eight bits, written here number by number."""
+"""Checkpoints with 8-bit weights in the published formats, written here number by number."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -17,11 +17,11 @@ from tests.tiny import Family, write_checkpoint
 
 Tensors = dict[str, torch.Tensor]
 Stored = tuple[Tensors, torch.Tensor]
-"""The tensors in the place of one weight, by the ends of their names, and the weight they stand for."""
+"""The tensors of one quantised weight, by the ends of their names, and its float weight."""
 
 
 def blocks_of_16(weight: torch.Tensor) -> Stored:
-    """As DeepSeek and Qwen publish theirs, but for the blocks' size. The last ones may be torn."""
+    """The format of DeepSeek and Qwen, with smaller blocks. The last blocks may be incomplete."""
     rows, columns = weight.shape
     scales = torch.rand(-(-rows // 16), -(-columns // 16), generator=torch.Generator().manual_seed(1)) + 0.5
     meant, stored = torch.empty_like(weight), torch.empty_like(weight)
@@ -34,7 +34,7 @@ def blocks_of_16(weight: torch.Tensor) -> Stored:
 
 
 def torn_blocks(weight: torch.Tensor) -> Stored:
-    """By which no side of a matrix divides: how large they are cannot be told from how many there are."""
+    """Blocks that do not divide the matrix: their size cannot be derived from their number."""
     rows, columns = weight.shape
     scales = torch.rand(-(-rows // 24), -(-columns // 24), generator=torch.Generator().manual_seed(1)) + 0.5
     scale = scales.repeat_interleave(24, 0)[:rows].repeat_interleave(24, 1)[:, :columns]
@@ -63,7 +63,7 @@ def int8_with_zeros(weight: torch.Tensor) -> Stored:
 
 
 def packed_by_groups(weight: torch.Tensor) -> Stored:
-    """Four int8 in an int32, the first one lowest, each with 128 added; a scale per 16 columns."""
+    """Four int8 in an int32, the first in the lowest byte, with an offset of 128; a scale per 16 columns."""
     rows, columns = weight.shape
     grouped = weight.view(rows, columns // 16, 16)
     scale = (grouped.abs().amax(2) / 127).to(torch.bfloat16)
@@ -101,7 +101,7 @@ def written(folder: Path, family: Family) -> Path:
 def quantised(
     folder: Path, config: Mapping[str, Any], store: Callable[[torch.Tensor], Stored], family: Family = "qwen3"
 ) -> tuple[Path, Path]:
-    """A checkpoint with quantised projections, and one with the floats they stand for."""
+    """A checkpoint with quantised projections, and one with their floats."""
     plain, stored = (written(folder / name, family) for name in ("plain", "stored"))
     floats = load_file(plain / "model.safetensors")
     files: Tensors = {}

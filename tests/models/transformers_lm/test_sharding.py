@@ -15,7 +15,7 @@ from tests.peers import Circle, together
 from tests.tiny import Family, tiny_checkpoint
 
 SHARED: Sequence[Family] = ("llama", "qwen2", "qwen3", "phi3", "mixtral", "qwen3_moe")
-"""Plain, with biases, norms of heads, joined outputs, and experts under two kinds of names."""
+"""Models without and with biases, head norms, concatenated outputs, and experts under two names."""
 
 
 def logits_of(node: DecoderLM, ids: torch.Tensor) -> torch.Tensor:

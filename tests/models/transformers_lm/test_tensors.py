@@ -1,6 +1,6 @@
-"""What is read of a checkpoint's files, what is not, and how much memory that takes.
+"""Reading of weights: the tensors that are read, and the memory that it takes.
 
-The memory is of checkpoints of some 50 MB, read in a process of its own.
+Memory is measured with checkpoints of about 50 MB, in a separate process.
 """
 
 import json
@@ -48,7 +48,7 @@ for way in ways:
 
 
 def write_zeros(folder: Path, layers: int, *, experts: bool) -> str:
-    """A Llama, or a Mixtral, whose experts are merged when they are read; in bfloat16."""
+    """A Llama in bfloat16, or a Mixtral, whose experts are merged during loading."""
     config = {
         "architectures": ["MixtralForCausalLM" if experts else "LlamaForCausalLM"],
         "model_type": "mixtral" if experts else "llama",
@@ -108,7 +108,7 @@ def test_loading_takes_no_more_memory_than_what_is_made(tmp_path: Path) -> None:
 
 
 def changed(folder: Path, family: Family, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Path:
-    """A checkpoint, one of whose tensors is another."""
+    """A checkpoint with one tensor replaced."""
     checkpoint = write_checkpoint(folder, family)
     tensors = load_file(checkpoint / "model.safetensors")
     tensors[name] = change(tensors[name]).contiguous()
@@ -145,7 +145,7 @@ def test_floats_of_every_width_are_read_as_the_numbers_they_are(tmp_path: Path, 
 
 @pytest.mark.parametrize("rows", [63, 65])
 def test_a_tensor_that_no_two_members_can_share_is_refused_by_each(tmp_path: Path, rows: int) -> None:
-    """A part of 65 rows in two is 32, and so is one of 64."""
+    """A half of 65 rows has 32 rows, and so has a half of 64."""
     name = "model.layers.1.self_attn.q_proj.weight"
     checkpoint = changed(tmp_path, "llama", name, lambda tensor: torch.cat([tensor, tensor])[:rows])
 
