@@ -1,4 +1,4 @@
-// Ask Dal Segno a question over NATS from JavaScript: Node 20 or later, and
+// Send Dal Segno a question over NATS from JavaScript: Node 20 or later, and
 //
 //     npm install @nats-io/transport-node @nats-io/jetstream @msgpack/msgpack
 //     dalsegno serve demo --ready-file ready.json
@@ -18,10 +18,10 @@ const { prefix } = server;
 
 const id = randomUUID();
 const request = { model, inputs: { text: question }, params: { temperature: 0, max_tokens: 64 } };
-// Stored once it is acked. No ack? Publish the same again: the same id executes once.
+// An acked request is stored. Without an ack, publish the same again: one id is executed once.
 const ack = await jetstream(client).publish(`${prefix}.request.${id}`, JSON.stringify(request));
 
-// One consumer for everything, so that all of it comes in the order of the log, from its beginning.
+// One consumer for all subjects, so that events arrive in log order, from the beginning.
 const consumer = await jetstream(client).consumers.getPushConsumer(`${prefix.toUpperCase()}_LOG`, {
   filter_subjects: [`${prefix}.conductor.epoch`, `${prefix}.walk.${id}`, `${prefix}.output.nats.${id}.*`],
 });
@@ -29,16 +29,16 @@ const consumer = await jetstream(client).consumers.getPushConsumer(`${prefix.toU
 let epoch = 0;
 let attempt = 0;
 let next = 0;
-let early = new Map(); // by index: valid, but before their predecessor
+let early = new Map(); // by index: valid chunks that arrived before their predecessor
 
 for await (const message of await consumer.consume()) {
-  const event = decode(message.data); // fields that have their default are left out
+  const event = decode(message.data); // fields with their default value are omitted
   if (event.type === "epoch.opened.v1") {
     epoch = Math.max(epoch, event.epoch);
   } else if (event.writer === "conductor" && event.epoch < epoch) {
-    continue; // from a conductor that has a successor, and did not know it yet
+    continue; // from a deposed conductor
   } else if (event.type === "output.fence.v1" && event.attempt > attempt) {
-    attempt = event.attempt; // a worker died: what is not printed yet is computed again
+    attempt = event.attempt; // a worker died: chunks that are not printed yet are computed again
     early = new Map();
   } else if (event.type === "output.chunk.v1") {
     const index = event.index ?? 0;

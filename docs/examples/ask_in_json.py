@@ -1,8 +1,8 @@
-"""The shortest way in: one JSON message, and what comes back on plain subscriptions.
+"""The shortest example: one JSON request, and the answer from plain NATS subscriptions.
 
     python ask_in_json.py ready.json demo "What does len do?"
 
-Good for trying things. It misses what is published while its connection is away; see ask_over_nats.py.
+It is for experiments: it misses events while its connection is lost; see ask_over_nats.py.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Ask Dal Segno a question over NATS, with nothing of Dal Segno's: pip install nats-py msgpack.
+"""Send Dal Segno a question over NATS, without Dal Segno's client: pip install nats-py msgpack.
 
 dalsegno serve demo --ready-file ready.json
 python ask_over_nats.py ready.json demo "What does len do?"
@@ -24,10 +24,10 @@ async def ask(server, model, question):
         "inputs": {"messages": [{"role": "user", "content": question}]},
         "params": {"temperature": 0, "max_tokens": 64},
     }
-    # Stored once it is acked. No ack? Publish the same again: the same id executes once.
+    # An acked request is stored. Without an ack, publish the same again: one id is executed once.
     ack = await log.publish(f"{prefix}.request.{request_id}", msgpack.packb(request))
 
-    # One consumer for everything, so that all of it comes in the order of the log, from its beginning.
+    # One consumer for all subjects, so that events arrive in log order, from the beginning.
     wanted = [
         f"{prefix}.conductor.epoch",
         f"{prefix}.walk.{request_id}",
@@ -43,23 +43,23 @@ async def ask(server, model, question):
 
 
 async def read_answer(events, submission_seq):
-    """Print the answer as it comes; return when it is complete."""
+    """Print the answer as it arrives; return when it is complete."""
     epoch = attempt = next_index = 0
-    chunks = {}  # by index: valid, but perhaps earlier than their predecessor
+    chunks = {}  # by index: valid chunks that may have arrived before their predecessor
     async for message in events.messages:
         event = msgpack.unpackb(message.data)
         kind = event["type"]
         if kind == "epoch.opened.v1":
             epoch = max(epoch, event["epoch"])
         elif event["writer"] == "conductor" and event["epoch"] < epoch:
-            continue  # from a conductor that has a successor, and did not know it yet
+            continue  # from a deposed conductor
 
         elif kind == "output.fence.v1" and event["attempt"] > attempt:
-            attempt, chunks = event["attempt"], {}  # what is not printed yet is computed again
+            attempt, chunks = event["attempt"], {}  # chunks that are not printed yet are computed again
         elif kind == "output.chunk.v1":
-            index = event.get("index", 0)  # fields that have their default are left out
+            index = event.get("index", 0)  # fields with their default value are omitted
             if event["attempt"] >= attempt and index >= next_index:
-                chunks.setdefault(index, event)  # of two copies the first counts
+                chunks.setdefault(index, event)  # the first of two copies counts
             while next_index in chunks:
                 print(chunks.pop(next_index).get("text", ""), end="", flush=True)
                 next_index += 1

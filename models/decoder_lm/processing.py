@@ -90,10 +90,10 @@ class DecoderLmProcessing:
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         if node != "prepare":
             raise BugError(f"decoder_lm has no CPU node {node!r}; it has 'prepare'")
-        asked = PrepareRequest.of(args)
-        request = asked.inputs
-        _check_modalities(request, asked.params)
-        params = self._prompts.with_tools(request, asked.params)
+        prepare = PrepareRequest.of(args)
+        request = prepare.inputs
+        _check_modalities(request, prepare.params)
+        params = self._prompts.with_tools(request, prepare.params)
         text = self._prompts.text_of(request)
         ids = request.token_ids or [] if text is None else self._encode(request, text)
         try:
@@ -154,20 +154,21 @@ def _check_modalities(request: Inputs, params: Params) -> None:
     if request.files or set(request.input_modalities) - {"text"}:
         found = [medium.modality for medium in request.files] or request.input_modalities
         raise ClientError(f"this model reads text only; found {found}", code="unsupported_modality")
-    asked = set(request.output_modalities)
-    if asked not in ({"text"}, {EMBEDDING}, {HIDDEN_STATES}, set()):
+    outputs = set(request.output_modalities)
+    if outputs not in ({"text"}, {EMBEDDING}, {HIDDEN_STATES}, set()):
         raise ClientError(
             "this model generates text, makes an embedding, or returns hidden states; asked for "
             f"{request.output_modalities}",
             code="unsupported_modality",
         )
-    if EMBEDDING not in asked and params.dimensions is not None:
+    if EMBEDDING not in outputs and params.dimensions is not None:
         raise ClientError(
             "dimensions: expected none without an embedding; add it to output_modalities, or leave it out"
         )
-    if asked & OF_PROMPTS and (request.tools or params.warm or params.echo or params.logprobs is not None):
+    if outputs & OF_PROMPTS and (request.tools or params.warm or params.echo or params.logprobs is not None):
         raise ClientError(
-            f"expected no tools, warm, echo or logprobs together with {', '.join(asked)}, which is no answer"
+            "expected no tools, warm, echo or logprobs together with "
+            f"{', '.join(outputs)}, which is no answer"
         )
 
 

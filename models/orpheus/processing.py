@@ -73,8 +73,8 @@ class OrpheusProcessing:
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         if node != "prepare":
             raise BugError(f"orpheus has no CPU node {node!r}; it has 'prepare'")
-        asked = PrepareRequest.of(args)
-        params, text = asked.params, _text(asked.inputs)
+        prepare = PrepareRequest.of(args)
+        params, text = prepare.params, _text(prepare.inputs)
         _check_params(params)
         prompt = f"{_voice(params.voice)}: {text}"
         ids = [START, *self._tokenizer.encode(prompt, add_special_tokens=True, what="the text"), *END]
@@ -119,12 +119,12 @@ def _text(request: Inputs) -> str:
     return request.text
 
 
-def _voice(asked: str | None) -> str:
+def _voice(name: str | None) -> str:
     """The name of the voice, as it is written in the prompt."""
-    voice = GRAPH.voices[0] if asked is None else asked.lower()
+    voice = GRAPH.voices[0] if name is None else name.lower()
     if voice not in GRAPH.voices:
         raise ClientError(
-            f"voice: expected one of {', '.join(GRAPH.voices)}; found {asked!r}", code="invalid_value"
+            f"voice: expected one of {', '.join(GRAPH.voices)}; found {name!r}", code="invalid_value"
         )
     return voice
 

@@ -108,28 +108,28 @@ def _replace(model: nn.Module, name: str, make: Callable[[Any], nn.Module]) -> N
 # ---- the checkpoint --------------------------------------------------------------------------------
 
 
-def find_snac(checkpoint: Path, asked: str | None) -> Path:
+def find_snac(checkpoint: Path, folder: str | None) -> Path:
     """The folder of the SNAC checkpoint.
 
     Args:
-        checkpoint: the folder of the language model. Without `asked`, SNAC is searched in its subfolder
+        checkpoint: the folder of the language model. Without `folder`, SNAC is searched in its subfolder
             `snac`, then in the cache of the Hugging Face hub that contains it, then in the default cache.
-        asked: the path in `model_kwargs.snac`.
+        folder: the path in `model_kwargs.snac`.
 
     Raises:
         CheckpointError: it was not found.
     """
-    if asked is not None:
-        return Path(asked).expanduser()
-    beside = checkpoint / "snac"
-    if beside.is_dir():
-        return beside
+    if folder is not None:
+        return Path(folder).expanduser()
+    inside = checkpoint / "snac"
+    if inside.is_dir():
+        return inside
     caches = [*checkpoint.absolute().parents[2:3], Path(HF_HUB_CACHE)]
     for cache in caches:
         if found := snapshot(cache, REPOSITORY):
             return found
     raise CheckpointError(
-        f"SNAC is missing: expected it in {beside}, or {REPOSITORY} in {caches[-1]}; download it there, or "
+        f"SNAC is missing: expected it in {inside}, or {REPOSITORY} in {caches[-1]}; download it there, or "
         "set its path in model_kwargs.snac"
     )
 

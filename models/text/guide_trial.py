@@ -83,9 +83,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    asked = json.load(sys.stdin.buffer)
+    task = json.load(sys.stdin.buffer)
     threading.stack_size(_STACK_BYTES)
-    trial = threading.Thread(target=lambda: sys.stdout.write(error_of(asked["grammar"], asked["marks"])))
+    trial = threading.Thread(target=lambda: sys.stdout.write(error_of(task["grammar"], task["marks"])))
     trial.start()
     trial.join()
 

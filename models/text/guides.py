@@ -158,11 +158,11 @@ class Guides:
     def _try(self, guide: Guide) -> None:
         if guide.choice is not None or guide.json_object:
             return  # their grammars are always cheap
-        asked = {"grammar": self._grammar(guide), "marks": self._mark_names}
+        task = {"grammar": self._grammar(guide), "marks": self._mark_names}
         try:
             trial = subprocess.run(
                 [sys.executable, "-I", str(Path(guide_trial.__file__))],
-                input=json.dumps(asked).encode(),
+                input=json.dumps(task).encode(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 timeout=_TRIAL_S,
@@ -337,8 +337,8 @@ def _part_of(guide: Guide) -> dict[str, Any]:
         return {"lark_grammar": "start: " + " | ".join(json.dumps(text) for text in guide.choice)}
     if guide.json_schema is False:
         return {"json_schema": False}
-    asked = guide.json_schema if isinstance(guide.json_schema, dict) else {}
-    schema = {"type": "object"} if guide.json_object else asked
+    own = guide.json_schema if isinstance(guide.json_schema, dict) else {}
+    schema = {"type": "object"} if guide.json_object else own
     _check_schema(schema)
     return {"json_schema": {**schema, "x-guidance": _JSON_OPTIONS}}
 
@@ -380,10 +380,10 @@ def _digest(guide: Guide) -> bytes:
     return hashlib.blake2b(msgspec.msgpack.encode(guide), digest_size=16).digest()
 
 
-def _invalid(kind: str, said: str) -> InvalidGuideError:
+def _invalid(kind: str, error: str) -> InvalidGuideError:
     """The error for a message of the library, or of the trial."""
-    place = _PLACE.match(said)
-    plain = said if place is None else said[place.end() :]
+    place = _PLACE.match(error)
+    plain = error if place is None else error[place.end() :]
     # Other guides are translated to a grammar, in which a place means nothing to the client.
     where = f"line {place[1]}, column {place[2]}" if place is not None and kind == "grammar" else ""
     return InvalidGuideError(explanation_of(plain), kind=kind, where=where)

@@ -88,8 +88,8 @@ class ToolCallParser:
         return self._take()
 
     def _take(self) -> ParsedPiece:
-        said, self._parsed = self._parsed, ParsedPiece()
-        return said
+        parsed, self._parsed = self._parsed, ParsedPiece()
+        return parsed
 
     def _emit(self, text: str) -> None:
         self._has_content = self._has_content or not text.isspace()

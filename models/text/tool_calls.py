@@ -196,8 +196,8 @@ def _schema(function: Function) -> dict[str, Any]:
 
 
 def _json(schema: dict[str, Any] | bool) -> str:
-    said = schema if isinstance(schema, dict) else {} if schema else {"not": {}}
-    return f"%json {json.dumps({**said, 'x-guidance': _COMPACT})}"
+    known = schema if isinstance(schema, dict) else {} if schema else {"not": {}}
+    return f"%json {json.dumps({**known, 'x-guidance': _COMPACT})}"
 
 
 def _text(text: str) -> str:

@@ -109,8 +109,8 @@ def max_positions_of(config: Any, raw: Mapping[str, Any]) -> int:
 
 def has_bfloat16_instructions() -> bool:
     """True if the processor has bfloat16 instructions (AVX-512 BF16 or AMX)."""
-    asked = (getattr(torch.cpu, f"_is_{what}_supported", None) for what in ("avx512_bf16", "amx_tile"))
-    return any(is_there() for is_there in asked if is_there is not None)
+    checks = (getattr(torch.cpu, f"_is_{what}_supported", None) for what in ("avx512_bf16", "amx_tile"))
+    return any(is_there() for is_there in checks if is_there is not None)
 
 
 def choose_dtype(name: str, device: torch.device, shards: list[Shard]) -> torch.dtype:

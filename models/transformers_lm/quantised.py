@@ -242,9 +242,10 @@ def _parts_of(
 def _configured_blocks(config: Mapping[str, Any]) -> set[tuple[int, int]]:
     """The rows and columns that share a scale, as configured; the last block may be incomplete."""
     groups = (config.get("config_groups") or {}).values()
-    told = [(group.get("weights") or {}).get("block_structure") for group in groups]
+    structures = [(group.get("weights") or {}).get("block_structure") for group in groups]
     found = (
-        one.split("x") if isinstance(one, str) else one for one in (*told, config.get("weight_block_size"))
+        one.split("x") if isinstance(one, str) else one
+        for one in (*structures, config.get("weight_block_size"))
     )
     return {(int(high), int(wide)) for high, wide in filter(None, found)}
 

@@ -134,8 +134,12 @@ def sharded(model_class: Any, peers: Peers) -> Any:
         _shard(self, peers)
 
     # Transformers selects its rules by the name of the class.
-    told = {"__module__": model_class.__module__, "__qualname__": model_class.__qualname__, "__init__": begin}
-    return type(model_class.__name__, (model_class,), told)
+    attributes = {
+        "__module__": model_class.__module__,
+        "__qualname__": model_class.__qualname__,
+        "__init__": begin,
+    }
+    return type(model_class.__name__, (model_class,), attributes)
 
 
 def cuts_of(model_class: Any, config: Any, names: Iterable[str]) -> Mapping[str, Cut]:
@@ -193,8 +197,8 @@ def _of_merged(converter: Any, cut: Cut, name: str, model: Any) -> Cut:
     kinds = {type(operation) for operation in converter.operations}
     if kinds <= {MergeModulelist, Concatenate} and (Concatenate in kinds) == (cut.matrices > 1):
         return Cut(cut.dim, cut.index, cut.size)
-    told = ", ".join(sorted(kind.__name__ for kind in kinds))
-    raise _refused(model, f"{name} is converted by {told} when it is loaded, and cannot be cut")
+    operations = ", ".join(sorted(kind.__name__ for kind in kinds))
+    raise _refused(model, f"{name} is converted by {operations} when it is loaded, and cannot be cut")
 
 
 # ---- modules -----------------------------------------------------------------------------------------

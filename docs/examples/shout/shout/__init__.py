@@ -1,1 +1,1 @@
-"""A model of its own for Dal Segno: it says in capitals what it is told, word by word."""
+"""An example of a model family: it repeats a text in capitals, word by word."""

@@ -23,12 +23,12 @@ SPEAK = compile_walk(
 
 def plan(request: PlanRequest) -> Plan:
     """Count the words, then shout as many as the request may have."""
-    heard = yield Walk("listen", args={"inputs": request.inputs})
-    count: int = heard.fact("count")
+    step = yield Walk("listen", args={"inputs": request.inputs})
+    count: int = step.fact("count")
     if not count:
         raise ClientError("there is nothing to shout: expected at least one word", code="no_words")
     limit = request.params.max_tokens or count
-    yield Walk("speak", inputs={"words": heard.handle("words")}, args={"count": min(count, limit)})
+    yield Walk("speak", inputs={"words": step.handle("words")}, args={"count": min(count, limit)})
     return Finish(
         usage=Usage(prompt_tokens=count, completion_tokens=min(count, limit)),
         finish_reasons=("length" if limit < count else "stop",),

@@ -33,14 +33,14 @@ class Shouting:
                 )
 
     def text_decoder(self):
-        raise NotImplementedError("no node of this model puts out tokens")
+        raise NotImplementedError("no node of this model generates tokens")
 
 
-def _text_of(asked):
+def _text_of(inputs):
     """The last message of a chat, or the text."""
-    if asked.get("messages"):
-        return asked["messages"][-1]["content"]
-    return asked.get("text") or ""
+    if inputs.get("messages"):
+        return inputs["messages"][-1]["content"]
+    return inputs.get("text") or ""
 
 
 def _text(key, text):
