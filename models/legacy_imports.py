@@ -56,13 +56,30 @@ ALIASES: Final = {
     f"{_OLD}.{old}": f"models.{new}" for old, new in (dict(zip(_KEPT, _KEPT, strict=True)) | _RENAMED).items()
 }
 """The new path of each module, by its old one."""
+_NAMES: Final = {
+    "models.base": {"Guiding": "models.text.guiding.Guiding"},
+    "models.decoder_lm.processing": {
+        "load_tokenizer": "models.text.tokenizer.load_tokenizer",
+        "vocab_size_of": "models.text.tokenizer.vocab_size_of",
+    },
+    "models.registry": {"face": "models.registry.module"},
+    "models.text.tool_call_parser": {
+        "Said": "models.text.tool_call_parser.ParsedPiece",
+        "ToolCallReader": "models.text.tool_call_parser.ToolCallParser",
+    },
+    "models.transformers_lm.sharding": {"Unheard": "models.transformers_lm.sharding.SilentPeers"},
+}
+"""Names that were renamed or moved, by module: an alias of the module has the old ones too."""
 
 
 def install() -> None:
     """Make the old paths importable. Further calls have no effect."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
-        source_digest.add_aliases(ALIASES)
+        names = {
+            f"{old}.{name}": n for old, new in ALIASES.items() for name, n in _NAMES.get(new, {}).items()
+        }
+        source_digest.add_aliases(ALIASES | names)
 
 
 class _Finder(MetaPathFinder):
@@ -90,4 +107,7 @@ class _Alias(Loader):
         self._new = new
 
     def exec_module(self, module: ModuleType) -> None:
-        sys.modules[module.__name__] = import_module(self._new)
+        current = sys.modules[module.__name__] = import_module(self._new)
+        for old, new in _NAMES.get(self._new, {}).items():
+            package, _, name = new.rpartition(".")
+            setattr(current, old, getattr(import_module(package), name))

@@ -14,6 +14,7 @@ from models import base, registry
 from models.checkpoints import files
 from models.legacy_imports import ALIASES
 from models.registry import AmbiguousFamilyError, UnknownFamilyError
+from models.text import guiding
 from shared.source_digest import Sources
 from tests.tiny import tiny_checkpoint
 
@@ -56,6 +57,14 @@ GRAPH = ModelGraph(
     walks={"walk": compile_walk("walk", Node("node", (), [Edge("text", to=CLIENT("text"))]))},
     plan=plan,
 )
+"""
+
+OLD_NAMES: Final = """
+from shared.models.base import Guiding
+from shared.models.registry import face
+
+def names():
+    return Guiding, face
 """
 
 Install = Callable[..., None]
@@ -204,6 +213,20 @@ def test_a_family_that_imports_by_the_old_paths_is_warned_and_gets_the_same_modu
 
 def test_every_old_path_leads_to_a_module() -> None:
     assert {new for new in ALIASES.values() if not Sources().has(new)} == set()
+
+
+def test_old_names_are_in_the_modules_that_are_imported_by_their_old_paths(install: Install) -> None:
+    source = OLD_PATHS + OLD_NAMES
+    install("older", source)
+
+    with pytest.warns(DeprecationWarning, match="has moved"):
+        registry.graph("older")
+
+    module = sys.modules["older_package.graph"]
+    assert module.Guiding is guiding.Guiding
+    assert module.face is registry.module
+    names = Sources().closure(registry.plan_roots("older")).names
+    assert {"models.text.guiding.Guiding", "models.registry.module"} <= set(names)
 
 
 def test_the_example_claims_its_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
