@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.random_model import VOCABULARY, engine, node, prompt
 from benchmarks.report import RATIO, Figure, spread
-from models.text.guides import CompiledGuide, Guides
+from models.text.guides import CompiledGuide, GuideCompiler
 from shared.events import Guide
 from workers.kv_engine.engine import KVEngine
 from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
@@ -44,7 +44,7 @@ GUIDES: Final = {
 
 
 def measure() -> list[Figure]:
-    model, guides = node(), Guides(_vocabulary(VOCABULARY), [], drops_space=False)
+    model, guides = node(), GuideCompiler(_vocabulary(VOCABULARY), [], drops_space=False)
     ways: dict[str, CompiledGuide | None] = {"free": None}
     ways |= {name: guides.compiled(guide) for name, guide in GUIDES.items()}
     figures: list[Figure] = []
@@ -85,7 +85,7 @@ def _rate(served: KVEngine, rows: int, number: int, guide: CompiledGuide | None)
 
 def _masks() -> list[Figure]:
     """What a mask takes, and what it takes to compile a guide, with nobody beside."""
-    guides = Guides(_vocabulary(LARGE), [], drops_space=False)
+    guides = GuideCompiler(_vocabulary(LARGE), [], drops_space=False)
     figures: list[Figure] = []
     for way, asked in GUIDES.items():
         begun_s = time.perf_counter()

@@ -63,6 +63,8 @@ _NAMES: Final = {
         "vocab_size_of": "models.text.tokenizer.vocab_size_of",
     },
     "models.registry": {"face": "models.registry.module"},
+    "models.text.detokenizer": {"TextDecoders": "models.text.detokenizer.DetokenizerFactory"},
+    "models.text.guides": {"Guides": "models.text.guides.GuideCompiler"},
     "models.text.tool_call_parser": {
         "Said": "models.text.tool_call_parser.ParsedPiece",
         "ToolCallReader": "models.text.tool_call_parser.ToolCallParser",

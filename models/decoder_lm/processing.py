@@ -17,9 +17,9 @@ from models.base import EMBEDDING, HIDDEN_STATES, OF_PROMPTS, CpuResult, TextDec
 from models.sequence_request import PoolingParams, PrepareRequest
 from models.text import embedding
 from models.text.chat_prompts import ChatPrompts
-from models.text.detokenizer import TextDecoders
+from models.text.detokenizer import DetokenizerFactory
 from models.text.embedding import Embedding
-from models.text.guides import CompiledGuide, Guides, InvalidGuideError, guides_of
+from models.text.guides import CompiledGuide, GuideCompiler, InvalidGuideError, guide_compiler_of
 from models.text.prepared_prompt import prepare_prompt
 from models.text.sampling_defaults import generation_defaults
 from models.text.tokenizer import (
@@ -83,9 +83,9 @@ class DecoderLmProcessing:
         self._defaults = defaults
         self._embedding = embedding
         self._tokenizer = PromptTokenizer(tokenizer, vocab_size=vocab_size, max_seq_len=max_seq_len)
-        self._decoders = TextDecoders(tokenizer)
+        self._decoders = DetokenizerFactory(tokenizer)
         # Built at load: it holds the GIL for a second, which would delay the tokens of other requests.
-        self._guides: Guides | None = guides_of(self._decoders, vocab_size)
+        self._guides: GuideCompiler | None = guide_compiler_of(self._decoders, vocab_size)
 
     def run(self, node: str, key: str, inputs: Mapping[str, Handle], args: Mapping[str, Any]) -> CpuResult:
         if node != "prepare":

@@ -35,7 +35,7 @@ _MARKED_SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
 """SentencePiece's `▁`: a space, if the tokenizer's decoder replaces it."""
 
 
-class TextDecoders:
+class DetokenizerFactory:
     """Creates detokenizers for one tokenizer. Re-entrant."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 
 from models.text import guide_trial
-from models.text.detokenizer import TextDecoders
+from models.text.detokenizer import DetokenizerFactory
 from models.text.guide_errors import explanation_of
 from shared.errors import BugError, ClientError, WorkerError
 from shared.events import Guide
@@ -84,8 +84,8 @@ class Allowed(NamedTuple):
     may_end: bool
 
 
-class Guides:
-    """Guides over one vocabulary. Re-entrant.
+class GuideCompiler:
+    """Checks and compiles guides for one vocabulary, with a cache. Re-entrant.
 
     Args:
         tokens: the bytes of each token in a text; of a special token its name.
@@ -183,13 +183,13 @@ class Guides:
                 raise WorkerError(f"a guide could not be tried: its process ended with {code}")
 
 
-def guides_of(decoders: TextDecoders, vocab_size: int) -> Guides | None:
-    """Guides over a model's vocabulary; None if a text is not the concatenation of its tokens' bytes."""
+def guide_compiler_of(decoders: DetokenizerFactory, vocab_size: int) -> GuideCompiler | None:
+    """The compiler for a model's vocabulary; None if a text is not the concatenation of its tokens' bytes."""
     spelling = decoders.spelling(vocab_size)
     if spelling is None:
         return None
     marks = sorted(id for id in decoders.marks if id < vocab_size)
-    return Guides(spelling.tokens, marks, drops_space=spelling.drops_space)
+    return GuideCompiler(spelling.tokens, marks, drops_space=spelling.drops_space)
 
 
 class CompiledGuide:

@@ -13,5 +13,5 @@ class Guiding(Protocol):
     """A `models.base.Processing` that compiles guides."""
 
     def compiled(self, guide: Guide) -> "CompiledGuide":
-        """Compile a guide that `prepare` has accepted (`Guides.check`). May block; called in a thread."""
+        """Compile a guide that `prepare` has accepted. It may block; workers call it in a thread."""
         ...

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from models.text.detokenizer import TextDecoders
+from models.text.detokenizer import DetokenizerFactory
 from tests.models import written_checkpoints
 
 KINDS = {
@@ -27,8 +27,8 @@ def tokenizer(kind: str) -> Tokenizer:
 
 
 @cache
-def decoders_of(kind: str) -> TextDecoders:
-    return TextDecoders(tokenizer(kind))
+def decoders_of(kind: str) -> DetokenizerFactory:
+    return DetokenizerFactory(tokenizer(kind))
 
 
 def pieces(kind: str, ids: list[int]) -> list[str]:
@@ -118,7 +118,7 @@ def test_an_added_token_outside_the_byte_alphabet_is_its_own_text() -> None:
 
 def test_a_tokenizer_that_chains_byte_level_with_others_decodes_alike() -> None:
     chained = byte_level_with(decoders.Sequence([decoders.ByteLevel(), decoders.Replace("len", "LEN")]))
-    decoder = TextDecoders(chained).new()
+    decoder = DetokenizerFactory(chained).new()
     ids = chained.encode("what does len do? 你好").ids
 
     assert "".join([*map(decoder.push, ids), decoder.flush()]) == chained.decode(ids)
@@ -126,7 +126,7 @@ def test_a_tokenizer_that_chains_byte_level_with_others_decodes_alike() -> None:
 
 def test_a_tokenizer_without_a_decoder_joins_tokens_as_it_does() -> None:
     plain = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
-    decoder = TextDecoders(plain).new()
+    decoder = DetokenizerFactory(plain).new()
 
     assert "".join([*map(decoder.push, [0, 1, 0]), decoder.flush()]) == plain.decode([0, 1, 0]) == "a b a"
 
@@ -192,12 +192,12 @@ def test_only_where_the_decoder_says_so_a_mark_is_a_space_and_a_byte_name_a_byte
     marked = Tokenizer.from_str(plain.to_str())
     marked.decoder = decoders.Metaspace()
 
-    assert [TextDecoders(plain).new().bytes_of(id) for id in (0, 1)] == ["▁a".encode(), b"<0x41>"]
-    assert [TextDecoders(marked).new().bytes_of(id) for id in (0, 1)] == [b" a", b"<0x41>"]
+    assert [DetokenizerFactory(plain).new().bytes_of(id) for id in (0, 1)] == ["▁a".encode(), b"<0x41>"]
+    assert [DetokenizerFactory(marked).new().bytes_of(id) for id in (0, 1)] == [b" a", b"<0x41>"]
 
 
 def test_a_tokenizer_that_chains_byte_level_with_others_has_bytes_too() -> None:
     chained = byte_level_with(decoders.Sequence([decoders.ByteLevel(), decoders.Replace("len", "LEN")]))
-    decoder = TextDecoders(chained).new()
+    decoder = DetokenizerFactory(chained).new()
 
     assert b"".join(decoder.bytes_of(id) for id in chained.encode("len 你好").ids) == "len 你好".encode()

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from models.text import guide_trial
 from models.text import guides as module
-from models.text.detokenizer import Spelling, TextDecoders
-from models.text.guides import CompiledGuide, Guides, InvalidGuideError
+from models.text.detokenizer import DetokenizerFactory, Spelling
+from models.text.guides import CompiledGuide, GuideCompiler, InvalidGuideError
 from shared.errors import BugError
 from shared.events import Guide
 from tests.models import written_checkpoints
@@ -22,15 +22,15 @@ PIECES = ['"', "{", "}", "[", "]", ",", ":", " ", "\n", "\t", "-", ".", "null", 
 MARKS = ["<|end|>", "<|call|>"]
 
 
-def vocabulary() -> Guides:
+def vocabulary() -> GuideCompiler:
     """Every byte, some pieces, two special tokens, and a token outside the tokenizer's vocabulary."""
     tokens = [*(bytes([byte]) for byte in range(256)), *(piece.encode() for piece in PIECES)]
     marks = range(len(tokens), len(tokens) + len(MARKS))
-    return Guides([*tokens, *(mark.encode() for mark in MARKS), b""], list(marks), drops_space=False)
+    return GuideCompiler([*tokens, *(mark.encode() for mark in MARKS), b""], list(marks), drops_space=False)
 
 
 @pytest.fixture(scope="module")
-def bytes_and_pieces() -> Guides:
+def bytes_and_pieces() -> GuideCompiler:
     return vocabulary()
 
 
@@ -64,7 +64,7 @@ def accepts(guide: CompiledGuide, text: str) -> bool:
     ],
 )  # fmt: skip
 def test_what_a_guide_allows(
-    bytes_and_pieces: Guides, asked: dict[str, Any], good: list[str], bad: list[str]
+    bytes_and_pieces: GuideCompiler, asked: dict[str, Any], good: list[str], bad: list[str]
 ) -> None:
     guide = bytes_and_pieces.compiled(Guide(**asked))
 
@@ -72,7 +72,7 @@ def test_what_a_guide_allows(
     assert [text for text in bad if accepts(guide, text)] == []
 
 
-def test_properties_come_in_the_order_of_the_schema(bytes_and_pieces: Guides) -> None:
+def test_properties_come_in_the_order_of_the_schema(bytes_and_pieces: GuideCompiler) -> None:
     def ordered(*names: str) -> CompiledGuide:
         properties = {name: {"type": "null"} for name in names}
         schema = {"type": "object", "properties": properties, "required": [*names]}
@@ -84,7 +84,7 @@ def test_properties_come_in_the_order_of_the_schema(bytes_and_pieces: Guides) ->
 
 
 def test_a_character_is_spelled_one_way_so_that_no_pattern_and_no_name_is_passed_by(
-    bytes_and_pieces: Guides,
+    bytes_and_pieces: GuideCompiler,
 ) -> None:
     named = {"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "null"}}
     objects = bytes_and_pieces.compiled(Guide(json_schema={"type": "object", **named}))
@@ -97,7 +97,7 @@ def test_a_character_is_spelled_one_way_so_that_no_pattern_and_no_name_is_passed
     assert not accepts(texts, '"\\u0061"')
 
 
-def test_so_many_properties_as_cannot_be_had_twice_are_kept(bytes_and_pieces: Guides) -> None:
+def test_so_many_properties_as_cannot_be_had_twice_are_kept(bytes_and_pieces: GuideCompiler) -> None:
     schema: dict[str, Any] = {
         "type": "object",
         "properties": {"minProperties": {"const": {"minProperties": 9}}},
@@ -111,7 +111,7 @@ def test_so_many_properties_as_cannot_be_had_twice_are_kept(bytes_and_pieces: Gu
     assert not accepts(guide, '{"minProperties":{"minProperties":9}}')
 
 
-def test_a_schema_does_not_choose_how_strictly_it_is_kept(bytes_and_pieces: Guides) -> None:
+def test_a_schema_does_not_choose_how_strictly_it_is_kept(bytes_and_pieces: GuideCompiler) -> None:
     lenient = {"type": "integer", "x-guidance": {"lenient": True, "whitespace_pattern": "x"}}
 
     assert not accepts(bytes_and_pieces.compiled(Guide(json_schema=lenient)), "1x")
@@ -154,7 +154,7 @@ def test_a_schema_does_not_choose_how_strictly_it_is_kept(bytes_and_pieces: Guid
     ],
 )  # fmt: skip
 def test_what_cannot_be_kept_is_refused_with_a_reason(
-    bytes_and_pieces: Guides, asked: dict[str, Any], said: str
+    bytes_and_pieces: GuideCompiler, asked: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(InvalidGuideError, match=said) as refused:
         bytes_and_pieces.check(Guide(**asked))
@@ -181,7 +181,7 @@ KEPT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_the_keywords_that_are_refused_are_those_the_page_names(bytes_and_pieces: Guides) -> None:
+def test_the_keywords_that_are_refused_are_those_the_page_names(bytes_and_pieces: GuideCompiler) -> None:
     page = (
         (ROOT / "docs/http.md").read_text().partition("### Keywords of JSON schemas")[2].partition("\n##")[0]
     )
@@ -226,13 +226,13 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("asked", "said"), HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_guide_is_refused_in_bounded_time(
-    bytes_and_pieces: Guides, asked: dict[str, Any], said: str
+    bytes_and_pieces: GuideCompiler, asked: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(InvalidGuideError, match=said):
         bytes_and_pieces.check(Guide(**asked))
 
 
-def test_large_guides_that_mean_no_harm_are_taken(bytes_and_pieces: Guides) -> None:
+def test_large_guides_that_mean_no_harm_are_taken(bytes_and_pieces: GuideCompiler) -> None:
     properties = {f"p{n}": {"type": ("string", "number")[n % 2]} for n in range(240)}
     bytes_and_pieces.check(Guide(json_schema={"type": "object", "properties": properties}))
     everything = {f"p{n}": {"type": "string"} for n in range(1000)}
@@ -244,7 +244,7 @@ def test_large_guides_that_mean_no_harm_are_taken(bytes_and_pieces: Guides) -> N
 
 
 def test_how_much_has_to_be_kept_in_mind_at_once_is_counted_and_no_clock_is_asked(
-    bytes_and_pieces: Guides,
+    bytes_and_pieces: GuideCompiler,
 ) -> None:
     def optional(count: int) -> Guide:
         properties = {f"p{number}": {"type": "string"} for number in range(count)}
@@ -256,7 +256,7 @@ def test_how_much_has_to_be_kept_in_mind_at_once_is_counted_and_no_clock_is_aske
 
 
 def test_a_text_of_too_many_meanings_is_followed_as_far_as_they_can_be_counted(
-    bytes_and_pieces: Guides, monkeypatch: pytest.MonkeyPatch
+    bytes_and_pieces: GuideCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no second try with fresh states, because the limit concerns this answer alone."""
     pairs = "x x | x y | x z | y x | y y | y z | z x | z y | z z"
@@ -308,7 +308,7 @@ def test_a_guide_that_is_condemned_is_followed_by_nobody_and_refused_from_then_o
 # ---- matching ------------------------------------------------------------------------------------
 
 
-def test_tokens_are_followed_the_same_in_whatever_pieces(bytes_and_pieces: Guides) -> None:
+def test_tokens_are_followed_the_same_in_whatever_pieces(bytes_and_pieces: GuideCompiler) -> None:
     guide = bytes_and_pieces.compiled(Guide(regex="([a-z]{2,5} )+end"))
     text = list(b"some words at the end")
     by_one = guide.matcher()
@@ -324,7 +324,7 @@ def test_tokens_are_followed_the_same_in_whatever_pieces(bytes_and_pieces: Guide
     assert by_one.tokens == halves.tokens == len(text)
 
 
-def test_marks_are_no_text_and_come_where_a_grammar_names_them(bytes_and_pieces: Guides) -> None:
+def test_marks_are_no_text_and_come_where_a_grammar_names_them(bytes_and_pieces: GuideCompiler) -> None:
     call = 256 + len(PIECES) + 1
     anything = bytes_and_pieces.compiled(Guide(regex="(.|\n)*"))
     named = bytes_and_pieces.compiled(Guide(grammar='start: <|call|> "(" /[a-z]+/ ")"'))
@@ -335,14 +335,14 @@ def test_marks_are_no_text_and_come_where_a_grammar_names_them(bytes_and_pieces:
     assert np.unpackbits(matcher.push([call]).bits, bitorder="little").nonzero()[0].tolist() == [ord("(")]
 
 
-def limited(monkeypatch: pytest.MonkeyPatch, states: int) -> Guides:
+def limited(monkeypatch: pytest.MonkeyPatch, states: int) -> GuideCompiler:
     limits = LLParserLimits(max_lexer_states=states, verbose_errors=False)
     monkeypatch.setattr(guide_trial, "limits", lambda: limits)
     return vocabulary()
 
 
 def test_what_others_have_used_up_is_not_missed(
-    bytes_and_pieces: Guides, monkeypatch: pytest.MonkeyPatch
+    bytes_and_pieces: GuideCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All matchers of a grammar share its states and their limit; each alone has enough of them."""
     asked = Guide(regex="(a|b)*a(a|b){9}c")
@@ -375,7 +375,7 @@ def test_a_guide_that_is_too_much_even_alone_says_so(monkeypatch: pytest.MonkeyP
         matcher.push([97] * 300)
 
 
-def test_a_token_that_is_not_allowed_is_nobody_elses_fault(bytes_and_pieces: Guides) -> None:
+def test_a_token_that_is_not_allowed_is_nobody_elses_fault(bytes_and_pieces: GuideCompiler) -> None:
     guide = bytes_and_pieces.compiled(Guide(regex="abc"))
 
     with pytest.raises(BugError, match="does not allow the token 120"):
@@ -401,7 +401,7 @@ def test_a_guide_is_tried_and_compiled_once_while_it_is_in_use(monkeypatch: pyte
     assert guides.compiled(first) is guides.compiled(Guide(regex="a"))
 
 
-def test_what_is_checked_is_what_is_followed(bytes_and_pieces: Guides) -> None:
+def test_what_is_checked_is_what_is_followed(bytes_and_pieces: GuideCompiler) -> None:
     asked = Guide(json_schema={"const": "kept"})
     bytes_and_pieces.check(asked)
 
@@ -411,11 +411,11 @@ def test_what_is_checked_is_what_is_followed(bytes_and_pieces: Guides) -> None:
 # ---- tokenizers ----------------------------------------------------------------------------------
 
 
-def guides_of(tokenizer: Tokenizer) -> tuple[Guides, Spelling]:
-    decoders = TextDecoders(tokenizer)
+def guides_of(tokenizer: Tokenizer) -> tuple[GuideCompiler, Spelling]:
+    decoders = DetokenizerFactory(tokenizer)
     spelling = decoders.spelling(tokenizer.get_vocab_size())
     assert spelling is not None
-    return Guides(spelling.tokens, sorted(decoders.marks), drops_space=spelling.drops_space), spelling
+    return GuideCompiler(spelling.tokens, sorted(decoders.marks), drops_space=spelling.drops_space), spelling
 
 
 @pytest.mark.parametrize("kind", [written_checkpoints.byte_level, written_checkpoints.sentence_piece])
@@ -424,7 +424,7 @@ def test_whatever_spells_a_text_its_decoder_says_just_that(kind: Any) -> None:
     tokenizer = kind()
     guides, _ = guides_of(tokenizer)
     texts = [" two", "two", "naïve café", '{"a":  1}', "<tool→call>", "\n x"]
-    guide, decoders = guides.compiled(Guide(choice=texts)), TextDecoders(tokenizer)
+    guide, decoders = guides.compiled(Guide(choice=texts)), DetokenizerFactory(tokenizer)
     random = np.random.default_rng(1)
     found: set[str] = set()
     for _ in range(300):
@@ -442,4 +442,4 @@ def test_whatever_spells_a_text_its_decoder_says_just_that(kind: Any) -> None:
 def test_a_tokenizer_whose_texts_are_not_its_tokens_in_a_row_has_no_spelling() -> None:
     tokenizer = written_checkpoints.word_piece()
 
-    assert TextDecoders(tokenizer).spelling(tokenizer.get_vocab_size()) is None
+    assert DetokenizerFactory(tokenizer).spelling(tokenizer.get_vocab_size()) is None
