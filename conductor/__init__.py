@@ -1,1 +1,1 @@
-"""The conductor: decides which walk is next and where it runs."""
+"""The conductor: decides which walk runs next, and on which rank."""

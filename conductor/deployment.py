@@ -1,4 +1,4 @@
-"""What the core decides with, made from a deployment's configuration."""
+"""The core's view of a deployment, built from its configuration."""
 
 from conductor.core.schedule import Deployment
 from conductor.digests import core_digest
@@ -9,9 +9,9 @@ from shared.events import Limits
 
 
 def deployment_of(config: DeploymentConfig, *, max_event_bytes: int) -> Deployment:
-    """The core's view of a configuration, with the digests requests will pin.
+    """Build the core's view of a configuration, with the digests that requests pin.
 
-    `max_event_bytes` is what the log takes of one event: an order larger than that fails its request.
+    `max_event_bytes` is the log's limit for one event. A request with a larger order fails.
     """
     graph = registry.graph(config.model)
     return Deployment(

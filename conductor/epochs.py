@@ -1,4 +1,4 @@
-"""Epochs: the terms in which conductors lead. One is opened by a record that only one of them can store."""
+"""Epochs: the terms of leading conductors. Only one conductor can store the record that opens an epoch."""
 
 from typing import Final
 
@@ -8,15 +8,15 @@ from shared.log.port import Log, LogState, StoredRecord
 from shared.subjects import CONDUCTOR_WRITER, Subjects
 
 CLAIM_S: Final = 5.0
-"""For how long the log may take to store a claim: so long can the election of its own leader last."""
+"""Seconds that the log may take to store a claim; the election of its own leader can take that long."""
 
 
 async def claim(log: Log, subjects: Subjects, name: str, core_digest: str) -> int:
-    """Open the next epoch; its position in the log.
+    """Open the next epoch; return its position in the log.
 
     Raises:
         WrongLastSequenceError: another conductor opened one first.
-        CapacityError: the log does not answer, or takes nothing.
+        CapacityError: the log does not answer, or accepts no events.
     """
     last = await log.last(subjects.epoch)
     epoch = epoch_after(last, await log.state())
@@ -35,10 +35,10 @@ async def claim(log: Log, subjects: Subjects, name: str, core_digest: str) -> in
 
 
 def epoch_after(last: StoredRecord | None, log: LogState) -> int:
-    """The epoch that follows the one opened last.
+    """The epoch that follows the last opened one.
 
-    Every epoch is at most the sequence it is stored at. So if the log has forgotten the last one, or what
-    stands there cannot be read, the next sequence is higher than any epoch there was.
+    An epoch is at most the sequence number of its record. If the log no longer has the last record, or it is
+    unreadable, the next sequence number is therefore higher than any earlier epoch.
     """
     if last is None:
         return 1 if log.first_seq <= 1 else 1 + log.last_seq

@@ -1,12 +1,12 @@
-"""Who is alive, by the beats; pure: our clock is handed in.
+"""Liveness of workers and conductors, from their heartbeats. Pure: the caller passes the time.
 
-Nobody is taken for dead because we did not listen. Time counts only as far as our own beats tell it: they
-go to the server and come back, as everybody's do. So another's silence is measured at an *echo*, a beat of
-ours that came back, and from the last time when all was well: if two echoes are too far apart (our loop
-stood still, the connection or the server was away), or the log does not take what is written, everybody is
-given the whole time again.
+A process is never declared lost because this conductor did not listen. Our own heartbeats go to the server
+and come back like everybody's; one that came back is an *echo*. The silence of another process is measured
+at an echo, and from the last time when all was well: if two echoes are too far apart (this event loop stood
+still, or the connection or the server was away), or the log accepts no events, every process gets the full
+time again.
 
-A conductor that follows listens just as well, so that it knows who is alive once it leads.
+A standby conductor listens too, so that it knows who is alive when it starts to lead.
 """
 
 from collections.abc import Mapping
@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 _ACK_S: Final = 1.0
-"""For so long the log may take none of what is posted, and is well."""
+"""Seconds without an acknowledgement after which the log counts as unavailable."""
 _HEARD_AGAIN_S: Final = 0.75
-"""Who lives is heard again within this time: half as long again as from beat to beat."""
+"""A live process is heard within this many seconds: one and a half heartbeat intervals."""
 _WORKING: Final = frozenset({"ready", "draining"})
-"""States in which a worker that gets no further is hung; while it loads, it is not."""
+"""States in which a worker without progress counts as hung; a loading worker does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A life that is over, as far as can be told.
+    """The end of an incarnation, as far as it is known.
 
     Attributes:
-        read_seq: what is stored behind this it has not read; None where that cannot be told.
+        read_seq: the worker has not read records after this one; None if unknown.
     """
 
     rank: int
@@ -36,11 +36,11 @@ class Loss:
 
 
 class Echoes:
-    """Our own beats that came back: the time in which others' silence means something.
+    """Our own heartbeats that came back: the periods in which the silence of others is meaningful.
 
     Attributes:
-        now_s: when the last one came.
-        since_s: since when they come without a gap.
+        now_s: time of the last echo.
+        since_s: start of the current period without a gap.
     """
 
     def __init__(self, gap_s: float) -> None:
@@ -51,7 +51,7 @@ class Echoes:
         self.since_s = float("-inf")
 
     def heard(self, now_s: float, *, unacked: int, acked: int) -> None:
-        """One came; so many events wait for the log, and so many has it taken so far."""
+        """Record an echo, with the number of events waiting for the log and of those acknowledged so far."""
         if not unacked or acked != self._acked:
             self._acked, self._acked_s = acked, now_s
         is_late = now_s - self.now_s > self._gap_s
@@ -60,20 +60,20 @@ class Echoes:
             self.gap()
 
     def gap(self) -> None:
-        """What was heard until now says nothing of those who were not."""
+        """Start a new period: silence before now is not meaningful."""
         self.since_s = self.now_s
 
     def silence_s(self, heard_s: float) -> float:
-        """For how long one was silent that was heard last at `heard_s`."""
+        """Seconds of meaningful silence of a process that was last heard at `heard_s`."""
         return self.now_s - max(heard_s, self.since_s)
 
 
 @dataclass(slots=True)
 class _Life:
-    """What is known of a worker's life: when it was heard last, and when it got further.
+    """State of one incarnation: last heartbeat and last progress.
 
-    `figures` are what it counts of its own doing; `declared`: it was said to be lost. `read_seq`: how far it
-    may have read the log, where it should have been heard again since and was not.
+    `figures` are its own progress counters. `declared`: it was declared lost. `read_seq`: the position it
+    may have read in the log when its heartbeat was due and missing.
     """
 
     incarnation: int
@@ -88,11 +88,11 @@ class _Life:
 
 @dataclass(slots=True)
 class Workers:
-    """The workers' lives, as their beats tell of them.
+    """The incarnations of workers, according to their heartbeats.
 
     Attributes:
-        silent_s: who was not heard for so long is lost.
-        hung_s: and who got no further for so long, with work to do; 0 is never.
+        silent_s: a worker without a heartbeat for this long is lost.
+        hung_s: a worker with work and without progress for this long is lost; 0 disables the check.
     """
 
     echoes: Echoes
@@ -101,7 +101,7 @@ class Workers:
     _lives: dict[int, _Life] = field(default_factory=dict)
 
     def know(self, lives: Mapping[int, int], now_s: float, seq: int) -> None:
-        """Which lives there are, by rank, as the log tells up to `seq`."""
+        """Set the current incarnations by rank, according to the log up to `seq`."""
         self._lives = {
             rank: known
             if (known := self._lives.get(rank)) is not None and known.incarnation == incarnation
@@ -113,7 +113,7 @@ class Workers:
                 life.read_seq = seq
 
     def hear(self, rank: int, signs: Mapping[str, Any], now_s: float) -> None:
-        """A worker's beat; one of another life says nothing of this one."""
+        """Record a worker's heartbeat. A heartbeat of another incarnation is ignored."""
         life = self._lives.get(rank)
         if life is None or signs.get("incarnation") != life.incarnation:
             return
@@ -125,7 +125,7 @@ class Workers:
         life.loop_age_s = float(age_s) if isinstance(age_s, int | float) else 0.0
 
     def lost(self) -> list[Loss]:
-        """The lives that are over, as of the last echo, and were not declared so yet."""
+        """The incarnations that are over as of the last echo and not yet declared lost."""
         verdicts = [
             (rank, life, self._verdict(life)) for rank, life in self._lives.items() if not life.declared
         ]
@@ -136,13 +136,13 @@ class Workers:
         ]
 
     def declare(self, loss: Loss) -> None:
-        """It is on its way into the log."""
+        """Note that the declaration of a loss was sent to the log."""
         life = self._lives.get(loss.rank)
         if life is not None and life.incarnation == loss.incarnation:
             life.declared = True
 
     def lead(self) -> None:
-        """A new term: what was declared in an earlier one may be void."""
+        """Start a new term: declarations of earlier terms may be void."""
         for life in self._lives.values():
             life.declared = False
 
@@ -162,11 +162,11 @@ class Workers:
 
 @dataclass(slots=True)
 class Leader:
-    """Whoever leads, as its beats tell.
+    """The leading conductor, according to its heartbeats.
 
     Attributes:
-        silent_s: who leads and was not heard for so long leads no more.
-        answer_s: within this time whoever leads has answered a conductor that has just started.
+        silent_s: a leader without a heartbeat for this long has lost the leadership.
+        answer_s: a leader answers a conductor that has just started within this time.
     """
 
     echoes: Echoes
@@ -176,28 +176,28 @@ class Leader:
     _gone: str | None = None
 
     def hear(self, signs: Mapping[str, Any], epoch: int, now_s: float) -> None:
-        """A beat of another conductor; `epoch` is the one in force, as far as we have read."""
+        """Record a heartbeat of another conductor; `epoch` is the epoch in force as far as it was read."""
         told = signs.get("epoch")
         if not isinstance(told, int) or told < epoch:
-            return  # of one that is deposed, and does not know it
+            return  # from a deposed leader that does not know it yet
         if signs.get("state") == "leading":
             self.expect(now_s)
         elif signs.get("state") == "leaving" and signs.get("led") is True:
             self.is_gone("the leader has left")
 
     def expect(self, now_s: float) -> None:
-        """Somebody leads, or is about to: from now on listen for as long as that may be silent."""
+        """Note that a conductor leads or is about to: wait for its heartbeats from now on."""
         self._heard_s, self._gone = now_s, None
 
     def is_gone(self, why: str) -> None:
-        """Nobody leads, that is certain."""
+        """Note that certainly no conductor leads."""
         self._gone = why
 
     def gone(self) -> str | None:
-        """Why nobody leads, as of the last echo; None if somebody may."""
+        """The reason why no conductor leads, as of the last echo; None if one may lead."""
         if self._gone is not None:
             return self._gone
-        if self._heard_s is None:  # we have just started: who leads heard our first beat too, and answers
+        if self._heard_s is None:  # after our start: a leader has received our first heartbeat and answers it
             silent_s, most_s = self.echoes.now_s - self.echoes.since_s, self.answer_s
         else:
             silent_s, most_s = self.echoes.silence_s(self._heard_s), self.silent_s
@@ -205,7 +205,7 @@ class Leader:
 
 
 def _figures(signs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a worker counts of its own doing; what others do to it is no sign of life."""
+    """A worker's own progress counters, without what others do to it."""
     meters = _map(signs.get("meters"))
     edges, tensors = _map(meters.get("edges")), _map(meters.get("tensors"))
     return (
@@ -217,7 +217,7 @@ def _figures(signs: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _has_work(signs: Mapping[str, Any]) -> bool:
-    """Whether it should get further. Not while its sequences are held back, or the log takes nothing."""
+    """Tell whether a worker should progress. Not while its sequences are held, or the log accepts nothing."""
     if signs.get("state") not in _WORKING or _count(_map(_map(signs.get("meters")).get("log")), "unacked"):
         return False
     running, held, waiting = (_count(signs, name) for name in ("running", "held", "waiting"))

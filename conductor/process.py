@@ -1,10 +1,10 @@
-"""The conductor's process: it reads the log, lets the core decide, and puts decisions into the log.
+"""The conductor's process: a thin shell between the log and the pure core.
 
-Thin. It reads the log, from a snapshot on where it has one, and follows. It claims the next epoch when
-nobody leads (`conductor.liveness` says so), and leads from the moment it reads that claim back, because then
-it has folded everything before it: it publishes what is decided but not recorded, and goes on. It says which
-workers are lost, and which time limits have passed (`conductor.timers`); what follows from that is the
-core's to decide. Once it reads a higher epoch, it follows.
+It reads the log, from a snapshot on if there is one, and follows it. When no conductor leads
+(`conductor.liveness`), it claims the next epoch. It leads from the moment it reads its own claim, because
+then it has folded everything before it: it publishes decisions that are not recorded yet and continues. It
+records lost workers and passed time limits (`conductor.timers`) as events; the core decides what follows
+from them. When it reads a higher epoch, it becomes a standby.
 """
 
 import asyncio
@@ -45,24 +45,23 @@ from shared.telemetry.log_fields import quoting
 
 _LOGGER = logging.getLogger("conductor")
 BEAT_S: Final = 0.25
-"""How often it says that it lives, at least; for short limits more often."""
+"""Seconds between heartbeats at most; fewer for short limits."""
 _BEATS_IN_SILENCE: Final = 6
-"""So many beats fit into the shortest silence that means something; half of them may be late."""
+"""Heartbeats within the shortest meaningful silence; half of them may be late."""
 _LOOK_S: Final = 0.1
 _LOOK_SELDOM: Final = 100
-"""Seconds between two looks at the limits, at least; and so many times what a look took, where there are
-thousands."""
+"""At most one check of the time limits per this many durations of a check, for thousands of limits."""
 _PROBE_S: Final = 0.5
 _RECORDS_AT_ONCE: Final = 500
-"""While so many and more are there to be read, beats are sent and heard in between."""
+"""Records that are folded at once before heartbeats are sent and received again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConductorOptions:
-    """Where the log is, and what is served.
+    """Location of the log, and the deployment.
 
     Attributes:
-        alone: nobody else can lead, so that it need not listen before it does.
+        alone: no other conductor can lead, so it need not wait for one.
     """
 
     config: DeploymentConfig
@@ -105,7 +104,7 @@ async def run(options: ConductorOptions) -> None:
 
 
 class Conductor:
-    """One conductor's life: `cluster` is the mind, `log` and `snapshots` all it touches."""
+    """One conductor: `cluster` is the pure state, `log` and `snapshots` are all it touches."""
 
     def __init__(
         self,
@@ -151,7 +150,7 @@ class Conductor:
 
     @property
     def leading(self) -> bool:
-        """Whether the epoch read last is this conductor's."""
+        """True if the last read epoch is this conductor's."""
         return self._cluster.leader == self._name
 
     async def run(self) -> None:
@@ -172,7 +171,7 @@ class Conductor:
             raise
 
     async def _leave(self) -> None:
-        """Say that nobody leads any more, where it led; and keep what it knows."""
+        """Announce the end of the leadership, if it led, and write a snapshot."""
         await self._tell(state="leaving", led=self._led)
         if self._snapshots is not None and self._led:
             await self._write_snapshot(self._snapshots)
@@ -211,11 +210,11 @@ class Conductor:
                     self._leader.expect(time.monotonic())
 
     async def _is_first(self, state: LogState) -> bool:
-        """Whether no conductor was here before."""
+        """Tell whether no conductor has run on this log before."""
         return state.first_seq <= 1 and await self._log.last(self._subjects.epoch) is None
 
     async def _take(self, record: StoredRecord, *, is_news: bool) -> None:
-        """Fold one record; while leading, publish what follows from it."""
+        """Fold one record; while leading, publish the resulting decisions."""
         read_ns = time.time_ns()
         faults.reach("conductor.record.read")
         folded = self._cluster.fold(record)
@@ -241,10 +240,10 @@ class Conductor:
         if self._folded % _RECORDS_AT_ONCE == 0:
             await asyncio.sleep(0)
 
-    # ---- the log's room ----------------------------------------------------------------------------
+    # ---- the log's capacity ------------------------------------------------------------------------
     @property
     def _allowed(self) -> Deployment:
-        """The deployment, without places where the log has no room: whoever has one, or had, goes on."""
+        """The deployment, without admissions while the log has no capacity. Admitted requests continue."""
         return self._closed if self._capacity.reason else self._deployment
 
     def _room_changed(self) -> None:
@@ -252,7 +251,7 @@ class Conductor:
             self._has_room.set()
 
     async def _admit_again(self) -> None:
-        """Once there is room, admit who waited for it: no record would say so."""
+        """Admit waiting requests once the log has capacity: no record would trigger it."""
         while True:
             await self._has_room.wait()
             self._has_room.clear()
@@ -260,14 +259,14 @@ class Conductor:
                 decisions = self._cluster.schedule(self._allowed)
                 await self._writer.decide(decisions, self._last.seq, time.time_ns())
 
-    # ---- beats -------------------------------------------------------------------------------------
+    # ---- heartbeats --------------------------------------------------------------------------------
     async def _beat(self) -> None:
         while True:
             if self.leading:
                 await self._tell(state="leading")
             else:
                 await self._tell(state="following" if self._caught_up else "starting")
-            with contextlib.suppress(TimeoutError):  # who waits for a leader hears at once
+            with contextlib.suppress(TimeoutError):  # processes that wait for a leader learn of it at once
                 async with asyncio.timeout(self._beat_s):
                     await self._say_now.wait()
             self._say_now.clear()
@@ -284,7 +283,9 @@ class Conductor:
                 log=self._log.stats(), folded=self._folded, decisions=self._writer.count
             ),
         }
-        await self._log.send_heartbeat(self._subjects.heartbeat("conductor", self._name), msgspec.msgpack.encode(beat))
+        await self._log.send_heartbeat(
+            self._subjects.heartbeat("conductor", self._name), msgspec.msgpack.encode(beat)
+        )
 
     async def _hear(self) -> None:
         async with aclosing(self._log.listen(self._subjects.heartbeats())) as beats:
@@ -318,7 +319,7 @@ class Conductor:
 
     # ---- who leads, and who is lost ------------------------------------------------------------------
     async def _watch(self) -> None:
-        """Whenever more is known: claim what nobody leads, and say who is lost."""
+        """On every news: claim the leadership if there is no leader, and declare lost workers."""
         while True:
             await self._look.wait()
             self._look.clear()
@@ -337,12 +338,12 @@ class Conductor:
                 )
         except WrongLastSequenceError:
             _LOGGER.info("another conductor opened an epoch first: following")
-        except (TimeoutError, CapacityError) as error:  # stored it may be all the same: that will be read
+        except (TimeoutError, CapacityError) as error:  # it may be stored nevertheless; then it will be read
             _LOGGER.warning("the log did not take the claim: %s", error)
         self._leader.expect(time.monotonic())
 
     async def _declare_lost(self) -> None:
-        """Say which lives are over; not while the log is away: who is silent may be back before it is."""
+        """Declare lost incarnations. Not while the log is away: silent workers may be back before the log."""
         if not self._workers.lost():
             return
         if not await self._log_answers():
@@ -363,7 +364,7 @@ class Conductor:
 
     # ---- time limits ---------------------------------------------------------------------------------
     async def _time(self) -> None:
-        """Say which limits are over: look when the next one is, and when something was read or acked."""
+        """Record passed time limits. Checked when one is due, and after a record or an acknowledgement."""
         loop = asyncio.get_running_loop()
         while True:
             took_s, next_s = 0.0, None
@@ -400,13 +401,13 @@ class Conductor:
 
     async def _write_snapshot(self, snapshots: Snapshots) -> None:
         if self._last is None:
-            return  # nothing is new
+            return  # nothing changed
         self._since_snapshot = 0
         await snapshots.write(self._cluster, self._last, self._created_ns)
 
 
 def _signs(beat: bytes) -> dict[str, Any]:
-    """What a beat says; nothing, if it is none."""
+    """The content of a heartbeat; empty if it is malformed."""
     try:
         return msgspec.msgpack.decode(beat, type=dict[str, Any])
     except msgspec.MsgspecError:

@@ -1,13 +1,14 @@
-"""The snapshot file: what a conductor knew, for a start that need not read the whole log.
+"""The snapshot file: the conductor's state, so that a start need not read the whole log.
 
-    <data dir>/conductor/snapshot     magic, header, state (`conductor.core.snapshot`), a digest of all that
+    <data dir>/conductor/snapshot     magic, header, state (`conductor.core.snapshot`), digest of all of it
 
-A cache: the log is the truth, and the file may be deleted at any time. It is used only if it is whole, of
-this log, of what decides here (`fold_digest`), and the log still reaches back to it and holds the same
-record there; else it is passed over, in one line that says why. It holds prompts: only our user may read it.
+The file is a cache: the log is the truth, and the file may be deleted at any time. It is used only if it is
+intact, belongs to this log and to this decision code (`fold_digest`), and the log still has the same record
+at its position. Otherwise it is ignored, and one log line gives the reason. It contains prompts and is
+readable only by its user.
 
-Several conductors share the file. Whoever leads writes it; each writes a draft and then puts it in the
-place of the other, so that a reader sees one or the other, and none that is half.
+Several conductors share the file. The leader writes it: first a draft, then an atomic rename, so that readers
+never see a partial file.
 """
 
 import asyncio
@@ -40,11 +41,13 @@ _DIGEST_BYTES: Final = 32
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose state it is.
+    """Identity of the state.
 
     Attributes:
-        created_ns: of the log, which that identifies; `seq` is the record folded last, `record` its digest.
-        fold: of all that a fold depends on beside the log.
+        created_ns: creation time of the log, which identifies it. `seq` is the last folded record, `record`
+        its
+            digest.
+        fold: digest of everything that the fold depends on besides the log.
     """
 
     version: int
@@ -55,7 +58,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _UnusableError(ValueError):
-    """Why a snapshot cannot be used."""
+    """The reason why a snapshot cannot be used."""
 
 
 class Snapshots:
@@ -74,7 +77,7 @@ class Snapshots:
     async def read(
         self, log: Log, graph_of: Callable[[str], ModelGraph], subjects: Subjects
     ) -> Cluster | None:
-        """The cluster as it was written down, if that can be used on `log`.
+        """Load the state, if the snapshot can be used on `log`.
 
         Raises:
             LogUnavailableError: the log does not answer.
@@ -91,10 +94,10 @@ class Snapshots:
             return None
 
     async def write(self, cluster: Cluster, last: StoredRecord, created_ns: int) -> None:
-        """Write down a cluster as it is now; `last` is the record it folded last, `created_ns` the log's.
+        """Write the present state. `last` is the record folded last, `created_ns` the log's creation time.
 
-        The state is taken at once, and turned into bytes between other work. Failing costs a slower start
-        and nothing else: it is said once.
+        The state is captured at once and serialised in the background. A failure makes the next start
+        slower, and is logged once.
         """
         header = _Header(
             version=VERSION,
@@ -118,7 +121,7 @@ class Snapshots:
 
     # ---- the file ------------------------------------------------------------------------------------
     def _whole(self) -> bytes | None:
-        """The file's content, once it is certain that it is as it was written; None if there is none."""
+        """The content of the file after checking its digest; None without a file."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
@@ -131,7 +134,7 @@ class Snapshots:
     def _store(self, parts: list[bytes]) -> None:
         folder = self.path.parent
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for draft in folder.glob(f".{FILE}.*"):  # of somebody who was killed, or is deposed
+        for draft in folder.glob(f".{FILE}.*"):  # left by a conductor that was killed or deposed
             draft.unlink(missing_ok=True)
         draft = folder / f".{FILE}.{os.getpid()}.{next(self._drafts)}"
         total = hashlib.blake2b(digest_size=_DIGEST_BYTES)
@@ -163,7 +166,7 @@ class Snapshots:
             await self._check_record(header, log, subjects)
 
     async def _check_record(self, header: _Header, log: Log, subjects: Subjects) -> None:
-        """A log that lost its end and has grown again is as long, and is another one."""
+        """Check the record at the snapshot's position: a log that lost its end may have grown again."""
         found = log.history(subjects.for_conductor(), header.seq, header.seq)
         async with aclosing(found) as records:
             async for record in records:
@@ -175,7 +178,7 @@ class Snapshots:
 
 
 def _opened(content: bytes) -> tuple[_Header, memoryview]:
-    """What a whole file holds: header and state."""
+    """Decode an intact file into header and state."""
     begin = len(_MAGIC) + _LENGTH.size
     if not content.startswith(_MAGIC) or len(content) < begin:
         raise _UnusableError("it is no snapshot")

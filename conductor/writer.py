@@ -1,7 +1,7 @@
-"""What a conductor writes: which subject each decision belongs on, its signature, and its way into the log.
+"""The conductor's event writer: subject, signature and publication of decisions.
 
-Decisions are the core's. What this adds is who stored them: the writer, the writer's own count, and the
-epoch, by which readers know the words of a conductor that is deposed.
+The core makes the decisions. The writer adds its own name, a count, and the epoch by which readers
+recognise the events of a deposed conductor.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,10 +22,10 @@ from shared.telemetry import tracing
 
 
 class DecisionWriter:
-    """Writes in the name of the conductor, in the epoch that `cluster` has read last.
+    """Writes events as the conductor, in the epoch that `cluster` has read last.
 
     Attributes:
-        count: how many events it has written.
+        count: events written so far.
     """
 
     def __init__(self, log: Log, subjects: Subjects, cluster: Cluster) -> None:
@@ -35,7 +35,7 @@ class DecisionWriter:
         self._cluster = cluster
 
     async def decide(self, decisions: Iterable[Decision], seq: int, read_ns: int) -> None:
-        """Put decisions into the log that follow from the record at `seq`, read at `read_ns`."""
+        """Publish the decisions that follow from the record at `seq`, which was read at `read_ns`."""
         for decision in decisions:
             faults.reach("conductor.decision.made")
             span = _span(decision, seq, read_ns) if tracing.is_on() else tracing.INVALID_SPAN
@@ -43,7 +43,7 @@ class DecisionWriter:
             faults.reach("conductor.decision.posted")
 
     async def lose(self, loss: Loss) -> None:
-        """Declare a worker's life over."""
+        """Publish the loss of an incarnation."""
         event = WorkerLost(
             id=f"worker.{loss.rank}.{loss.incarnation}.lost",
             rank=loss.rank,
@@ -55,10 +55,10 @@ class DecisionWriter:
         faults.reach("conductor.lost.posted")
 
     async def pass_deadline(self, deadline: Deadline, stored: Callable[[int], None]) -> None:
-        """Say that a time limit is over; `stored(seq)` is called once the log has it."""
+        """Publish that a time limit has passed; `stored(seq)` is called when the log has stored it."""
         request = self._cluster.request(deadline.request_id)
         whose = "request" if deadline.step is None else str(deadline.step)
-        # One that the log stores too early is said again, and is another event.
+        # An event that is stored too early is repeated as another event.
         said = f"{self._cluster.fence.epoch}.{self.count + 1}"
         event = DeadlinePassed(
             id=f"{deadline.request_id}.deadline.{deadline.attempt}.{whose}.{said}",
@@ -100,7 +100,7 @@ class DecisionWriter:
 
 
 def _span(decision: Decision, seq: int, read_ns: int) -> tracing.Span:
-    """A decision, from the reading of the record it follows from to its ack."""
+    """The trace span of a decision, from the reading of its record to the acknowledgement."""
     tag = str(decision.__struct_config__.tag).removesuffix(".v1")
     return tracing.start_span(
         f"decide {tag}",

@@ -1,8 +1,9 @@
-"""Which rank has had which beginnings: so that requests that begin alike go where that is computed.
+"""Prefix affinity: the prompt prefixes that each rank has computed, for sending similar prompts to one rank.
 
-What a request begins with is what its client wrote, cut into pieces; each is named by a digest of itself and
-all before it. The conductor knows no tokens: equal text mostly is equal tokens, and where it is not, a rank
-is chosen no worse than by chance. A guess of what a rank's prefix cache holds, not an account of it.
+The prompt, as the client wrote it, is cut into pieces; a digest of each piece and all before it names a
+prefix. The conductor has no tokenizer: equal text usually means equal tokens, and where it does not, the
+choice of the rank is no worse than random. This is an estimate of a rank's prefix cache, not an account of
+it.
 """
 
 import hashlib
@@ -17,12 +18,12 @@ from shared.events import Inputs
 _PIECE_BYTES: Final = 256
 _MOST_PIECES: Final = 1024
 _REMEMBERED: Final = 16_384
-"""Of each rank, so many pieces."""
+"""Prefixes remembered per rank."""
 _DIGEST_BYTES: Final = 8
 
 
 def pieces(inputs: Inputs) -> list[bytes]:
-    """The names of the beginnings of what a client wrote, the shortest first."""
+    """The names of a prompt's prefixes, shortest first."""
     written = inputs.messages if inputs.messages is not None else inputs.token_ids
     text = msgspec.json.encode(written) if written is not None else (inputs.text or "").encode()
     names: list[bytes] = []
@@ -36,24 +37,24 @@ def pieces(inputs: Inputs) -> list[bytes]:
 
 @dataclass(slots=True)
 class Affinity:
-    """What each rank had, the least recently had forgotten first."""
+    """The prefixes of each rank; the least recently used are forgotten first."""
 
     had: dict[int, OrderedDict[bytes, None]] = field(default_factory=dict)
 
     def has(self, rank: int, names: list[bytes]) -> int:
-        """How many pieces of a beginning a rank has had, without a gap."""
+        """The number of leading pieces that a rank has computed, without a gap."""
         known = self.had.get(rank, OrderedDict())
         return next((number for number, name in enumerate(names) if name not in known), len(names))
 
     def note(self, rank: int, names: list[bytes]) -> None:
-        """A rank gets these now."""
+        """Record that a rank computes these prefixes now."""
         known = self.had.setdefault(rank, OrderedDict())
-        for name in reversed(names):  # the beginning of a text outlives its end
+        for name in reversed(names):  # a short prefix is kept longer than the prompts that share it
             known[name] = None
             known.move_to_end(name)
         while len(known) > _REMEMBERED:
             known.popitem(last=False)
 
     def forget(self, rank: int) -> None:
-        """A rank's life is over, and what it computed with it."""
+        """Forget a rank whose incarnation is over: its cache is gone."""
         self.had.pop(rank, None)

@@ -1,15 +1,15 @@
-"""The cluster: every request's state, and the world's, folded from the log one record at a time.
+"""The cluster: the state of all requests and workers, folded from the log one record at a time.
 
-Sans-IO. `fold` takes a record and returns what is decided because of it; `schedule` returns what the
-world now allows; `outstanding` returns what was decided but is not in the log, which is all a successor
-has to publish when it takes over. Whether to publish is the shell's business: a stand-by folds the same
-log and throws the decisions away.
+Sans-IO. `fold` takes a record and returns the decisions that follow from it; `schedule` returns admissions
+and resumptions that are possible now; `outstanding` returns decisions that are not in the log yet, which a
+successor publishes when it takes over. The caller decides whether to publish: a standby folds the same log
+and discards the decisions.
 
     log ──record──> fold ──> Reactor.fact / Reactor.recorded ──> decisions (expected)
                       └────> world, waiting, ended
 
-Duplicates and late events are normal input. What cannot be read harms nobody: it is refused where a
-client wrote it, and noted where one of ours did.
+Duplicates and late events are normal input. Unreadable records do no harm: one written by a client is
+refused, one of our own is noted.
 """
 
 from collections import OrderedDict
@@ -71,16 +71,17 @@ from shared.subject_rules import check_address
 from shared.subjects import Address, Subjects
 
 KEEP_ENDED: Final = 10_000
-"""Ended requests whose whole state is kept; of older ones only the digest, to know a second copy."""
+"""Ended requests whose full state is kept. Older ones keep a digest only, to recognise a second copy."""
 FORGET_AFTER_NS: Final = 8 * 24 * 3600 * 1_000_000_000
-"""Digests of ended requests are kept this long, by the log's time: a day longer than the log keeps events."""
+"""Digests of ended requests are kept this long in the log's time: a day longer than the log keeps events."""
 _FORGET_EVERY: Final = 1_000
-"""So many more digests, until it is looked which are old: a dict, of which there may be a million, is copied
-in a tenth of the time that an `OrderedDict` takes, but it is slow to find its first entry."""
+"""New digests between two searches for old ones. A dict (up to a million entries) is copied in a tenth of the
+time of an `OrderedDict`, but is slow to find its first entry.
+"""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A record that could be read: where it is addressed to, and what it says."""
+    """A readable record: its subject and its event."""
 
     record: StoredRecord
     address: Address
@@ -88,15 +89,15 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Folded(msgspec.Struct, frozen=True):
-    """What came of one record.
+    """The result of folding one record.
 
     Attributes:
-        decisions: to be put into the log, in order.
-        void: the record is of a deposed conductor.
-        confirmed: the record is a decision, and the same as decided here.
-        divergence: the record is a decision, and not the one decided here.
-        note: something an operator may want to know; None mostly.
-        quotation: the rest of it, where that may quote a client.
+        decisions: to be published, in order.
+        void: the record was written by a deposed conductor.
+        confirmed: the record is a decision and equals the one made here.
+        divergence: the record is a decision and differs from the one made here.
+        note: information for an operator; usually None.
+        quotation: the part of it that may quote a client.
     """
 
     decisions: tuple[Decision, ...] = ()
@@ -109,19 +110,19 @@ class Folded(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Cluster:
-    """All requests and the world.
+    """All requests and workers.
 
     Attributes:
-        graph_of: the graph of a family, by name.
-        seq: the position folded last; `now_ns` is the log's time there.
-        leader: the conductor that opened the highest epoch.
-        open: requests that have not ended, in order of submission; `waiting` are those `schedule` may
-            still admit, and `held` those it may resume: one whose admission or resumption is on its way into
-            the log is not among them, but among `_places`, which are those of all other open requests.
-        digests: when requests ended, and their submissions' digests.
-        refusals: refused submissions whose refusal is not in the log yet.
-        blamed: lives that ended by the doing of one request, and whose: of these no other is a suspect.
-        memory: what choosing replicas remembers: a cache.
+        graph_of: the graph of a family, by name. seq: position of the last folded record; `now_ns` is the
+        log's time there. leader: the conductor that opened the highest epoch. open: requests that have not
+        ended, in order of submission. `waiting` are those that `schedule` may still
+            admit, `held` those it may resume. Requests whose admission or resumption was sent but is not in
+            the log yet are in neither, but in `_places`, which holds all other open requests.
+        digests: time of the end of requests, and their submissions' digests. refusals: refused submissions
+        whose refusal is not in the log yet. blamed: incarnations that were ended by a single request, with
+        that request. They make no other request a
+            suspect.
+        memory: what the choice of replicas remembers; a cache.
     """
 
     graph_of: Callable[[str], ModelGraph]
@@ -147,14 +148,14 @@ class Cluster:
     def __post_init__(self) -> None:
         self._reactor = Reactor(self.graph_of)
 
-    # ---- the three verbs ---------------------------------------------------------------------------
+    # ---- public operations -------------------------------------------------------------------------
     def fold(self, record: StoredRecord) -> Folded:
-        """Take one record of the log, in order."""
+        """Fold one record of the log. Records are folded in order."""
         entry = self.read(record)
         return self.apply(entry) if isinstance(entry, Entry) else entry
 
     def read(self, record: StoredRecord) -> Entry | Folded:
-        """The first half of `fold`: what a record says; or what came of it, if it says nothing to us."""
+        """The first half of `fold`: decode a record, or return the result if it has no effect."""
         if record.seq <= self.seq:
             return Folded()
         self.seq, self.now_ns = record.seq, max(self.now_ns, record.time_ns)
@@ -178,7 +179,7 @@ class Cluster:
         return self.HANDLERS[type(event)](self, entry.address.request_id or "", event, record)
 
     def schedule(self, deployment: Deployment) -> list[Decision]:
-        """What the world allows now. A decision is returned once; it counts when the log shows it."""
+        """Admit and resume what is possible now. Each decision is returned once; it counts once stored."""
         if not self.waiting and not self.held:
             return []
         fresh = list(self._fresh.values())
@@ -202,7 +203,7 @@ class Cluster:
         return [*refused, *given, *self._turn_away(fresh, deployment)]
 
     def _turn_away(self, fresh: list[Request], deployment: Deployment) -> list[RequestRejected]:
-        """Refuse those who came last, where more wait than may."""
+        """Reject the last submissions if more are waiting than allowed."""
         if deployment.max_waiting is None or (too_many := len(self.waiting) - deployment.max_waiting) <= 0:
             return []
         last = [request for request in fresh if request.id in self.waiting][-too_many:]
@@ -211,20 +212,20 @@ class Cluster:
         return [turn_away(request, deployment) for request in last]
 
     def deadlines(self) -> list[Deadline]:
-        """The time limits of all open requests, in no order."""
+        """The time limits of all open requests, unordered."""
         return [deadline for request in self.open.values() for deadline in deadlines(request)]
 
     def outstanding(self) -> list[Decision]:
-        """Decided, but not in the log: what a successor publishes, in order of submission."""
+        """Decisions that are not in the log, in order of submission: a successor publishes them."""
         requests = (*self.ended.values(), *self.open.values())
         return [*self.refusals.values(), *(d for r in requests for d in r.expected.values())]
 
     def request(self, request_id: str) -> Request | None:
-        """A request that is open, or ended not long ago."""
+        """A request that is open or ended recently."""
         return self.open.get(request_id) or self.ended.get(request_id)
 
     # ---- by kind of event --------------------------------------------------------------------------
-    # Which one takes which kind: `HANDLERS`, below.
+    # `HANDLERS`, below, maps event types to these methods.
     def _submitted(self, request_id: str, event: RequestSubmitted, record: StoredRecord) -> Folded:
         known = self.request(request_id)
         digest = known.digest if known else self.digests.get(request_id, (0, None))[1]
@@ -247,7 +248,7 @@ class Cluster:
     def _fact(self, request_id: str, event: Fact, record: StoredRecord) -> Folded:
         request = self.open.get(request_id)
         if request is None:
-            return Folded()  # late: the request has ended, or was never submitted
+            return Folded()  # too late: the request has ended or was never submitted
         return self._take(self._reactor.fact(request, event, record, self.world))
 
     def _decision(self, request_id: str, event: Decision, record: StoredRecord) -> Folded:
@@ -266,9 +267,9 @@ class Cluster:
 
     def _joined(self, _: str, event: WorkerJoined, record: StoredRecord) -> Folded:
         if event.id in self._lives:
-            return Folded()  # a second copy of a life's beginning, perhaps of one that is over
+            return Folded()  # a second copy of a join, perhaps of an incarnation that is over
         self._lives.add(event.id)
-        # A copy said again later names its life: the log may have forgotten where that began.
+        # A repeated copy names its incarnation: the log may no longer have the first one.
         incarnation = event.incarnation or record.seq
         decisions = self._interrupt(event, record)
         state = RankState(incarnation=incarnation, kv_tokens=event.kv_tokens, max_seq_len=event.max_seq_len)
@@ -278,7 +279,7 @@ class Cluster:
     def _left(self, _: str, event: WorkerLeaving | WorkerLost, record: StoredRecord) -> Folded:
         state = self.world.ranks.get(event.rank)
         if state is None or state.incarnation is None or state.incarnation != event.incarnation:
-            return Folded()  # of a life that is over already
+            return Folded()  # of an incarnation that is over already
         decisions = self._interrupt(event, record)
         away = msgspec.structs.replace(state, incarnation=None)
         self.world = World(ranks=self.world.ranks | {event.rank: away})
@@ -288,7 +289,7 @@ class Cluster:
         )
 
     def _interrupt(self, event: LifeEnd, record: StoredRecord) -> tuple[Decision, ...]:
-        """What the end of a life means for each open request; the world is as it was before."""
+        """Apply the end of an incarnation to each open request; `world` is as before the end."""
         if self.world.incarnation(event.rank) is None:
             return ()
         self.memory.affinity.forget(event.rank)
@@ -300,7 +301,7 @@ class Cluster:
         return tuple(decisions)
 
     def _blame(self, event: LifeEnd) -> None:
-        """Who was alone with a worker that died did it, then and in every death it is suspected of."""
+        """Blame a request that was alone with a worker that died, for all deaths it is suspected of."""
         suspected = {life for one in self.open.values() for life in one.suspicion.lives.values()}
         self.blamed = {life: by for life, by in self.blamed.items() if life in suspected}
         life = self.world.incarnation(event.rank)
@@ -313,7 +314,7 @@ class Cluster:
 
     def _opened(self, _: str, event: EpochOpened, record: StoredRecord) -> Folded:
         self.leader = event.conductor
-        # What the deposed conductor was about to admit is void: it waits again.
+        # Admissions that the deposed conductor was about to make are void: the requests wait again.
         self.waiting = {r.id: r for r in self.open.values() if r.phase is Phase.WAITING}
         self.held = {r.id: r for r in self.open.values() if r.phase is Phase.HELD}
         self._places = {r.id: _place(r) for r in self.open.values() if r.phase is Phase.RUNNING}
@@ -323,8 +324,8 @@ class Cluster:
     def _nothing(self, _: str, event: Event, record: StoredRecord) -> Folded:
         return Folded()
 
-    # A table, not a `match`: that tries case after case, and the last of twenty took 3 us.
-    # That none is missing is a test's to say.
+    # A table, not a `match`, which tests case after case: the last of twenty took 3 us.
+    # A test checks that no type is missing.
     HANDLERS: ClassVar[dict[type[Event], Callable[["Cluster", str, Any, StoredRecord], Folded]]] = {
         EpochOpened: _opened,
         RequestSubmitted: _submitted,
@@ -355,7 +356,7 @@ class Cluster:
         WorkerLost: _left,
     }
 
-    # ---- keeping -----------------------------------------------------------------------------------
+    # ---- bookkeeping -------------------------------------------------------------------------------
     def _take(self, reaction: Reaction) -> Folded:
         request = reaction.request
         if request.phase is not Phase.WAITING:
@@ -392,14 +393,14 @@ class Cluster:
                 del self.digests[request_id]
 
     def _diverged(self, request: Request, event: Decision, divergence: Divergence) -> Folded:
-        """The log is right (design rule 3): a recorded end stands; anything else ends the request."""
+        """The log is right (design rule 3): a recorded end stands, any other divergence ends the request."""
         ends = {
             RequestFinished: Phase.FINISHED,
             RequestFailed: Phase.FAILED,
             RequestCancelled: Phase.CANCELLED,
         }
         phase = ends.get(type(event), request.phase)
-        # An end that is decided and not stored yet is still to come, unless this is another.
+        # An end that is decided and not stored yet is still expected, unless this record is another end.
         expected = request.expected if request.phase.ended and type(event) not in ends else {}
         request = msgspec.structs.replace(
             request, phase=phase, expected=expected, recorded=request.recorded | {event.id}
@@ -412,7 +413,7 @@ class Cluster:
         folded = self._take(Reaction(decided(request, decision), (decision,)))
         return Folded(decisions=folded.decisions, divergence=divergence)
 
-    # ---- what cannot be read -----------------------------------------------------------------------
+    # ---- unreadable records -----------------------------------------------------------------------
     def _malformed(self, address: Address, record: StoredRecord, error: str) -> Folded:
         is_nobodys = is_answer_of_server(record.data)
         if address.kind != "request" or is_nobodys or not is_addressable(str(address.request_id)):
@@ -421,7 +422,7 @@ class Cluster:
         return self._refuse(str(address.request_id), record, failure)
 
     def _refuse(self, request_id: str, record: StoredRecord, failure: Failure) -> Folded:
-        """Refuse one submission without touching the request that may exist under its id."""
+        """Refuse one submission without affecting a request that may exist under its id."""
         refusal = RequestRejected(
             id=f"{request_id}.rejected.{record.seq}",
             request_id=request_id,
@@ -434,7 +435,7 @@ class Cluster:
 
 
 def _is_newly_held(request: Request, before: Request | None) -> bool:
-    """Whether a held request waits for another resumption than before: not for one that is on its way."""
+    """Tell whether a held request waits for a new resumption, not for one that was already sent."""
     if before is None or before.phase is not Phase.HELD:
         return True
     return (request.attempt, request.resumptions) != (before.attempt, before.resumptions)

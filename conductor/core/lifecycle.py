@@ -1,9 +1,9 @@
-"""The life of a request as a table: `phase x event -> phase`.
+"""The lifecycle of a request as a table: `phase x event -> phase`.
 
-One dictionary says what may happen; the diagram in `docs/lifecycle.md` is drawn from it, so the picture
-cannot drift from the table. A missing key has one of two meanings, and both are visible branches in
-`conductor.core.react`: for a *fact* it means "too late, or not for this phase": it is kept in the log and
-changes nothing; for a *decision* it means that somebody decided what cannot be decided here.
+One dictionary defines the transitions; the diagram in `docs/lifecycle.md` is generated from it. A missing
+key has one of two meanings, each a visible branch in `conductor.core.react`. For a *fact*: too late, or not
+for this phase; the record is kept and changes nothing. For a *decision*: another conductor made a decision
+that is impossible here.
 """
 
 from enum import StrEnum
@@ -33,14 +33,14 @@ from shared.events import (
 
 
 class Phase(StrEnum):
-    """Where a request is in its life."""
+    """The phase of a request."""
 
     WAITING = "waiting"
     """Submitted, not admitted yet."""
     RUNNING = "running"
     """Admitted; a step of its plan is dispatched."""
     HELD = "held"
-    """Admitted, and interrupted: a rank it was placed on is gone. It waits for `schedule` to resume it."""
+    """Admitted and interrupted: one of its ranks is gone. It waits until `schedule` resumes it."""
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -68,7 +68,7 @@ FACTS: Final[dict[Phase, frozenset[type[Event]]]] = {
     ),
     Phase.HELD: frozenset({RequestCancel, DeadlinePassed}),
 }
-"""Which facts count in which phase. A fact by itself moves nothing: the decisions it leads to do."""
+"""The facts that count in each phase. A fact changes no phase; the decisions that follow from it do."""
 
 DECISIONS: Final[dict[Phase, dict[type[Event], Phase]]] = {
     Phase.WAITING: {
@@ -94,11 +94,11 @@ DECISIONS: Final[dict[Phase, dict[type[Event], Phase]]] = {
         RequestCancelled: Phase.CANCELLED,
     },
 }
-"""Where each decision leads."""
+"""The phase after each decision."""
 
 
 def diagram() -> str:
-    """The life of a request as a Mermaid state diagram."""
+    """The lifecycle as a Mermaid state diagram."""
     lines = ["stateDiagram-v2", "    [*] --> waiting: RequestSubmitted"]
     for phase, moves in DECISIONS.items():
         lines += [f"    {phase} --> {to}: {decision.__name__}" for decision, to in moves.items()]

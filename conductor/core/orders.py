@@ -1,4 +1,4 @@
-"""How decisions about a request are put together, and its ranks' reports put together to one result."""
+"""Construction of decisions about a request, and merging of the reports of its ranks into one result."""
 
 from typing import Any, Final
 
@@ -20,14 +20,16 @@ from shared.plans import Finish
 from shared.transcript import combined
 
 _STAMP_BYTES: Final = 64
-"""What writer, number and epoch add when a decision is published."""
+"""Bytes that writer, number and epoch add when a decision is published."""
 
 
-# ---- what ranks are told -------------------------------------------------------------------------
+# ---- orders to ranks -----------------------------------------------------------------------------
 
 
-def order(request: Request, step: PendingStep, rank: int, lives: dict[int, int], why: str | None) -> NodeReady:
-    """What one of a step's ranks is told: all of the step; `lives` are those of the request's ranks."""
+def order(
+    request: Request, step: PendingStep, rank: int, lives: dict[int, int], why: str | None
+) -> NodeReady:
+    """The order of one step for one rank. It contains the whole step; `lives` are the ranks' incarnations."""
     admitted = request.admitted
     assert admitted is not None
     names = " then ".join(walk.name for walk in step.walks)
@@ -56,15 +58,16 @@ def order(request: Request, step: PendingStep, rank: int, lives: dict[int, int],
 
 
 def is_on_probation(request: Request) -> bool:
-    """Whether its ranks are to say what they begin: workers died under it, and it is not proven.
+    """Tell whether ranks must report what they begin: workers died under the request, and it is unproven.
 
-    Also of a step before the one that was under way: who dies before it began did not die of it.
+    This includes steps before the one that was running: a worker that dies before that step begins did not
+    die of it.
     """
     return bool(request.suspicion.hurdles)
 
 
 def too_large(ready: NodeReady, max_event_bytes: int) -> Failure | None:
-    """Why an order cannot be stored. It repeats what the client wrote, so it may outgrow the submission."""
+    """The error of an order above the log's limit. It repeats the client's input, so it can be larger."""
     size = len(encode(ready)) + _STAMP_BYTES
     if not max_event_bytes or size <= max_event_bytes:
         return None
@@ -76,7 +79,7 @@ def too_large(ready: NodeReady, max_event_bytes: int) -> Failure | None:
 
 
 def stop(request: Request, step: Running, rank: int, reason: str) -> WalkStop:
-    """A rank's order to leave a step."""
+    """The order to a rank to abandon a step."""
     return WalkStop(
         id=f"{request.id}.stop.{request.attempt}.{step.index}.{rank}",
         **_about(request),
@@ -88,7 +91,7 @@ def stop(request: Request, step: Running, rank: int, reason: str) -> WalkStop:
 
 
 def fence(request: Request, reason: str) -> OutputFence:
-    """What voids chunks of the attempts before the request's present one."""
+    """The event that voids the chunks of all attempts before the request's present one."""
     return OutputFence(id=f"{request.id}.fence.{request.attempt}", **_about(request), reason=reason)
 
 
@@ -96,7 +99,7 @@ def fence(request: Request, reason: str) -> OutputFence:
 
 
 def finished(request: Request, finish: Finish) -> RequestFinished:
-    """The plan returned."""
+    """The decision that ends a request whose plan returned."""
     return RequestFinished(
         id=_end_id(request),
         **_about(request),
@@ -112,17 +115,17 @@ def failed(request: Request, failure: Failure) -> RequestFailed:
 
 
 def cancelled(request: Request, reason: str) -> RequestCancelled:
-    """The decision that ends a request nobody wants."""
+    """The decision that ends a request that nobody wants any more."""
     return RequestCancelled(id=_end_id(request), **_about(request), reason=reason)
 
 
 def _end_id(request: Request) -> str:
-    """All ends share one id: a request ends once, however it ends."""
+    """The id of every end: they share it, because a request ends once."""
     return f"{request.id}.end"
 
 
 def _about(request: Request) -> dict[str, Any]:
-    """What every decision about a request says of it."""
+    """The fields that all decisions about a request share."""
     return {
         "request_id": request.id,
         "attempt": request.attempt,
@@ -131,11 +134,11 @@ def _about(request: Request) -> dict[str, Any]:
     }
 
 
-# ---- what ranks report ---------------------------------------------------------------------------
+# ---- reports of ranks ----------------------------------------------------------------------------
 
 
 def grown(known: dict[str, OutputTotals], reported: dict[str, OutputTotals]) -> dict[str, OutputTotals]:
-    """What is put out, after one more report. Tracks only grow: who reports less has not written there."""
+    """Merge one more report into the emitted output. Tracks only grow; shorter reports are ignored."""
     news = {
         name: totals
         for name, totals in reported.items()
@@ -145,7 +148,7 @@ def grown(known: dict[str, OutputTotals], reported: dict[str, OutputTotals]) -> 
 
 
 def merged(parts: dict[int, tuple[WalkResult, ...]]) -> tuple[WalkResult, ...] | str:
-    """What the ranks' parts of a step come to together, walk by walk; or why they are no whole."""
+    """Merge the reports of a step's ranks, walk by walk; or return the reason why they conflict."""
     ranks = sorted(parts)
     whole = parts[ranks[0]]
     for rank in ranks[1:]:
@@ -171,5 +174,5 @@ def merged(parts: dict[int, tuple[WalkResult, ...]]) -> tuple[WalkResult, ...] |
 
 
 def with_step(running: tuple[Running, ...], step: Running) -> tuple[Running, ...]:
-    """The steps that are out, after something is known of one of them."""
+    """Replace the state of one of the running steps."""
     return tuple(step if one.index == step.index else one for one in running)

@@ -1,16 +1,17 @@
-"""Who killed the worker? What is held against a request, and what clears it (ADR 9).
+"""Suspected poison pills: which requests are suspected of killing a worker, and what clears them (ADR 9).
 
-All that ran on a rank when its life ended are suspects. A suspect is resumed on probation, one at a time on
-each rank: on an empty one where there is one, or with those that were suspects and are proven, and nothing
-else begins there meanwhile; where no rank is that quiet, beside others. What proves it is output that is new:
-each sub-plan that was under way when a worker died is further than it was. (A step that is done is progress,
-and begins the count of tries again; but the step behind it may be the one that kills.) A suspect also is
-cleared when a life is found to have ended by another.
+Every request that ran on a rank when its incarnation ended is a suspect. A suspect is resumed in
+quarantine, one per rank at a time: on an empty rank if there is one, or together with former suspects that
+are proven harmless, while no other request starts there; if no rank is quiet enough, together with others.
+New output proves a suspect
+harmless: each sub-plan that was running when a worker died must get further than it was. (A completed step is
+progress and resets the count of attempts, but the step after it may be the one that kills.) A suspect is also
+cleared when another request turns out to have ended the incarnation.
 
-A worker that dies while nothing at all is beside a suspect died of it. If others were beside it, that is in
-doubt, for they may kill, too: the next time it waits until a rank is empty.
+A worker that dies while only the suspect runs on it was killed by the suspect. If other requests ran there
+too, that is uncertain: the next time, the suspect waits until a rank is empty.
 
-Pure functions of one request; that a suspect is alone is `schedule`'s promise, recorded with
+Pure functions of one request. `schedule` guarantees that a suspect is alone, and records it with
 `request.resumed`.
 """
 
@@ -25,10 +26,11 @@ PROVEN: Final = Suspicion(proven=True)
 
 
 def counts(request: Request, rank: int, life: int, read_seq: int | None) -> bool:
-    """Whether the end of a rank's life, which had read so far, uses up a try of this request.
+    """Tell whether the end of an incarnation, which had read up to `read_seq`, uses up an attempt.
 
-    The first one does, for each that ran there. A later one only where it ran alone: it says nothing of a
-    suspect that had company. And one of which a tensor was gone before has done so already.
+    The first one does for each request that ran there. A later one does only for a request that ran alone: it
+    says nothing about suspects that had company. An incarnation from which a tensor was lost has used one up
+    already.
     """
     held = request.suspicion
     is_its_own = not held.lives or rank in held.alone_on
@@ -36,12 +38,12 @@ def counts(request: Request, rank: int, life: int, read_seq: int | None) -> bool
 
 
 def exhausted(request: Request) -> bool:
-    """Whether it may not be tried once more."""
+    """Tell whether the request has no attempts left."""
     return request.suspicion.tries >= request.limits.max_attempts
 
 
 def after_death(request: Request, rank: int, life: int, read_seq: int | None) -> Suspicion:
-    """What is held against a request that is interrupted by a death."""
+    """The suspicion against a request that was interrupted by a death."""
     held = request.suspicion
     if not _was_there(request, rank, life, read_seq):
         return after_leaving(request)
@@ -55,12 +57,12 @@ def after_death(request: Request, rank: int, life: int, read_seq: int | None) ->
 
 
 def after_leaving(request: Request) -> Suspicion:
-    """What is held against a request that is interrupted by a worker's leaving in order."""
+    """The suspicion against a request that was interrupted by an orderly leave of a worker."""
     return msgspec.structs.replace(request.suspicion, closed=frozenset(), alone_on=frozenset())
 
 
 def after_loss(request: Request, life: int | None) -> Suspicion:
-    """What is held against one that begins again because a tensor of a life that runs is gone: a try."""
+    """The suspicion after a restart because a tensor of a running incarnation is gone: one attempt."""
     held = request.suspicion
     return msgspec.structs.replace(
         held,
@@ -71,7 +73,7 @@ def after_loss(request: Request, life: int | None) -> Suspicion:
 
 
 def after_step(request: Request, step: Running) -> Suspicion:
-    """What is left once a step is done."""
+    """The suspicion that remains after a completed step."""
     held = request.suspicion
     if not _passes(held, step):
         return held
@@ -81,7 +83,7 @@ def after_step(request: Request, step: Running) -> Suspicion:
 
 
 def after_progress(request: Request, step: Running) -> Suspicion:
-    """What is left once a step has put out what is new."""
+    """The suspicion that remains after a step has emitted new output."""
     held = request.suspicion
     return _without(held, step) if _passes(held, step) else held
 
@@ -96,9 +98,9 @@ def _without(held: Suspicion, step: Running) -> Suspicion:
 
 
 def _was_there(request: Request, rank: int, life: int, read_seq: int | None) -> bool:
-    """Whether a life may have ended by this request: it may have begun what is not done.
+    """Tell whether this request may have ended an incarnation: an unfinished step may have begun there.
 
-    What is on probation says so when it begins; of the rest it is known whether an order was to be read.
+    Quarantined requests report their begin; for others it is known whether the order had been read.
     """
     return any(
         step.lives.get(rank) == life
@@ -110,6 +112,6 @@ def _was_there(request: Request, rank: int, life: int, read_seq: int | None) -> 
 
 
 def _raised(hurdles: dict[str, int], running: tuple[Running, ...]) -> dict[str, int]:
-    """The hurdles, and where the steps under way stand, whichever is further."""
+    """The progress to exceed: the old marks, or the running steps if they are further."""
     reached = {step.partition: step.position for step in running}
     return hurdles | {name: max(position, hurdles.get(name, 0)) for name, position in reached.items()}

@@ -1,4 +1,4 @@
-"""Who waits, in the order in which they are let in. Pure."""
+"""The admission queue: waiting requests in admission order. Pure."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
@@ -10,19 +10,20 @@ from conductor.core.request import Request
 
 
 def welcome(served: Counter[str], present: set[str]) -> Counter[str]:
-    """How many requests of each tenant that is present were let in, as far as its turn goes.
+    """The number of admissions of each tenant that has requests, normalised for the next turn.
 
-    Who was away begins where the others are: nobody saves up turns, and nobody is counted who is not there.
+    A tenant that was away starts at the level of the others: it does not save up turns. Absent tenants are
+    dropped.
     """
     least = min((served[tenant] for tenant in present if tenant in served), default=0)
     return Counter({tenant: served.get(tenant, least) for tenant in present})
 
 
 def ordered(waiting: Iterable[Request], open_of: Counter[str], served: Counter[str]) -> Iterator[Request]:
-    """Who waits, first the one that is let in first; whom is asked for counts for its tenant at once.
+    """Waiting requests in admission order. The caller updates `open_of` and `served` between items.
 
-    By priority; of equals the nearest deadline; then whose tenant has the fewest requests open, then whose
-    had the fewest let in (`served`), then in order of submission.
+    By priority; then by the earliest deadline; then by the tenant with the fewest open requests; then by
+    the tenant with the fewest admissions (`served`); then in order of submission.
     """
     line = sorted(waiting, key=_rank)
     for _, equals in groupby(line, key=_rank):

@@ -1,17 +1,17 @@
-"""`react`: what a request's state becomes by one event, and what is decided because of it.
+"""`react`: the next state of a request after one event, and the decisions that follow.
 
-Pure, and a function of this request's own log alone (and of the `World`, which is a fold of the log
-too): so whoever folds the same log decides the same. Three kinds of event come in:
+Pure: a function of this request's own log and of the `World`, which is folded from the log too. Every
+conductor that folds the same log decides the same. Three kinds of events come in:
 
-- *facts* (cancel, walk completed, a worker's life begins or ends, ...) lead to decisions, which are
-  *expected* from then on until the log shows them;
-- *decisions that depend on the world* (`request.admitted`, `.rejected`, `.resumed`): `schedule` made them,
-  and here they are taken as facts, at their position in the log and not before;
-- *recorded decisions of ours*: they are compared with what is expected. The same: confirmed. A second
-  copy: nothing. Another: a `Divergence`.
+- *facts* (cancel, walk completed, a worker joins or is lost, ...) lead to decisions, which are *expected*
+  from then on until the log shows them;
+- *decisions that depend on all requests* (`request.admitted`, `.rejected`, `.resumed`): made by `schedule`,
+  and treated as facts here, at their position in the log;
+- *recorded decisions*: compared with the expected one. Equal: confirmed. A second copy: ignored. Different:
+  a `Divergence`.
 
-How decisions are put together is in `conductor.core.orders`; what is held against a request under which
-workers die, in `conductor.core.poison_pills`.
+`conductor.core.orders` constructs decisions; `conductor.core.poison_pills` handles requests under which
+workers die.
 """
 
 from collections.abc import Callable
@@ -74,19 +74,19 @@ _INDEX_DIGITS: Final = 9
 _NS_PER_S: Final = 1_000_000_000
 
 LifeEnd = WorkerJoined | WorkerLeaving | WorkerLost
-"""What ends the life of a rank that ran before: the next one's beginning ends it, too."""
+"""Events that end an incarnation; the join of the next one ends it too."""
 Fact = RequestCancel | DeadlinePassed | WalkBegun | WalkProgressed | WalkCompleted | WalkFailed | LifeEnd
 
 
 class Reaction(msgspec.Struct, frozen=True):
-    """The state after an event, and the decisions to put into the log because of it, in order."""
+    """The state after an event, and the decisions to publish because of it, in order."""
 
     request: Request
     decisions: tuple[Decision, ...] = ()
 
 
 class Deadline(msgspec.Struct, frozen=True):
-    """A time limit of a request, or of one of its steps: `deadline.passed` says that it is over."""
+    """A time limit of a request or of one of its steps; `deadline.passed` records that it is over."""
 
     at_ns: int
     request_id: str
@@ -102,7 +102,7 @@ class _Step(msgspec.Struct, frozen=True):
 
 
 class Reactor:
-    """`react`, with the families' graphs at hand and a cache of running plans (rebuilt when missing)."""
+    """`react` with the graphs of the families and a cache of running plans, rebuilt when missing."""
 
     def __init__(self, graph_of: Callable[[str], ModelGraph]) -> None:
         self._graph_of = graph_of
@@ -110,9 +110,9 @@ class Reactor:
 
     # ---- facts -------------------------------------------------------------------------------------
     def fact(self, request: Request, event: Fact, record: StoredRecord, world: World) -> Reaction:
-        """Fold one fact, as the log has it. `world` is as it was before a life began or ended by it."""
+        """Fold one fact. `world` is as it was before an incarnation began or ended by it."""
         if type(event) not in FACTS.get(request.phase, ()) or not concerns(request, event, record, world):
-            return Reaction(request)  # late, a duplicate, or another attempt's: kept, and nothing changes
+            return Reaction(request)  # late, a duplicate, or of another attempt: nothing changes
         request = msgspec.structs.replace(request, history=chained(request.history, record.data))
         match event:
             case WalkCompleted():
@@ -140,7 +140,7 @@ class Reactor:
                 assert_never(event)
 
     def _done(self, request: Request, event: WalkCompleted, world: World) -> Reaction:
-        """A rank has done its part of a step; the plan goes on when all of them have."""
+        """A rank completed its part of a step. The plan continues when all ranks have."""
         step = request.step(event.index)
         assert step is not None
         tracks = grown(request.tracks, {"": event.output, **event.tracks})
@@ -162,7 +162,7 @@ class Reactor:
         return self._advance(request, world)
 
     def _failed(self, request: Request, event: WalkFailed, world: World) -> Reaction:
-        """A rank could not do its part: the end, but if only a tensor is gone, its producer runs again."""
+        """A rank failed its part. The request ends; if only a tensor is gone, its producer runs again."""
         producer = _step_of(event.gone, request.id)
         if event.failure.code != TensorGone.code or producer is None:
             return self._end(request, failed(request, event.failure))
@@ -172,7 +172,7 @@ class Reactor:
         behind = journey.results_before(producer)
         if behind is None:
             return self._end(request, failed(request, event.failure))
-        # With a life that is over its tensors are gone; of one that runs, none should be.
+        # An incarnation that is over takes its tensors with it; a running one should have all of them.
         is_over = event.gone_rank is not None and world.incarnation(event.gone_rank) != event.gone_life
         if not is_over and poison_pills.exhausted(request):
             message = (
@@ -188,7 +188,7 @@ class Reactor:
         return Reaction(reaction.request, (*decisions, *reaction.decisions))
 
     def _interrupt(self, request: Request, event: LifeEnd, world: World) -> Reaction:
-        """The life of a rank that this request is placed on is over: what was sent out begins again."""
+        """An incarnation that this request is placed on is over: running steps are repeated."""
         if isinstance(otherwise := self._steps_again(request), Failure):
             return self._end(request, failed(request, otherwise))
         rank, life = event.rank, world.incarnation(event.rank)
@@ -210,10 +210,10 @@ class Reactor:
     def _hold(
         self, request: Request, keep: int, reason: str, held_against: Suspicion, world: World
     ) -> tuple[Request, tuple[Decision, ...]]:
-        """Go back to where the first `keep` results led to, as the next attempt, and wait there.
+        """Return to the state after the first `keep` results, as the next attempt, and wait there.
 
-        Or to before that, where those results are tensors that are gone with a life. What was put out before
-        counts, what its ranks still put out does not; those that live are told.
+        Go back further if those results are tensors that are gone. Output released before counts; output of
+        the ranks that still run does not, and live ranks are ordered to stop.
         """
         stops = tuple(
             stop(request, step, rank, reason)
@@ -232,7 +232,7 @@ class Reactor:
         return decided(held, *decisions), decisions
 
     def _lasting(self, request: Request, keep: int, world: World) -> int:
-        """How many of the first `keep` results lead to steps whose tensors are all of lives that run."""
+        """The number of first results, up to `keep`, whose following steps need no lost tensor."""
         journey = self._journey(request)
         while True:
             steps = self._next_steps(msgspec.structs.replace(request, results=request.results[:keep]))
@@ -251,13 +251,13 @@ class Reactor:
             keep = journey.restart_point(behind)
 
     def _stopped(self, request: Request, reason: str, end: Decision) -> Reaction:
-        """The end, before the plan's: every rank is told to leave what it does for the request."""
+        """End the request before its plan does: every rank is ordered to abandon it."""
         stops = [stop(request, step, rank, reason) for step in request.running for rank in step.lives]
         return self._end(request, *stops, end)
 
     # ---- the plan ----------------------------------------------------------------------------------
     def _advance(self, request: Request, world: World) -> Reaction:
-        """Ask the plan what follows the results there are."""
+        """Ask the plan for what follows the present results."""
         steps = self._next_steps(request)
         if isinstance(steps, Failure):
             return self._end(request, failed(request, steps))
@@ -266,14 +266,14 @@ class Reactor:
         return self._dispatch(request, steps, world)
 
     def _go_on(self, request: Request, world: World, why: str | None = None) -> Reaction:
-        """Send out what is at hand, and was before."""
+        """Dispatch the steps that are due, including those that were before."""
         steps = self._steps_again(request)
         if isinstance(steps, Failure):
             return self._end(request, failed(request, steps))
         return self._dispatch(request, steps, world, why)
 
     def _steps_again(self, request: Request) -> tuple[_Step, ...] | Failure:
-        """The steps at hand, where there were some behind the same results before."""
+        """The steps that are due, if the same results led to steps before."""
         steps = self._next_steps(request)
         if not isinstance(steps, Failure | Finish):
             return steps
@@ -311,10 +311,10 @@ class Reactor:
     def _dispatch(
         self, request: Request, steps: tuple[_Step, ...], world: World, why: str | None = None
     ) -> Reaction:
-        """Send the steps at hand, each to all of its ranks; those that are out already stay as they are.
+        """Send the due steps, each to all of its ranks. Steps that are already running stay.
 
-        While any rank is away that the request is placed on, it is held: what began now would begin again
-        when that one's next life joins.
+        If a rank of the request is away, the request is held: a step that starts now would be repeated when
+        the next incarnation of that rank joins.
         """
         lives = {rank: world.incarnation(rank) for rank in sorted(request.ranks)}
         there = {rank: life for rank, life in lives.items() if life is not None}
@@ -355,18 +355,18 @@ class Reactor:
         return Reaction(decided(request, *decisions), decisions)
 
     def forget(self, request_id: str) -> None:
-        """Drop what is kept for a request that has ended."""
+        """Drop the cache of a request that has ended."""
         self._journeys.pop(request_id, None)
 
-    # ---- decisions, as the log shows them ----------------------------------------------------------
+    # ---- recorded decisions ------------------------------------------------------------------------
     def recorded(self, request: Request, event: Decision, record: StoredRecord, world: World) -> Reaction:
         """Fold one decision read from the log.
 
         Raises:
-            Divergence: it is not what was decided here from the same facts; `request` is left as it was.
+            Divergence: it differs from the decision made here from the same facts; `request` is unchanged.
         """
         if event.id in request.recorded:
-            return Reaction(request)  # a second copy of what is known
+            return Reaction(request)  # a second copy
         if event.id in request.expected:
             return Reaction(self._confirm(request, event, record))
         match event:
@@ -413,7 +413,7 @@ class Reactor:
 
     def _resume(self, request: Request, event: RequestResumed, data: bytes, world: World) -> Reaction:
         if request.phase is not Phase.HELD or event.attempt != request.attempt:
-            return Reaction(request)  # it ended before it was resumed
+            return Reaction(request)  # the request ended before it was resumed
         held_against = msgspec.structs.replace(
             request.suspicion, closed=frozenset(event.closed), alone_on=frozenset(event.alone_on)
         )
@@ -429,8 +429,8 @@ class Reactor:
 
     def _reject(self, request: Request, event: RequestRejected, data: bytes) -> Reaction:
         if event.submission_seq != request.submission_seq or _has_ended(request):
-            return Reaction(request)  # it refuses another submission under this id, or comes too late
-        # An end that was decided meanwhile comes behind this one, and changes nothing any more.
+            return Reaction(request)  # refuses another submission under this id, or is too late
+        # An end that was decided meanwhile is stored after this one and changes nothing.
         request = msgspec.structs.replace(
             request,
             phase=Phase.WAITING,
@@ -442,12 +442,12 @@ class Reactor:
 
 
 def _has_ended(request: Request) -> bool:
-    """Whether an end of it is in the log, or it was admitted, so that it cannot be rejected any more."""
+    """Tell whether the log has an end of the request, or an admission, after which it cannot be rejected."""
     return request.admitted is not None or (request.phase.ended and not request.expected)
 
 
 def deadlines(request: Request) -> list[Deadline]:
-    """The time limits of a request that has not ended: its own, and those of the steps that are out."""
+    """The time limits of an open request: its own, and those of its running steps."""
     found = []
     if request.deadline_ns is not None:
         found.append(Deadline(request.deadline_ns, request.id, request.attempt))
@@ -460,14 +460,14 @@ def deadlines(request: Request) -> list[Deadline]:
 
 
 def concerns(request: Request, event: Fact, record: StoredRecord, world: World) -> bool:
-    """Whether a fact is about a step that is out, or about the request as a whole."""
+    """Tell whether a fact is about a running step, or about the request as a whole."""
     match event:
         case WalkBegun() | WalkCompleted() | WalkFailed() | WalkProgressed():
             return is_of_a_step(request, event)
         case WorkerJoined() | WorkerLeaving() | WorkerLost():
             return event.rank in request.ranks and world.incarnation(event.rank) is not None
         case DeadlinePassed():
-            # The log's time has the last word: an early one is void, and said again by the conductor.
+            # The log's time decides: an early event has no effect, and the conductor repeats it.
             told = [
                 one.step for one in deadlines(request) if event.deadline_ns == one.at_ns <= record.time_ns
             ]
@@ -479,7 +479,7 @@ def concerns(request: Request, event: Fact, record: StoredRecord, world: World) 
 
 
 def is_of_a_step(request: Request, event: WalkBegun | WalkCompleted | WalkFailed | WalkProgressed) -> bool:
-    """Whether a worker's report is of a step that is out, and of its part, which is not told yet."""
+    """Tell whether a report is about a running step, and about a part that has not reported yet."""
     step = request.step(event.index)
     return (
         step is not None
@@ -491,7 +491,7 @@ def is_of_a_step(request: Request, event: WalkBegun | WalkCompleted | WalkFailed
 
 
 def _is_over(handle: Handle, world: World) -> bool:
-    """Whether the life is over that a tensor's bytes were in."""
+    """Tell whether the incarnation that held a tensor's bytes is over."""
     return handle.rank is not None and world.incarnation(handle.rank) != handle.incarnation
 
 
@@ -542,7 +542,7 @@ def _too_late(request: Request, event: DeadlinePassed) -> Failure:
 
 
 def _step_of(key: str | None, request_id: str) -> int | None:
-    """The step that made a tensor, of its key `request/attempt/step/...`; None for one of another kind."""
+    """The step that made a tensor, from its key `request/attempt/step/...`; None for other keys."""
     match (key or "").split("/"):
         case [of, _, step, *_] if of == request_id and step.isdecimal() and len(step) <= _INDEX_DIGITS:
             return int(step)

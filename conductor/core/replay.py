@@ -1,14 +1,13 @@
-"""Control replay: decide everything again from the recorded facts, and compare with what was recorded.
+"""Control replay: repeat all decisions from the recorded facts, and compare them with the recorded ones.
 
-Pure: it reads records and writes nothing. It runs the conductor's own fold, so what it proves is that
-the code at hand decides as the log says it was decided. `schedule`'s decisions (admissions, rejections)
-depend on the world and are taken as facts; everything they led to is decided again.
+Pure: it reads records and writes nothing. It runs the conductor's own fold, so it proves that this code
+decides what the log says was decided. Decisions of `schedule` (admissions, rejections) depend on all
+requests and are taken as facts; everything that follows from them is decided again.
 
-Beside the decisions it checks what makes the log whole: each event of a conductor stands in an epoch
-that was opened, each track of an output is the one its worker reported (`shared.transcript`), and each
-stream came to as many chunks as its policy cuts its items into (`shared.walks.chunks`), or, where its taker
-left it before its end, the items that its chunks had. What workers tell one another on the way, the edges,
-is read and passed over: nothing was decided by it.
+In addition it checks the integrity of the log: each event of a conductor belongs to an opened epoch; each
+track of an output equals the report of its worker (`shared.transcript`); each stream has as many chunks as
+its policy cuts from its items (`shared.walks.chunks`), or, if its consumer left early, the items of its
+chunks. Edges, which workers send one another, are read and ignored: no decision depends on them.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -43,15 +42,16 @@ from shared.transcript import Transcript
 from shared.walks import StreamLink, chunks_of
 
 _NO_PART: Final = frozenset({"request", "control", "edge"})
-"""Kinds of subjects where a record that cannot be read is no part of a request: at the first two anybody may
-write, and what is refused there nobody acted on; workers pass over the third."""
+"""Kinds of subjects on which an unreadable record does not belong to a request: anybody may write to the first
+two, and no process acted on what was refused there; workers ignore the third.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """The first thing in a request's log that is not as it would be decided.
+    """The first event in a request's log that differs from the repeated decision.
 
-    `expected` and `recorded` are plain data, None where there is none; `state` is the request before.
+    `expected` and `recorded` are plain data, None if absent; `state` is the request before the event.
     """
 
     seq: int | None
@@ -63,11 +63,11 @@ class Mismatch:
 
 @dataclass(slots=True, kw_only=True)
 class Verdict:
-    """What a replay of one request found.
+    """The result of replaying one request.
 
     Attributes:
-        void: records of deposed conductors, which count for nothing.
-        refusal: why its id was last refused a submission, as recorded.
+        void: records of deposed conductors, which have no effect.
+        refusal: the recorded reason of the last refused submission under this id.
     """
 
     request_id: str
@@ -87,10 +87,10 @@ class Verdict:
 
 @dataclass(slots=True)
 class Replayer:
-    """Replays records in log order, of one request or of many; `verdicts` holds one for each.
+    """Replays records in log order, of one request or of many; `verdicts` has one entry per request.
 
-    `pins` gives the digests in force for a family; where given, differing ones are named in the verdict.
-    `unheard` are requests of whose chunks not every byte is at hand: their outputs are not compared.
+    `pins` returns the current digests of a family; differing ones are named in the verdict. `unheard` are
+    requests whose chunks are not fully available: their outputs are not compared.
     """
 
     graph_of: Callable[[str], ModelGraph]
@@ -105,22 +105,22 @@ class Replayer:
         self._cluster = Cluster(self.graph_of, self.subjects)
 
     def run(self, records: Iterable[StoredRecord]) -> dict[str, Verdict]:
-        """Replay all of `records` and return the verdicts, in order of submission."""
+        """Replay all `records`; return the verdicts in order of submission."""
         for record in records:
             self.take(record)
         return self.close()
 
     @property
     def cluster(self) -> Cluster:
-        """The state behind the record taken last: to be looked at, not to be changed."""
+        """The state after the last record. Read only."""
         return self._cluster
 
     def transcript(self, request_id: str) -> Transcript:
-        """The output of a request behind the record taken last; empty where none is replayed."""
+        """The output of a request after the last record; empty if the request is not replayed."""
         return self._transcripts.get(request_id) or Transcript()
 
     def close(self) -> dict[str, Verdict]:
-        """The log ends here: what is decided must be recorded by now."""
+        """End the log: every decision must be recorded by now."""
         for request_id in self.verdicts:
             self._close(request_id)
         return self.verdicts
@@ -132,7 +132,7 @@ class Replayer:
             self._unreadable(record, entry)
             return
         request_id, event = entry.address.request_id, entry.event
-        if isinstance(event, OutputChunk):  # the most of a log, and nobody's decision
+        if isinstance(event, OutputChunk):  # most of a log, and not a decision
             self._take_chunk(str(request_id), event)
             return
         before = self._cluster.request(request_id) if request_id else None
@@ -166,7 +166,7 @@ class Replayer:
         address = self.subjects.parse(record.subject)
         request_id = str(address.request_id) if address else ""
         verdict = self.verdicts.get(request_id)
-        if verdict is None and folded.decisions:  # a submission that is refused: that, too, must be recorded
+        if verdict is None and folded.decisions:  # the refusal of a submission must be recorded too
             verdict = self._begin(request_id)
             verdict.events = 1
         if address is None or address.kind in _NO_PART or is_answer_of_server(record.data):
@@ -179,7 +179,7 @@ class Replayer:
         self, record: StoredRecord, event: AnyEvent, before: Request | None, folded: Folded, verdict: Verdict
     ) -> Mismatch | None:
         after = self._cluster.request(verdict.request_id)
-        if after is not None:  # looked at here: of the oldest requests that ended nothing is kept
+        if after is not None:  # checked now: the oldest ended requests are not kept
             verdict.phase = after.phase
         if isinstance(event, RequestRejected):
             verdict.refusal = f"{event.failure.code}: {event.failure.message}"
@@ -278,14 +278,14 @@ class Replayer:
 
 
 def _equal(reported: OutputTotals, found: OutputTotals) -> bool:
-    """Whether two outputs are the same; of one without chunks a digest says nothing."""
+    """Tell whether two outputs are the same. The digest of an output without chunks is ignored."""
     return reported == found or (reported.chunks == found.chunks == 0)
 
 
 def _may_be(info: StreamLink, totals: StreamTotals) -> bool:
-    """Whether a policy can have cut so many items into so many chunks."""
+    """Tell whether a policy can have cut this many items into this many chunks."""
     chunks = chunks_of(info.policy, totals.items)
-    if totals.left:  # every window of the items its chunks had, and no final chunk
+    if totals.left:  # all windows over the items of its chunks, without a final chunk
         return totals.chunks == chunks - 1
     return totals.chunks == chunks or (info.after_end == "empty" and totals.chunks > chunks)
 
@@ -303,13 +303,13 @@ def _other_output(
 
 
 def plain(event: Event) -> dict[str, Any]:
-    """An event as plain data, bytes in hex, for people and for comparing field by field."""
+    """An event as plain data with bytes in hex, for display and for comparison by field."""
     data = msgspec.to_builtins(event, builtin_types=(bytes,))
     return {name: _hex(value) for name, value in data.items()}
 
 
 def differences(expected: dict[str, Any], recorded: dict[str, Any]) -> list[str]:
-    """The fields that differ, and how; stamps of the writer are no difference."""
+    """The differing fields and their values; the writer's stamps are ignored."""
     names = sorted((expected.keys() | recorded.keys()) - {"writer", "number", "epoch"})
     return [
         f"{name}: expected {expected.get(name)!r}, recorded {recorded.get(name)!r}"
@@ -329,7 +329,7 @@ def _hex(value: Any) -> Any:
 
 
 def _state(request: Request | None) -> dict[str, Any] | None:
-    """What a reader wants to know of the state before: not the whole submission again."""
+    """The state before an event, for display: without the whole submission."""
     if request is None:
         return None
     return {
@@ -344,7 +344,7 @@ def _state(request: Request | None) -> dict[str, Any] | None:
             }
             for step in request.running
         ],
-        # An ended request keeps no results: to say 0 then would be wrong.
+        # An ended request keeps no results: showing 0 would be wrong.
         "steps_done": None if request.phase.ended else len(request.results),
         "expected": sorted(request.expected),
         "recorded": sorted(request.recorded),

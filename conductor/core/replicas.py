@@ -1,14 +1,14 @@
-"""Which rank of a group a request gets, where there are several. Pure.
+"""The choice of a rank of each node group for a request, if the group has several. Pure.
 
-The one where another group has put a node of it already: its keys and values then need not move. Else, by
-the policy of the deployment:
+A rank that another group has already given a node of the request is preferred, because keys and values then
+need not move. Otherwise the deployment's policy decides:
 
-    fsfs         the one with the fewest open requests
-    rr           one after the other
-    random       the one that the request's id says
-    cache_aware  the one that had most of its beginning before; where none had any, one after the other
+    fsfs         the rank with the fewest open requests
+    rr           round robin
+    random       derived from the request id
+    cache_aware  the rank with the longest known prefix of the prompt; round robin if no rank knows any
 
-Of equals the one with the fewest open requests, then the lowest.
+Ties are resolved by the fewest open requests, then by the lowest rank.
 """
 
 import hashlib
@@ -26,9 +26,9 @@ Policy: TypeAlias = Literal["fsfs", "rr", "random", "cache_aware"]
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where an open request is: the ranks it is placed on, of which it keeps others out of those of `closed`.
+    """The placement of an open request: its ranks, and in `closed` those that accept no other request.
 
-    `proven`: it may be there beside a suspect. `is_tried`: it is a suspect itself, on probation.
+    `proven`: it may share a rank with a suspect. `is_tried`: it is itself a suspect in quarantine.
     """
 
     ranks: frozenset[int]
@@ -40,12 +40,12 @@ class Place(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Memory:
-    """What choosing remembers from call to call. No decision is wrong without it: it is a cache.
+    """State that the choice keeps between calls. It is a cache; no decision is wrong without it.
 
     Attributes:
-        turns: by group, how many were given a rank one after the other.
-        served: of each tenant that is present, how many of its requests were let in (`conductor.core.queue`).
-        affinity: what each rank had.
+        turns: by group, the number of round-robin choices.
+        served: by present tenant, the number of admissions (`conductor.core.queue`).
+        affinity: the known prefixes of each rank.
     """
 
     turns: Counter[tuple[int, ...]] = field(default_factory=Counter)
@@ -55,13 +55,13 @@ class Memory:
 
 @dataclass(slots=True)
 class Ranks:
-    """The ranks that are there, while places on them are given away.
+    """The available ranks while places on them are assigned.
 
     Attributes:
-        most: so many requests does one have at most; None is without limit.
-        load: how many open requests each has; `unproven`, those that are not proven.
-        tried: on these a suspect is on probation.
-        closed: nothing more begins on these: a suspect runs there alone, or one is waiting for that.
+        most: the most requests per rank; None is no limit.
+        load: open requests by rank; `unproven`, those that are not proven harmless.
+        tried: ranks with a suspect in quarantine.
+        closed: ranks that accept no requests: a suspect runs there alone, or waits for that.
     """
 
     groups: tuple[PlacedGroup, ...]
@@ -75,7 +75,7 @@ class Ranks:
     closed: set[int] = field(default_factory=set)
 
     def take(self, place: Place) -> None:
-        """Somebody has this place."""
+        """Occupy a place."""
         self.load.update(place.ranks)
         if not place.proven:
             self.unproven.update(place.ranks)
@@ -84,17 +84,17 @@ class Ranks:
         self.closed |= place.closed
 
     def open_in(self, group: PlacedGroup) -> list[int]:
-        """The group's ranks where something may begin now."""
+        """The group's ranks that accept requests now."""
         there = (rank for rank in sorted(group.ranks) if self.world.incarnation(rank) is not None)
         return [rank for rank in there if rank not in self.closed]
 
     def roomy_in(self, group: PlacedGroup) -> list[int]:
-        """Those of them that have not as many requests as they may have."""
+        """Those of them that are below the limit of requests."""
         most = self.most
         return [rank for rank in self.open_in(group) if most is None or self.load[rank] < most]
 
     def choose(self, options: list[list[int]], request: Request) -> tuple[list[int], list[str]]:
-        """A rank of each group, of those it may be, and why that one, where there was a choice."""
+        """Choose a rank of each group from its options; return also the reason, if there was a choice."""
         alone = {n: group.ranks[0] for n, group in enumerate(self.groups) if len(group.ranks) == 1}
         chosen: dict[int, int] = dict(alone)
         why: list[str] = []
@@ -137,6 +137,6 @@ class Ranks:
                 return rank, f"the least loaded, {self.load[rank]} requests open"
 
     def _next(self, options: list[int], group: PlacedGroup) -> int:
-        """One after the other; who is away or full is passed over."""
+        """Round robin; absent and full ranks are skipped."""
         self.memory.turns[group.ranks] += 1
         return options[(self.memory.turns[group.ranks] - 1) % len(options)]

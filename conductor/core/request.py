@@ -1,6 +1,6 @@
-"""The state of one request, and of the world as far as requests depend on it.
+"""The state of one request, and the state of all ranks that requests depend on.
 
-Both are plain immutable data: a fold makes the next one, a test or a replay can keep the one before.
+Both are immutable data: a fold creates the next state, tests and replay can keep earlier ones.
 """
 
 import hashlib
@@ -44,11 +44,11 @@ Decision: TypeAlias = (
     | RequestFailed
     | RequestCancelled
 )
-"""What the conductor puts into the log about a request."""
+"""Events by which the conductor records decisions about a request."""
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank as the log tells it. `incarnation` is None while no life of it is known to run."""
+    """A rank according to the log. `incarnation` is None while none is known to run."""
 
     incarnation: int | None
     kv_tokens: int = 0
@@ -56,7 +56,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
-    """What requests share: the ranks, by log position, so the same for every reader of the log."""
+    """The state that requests share: the ranks, by log position, and so equal for every reader of the log."""
 
     ranks: dict[int, RankState] = {}
 
@@ -66,18 +66,14 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """A step that was sent out.
+    """A dispatched step.
 
     Attributes:
-        index: the step's on the journey; `partition` is the sub-plan's whose step it is, and `position` the
-            step's place in that.
-        walks: their names.
-        lives: the ranks it was sent to, and which life of each.
-        parts: by rank, what those came to that have done theirs: one result for each walk.
-        since_ns: when its first order was stored, by the log's time; 0 before that.
-        stored: by rank, the position of its order in the log.
-        on_probation: its ranks say when they begin, and when they are further than before; `begun` are those
-            that have begun.
+        index: number of the step in the plan run; `partition` is its sub-plan, `position` its number in
+        that. walks: the names of its walks. lives: its ranks, with the incarnation of each. parts: by rank,
+        the results of completed parts, one per walk. since_ns: storage time of its first order, by the
+        log's clock; 0 before that. stored: by rank, the log position of its order. on_probation: its ranks
+        report when they begin and when they progress; `begun` are those that have begun.
     """
 
     index: int
@@ -93,17 +89,17 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
-    """What is held against a request under which workers died (`conductor.core.poison_pills`).
+    """Suspicion against a request under which workers died (`conductor.core.poison_pills`).
 
     Attributes:
-        tries: how many attempts in a row came no further, the one under way included.
-        lives: by rank, the life that ended last while a step of this request ran there.
-        hurdles: by sub-plan, the position of the step that was under way: to be passed.
-        closed: the ranks on which nothing else begins since it was resumed; `alone_on`, those of them on
-            which nothing at all runs beside it, not even the proven.
-        in_doubt: a worker died under it while others were beside it: the next time it is to be alone.
-        missed: lives of which a tensor was gone: that was a try, and their end is not another.
-        proven: it was a suspect, and came further since.
+        tries: consecutive attempts without progress, including the running one. lives: by rank, the
+        incarnation that ended last while a step of this request ran there. hurdles: by sub-plan, the
+        position of the running step, which must be passed. closed: ranks that accept no other request since
+        the resumption; `alone_on`, those on which no other request
+            runs at all, not even a proven one.
+        in_doubt: a worker died while other requests ran there: next time the request runs alone.
+        missed: incarnations from which a tensor was lost: that used up an attempt, their end does not.
+        proven: it was a suspect, and has made progress since.
     """
 
     tries: int = 1
@@ -120,16 +116,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request, folded so far.
 
     Attributes:
-        submitted_ns: when it was submitted, by the log's time.
-        placement: each node's rank, `walk_placement` where that is another one in a walk; as it was admitted,
-            or resumed last.
-        resumptions: how often it was resumed.
-        running: the steps that are out, in order of their indices.
-        results: what its plan's steps came to, as recorded; with the submission, all a plan depends on.
-        tracks: what was put out so far, as reported last, by the track's name.
-        expected: decided here, not yet seen in the log, by event id.
-        recorded: ids of decisions seen in the log: a second copy of one changes nothing.
-        history: the chained digest of every fact that counted, as its bytes stand in the log.
+        submitted_ns: time of submission, by the log's clock.
+        placement: each node's rank, with exceptions by walk in `walk_placement`; as last admitted or resumed.
+        resumptions: number of resumptions.
+        running: the dispatched steps, by index.
+        results: recorded results of the plan's steps; with the submission, all that a plan depends on.
+        tracks: reported output so far, by track name.
+        expected: decisions made here and not read from the log yet, by event id.
+        recorded: ids of decisions in the log; a second copy has no effect.
+        history: the chained digest of the bytes of every fact that counted.
     """
 
     id: str
@@ -158,33 +153,33 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tenant(self) -> str:
-        """Whose it is; of who says nothing, nobody's."""
+        """The tenant; empty if unknown."""
         return self.submission.tenant or ""
 
     @property
     def deadline_ns(self) -> int | None:
-        """When it is to have ended, by the log's time; None is whenever it likes."""
+        """The time by which it must have ended, by the log's clock; None without a limit."""
         timeout_s = self.submission.timeout_s
         return None if timeout_s is None else self.submitted_ns + round(timeout_s * _NS_PER_S)
 
     @property
     def ranks(self) -> frozenset[int]:
-        """Every rank it is placed on."""
+        """All ranks it is placed on."""
         return ranks_of(self.placement, self.walk_placement)
 
     def step(self, index: int) -> Running | None:
-        """The step with this index, if it is out."""
+        """The running step with this index, if any."""
         return next((step for step in self.running if step.index == index), None)
 
 
 def ranks_of(placement: dict[str, int], walk_placement: dict[str, dict[str, int]]) -> frozenset[int]:
-    """Every rank of a placement."""
+    """All ranks of a placement."""
     elsewhere = (rank for nodes in walk_placement.values() for rank in nodes.values())
     return frozenset((*placement.values(), *elsewhere))
 
 
 def submitted(request_id: str, event: RequestSubmitted, record: StoredRecord) -> Request:
-    """A request's first state, from the event as the log has it."""
+    """The first state of a request, from its recorded event."""
     return Request(
         id=request_id,
         submission=event,
@@ -196,7 +191,7 @@ def submitted(request_id: str, event: RequestSubmitted, record: StoredRecord) ->
 
 
 def decided(request: Request, *decisions: Decision) -> Request:
-    """The request with these decisions made: phases moved, and each expected in the log."""
+    """The request after these decisions: phases changed, each decision expected in the log."""
     phase, expected = request.phase, dict(request.expected)
     for decision in decisions:
         moves = DECISIONS.get(phase, {})
@@ -209,16 +204,16 @@ def decided(request: Request, *decisions: Decision) -> Request:
 
 
 def confirmed(request: Request, decision_id: str) -> Request:
-    """The request with one expected decision seen in the log."""
+    """The request after one expected decision was read from the log."""
     expected = dict(request.expected)
     del expected[decision_id]
     return msgspec.structs.replace(request, expected=expected, recorded=request.recorded | {decision_id})
 
 
 def archived(request: Request) -> Request:
-    """An ended request without what its client wrote and its walks put out: prompts can be large.
+    """An ended request without its input and results, which can be large.
 
-    What is left recognises every event that may still come: duplicates, late facts, a second submission.
+    The rest recognises every event that may still come: duplicates, late facts, a second submission.
     """
     submission = msgspec.structs.replace(request.submission, inputs=_FORGOTTEN)
     return msgspec.structs.replace(request, submission=submission, results=(), tracks={})
@@ -228,7 +223,7 @@ _FORGOTTEN: Final = Inputs(token_ids=[])
 
 
 def chained(history: bytes, data: bytes) -> bytes:
-    """The digest of a history grown by one fact; 16 bytes."""
+    """The digest of a history extended by one fact; 16 bytes."""
     return hashlib.blake2b(history + data, digest_size=16).digest()
 
 
@@ -236,5 +231,5 @@ _UNSTAMPED: Final = {"writer": "", "number": 0, "epoch": None}
 
 
 def same(recorded: Event, expected: Event) -> bool:
-    """Whether a recorded decision is the expected one: all fields but who stored it, and when."""
+    """Tell whether a recorded decision equals the expected one in all fields but writer and time."""
     return msgspec.structs.replace(recorded, **_UNSTAMPED) == expected

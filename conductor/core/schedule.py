@@ -1,17 +1,17 @@
-"""`schedule`: what depends on the world: whom to let in, and where a request's nodes run.
+"""`schedule`: decisions that depend on all requests and ranks: admission, resumption, choice of ranks.
 
-Pure, but not a function of one request's log: so its result is *recorded as a fact*, with its reason,
-and counts from its position in the log on. A replay takes it as it is.
+Pure, but not a function of one request's log. Its results are therefore *recorded as facts* with their
+reasons, and count from their position in the log; a replay takes them as they are.
 
-Who waits is let in by `priority`, of equals by whose deadline is nearest, then by whose tenant has the fewest
-requests open, or had the fewest let in, then in order of submission (`conductor.core.queue`). Which replica
-a request gets is in `conductor.core.replicas`. More than so many do not wait: they are refused.
+Waiting requests are admitted by `priority`, then by the earliest deadline, then by the tenant with the
+fewest open requests or the fewest admissions, then in order of submission (`conductor.core.queue`).
+`conductor.core.replicas` chooses the replica. Above a limit, submissions are rejected instead of waiting.
 
-Held requests are resumed before others are let in. One under which a worker died
-(`conductor.core.poison_pills`)
-is tried on the quietest rank there is, one at a time on each: on an empty one, or one with the proven alone,
-where nothing else begins meanwhile; else beside others, for nobody is to wait while a replica is well. Who
-was submitted last comes first: what kills a worker mostly does so at once.
+Held requests are resumed before others are admitted. A suspected poison pill
+(`conductor.core.poison_pills`) is tried on the quietest rank, one per rank at a time: on an empty rank, or
+with proven requests only, while no other request starts there; otherwise together with others, because no
+request must wait while a replica is well. The latest submission comes first: a request that kills a worker
+mostly does so at once.
 """
 
 import hashlib
@@ -32,15 +32,13 @@ _TOO_MANY: Final = 429
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
-    """What the conductor serves, as far as deciding needs it.
+    """The deployment, as far as decisions depend on it.
 
     Attributes:
-        groups: where nodes may run; every node has a home in every walk.
-        kv_nodes: the nodes that keep keys and values.
-        replicas: how one of several ranks is chosen; `max_per_replica`, how many requests one has at most.
-        max_waiting: so many wait; None is without limit.
-        shorten_above: while more than this share of all places is taken, answers are admitted with
-            `shorten_to` of the tokens that they were to have.
+        groups: the possible placements; every node has a group in every walk. kv_nodes: the nodes that keep
+        keys and values. replicas: policy for the choice between ranks; `max_per_replica` limits the
+        requests of a rank. max_waiting: requests that may wait; None is no limit. shorten_above: share of
+        places in use above which answers are admitted with `shorten_to` of their tokens.
     """
 
     model: str
@@ -70,11 +68,11 @@ def schedule(
     blamed: Mapping[int, str] | None = None,
     memory: Memory | None = None,
 ) -> list[RequestAdmitted | RequestResumed]:
-    """Whom of `held` to resume, and whom of `waiting` (in order of submission) to admit now.
+    """Choose the requests of `held` to resume, and of `waiting` (in order of submission) to admit now.
 
-    `places` are those of the requests that are admitted and not held. `blamed` are lives that are known to
-    have ended by one request: of these no other is a suspect. `memory` is what earlier calls left: where it
-    is lost, replicas are chosen a little worse for a while.
+    `places` are the placements of requests that are admitted and not held. `blamed` are incarnations that
+    are known to have been ended by a single request: no other one is a suspect. `memory` is the state of
+    earlier calls; if it is lost, the choice of replicas is slightly worse for a while.
     """
     open_requests = len(places) + len(held)
     free = max(0, deployment.max_concurrent_requests - open_requests)
@@ -103,7 +101,7 @@ def schedule(
 
 
 def place_of(event: RequestAdmitted | RequestResumed, request: Request) -> Place:
-    """The place that a decision gives."""
+    """The place that a decision assigns."""
     return Place(
         ranks=ranks_of(event.placement, event.walk_placement),
         closed=frozenset(event.closed if isinstance(event, RequestResumed) else ()),
@@ -113,7 +111,7 @@ def place_of(event: RequestAdmitted | RequestResumed, request: Request) -> Place
 
 
 def refuse(request: Request, deployment: Deployment) -> RequestRejected | None:
-    """The rejection of a request nobody here can ever serve; None for one that may wait."""
+    """The rejection of a request that can never be served here; None if it may wait."""
     if request.submission.model == deployment.model:
         return None
     error = ModelNotFoundError(request.submission.model, deployment.model)
@@ -121,7 +119,7 @@ def refuse(request: Request, deployment: Deployment) -> RequestRejected | None:
 
 
 def turn_away(request: Request, deployment: Deployment) -> RequestRejected:
-    """The rejection of a request for which the line is too long."""
+    """The rejection of a request because too many are waiting."""
     message = (
         f"{deployment.max_concurrent_requests} requests are running and {deployment.max_waiting} are waiting "
         "(scheduling.max_waiting): try again later"
@@ -156,13 +154,13 @@ def _resume(held: Collection[Request], ranks: Ranks, blamed: Mapping[int, str]) 
 
 
 def _suspected_on(request: Request, blamed: Mapping[int, str]) -> frozenset[int]:
-    """The ranks whose deaths are held against a request."""
+    """The ranks whose deaths a request is suspected of."""
     lives = request.suspicion.lives
     return frozenset(rank for rank, life in lives.items() if blamed.get(life, request.id) == request.id)
 
 
 def _again(request: Request, died: frozenset[int], ranks: Ranks) -> RequestResumed | None:
-    """A place for a held request, under which the ranks of `died` ended; None while there is none."""
+    """A place for a held request, during which the ranks in `died` ended; None while there is none."""
     options: list[list[int]] = []
     for group in ranks.groups:
         there = _large_enough(ranks.open_in(group), request, ranks.world)
@@ -200,9 +198,10 @@ def _again(request: Request, died: frozenset[int], ranks: Ranks) -> RequestResum
 
 
 def _quietest(there: list[int], ranks: Ranks, *, alone: bool) -> list[int]:
-    """Where a suspect may be tried: on an empty rank, else with the proven, else as a rank's one suspect.
+    """Ranks for a suspect: empty ones, then those with proven requests, then those without another suspect.
 
-    Who is to be `alone` waits for an empty rank; one is emptied for it, where newcomers have another.
+    A request that must run `alone` waits for an empty rank; one is emptied for it if newcomers can go
+    elsewhere.
     """
     calm = [rank for rank in there if rank not in ranks.tried]
     empty = [rank for rank in calm if not ranks.load[rank]]
@@ -214,7 +213,7 @@ def _quietest(there: list[int], ranks: Ranks, *, alone: bool) -> list[int]:
 
 
 def _large_enough(ranks: list[int], request: Request, world: World) -> list[int]:
-    """Those whose KV pool is as large as was promised at admission; all, where none is."""
+    """The ranks whose KV cache is as large as promised at admission; all ranks if none is."""
     pools = {rank: world.ranks[rank].kv_tokens for rank in ranks}
     return [rank for rank in ranks if not 0 < pools[rank] < request.limits.kv_tokens] or ranks
 
@@ -248,7 +247,7 @@ def _admit(
 
 
 def _limits(chosen: list[int], world: World, deployment: Deployment, *, taken: int) -> Limits:
-    """The deployment's limits, or the KV pool of a rank the request is given, where that is smaller."""
+    """The deployment's limits, reduced to the KV cache of the assigned rank if that is smaller."""
     ranks = {
         rank
         for group, rank in zip(deployment.groups, chosen, strict=True)
@@ -263,5 +262,5 @@ def _limits(chosen: list[int], world: World, deployment: Deployment, *, taken: i
 
 
 def derived_seed(request_id: str) -> int:
-    """The seed of a request that names none: a digest of its id, so that every reader knows it."""
+    """The seed of a request without one: derived from its id, so that every reader computes the same."""
     return int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=7).digest(), "big")

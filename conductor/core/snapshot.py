@@ -1,13 +1,12 @@
-"""A cluster as bytes, and back: what a fold came to, so that the next one need not begin at the log's start.
+"""Serialisation of a cluster's state, so that the next fold need not start at the beginning of the log.
 
-    pieces(cluster)  ──bytes, bytes, ...──>  load  ──>  a cluster that goes on behind `cluster.seq`
+    pieces(cluster)  ──bytes, bytes, ...──>  load  ──>  a cluster that continues after `cluster.seq`
 
-Pure. It knows no file and no log: whose state it is, and whether it may be used, is for
-`conductor.snapshots` to say. Every field of `Cluster` is kept, as its type says; those that are not are
-named in `CACHES`, and made anew.
+Pure: it knows no file and no log. `conductor.snapshots` decides whether a snapshot may be used. All fields of
+`Cluster` are kept with their types, except those in `CACHES`, which are rebuilt.
 
-What the maps of a cluster hold is data that no fold changes in place. So `pieces` takes hold of all of it
-at once, and turns it into bytes piece by piece, while the cluster goes on.
+The maps of a cluster contain data that no fold changes in place. `pieces` therefore captures all of it at
+once and serialises it piece by piece while the cluster continues.
 """
 
 import struct
@@ -26,11 +25,12 @@ from models.base import ModelGraph
 from shared.subjects import Subjects
 
 CACHES: Final = frozenset({"graph_of", "subjects", "memory", "_reactor"})
-"""Fields of `Cluster` that are no state: how it reads, plans, which run again from what is recorded, and what
-makes the choice of replicas a little better."""
+"""Fields of `Cluster` that are not state: lookups, running plans (rebuilt from records), and the memory of the
+choice of replicas.
+"""
 
 _HOMES: Final = frozenset({"open", "ended"})
-"""Where requests are. Other maps of requests are choices from `open`, and kept as ids."""
+"""The maps that contain requests. Other maps of requests are subsets of `open` and are kept as ids."""
 _REQUESTS_AT_ONCE: Final = 32
 _ENTRIES_AT_ONCE: Final = 500
 _LENGTH: Final = struct.Struct("<I")
@@ -38,32 +38,32 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class SnapshotError(ValueError):
-    """Bytes that are not the state of a cluster of this version; says what was expected and found."""
+    """Bytes that are not the state of a cluster of this version."""
 
 
 class _Piece(msgspec.Struct, frozen=True, array_like=True):
-    """One field of a cluster; of one that is a map, some of its entries."""
+    """One field of a cluster; of a map, some of its entries."""
 
     field: str
     content: msgspec.Raw
 
 
 def dump(cluster: Cluster) -> bytes:
-    """All of a cluster's state."""
+    """Serialise the whole state."""
     return b"".join(pieces(cluster))
 
 
 def pieces(cluster: Cluster) -> Iterator[bytes]:
-    """The same in pieces, each quickly made; the state is that of the call, not of their making."""
+    """Serialise the state as of the call, in small pieces that are quick to make."""
     held = [(name, _held(name, kind, getattr(cluster, name))) for name, kind in _kept().items()]
     return (_packed(name, content) for name, contents in held for content in contents)
 
 
 def load(data: bytes | memoryview, graph_of: Callable[[str], ModelGraph], subjects: Subjects) -> Cluster:
-    """The cluster whose state `data` is; it folds on behind its `seq`.
+    """Restore a cluster; it continues after its `seq`.
 
     Raises:
-        SnapshotError: `data` is not all of a state of this version.
+        SnapshotError: `data` is not a complete state of this version.
     """
     kept = _kept()
     found: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def load(data: bytes | memoryview, graph_of: Callable[[str], ModelGraph], subjec
 
 @cache
 def _kept() -> dict[str, Any]:
-    """The fields that are kept, and their types."""
+    """The kept fields and their types."""
     types = get_type_hints(Cluster)
     return {field.name: types[field.name] for field in fields(Cluster) if field.name not in CACHES}
 
@@ -102,17 +102,17 @@ def _is_choice(name: str, kind: Any) -> bool:
 
 # ---- writing -------------------------------------------------------------------------------------
 def _held(name: str, kind: Any, value: Any) -> Iterator[Any]:
-    """What a field holds now, in parts; none of them changes when the field does."""
+    """The present content of a field, in parts that do not change when the field does."""
     if _is_choice(name, kind):
         return iter([list(value)])
     if _is_map(kind):
-        entries = zip(list(value), list(value.values()), strict=True)  # without a tuple for each
+        entries = zip(list(value), list(value.values()), strict=True)  # without a tuple per entry
         return _parts(entries, _REQUESTS_AT_ONCE if name in _HOMES else _ENTRIES_AT_ONCE)
     return iter([msgspec.Raw(_ENCODER.encode(value))])
 
 
 def _parts(entries: Iterator[tuple[Any, Any]], at_once: int) -> Iterator[dict[Any, Any]]:
-    """The entries, so many at a time; one part without any where there are none."""
+    """Split entries into parts of `at_once`; one empty part if there are none."""
     part = dict(islice(entries, at_once))
     while True:
         yield part
@@ -145,7 +145,7 @@ def _written_as(name: str, kind: Any) -> Any:
 
 
 def _restored(name: str, kind: Any, found: dict[str, Any]) -> Any:
-    """A field as the cluster has it, from what was written of all of them."""
+    """Restore a field from its parts."""
     if _is_choice(name, kind):
         return {request_id: found["open"][request_id] for request_id in found[name]}
     origin = get_origin(kind)

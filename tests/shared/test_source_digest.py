@@ -515,7 +515,7 @@ def test_a_function_in_a_new_folder_of_the_core_is_reached_once_the_fold_imports
         write(copied, {"conductor/core/deeper/still/new.py": "def decide(): return 1\n"})
         found = [Sources(copied).closure(digests.CORE).digest]
         call = "        from conductor.core.deeper.still.new import decide\n\n        decide()\n"
-        verb = '        """Take one record of the log, in order."""\n'
+        verb = '        """Fold one record of the log. Records are folded in order."""\n'
         assert verb in original
         cluster.write_text(original.replace(verb, verb + call))
         found.append(Sources(copied).closure(digests.CORE).digest)
