@@ -16,22 +16,20 @@ has superseded ends for good.
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import platform
 import secrets
-import socket
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
-from configs.deployment import ConfigError, DeploymentConfig
+from configs.deployment import DeploymentConfig
 from shared import faults
 from shared.epoch_fence import EpochFence
-from shared.errors import CapacityError, WorkerError
+from shared.errors import WorkerError
 from shared.events import MalformedEventError, WorkerJoined, WorkerLeaving, decode
 from shared.ids import Rank
 from shared.log.nats import heartbeat_connection, jetstream
@@ -41,14 +39,13 @@ from shared.meters import EdgeMeters, PrefixMeters, TensorMeters, WorkerMeters
 from shared.subjects import Subjects
 from shared.telemetry.log_fields import quoting
 from workers import settings
-from workers.data_plane.assembly import ListenAddress, make_transports
 from workers.data_plane.port import TensorStore
-from workers.data_plane.store import open_store
 from workers.execution.executor import OrderExecutor
 from workers.execution.node_executor import HostedModel
 from workers.generation.engine_client import EngineClient
 from workers.kv_engine.counters import EngineStats
 from workers.loading.model import Loaded, LocalModel, Model
+from workers.loading.tensor_store import open_tensors
 from workers.machine.cpu_pool import CpuPool
 from workers.membership.event_writer import EventWriter
 from workers.membership.heartbeat import Heartbeat
@@ -187,27 +184,6 @@ async def live(worker: _Living, heartbeat: Heartbeat) -> None:
             beating.cancel()
 
 
-def open_tensors(config: DeploymentConfig, rank: int) -> TensorStore:
-    """The store of a rank; where there is but one rank, it listens nowhere.
-
-    Raises:
-        ConfigError: the address is not this machine's.
-        CapacityError: the port is taken, or there is no memory: it may be there later.
-    """
-    plane = config.data_plane
-    network = ListenAddress.of_rank(rank, plane.address, plane.port)
-    names = plane.transports if len(config.leaders) > 1 else ["local"]
-    try:
-        return open_store(
-            total_bytes=plane.arena_bytes, transports=make_transports(names, network), memory=plane.memory
-        )
-    except (OSError, ValueError) as error:
-        told = f"address {network.address}, port {network.port}, arena_bytes {plane.arena_bytes}"
-        is_for_good = isinstance(error, ValueError | socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-        kind = ConfigError if is_for_good else CapacityError
-        raise kind(f"the data plane of rank {rank} ({told}) cannot be opened: {error}") from error
-
-
 class Worker:
     """One process; `model` is what it hosts, `store` holds the tensors others may read.
 
@@ -297,7 +273,7 @@ class Worker:
             self._rank,
             joined.id,
             peers=await self._lives(start_seq - 1),
-            epoch=EpochFence.behind(await self._log.last(self._subjects.epoch)).epoch,
+            epoch=EpochFence.after(await self._log.last(self._subjects.epoch)).epoch,
             out_of_order=self._early,
         )
         faults.reach("worker.joined.posting")

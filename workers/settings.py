@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from configs.checks import neighbour
+from configs.checks import hint_for
 from configs.deployment import ConfigError, DeploymentConfig
 from configs.renamed_keys import warning, with_current_names
 from models import registry
@@ -107,7 +107,7 @@ def parse(kwargs: Mapping[str, Any], own: Collection[str] = ()) -> EngineSetting
     known = [*(field.name for field in msgspec.structs.fields(EngineSettings)), *sorted(own)]
     for key in current:
         if key not in known:
-            hint = neighbour(str(key), dict(zip(known, known, strict=True)))
+            hint = hint_for(str(key), dict(zip(known, known, strict=True)))
             raise ConfigError(f"model_kwargs: unknown key {key}; {hint}")
     given = {key: value for key, value in current.items() if key not in own}
     try:

@@ -430,14 +430,14 @@ async def rigged(server: MemoryStore | None = None, *, max_posted: int = 1000) -
 
 
 @dataclass(slots=True)
-class FakeLine:
-    """Beats for whoever listens on a log in memory, from any thread."""
+class FakeHeartbeatConnection:
+    """A heartbeat connection to a log in memory, usable from any thread."""
 
     server: MemoryStore
     loop: asyncio.AbstractEventLoop
 
     async def send_heartbeat(self, subject: str, data: bytes) -> None:
-        self.loop.call_soon_threadsafe(self.server.tell, subject, data)
+        self.loop.call_soon_threadsafe(self.server.broadcast, subject, data)
 
     async def close(self) -> None:
         pass
@@ -447,8 +447,8 @@ def heartbeat(server: MemoryStore, every_s: float = 0.01) -> Heartbeat:
     """A rank's heartbeats on a log in memory."""
     loop = asyncio.get_running_loop()
 
-    async def open_heartbeat_connection() -> FakeLine:
-        return FakeLine(server, loop)
+    async def open_heartbeat_connection() -> FakeHeartbeatConnection:
+        return FakeHeartbeatConnection(server, loop)
 
     return Heartbeat(SUBJECTS.heartbeat("worker", str(RANK)), open_heartbeat_connection, every_s=every_s)
 

@@ -195,7 +195,7 @@ class Arithmetic:
         return [self._run(node, firing) for firing in firings]
 
     def _run(self, node: str, firing: StatelessFiring) -> FiringResult:
-        given = {name: floats(value) for name, value in firing.inputs.items()}
+        given = {name: floats(value) for name, value in firing.inputs.items() if isinstance(value, Array)}
         match node:
             case "left":
                 return FiringResult(outputs={"half": array(given["x"] / 2)}, facts={"left": 1})

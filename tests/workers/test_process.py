@@ -38,6 +38,7 @@ from workers import process
 from workers.data_plane.store import open_store
 from workers.generation.engine_client import EngineClient
 from workers.loading.model import Loaded
+from workers.loading.tensor_store import open_tensors
 from workers.membership.incarnation import SupersededError
 from workers.process import EngineStuckError, Worker
 
@@ -432,7 +433,7 @@ def on_two_ranks(**plane: Any) -> DeploymentConfig:
 
 
 async def test_on_one_rank_it_is_open_to_nobody() -> None:
-    store = process.open_tensors(CONFIG, 0)
+    store = open_tensors(CONFIG, 0)
     try:
         assert set(store.endpoints) == {"local"}
     finally:
@@ -442,7 +443,7 @@ async def test_on_one_rank_it_is_open_to_nobody() -> None:
 @pytest.mark.parametrize("address", ["192.0.2.1", "no-such-name.invalid"])
 def test_an_address_of_another_machine_is_a_mistake(address: str) -> None:
     with pytest.raises(ConfigError, match=rf"data plane of rank 1 \(address {address}, port 0"):
-        process.open_tensors(on_two_ranks(address=address), 1)
+        open_tensors(on_two_ranks(address=address), 1)
 
 
 async def test_a_port_that_is_taken_may_be_free_later() -> None:
@@ -451,4 +452,4 @@ async def test_a_port_that_is_taken_may_be_free_later() -> None:
         taken.listen()
         port = taken.getsockname()[1] - 1
         with pytest.raises(CapacityError, match=rf"port {port + 1}, "):
-            process.open_tensors(on_two_ranks(port=port), 1)
+            open_tensors(on_two_ranks(port=port), 1)

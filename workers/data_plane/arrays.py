@@ -11,7 +11,8 @@ from typing import Final
 
 import torch
 
-from workers.data_plane.port import Array, Bytes
+from shared.tensors import Handle
+from workers.data_plane.port import Array, Bytes, DeviceArray, PublishOnDevice
 
 _DTYPES: Final = {
     str(dtype).removeprefix("torch."): dtype
@@ -35,16 +36,30 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def to_tensor(array: Array, device: torch.device) -> torch.Tensor:
+def to_tensor(array: Array | DeviceArray, device: torch.device) -> torch.Tensor:
     """The array's tensor on `device`. It may be written: nobody else sees it.
 
     Raises:
         ValueError: an unknown dtype, or bytes that do not fit dtype and shape.
     """
+    if isinstance(array, DeviceArray):
+        return _copied_out(array, device)
     tensor = borrowed(array)
     if array.data.flags.writeable and device.type == "cpu" and tensor.numel():
         return torch.from_numpy(array.data).view(tensor.dtype).view(array.shape)
     return tensor.to(device, copy=True)
+
+
+def publish(publish_on_device: PublishOnDevice, tensor: torch.Tensor) -> Handle | None:
+    """Publish a tensor of the GPU from where it is; None where main memory has to be used (`to_array`)."""
+    contiguous = tensor.detach().contiguous()
+    source = [(contiguous.data_ptr(), contiguous.nbytes)]
+    return publish_on_device(dtype_name(tensor.dtype), tuple(tensor.shape), source, stream_of(tensor.device))
+
+
+def stream_of(device: torch.device) -> int:
+    """Return the CUDA stream that the calling thread computes on."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def to_array(tensor: torch.Tensor) -> Array:
@@ -75,6 +90,12 @@ def borrowed(array: Array) -> torch.Tensor:
     # By address: `torch.from_numpy` warns of every array that cannot be written.
     memory = (ctypes.c_uint8 * array.data.nbytes).from_address(array.data.ctypes.data)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(array.shape)
+
+
+def _copied_out(array: DeviceArray, device: torch.device) -> torch.Tensor:
+    tensor = torch.empty(array.shape, dtype=_DTYPES[array.dtype], device=device)
+    array.copy_to([(tensor.data_ptr(), tensor.nbytes)], stream_of(device))
+    return tensor
 
 
 def _bytes_of(tensor: torch.Tensor) -> Bytes:

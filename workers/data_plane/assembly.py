@@ -1,12 +1,13 @@
-"""Which ways to other workers there are, in the order in which they are tried: the cheapest first.
+"""The transports of a worker, in the order in which they are tried: the cheapest first.
 
-A configuration says which may be taken (`data_plane.transports`), not in which order: that follows from what
-they cost. Of two workers each takes the first of its ways that the other has a endpoint for and that reaches.
+The configuration says which transports may be used (`data_plane.transports`). Their order follows from their
+cost. A worker uses, for each other worker, the first of its transports that the other one has an endpoint for
+and that reaches.
 
     local      in this process        the very slot
-    cuda_ipc   GPUs of one machine    a view of the other's memory; only for a worker that keeps tensors there
+    cuda_ipc   GPUs of one machine    tensors of the GPU alone: a view of the other's GPU memory
     shm        one machine            a view of the other's arena: by its process, or by a name in /dev/shm
-    nixl       an RDMA network        a copy, made by the network card; only where it is asked for
+    nixl       an RDMA network        a copy, made by the network card; only if configured
     tcp        any network            a copy
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from shared.errors import CapacityError
 from workers.data_plane.memory.arena import Arena
 from workers.data_plane.memory.cuda_driver import find_driver
 from workers.data_plane.memory.device_arena import DeviceArena
@@ -33,11 +35,11 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where this worker meets others.
+    """The address that this worker listens at for other workers.
 
     Attributes:
-        address: the one it listens at, and nowhere else.
-        port: 0 is any free one.
+        address: one address of this machine.
+        port: the port; 0 is any free one.
     """
 
     address: str = "127.0.0.1"
@@ -45,17 +47,17 @@ class ListenAddress:
 
     @classmethod
     def of_rank(cls, rank: int, address: str, port: int) -> "ListenAddress":
-        """As it is configured once for all ranks: several on one machine listen at ports side by side."""
+        """Return the address of `rank`: the configured port is rank 0's, the next one rank 1's, and so on."""
         return cls(address, port + rank if port else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuArenaSize:
-    """A GPU of which a part is for tensors that others read.
+    """The part of a GPU's memory for tensors that other ranks read.
 
     Attributes:
-        device: its number in this process.
-        total_bytes: of that part, taken at the start.
+        device: the GPU's number in this process.
+        total_bytes: the size, allocated at start.
     """
 
     device: int
@@ -63,50 +65,65 @@ class GpuArenaSize:
 
 
 def make_transports(
-    names: Iterable[str], network: ListenAddress, gpu: GpuArenaSize | None = None
+    names: Iterable[str], listen: ListenAddress, gpu: GpuArenaSize | None = None
 ) -> list[MakeTransport]:
-    """The ways of these names, as `open_store` takes them; without `gpu`, or CUDA, there is no `cuda_ipc`.
+    """Return the transports of these names, for `open_store`.
+
+    A `cuda_ipc` that is named is left out without `gpu` or CUDA, with a line in the log. With `gpu`, `shm`
+    brings `cuda_ipc` along, without a word where there is no CUDA.
 
     Raises:
-        ValueError: a name that is none of `NAMES`.
+        ValueError: a name that is not in `NAMES`.
     """
     asked = set(names)
     if unknown := asked - set(NAMES):
         raise ValueError(f"no such transport: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
-    return [make for name in NAMES if name in asked for make in _WAYS[name](network, gpu)]
+    is_named = "cuda_ipc" in asked
+    if gpu is not None and "shm" in asked:
+        asked.add("cuda_ipc")
+    level = logging.INFO if is_named else logging.DEBUG
+    return [
+        make
+        for name in NAMES
+        if name in asked
+        for make in (_cuda_ipc(gpu, level) if name == "cuda_ipc" else _FACTORIES[name](listen))
+    ]
 
 
-def _cuda_ipc(network: ListenAddress, gpu: GpuArenaSize | None) -> list[MakeTransport]:
+def _cuda_ipc(gpu: GpuArenaSize | None, level: int) -> list[MakeTransport]:
     driver = find_driver() if gpu is not None else None
     if gpu is None or driver is None:
         why = "this worker keeps no tensors on a GPU" if gpu is None else "no GPU here, or no `dalsegno[gpu]`"
-        _LOGGER.info("data plane: no cuda_ipc: %s", why)
+        _LOGGER.log(level, "data plane: no cuda_ipc: %s", why)
         return []
 
-    def make(arena: Arena) -> Transport:
-        own = DeviceArena(arena, driver, device=gpu.device, total_bytes=gpu.total_bytes)
+    def make(arena: Arena) -> Transport | None:
+        try:
+            own = DeviceArena(arena, driver, device=gpu.device, total_bytes=gpu.total_bytes, pin=False)
+        except (CapacityError, OSError) as error:
+            _LOGGER.warning("data plane: no cuda_ipc: %s", error)
+            return None
         return CudaIpcTransport(own, ArenaFetchBuffers(arena))
 
     return [make]
 
 
-def _tcp(network: ListenAddress, gpu: GpuArenaSize | None) -> list[MakeTransport]:
+def _tcp(listen: ListenAddress) -> list[MakeTransport]:
     def make(arena: Arena) -> Transport:
-        return TcpTransport(arena, ArenaFetchBuffers(arena), address=network.address, port=network.port)
+        return TcpTransport(arena, ArenaFetchBuffers(arena), address=listen.address, port=listen.port)
 
     return [make]
 
 
-def _nixl(network: ListenAddress, gpu: GpuArenaSize | None) -> list[MakeTransport]:
-    return [lambda arena: NixlTransport(arena, address=network.address)]
+def _nixl(listen: ListenAddress) -> list[MakeTransport]:
+    return [lambda arena: NixlTransport(arena, address=listen.address)]
 
 
-_WAYS: Final[dict[str, Callable[[ListenAddress, GpuArenaSize | None], list[MakeTransport]]]] = {
-    "local": lambda _network, _gpu: [LocalTransport],
-    "cuda_ipc": _cuda_ipc,
-    "shm": lambda _network, _gpu: [ShmTransport, NamedShmTransport],
+_FACTORIES: Final[dict[str, Callable[[ListenAddress], list[MakeTransport]]]] = {
+    "local": lambda _: [LocalTransport],
+    "shm": lambda _: [ShmTransport, NamedShmTransport],
     "nixl": _nixl,
     "tcp": _tcp,
 }
-NAMES: Final = tuple(_WAYS)
-"""The order in which they are tried."""
+NAMES: Final = ("local", "cuda_ipc", "shm", "nixl", "tcp")
+"""All transports, in the order in which they are tried."""

@@ -9,14 +9,17 @@ slot.
 Called from the event loop's thread and from engines' threads alike; only `get` may wait.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from shared.tensors import Handle
+
+Spans: TypeAlias = Iterable[tuple[int, int]]
+"""Consecutive pieces of memory, host or device: pointer and length of each."""
 
 Bytes = npt.NDArray[np.uint8]
 """A tensor's bytes, contiguous, little-endian, one-dimensional; what is read is not to be written."""
@@ -35,6 +38,25 @@ class Array:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceArray:
+    """A tensor in GPU memory of this machine; engines copy it in their threads.
+
+    Attributes:
+        copy_to: copies the bytes to consecutive pieces of memory on a CUDA stream and waits for the copy;
+            raises `TensorGone` if the tensor is gone by then.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    copy_to: Callable[[Spans, int], None]
+
+
+PublishOnDevice: TypeAlias = Callable[[str, tuple[int, ...], Spans, int], Handle | None]
+"""Publishes a tensor of the GPU: dtype, shape, its memory, the CUDA stream that has written it. Returns None
+where main memory has to be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStats:
     """How full an arena is, in bytes and slots, and what happened to it since its life began."""
 
@@ -48,6 +70,24 @@ class StoreStats:
     gone: int = 0
     refused: int = 0
     fetched_bytes: int = 0
+
+
+class DevicePort(Protocol):
+    """Publication of tensors in GPU memory (`workers.data_plane.device_store.DeviceStore`)."""
+
+    def put(
+        self,
+        key: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        source: Spans,
+        stream: int,
+        *,
+        scope: str,
+        readers: Collection[int],
+    ) -> Handle | None:
+        """Publish a tensor of the GPU for the ranks `readers`; None where main memory has to be used."""
+        ...
 
 
 class TensorStore(Protocol):
@@ -106,6 +146,15 @@ class TensorStore(Protocol):
         Raises:
             TensorGone: its slot was freed meanwhile; what was read may be another tensor's bytes.
         """
+        ...
+
+    def on_device(self, handle: Handle) -> DeviceArray | None:
+        """Return a tensor of the GPU for engines to copy in their threads; None if it is read by `get`."""
+        ...
+
+    @property
+    def device(self) -> "DevicePort | None":
+        """The tensors on this rank's GPU; None where none are published there."""
         ...
 
     def release(self, handle: Handle) -> None:

@@ -8,14 +8,15 @@ What is copied and large is copied in a thread: the event loop has other request
 """
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from shared.errors import TensorGone
 from shared.tensors import Handle
-from workers.data_plane.port import Array, Bytes, TensorStore
+from workers.data_plane.port import Array, Bytes, DeviceArray, PublishOnDevice, Spans, TensorStore
 from workers.orders.inbox import StepKey
 
 IN_THREAD_BYTES: Final = 1024 * 1024
@@ -83,6 +84,22 @@ class StepTensors:
         """
         return value if isinstance(value, Array) else await self.read(value)
 
+    async def for_engine(self, value: Value) -> Array | DeviceArray:
+        """Return a value for an engine: in GPU memory if it is there; good until `check` says otherwise.
+
+        Raises:
+            LostTensor: the tensor is gone.
+        """
+        if isinstance(value, Array):
+            return value
+        found = self._store.on_device(value)
+        if found is None:
+            return await self.read(value)
+        self._touched = True
+        return DeviceArray(
+            dtype=found.dtype, shape=found.shape, copy_to=partial(_copy_to, value, found.copy_to)
+        )
+
     async def inline(self, handle: Handle) -> Handle:
         """The same tensor with its bytes in the handle."""
         if handle.data is not None:
@@ -118,6 +135,24 @@ class StepTensors:
             self._made[key] = handle
         return handle
 
+    def publisher(self, key: str, readers: Collection[int]) -> PublishOnDevice | None:
+        """Return a function that publishes GPU tensors in the step's scope; None without a GPU arena."""
+        device = self._store.device
+        if device is None or not readers:
+            return None
+        scope = self.open_scope()
+
+        def publish(dtype: str, shape: tuple[int, ...], source: Spans, stream: int) -> Handle | None:
+            return device.put(key, dtype, shape, source, stream, scope=scope, readers=readers)
+
+        return publish
+
+    def note_put(self, handle: Handle) -> Handle:
+        """Note a tensor that an engine has published in the step's scope, as `put` does."""
+        self._new.add(handle.key)
+        self._made[handle.key] = handle
+        return handle
+
     def on_edges(self, handles: Iterable[Handle]) -> None:
         """The walk knows these now, and says when nothing reads them any more."""
         if self._new:
@@ -147,6 +182,10 @@ class StepTensors:
         """
         if handle.data is not None:
             return handle
+        if handle.rank == self._rank and self._store.on_device(handle) is not None:
+            # A later reader may be a rank that CUDA IPC does not reach.
+            array = await self.read(handle)
+            return await put(self._store, handle.key, array, self.request_scope)
         if self._made.pop(handle.key, None) is not None:
             self._store.keep(handle, scope=self.request_scope)
             return handle
@@ -180,6 +219,13 @@ class StepTensors:
         self.keep_only(())
         self._lent.clear()
         self._store.end(self.scope)
+
+
+def _copy_to(handle: Handle, copy_to: Callable[[Spans, int], None], into: Spans, stream: int) -> None:
+    try:
+        copy_to(into, stream)
+    except TensorGone as error:
+        raise LostTensor(handle, error.message) from error
 
 
 def check(store: TensorStore, handle: Handle) -> None:

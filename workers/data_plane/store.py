@@ -1,11 +1,14 @@
-"""The data plane's port over an arena and the ways to other arenas.
+"""The tensor store of a worker: an arena, and an ordered list of transports to other workers' arenas.
 
     put, allocate ──> Arena <── look ── get, of an own handle
-                                         get, of another's ──> routes to that life, in order ──> Transport
+                                         get, of another rank's ──> routes to its incarnation, in order ──>
+                                         Transport
 
-A handle names its owner's life: of one that this store has not met, or that is over, everything is gone
-without asking. A way that fails gives way to the next for as long as that life lasts; that a tensor is gone
-is final, whoever says so.
+A handle names its owner's incarnation. If this store does not know that incarnation, or it has ended, the
+tensor is gone without a request. A transport that fails gives way to the next one for as long as that
+incarnation lasts. The answer that a tensor is gone is final, whichever transport gave it.
+
+A tensor lies in the arena, or in its twin on the GPU (`device`). The latter is read by CUDA IPC only.
 """
 
 import logging
@@ -20,21 +23,24 @@ import numpy as np
 
 from shared.errors import BugError, TensorGone
 from shared.tensors import Handle, nbytes_of
+from workers.data_plane.device_store import DeviceStore
 from workers.data_plane.memory import backing
 from workers.data_plane.memory.arena import Arena
-from workers.data_plane.port import INLINE_BYTES, Bytes, StoreStats
+from workers.data_plane.port import INLINE_BYTES, Bytes, DeviceArray, Spans, StoreStats
 from workers.data_plane.refusals import Refusals
 from workers.data_plane.scopes import Scopes
-from workers.data_plane.transport import Locator, Peer, Transport, TransportError
+from workers.data_plane.transport import DEVICE_SEGMENT, Locator, Peer, Transport, TransportError
+from workers.data_plane.transports.cuda_ipc import CudaIpcTransport
 from workers.data_plane.transports.local import LocalTransport
 from workers.data_plane.transports.shm import ShmTransport
 from workers.data_plane.transports.shm_named import NamedShmTransport
 
 _LOGGER: Final = logging.getLogger(__name__)
 
-MakeTransport: TypeAlias = Callable[[Arena], Transport]
+MakeTransport: TypeAlias = Callable[[Arena], Transport | None]
+"""Makes a transport over an arena; None where the machine does not support it."""
 SHARED_MEMORY: Final[Sequence[MakeTransport]] = (LocalTransport, ShmTransport, NamedShmTransport)
-"""The ways that cost no copy, the cheapest first."""
+"""The transports without a copy, the cheapest first."""
 
 
 def open_store(
@@ -44,32 +50,37 @@ def open_store(
     memory: Literal["anonymous", "named"] = "anonymous",
     folder: Path = backing.FOLDER,
 ) -> "ArenaStore":
-    """A store with an arena of its own, which takes memory as it is used.
+    """Return a store with a new arena, which takes memory as it is used.
 
     Args:
-        total_bytes: the most the arena will take.
-        transports: ways to other stores, made over the arena, the cheapest first.
-        memory: `named` where workers on this machine do not see each other's processes, but share `folder`.
-        folder: where a named arena is; what owners that were killed have left there is removed first.
+        total_bytes: the capacity of the arena.
+        transports: make the transports to other stores, the cheapest first.
+        memory: `named` if the workers of this machine do not see each other's processes, but share `folder`.
+        folder: the folder of a named arena; arenas of killed owners are removed from it first.
 
     Raises:
-        OSError: the system gives no such memory.
+        OSError: the system does not provide such memory.
     """
     if memory == "named":
         if removed := backing.sweep(folder):
-            _LOGGER.info("removed the memory of %d workers that are gone from %s", removed, folder)
+            _LOGGER.info("removed the memory of %d dead workers from %s", removed, folder)
         arena = Arena(total_bytes, lambda layout: backing.named(layout, folder))
     else:
         arena = Arena(total_bytes, backing.anonymous)
     try:
-        return ArenaStore(arena, [make(arena) for make in transports])
+        made = [make(arena) for make in transports]
+        return ArenaStore(arena, [transport for transport in made if transport is not None])
     except BaseException:
         arena.close()
         raise
 
 
 class ArenaStore:
-    """A worker's `TensorStore`; `transports` are the ways to others, the cheapest first."""
+    """A worker's `TensorStore`; `transports` lead to other workers, the cheapest first.
+
+    Attributes:
+        device: the tensors on this rank's GPU; None without CUDA IPC.
+    """
 
     def __init__(self, arena: Arena, transports: Sequence[Transport]) -> None:
         self._arena = arena
@@ -79,6 +90,10 @@ class ArenaStore:
         self._scopes: Scopes[int] = Scopes()
         self._own: tuple[int, int] | None = None
         self._peers: dict[int, _PeerIncarnation] = {}
+        self._cuda_ipc = next((one for one in transports if isinstance(one, CudaIpcTransport)), None)
+        self.device: DeviceStore | None = None
+        if self._cuda_ipc is not None:
+            self.device = DeviceStore(self._cuda_ipc, self._cuda_peer, self._register)
         self._puts = self._gets = self._gone = self._fetched_bytes = 0
 
     @property
@@ -86,7 +101,8 @@ class ArenaStore:
         endpoints = {transport.name: transport.endpoint() for transport in self._transports}
         return {name: endpoint for name, endpoint in endpoints.items() if endpoint}
 
-    # ---- lives -----------------------------------------------------------------------------------------
+    # ---- incarnations
+    # -----------------------------------------------------------------------------------------
 
     def begin_incarnation(self, rank: int, incarnation: int) -> None:
         with self._lock:
@@ -94,7 +110,7 @@ class ArenaStore:
                 return
             self._own = (rank, incarnation)
             for generation in self._scopes.clear():
-                self._arena.free(generation)
+                self._free(generation)
 
     def add_peer(self, rank: int, incarnation: int, endpoints: Mapping[str, bytes]) -> None:
         known = self._peers.get(rank)
@@ -122,26 +138,16 @@ class ArenaStore:
     # ---- own tensors -----------------------------------------------------------------------------------
 
     def allocate(self, key: str, dtype: str, shape: tuple[int, ...], *, scope: str) -> tuple[Handle, Bytes]:
-        life = self._own
-        if life is None:
-            raise BugError("the store has no incarnation yet: call `begin_incarnation` before the first put")
+        self._must_have_begun()
         locator = self._arena.allocate(nbytes_of(dtype, shape))
         view = self._arena.look(locator, writable=True)
-        with self._lock:
-            self._puts += 1
-            # Where all is over already nobody would ever free it: it is gone at once.
-            if life != self._own or not self._scopes.add(locator.generation, scope):
-                self._arena.free(locator.generation)
-        rank, incarnation = life
-        packed = msgspec.msgpack.encode(locator)
-        handle = Handle(key=key, dtype=dtype, shape=shape, rank=rank, incarnation=incarnation, locator=packed)
-        return handle, view
+        return self._register(key, dtype, shape, locator, scope), view
 
     def put(self, key: str, dtype: str, shape: tuple[int, ...], data: Bytes, *, scope: str) -> Handle:
         nbytes = nbytes_of(dtype, shape)
         if data.dtype != np.uint8 or data.ndim != 1 or data.nbytes != nbytes:
             raise ValueError(
-                f"tensor {key}: {dtype}{list(shape)} is one dimension of {nbytes} uint8, "
+                f"tensor {key}: expected {nbytes} uint8 in one dimension for {dtype}{list(shape)}, "
                 f"found {data.dtype}{list(data.shape)}"
             )
         if nbytes <= INLINE_BYTES:
@@ -156,28 +162,28 @@ class ArenaStore:
         if self._is_own(handle) and (locator := _locator(handle)) is not None:
             with self._lock:
                 self._scopes.discard(locator.generation)
-                self._arena.free(locator.generation)
+                self._free(locator.generation)
 
     def keep(self, handle: Handle, *, scope: str) -> None:
-        """As the port says; another worker's tensor is that worker's to keep.
+        """Move an own tensor to another scope; another worker's tensor is left alone.
 
         Raises:
-            TensorGone: it is not there any more.
+            TensorGone: the tensor is gone.
         """
         if not self._is_own(handle):
             return
         with self._lock:
             locator = self._checked(handle)
-            self._arena.check(locator)
+            self._check_own(locator)
             if not self._scopes.add(locator.generation, scope):
                 self._scopes.discard(locator.generation)
-                self._arena.free(locator.generation)
+                self._free(locator.generation)
 
     def end(self, scope: str) -> int:
         with self._lock:
             ended = self._scopes.end(scope)
             for generation in ended:
-                self._arena.free(generation)
+                self._free(generation)
         return len(ended)
 
     # ---- reading ---------------------------------------------------------------------------------------
@@ -189,7 +195,7 @@ class ArenaStore:
                 return self._inline(handle, handle.data)
             locator = self._checked(handle)
             if self._is_own(handle):
-                return self._arena.look(locator)
+                return await self._look(locator)
             return await self._fetch(self._peer_of(handle), locator)
         except TensorGone as error:
             raise self._counted(handle, error) from error
@@ -200,27 +206,93 @@ class ArenaStore:
         try:
             locator = self._checked(handle)
             if self._is_own(handle):
-                self._arena.check(locator)
+                self._check_own(locator)
                 return
-            # Each way answers for what it may have given a view of; nobody remembers which one it was.
-            for route in self._peer_of(handle).routes:
+            # Each transport checks the views it may have given; the store does not record which one it was.
+            for route in self._peer_of(handle).routes_to(locator):
                 route.transport.check(route.peer, locator)
         except TensorGone as error:
             raise self._counted(handle, error) from error
 
-    async def _fetch(self, life: "_PeerIncarnation", locator: Locator) -> Bytes:
+    async def _look(self, locator: Locator) -> Bytes:
+        if locator.segment != DEVICE_SEGMENT or self._cuda_ipc is None:
+            return self._arena.look(locator)
+        try:
+            return await self._cuda_ipc.fetch_own(locator)
+        except TransportError as error:
+            raise TensorGone(str(error)) from error
+
+    async def _fetch(self, peer: "_PeerIncarnation", locator: Locator) -> Bytes:
         failed: list[str] = []
-        for route in life.routes:
+        for route in peer.routes_to(locator):
             try:
                 found = await route.transport.fetch(route.peer, locator)
             except TransportError as error:
                 failed.append(f"{route.transport.name}: {error}")
                 _LOGGER.warning("data plane: rank %d is not reached by %s", route.peer.rank, failed[-1])
-                life.ask_last(route)
+                peer.try_last(route)
                 continue
             self._fetched_bytes += found.nbytes
             return found
-        raise TensorGone(f"no way to its owner; {'; '.join(failed) or 'no transport reaches it'}")
+        raise TensorGone(f"its owner is not reached; {'; '.join(failed) or 'there is no transport to it'}")
+
+    # ---- on the GPU ------------------------------------------------------------------------------------
+
+    def on_device(self, handle: Handle) -> DeviceArray | None:
+        """Return a tensor of the GPU for engines to copy; None if it is read as bytes."""
+        locator = _locator(handle) if handle.data is None else None
+        if self.device is None or locator is None or locator.segment != DEVICE_SEGMENT:
+            return None
+        device, rank = self.device, handle.rank
+        if not self._is_own(handle) and (rank is None or self._cuda_peer(rank) is None):
+            return None
+
+        def copy_to(into: Spans, stream: int) -> None:
+            try:
+                locator = self._checked(handle)
+                if self._is_own(handle):
+                    device.copy_own(locator, into, stream)
+                    return
+                self._peer_of(handle)
+                assert rank is not None
+                device.copy_out(rank, locator, into, stream)
+            except TensorGone as error:
+                raise self._counted(handle, error) from error
+
+        self._gets += 1
+        return DeviceArray(dtype=handle.dtype, shape=handle.shape, copy_to=copy_to)
+
+    def _cuda_peer(self, rank: int) -> Peer | None:
+        peer = self._peers.get(rank)
+        routes = peer.routes if peer is not None else []
+        return next((route.peer for route in routes if route.transport is self._cuda_ipc), None)
+
+    # ---- slots -----------------------------------------------------------------------------------------
+
+    def _register(self, key: str, dtype: str, shape: tuple[int, ...], locator: Locator, scope: str) -> Handle:
+        rank, incarnation = own = self._must_have_begun()
+        with self._lock:
+            self._puts += 1
+            # In an ended scope nothing would ever free the slot.
+            if own != self._own or not self._scopes.add(locator.generation, scope):
+                self._free(locator.generation)
+        packed = msgspec.msgpack.encode(locator)
+        return Handle(key=key, dtype=dtype, shape=shape, rank=rank, incarnation=incarnation, locator=packed)
+
+    def _must_have_begun(self) -> tuple[int, int]:
+        if self._own is None:
+            raise BugError("the store has no incarnation yet: call `begin_incarnation` before the first put")
+        return self._own
+
+    def _free(self, generation: int) -> None:
+        if not self._arena.free(generation) and self._cuda_ipc is not None:
+            self._cuda_ipc.own.free(generation)
+
+    def _check_own(self, locator: Locator) -> None:
+        if locator.segment == DEVICE_SEGMENT and self._cuda_ipc is not None:
+            self._cuda_ipc.own.check(locator)
+        else:
+            self._arena.check(locator)
 
     # ---- handles ---------------------------------------------------------------------------------------
 
@@ -228,15 +300,15 @@ class ArenaStore:
         return handle.data is None and self._own == (handle.rank, handle.incarnation)
 
     def _peer_of(self, handle: Handle) -> "_PeerIncarnation":
-        life = self._peers.get(handle.rank) if handle.rank is not None else None
-        if life is None or life.incarnation != handle.incarnation:
-            now = f"now it is {life.incarnation}" if life is not None else "none of it is known here"
-            raise TensorGone(f"it was of rank {handle.rank}'s life {handle.incarnation}; {now}")
-        return life
+        peer = self._peers.get(handle.rank) if handle.rank is not None else None
+        if peer is None or peer.incarnation != handle.incarnation:
+            now = f"the current one is {peer.incarnation}" if peer is not None else "none is known here"
+            raise TensorGone(f"it was of rank {handle.rank}'s incarnation {handle.incarnation}; {now}")
+        return peer
 
     def _inline(self, handle: Handle, data: bytes) -> Bytes:
         if len(data) != self._nbytes(handle):
-            raise self._refused(handle, f"{len(data)} bytes ride inline")
+            raise self._refused(handle, f"{len(data)} bytes are inline")
         return np.frombuffer(data, np.uint8)
 
     def _checked(self, handle: Handle) -> Locator:
@@ -258,11 +330,12 @@ class ArenaStore:
         return TensorGone(f"no tensor has this handle: {why}")
 
     def _counted(self, handle: Handle, error: TensorGone) -> TensorGone:
-        """Counted, and with its name."""
+        """Count the loss, and name the tensor."""
         self._gone += 1
         return TensorGone(f"tensor {handle.key}: {error.message}")
 
-    # ---- all of it -------------------------------------------------------------------------------------
+    # ---- the whole store
+    # -------------------------------------------------------------------------------------
 
     def stats(self) -> StoreStats:
         arena = self._arena.stats()
@@ -295,15 +368,21 @@ class _Route:
 
 @dataclass(slots=True)
 class _PeerIncarnation:
-    """Another rank's life, and the ways to it, the one to try first in front.
+    """Another rank's incarnation, and the routes to it, in the order in which they are tried.
 
-    `routes` is replaced and not changed: threads read it.
+    `routes` is replaced and never changed in place, because other threads read it.
     """
 
     incarnation: int
     routes: list[_Route]
 
-    def ask_last(self, route: _Route) -> None:
+    def routes_to(self, locator: Locator) -> list[_Route]:
+        """Return the routes to a slot: on a GPU CUDA IPC alone, in main memory the others."""
+        on_device = locator.segment == DEVICE_SEGMENT
+        routes = [route for route in self.routes if (route.transport.name == "cuda_ipc") == on_device]
+        return routes if routes or on_device else self.routes
+
+    def try_last(self, route: _Route) -> None:
         self.routes = [*(other for other in self.routes if other is not route), route]
 
 

@@ -238,7 +238,7 @@ class KvNodes:
         if arrived is None:
             spec = replace(spec, scores_prompt=echo is not None)
         else:
-            kv = await self._tensors.read(arrived.state.kv)
+            kv = await self._tensors.for_engine(arrived.state.kv)
             spec = replace(spec, kv=kv, on_kv_read=self._handovers.on_kv_read(arrived))
         self._engine.submit(spec, sequence)
         if output is not None:
@@ -257,7 +257,8 @@ class KvNodes:
         wants_scores = request.echo is not None and request.logprobs is not None
         tokens = len(recovered.prefix_ids)
         spec = self._spec(start, min(start.max_tokens, tokens + 1), [*recovered.prefix_ids])
-        export = KvExport(key=f"{key}/kv", scope=self._tensors.open_scope())
+        publish = self._tensors.publisher(f"{key}/kv", self._placement.peer_ranks)
+        export = KvExport(key=f"{key}/kv", scope=self._tensors.open_scope(), publish=publish)
         scores_prompt = wants_scores and not tokens and len(start.prompt_ids) > 1
         self._engine.submit(replace(spec, export=export, scores_prompt=scores_prompt), sequence)
         return sequence

@@ -22,7 +22,7 @@ from shared.errors import BugError
 from shared.events import NodeReady
 from shared.tensors import Handle
 from shared.walks import CompiledNode, Firing, ToClient
-from workers.data_plane.port import INLINE_BYTES, Array, TensorStore
+from workers.data_plane.port import INLINE_BYTES, Array, DeviceArray, PublishOnDevice, TensorStore
 from workers.data_plane.step_tensors import StepTensors, Value, as_array, as_inline
 from workers.execution.kv_nodes import KvNodes
 from workers.execution.node_result import NodeResult
@@ -38,12 +38,13 @@ class StatelessPort(Protocol):
     async def fire(
         self,
         node: str,
-        inputs: Mapping[str, Array],
+        inputs: Mapping[str, Array | DeviceArray],
         args: Mapping[str, Any],
         *,
         seed: int,
         path: tuple[int, ...],
         chunk: ChunkOf | None,
+        publish: Mapping[str, PublishOnDevice],
     ) -> FiringResult: ...
 
 
@@ -131,10 +132,16 @@ class NodeExecutor:
         if node.streaming:
             await self._streams.wait_for_room(node)
         handles = [value for value in firing.inputs.values() if isinstance(value, Handle)]
-        inputs = {name: await self._tensors.array(value) for name, value in firing.inputs.items()}
+        inputs = {name: await self._tensors.for_engine(value) for name, value in firing.inputs.items()}
         args = self._ready.walks[walk_index].args
         fired = await engine.fire(
-            firing.node, inputs, args, seed=self._ready.seed, path=firing.path, chunk=chunk
+            firing.node,
+            inputs,
+            args,
+            seed=self._ready.seed,
+            path=firing.path,
+            chunk=chunk,
+            publish=self._publishers(walk_index, node, key),
         )
         self._tensors.check(handles)
         outputs = {
@@ -157,8 +164,23 @@ class NodeExecutor:
             return await as_inline(name, value)
         return await self._tensors.inline(value)
 
-    async def _value(self, walk_index: int, node: CompiledNode, name: str, key: str, array: Array) -> Value:
+    def _publishers(self, walk_index: int, node: CompiledNode, key: str) -> dict[str, PublishOnDevice]:
+        """By edge, publishes an output from GPU memory: where only other ranks read it in this step."""
+        readers = self._placement.peer_ranks
+        if not readers or self._hosted.store.device is None:
+            return {}
+        edges = {
+            route.edge for route in node.routes if self._placement.is_read_by_peers(walk_index, route)
+        }.difference(node.streamed)
+        found = {edge: self._tensors.publisher(f"{key}/{edge}", readers) for edge in edges}
+        return {edge: publish for edge, publish in found.items() if publish is not None}
+
+    async def _value(
+        self, walk_index: int, node: CompiledNode, name: str, key: str, array: Array | Handle
+    ) -> Value:
         """The value for an edge: the array, unless the walk's result or another rank needs a handle."""
+        if isinstance(array, Handle):
+            return self._tensors.note_put(array)
         routes = [route for route in node.routes if route.edge == name]
         if all(isinstance(route.to, str | ToClient) for route in routes) and not (
             self._placement.peer_ranks and self._is_read_by_peers(walk_index, node, name)

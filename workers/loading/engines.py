@@ -200,7 +200,7 @@ def _kv_bytes(node: "KVNode") -> int:
 def _graph_capture(
     settings: EngineSettings, device: torch.device, kernel: AttentionKernel | None
 ) -> "GraphCapture | None":
-    """Return the recorder of decode steps. It needs a GPU and an attention kernel: torch's waits for the GPU."""
+    """Return the recorder of decode steps. It needs a GPU and an attention kernel; torch's syncs."""
     if device.type != "cuda" or kernel is None or not settings.cuda_graphs:
         return None
     from workers.kv_engine.gpu.cuda_graphs import CudaCapture  # noqa: PLC0415 - needs CUDA

@@ -88,7 +88,11 @@ def load_kv_node(
 
 
 def load_draft_model(
-    config: DeploymentConfig, served: "KVNode", settings: EngineSettings, share: DeviceShare, progress: Progress
+    config: DeploymentConfig,
+    served: "KVNode",
+    settings: EngineSettings,
+    share: DeviceShare,
+    progress: Progress,
 ) -> "KVNode | None":
     """Load the model that drafts tokens for `served`; None where the settings name none.
 

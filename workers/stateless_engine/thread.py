@@ -49,7 +49,7 @@ class _PendingFiring:
 
 
 class StatelessThread(OwnerThread[NodeRunner]):
-    """Runs stateless nodes in a thread of its own.
+    """Runs stateless nodes in their own thread.
 
     Args:
         make_nodes: loads the nodes; called in the thread.

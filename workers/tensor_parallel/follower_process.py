@@ -132,7 +132,7 @@ class FollowerProcess:
                 self._rank,
                 joined.id,
                 earlier_joins=await self._earlier(start_seq - 1),
-                epoch=EpochFence.behind(await self._log.last(self._subjects.epoch)).epoch,
+                epoch=EpochFence.after(await self._log.last(self._subjects.epoch)).epoch,
             )
             await self._writer.post_when_possible(self._subjects.worker(self._rank), joined)
             async with asyncio.TaskGroup() as tasks:

@@ -158,18 +158,18 @@ class TransportContract:
         pair.reader.add_peer(0, 21, pair.owner.endpoints)
         new = pair.put(2)
         for read in (pair.reader.get, pair.owner.get):
-            with pytest.raises(TensorGone, match="life 11"):
+            with pytest.raises(TensorGone, match="incarnation 11"):
                 await read(old)
-        with pytest.raises(TensorGone, match="life 11"):
+        with pytest.raises(TensorGone, match="incarnation 11"):
             pair.reader.check(old)
         assert (await pair.reader.get(new))[0] == 2
 
     async def test_a_life_that_is_over_or_unknown_has_no_tensors(self, pair: Pair) -> None:
         handle = pair.put(1)
         pair.reader.remove_peer(*OWNER)
-        with pytest.raises(TensorGone, match="rank 0's life 11"):
+        with pytest.raises(TensorGone, match="rank 0's incarnation 11"):
             await pair.reader.get(handle)
-        with pytest.raises(TensorGone, match="rank 7's life 3"):
+        with pytest.raises(TensorGone, match="rank 7's incarnation 3"):
             await pair.reader.get(msgspec.structs.replace(handle, rank=7, incarnation=3))
 
     async def test_a_view_outlives_the_way_it_came(self, pair: Pair) -> None:
@@ -317,7 +317,7 @@ class ProcessContract:
             again.add_peer(*READER, reader.endpoints)
             reader.add_peer(0, 21, again.endpoints)
             new = again.put(8, BIG)
-            with pytest.raises(TensorGone, match="life 11; now it is 21"):
+            with pytest.raises(TensorGone, match="incarnation 11; the current one is 21"):
                 await reader.get(old)
             with pytest.raises(TensorGone):
                 await reader.get(msgspec.structs.replace(old, incarnation=21))

@@ -49,13 +49,13 @@ async def test_who_is_on_another_machine_or_out_of_sight_or_somebody_else_is_not
     owner: ArenaStore, reader: ArenaStore, change: dict[str, int | str]
 ) -> None:
     reader.add_peer(*OWNER, _endpoint(owner, **change))
-    with pytest.raises(TensorGone, match="no transport reaches it"):
+    with pytest.raises(TensorGone, match="there is no transport to it"):
         await reader.get(_put(owner))
 
 
 async def test_a_card_that_cannot_be_read_reaches_nobody(owner: ArenaStore, reader: ArenaStore) -> None:
     reader.add_peer(*OWNER, {"shm": b"\xc1"})
-    with pytest.raises(TensorGone, match="no transport reaches it"):
+    with pytest.raises(TensorGone, match="there is no transport to it"):
         await reader.get(_put(owner))
 
 

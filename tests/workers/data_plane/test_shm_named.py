@@ -20,9 +20,9 @@ class TestNamedShm(TransportContract, ProcessContract):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"boot": "another"}, "no transport reaches it"),
-        ({"device": 1 << 40}, "no transport reaches it"),
-        ({"path": "/nowhere/at/all"}, "no transport reaches it"),
+        ({"boot": "another"}, "there is no transport to it"),
+        ({"device": 1 << 40}, "there is no transport to it"),
+        ({"path": "/nowhere/at/all"}, "there is no transport to it"),
         ({"path": "/dev/shm/dalsegno-arena-none"}, "is gone, and its memory with it"),
         ({"epoch": 5}, "another arena stands in the place"),
     ],

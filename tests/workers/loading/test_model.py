@@ -74,6 +74,7 @@ async def test_a_stateless_node_fires() -> None:
         fired = await found.stateless.fire("snac_decoder", {"token": tokens}, {}, seed=1, chunk=chunk)
 
     audio = fired.outputs["audio"]
+    assert isinstance(audio, Array)
     assert (audio.dtype, audio.shape) == ("int16", (4 * 2048,))
     assert audio.data.any()
 

@@ -53,7 +53,9 @@ def run(node: Doubling, *firings: StatelessFiring) -> list[FiringResult | DalSeg
 
 def floats(result: FiringResult | DalSegnoError) -> list[float]:
     assert isinstance(result, FiringResult)
-    found: list[float] = result.outputs["y"].data.view(np.float32).tolist()
+    output = result.outputs["y"]
+    assert isinstance(output, Array)
+    found: list[float] = output.data.view(np.float32).tolist()
     return found
 
 
@@ -65,6 +67,7 @@ def test_firings_are_run_together_with_separate_results() -> None:
     assert [floats(first), floats(second)] == [[2, 4], [6]]
     assert isinstance(first, FiringResult)
     assert (first.facts, first.stops) == ({"seed": 7}, ("loop",))
+    assert isinstance(first.outputs["y"], Array)
     assert first.outputs["y"] == Array(dtype="float32", shape=(2,), data=first.outputs["y"].data)
     assert len(node.batches) == 1
 
@@ -83,6 +86,7 @@ def test_a_node_that_writes_into_its_inputs_changes_no_other_memory() -> None:
 
     run(Doubling(), given)
 
+    assert isinstance(given.inputs["x"], Array)
     assert given.inputs["x"].data.view(np.float32).tolist() == [1, 2]
 
 

@@ -10,6 +10,8 @@ EVENT_FLAGS: Final = 2 | 4
 """Without timing, and for other processes."""
 LAZY_PEER_ACCESS: Final = 1
 DEVICE_TO_HOST: Final = 2
+ANY_TO_ANY: Final = 4
+"""CUDA finds out from the pointers."""
 NON_BLOCKING: Final = 1
 HANDLE_BYTES: Final = 64
 

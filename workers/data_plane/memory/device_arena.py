@@ -67,8 +67,10 @@ class DeviceArena:
         table: where in `arena` the words are.
     """
 
-    def __init__(self, arena: Arena, driver: Driver, *, device: int, total_bytes: int) -> None:
-        """Take the memory, and pin the arena: copies to and from it are then the GPU's own affair.
+    def __init__(
+        self, arena: Arena, driver: Driver, *, device: int, total_bytes: int, pin: bool = True
+    ) -> None:
+        """Allocate the memory. With `pin`, also make the host arena resident and pin it, for faster copies.
 
         Raises:
             CapacityError: the GPU does not have that much memory, or the arena no room for the words.
@@ -103,7 +105,7 @@ class DeviceArena:
         except driver.CUDARuntimeError as error:
             self._give_back()
             raise OSError(f"GPU {device} gives no handles for other processes: {error}") from error
-        self._pinned = self._pin()
+        self._pinned = self._pin() if pin else 0
 
     def allocate(self, nbytes: int) -> tuple[Locator, DeviceBytes]:
         """A slot to compute into; `written` has to follow before its locator is told to anybody.
@@ -128,15 +130,23 @@ class DeviceArena:
         """What `stream` has been told so far includes all that is written into the slot."""
         self.driver.eventRecord(self._events[at.event], stream)
 
+    def check(self, at: Locator) -> None:
+        """Check that the slot is live.
+
+        Raises:
+            TensorGone: the slot was freed, or never existed.
+        """
+        with self._lock:
+            if self._slots.get(at.generation) != at:
+                raise TensorGone(f"slot {at.generation} of the GPU was freed, or never was")
+
     def look(self, at: Locator, stream: int) -> DeviceBytes:
         """An own slot's bytes, for work on `stream`.
 
         Raises:
             TensorGone: there is no such slot (any more).
         """
-        with self._lock:
-            if self._slots.get(at.generation) != at:
-                raise TensorGone(f"slot {at.generation} of the GPU was freed, or never was")
+        self.check(at)
         self.driver.streamWaitEvent(stream, self._events[at.event])
         return DeviceBytes(self._base + at.offset, at.nbytes, self)
 

@@ -17,8 +17,10 @@ Has not run on hardware yet: no GPU was at hand. What is tested is tested with a
 """
 
 import asyncio
+import logging
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,6 +38,8 @@ from workers.data_plane.transport import DEVICE_SEGMENT, Locator, Peer, Transpor
 from workers.data_plane.transports.endpoints import decode_endpoint
 from workers.data_plane.transports.fetch_buffers import FetchBuffers
 from workers.data_plane.transports.shm import ShmTransport
+
+_LOGGER: Final = logging.getLogger(__name__)
 
 
 class CudaEndpoint(msgspec.Struct, frozen=True, array_like=True):
@@ -90,6 +94,7 @@ class CudaIpcTransport:
         self._lock = threading.Lock()
         self._opened: dict[tuple[int, int, int], _Opened] = {}
         self._stream: int | None = None
+        self._refused: set[tuple[int, int]] = set()
         self._endpoint = msgspec.msgpack.encode(
             CudaEndpoint(
                 host=self._shm.endpoint(),
@@ -134,12 +139,38 @@ class CudaIpcTransport:
             raise TransportError(f"rank {peer.rank}: {error}") from error
         return DeviceBytes(opened.base + at.offset, at.nbytes, opened)
 
+    def opens(self, peer: Peer) -> bool:
+        """Return True if this process can map the peer's memory. The converse then holds, too."""
+        if (peer.rank, peer.incarnation) in self._refused:
+            return False
+        try:
+            self._driver.setDevice(self._device)
+            self._open(peer)
+        except (TensorGone, TransportError, self._driver.CUDARuntimeError) as error:
+            _LOGGER.warning("data plane: rank %d is not reached by cuda_ipc: %s", peer.rank, error)
+            self._refused.add((peer.rank, peer.incarnation))
+            return False
+        return True
+
     async def fetch(self, peer: Peer, locator: Locator) -> Bytes:
         if locator.segment != DEVICE_SEGMENT:
             return await self._shm.fetch(_host(peer, _known(peer)), locator)
-        found: list[Bytes] = []
-        await asyncio.to_thread(self._stage, peer, locator, found)
-        return found.pop()
+        return await self._fetch_device(
+            locator,
+            lambda stream: self.borrow(peer, locator, stream=stream),
+            lambda: self._open(peer).check(locator),
+        )
+
+    async def fetch_own(self, locator: Locator) -> Bytes:
+        """Copy an own tensor of the GPU into main memory.
+
+        Raises:
+            TensorGone: the slot was freed.
+            TransportError: CUDA failed, or there is no room in main memory.
+        """
+        return await self._fetch_device(
+            locator, lambda stream: self.own.look(locator, stream), lambda: self.own.check(locator)
+        )
 
     def check(self, peer: Peer, locator: Locator) -> None:
         if locator.segment != DEVICE_SEGMENT:
@@ -151,6 +182,7 @@ class CudaIpcTransport:
 
     def forget(self, peer: Peer) -> None:
         self._shm.forget(peer)
+        self._refused.discard((peer.rank, peer.incarnation))
         with self._lock:
             for key in [key for key in self._opened if key[:2] == (peer.rank, peer.incarnation)]:
                 del self._opened[key]
@@ -166,18 +198,31 @@ class CudaIpcTransport:
 
     # ---- inside ----------------------------------------------------------------------------------------
 
-    def _stage(self, peer: Peer, at: Locator, found: list[Bytes]) -> None:
-        """Copy a tensor off the peer's GPU, in a thread that may wait for it."""
+    async def _fetch_device(
+        self, at: Locator, view_on: Callable[[int], DeviceBytes], check: Callable[[], None]
+    ) -> Bytes:
+        found: list[Bytes] = []
+        await asyncio.to_thread(self._stage, at, view_on, check, found)
+        return found.pop()
+
+    def _stage(
+        self,
+        at: Locator,
+        view_on: Callable[[int], DeviceBytes],
+        check: Callable[[], None],
+        found: list[Bytes],
+    ) -> None:
+        """Copy a tensor off a GPU, in a thread that may wait for the copy."""
         into = self._buffers.take(at.nbytes)
         try:
             self._driver.setDevice(self._device)
             stream = self._own_stream()
-            view = self.borrow(peer, at, stream=stream)
+            view = view_on(stream)
             self._driver.memcpyAsync(into.ctypes.data, view.pointer, at.nbytes, DEVICE_TO_HOST, stream)
             self._driver.streamSynchronize(stream)
         except self._driver.CUDARuntimeError as error:
-            raise TransportError(f"rank {peer.rank}: {error}") from error
-        self._open(peer).check(at)
+            raise TransportError(f"a copy off the GPU failed: {error}") from error
+        check()
         into.flags.writeable = False
         found.append(into)
 
