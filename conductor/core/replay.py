@@ -42,8 +42,8 @@ from shared.transcript import Transcript
 from shared.walks import StreamLink, chunks_of
 
 _NO_PART: Final = frozenset({"request", "control", "edge"})
-"""Kinds of subjects on which an unreadable record does not belong to a request: anybody may write to the first
-two, and no process acted on what was refused there; workers ignore the third.
+"""Kinds of subjects on which an unreadable record does not belong to a request: anybody may write to the
+first two, and no process acted on what was refused there; workers ignore the third.
 """
 
 

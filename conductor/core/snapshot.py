@@ -25,8 +25,8 @@ from models.base import ModelGraph
 from shared.subjects import Subjects
 
 CACHES: Final = frozenset({"graph_of", "subjects", "memory", "_reactor"})
-"""Fields of `Cluster` that are not state: lookups, running plans (rebuilt from records), and the memory of the
-choice of replicas.
+"""Fields of `Cluster` that are not state: lookups, running plans (rebuilt from records), and the memory of
+the choice of replicas.
 """
 
 _HOMES: Final = frozenset({"open", "ended"})
