@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Tries the containers: builds the image, brings everything up, asks, and kills each container in the middle of
-# an answer. Prints what happened; the exit status says whether all of it is as it should be.
+# Tests the containers: builds the image, starts everything, sends requests, and kills each container in the middle
+# of an answer. Prints the results; the exit status is 0 if all of them are as expected.
 #
 #   deploy/smoke.sh
 #
-# It needs a Docker engine and Compose, and works in a project of its own (dalsegno-smoke): what runs is left alone.
-# Run as root where no engine runs, it starts one for itself. Where no image registry is reachable, it makes the
-# base image with debootstrap; where PyTorch's index is not, it fetches the wheels with this machine's pip.
+# It needs a Docker engine and Compose, and uses its own project (dalsegno-smoke): other containers are not touched.
+# As root, it starts an engine if none runs. Without an image registry, it creates the base image with debootstrap;
+# without PyTorch's index, it fetches the wheels with this machine's pip.
 #
-#   DOCKER=/usr/bin/docker    which docker
+#   DOCKER=/usr/bin/docker    the docker program
 #   BASE_IMAGE=...            skip the search for a base image
 #   KEEP=1                    leave everything running at the end
-#   SMOKE_DIR=...             where an engine of its own keeps its files (/var/tmp/dalsegno-smoke)
+#   SMOKE_DIR=...             the folder of its own engine (/var/tmp/dalsegno-smoke)
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -41,7 +41,7 @@ start_engine() {
     mkdir -p "$work"
     export DOCKER_HOST=unix://$work/docker.sock
     say "starting a Docker engine in $work"
-    # Without rules of its own in the machine's firewall: networks work, and ports are published by a proxy.
+    # Without firewall rules: networks work, and ports are published by a proxy.
     setsid dockerd --bridge=none --iptables=false --ip6tables=false --host "$DOCKER_HOST" \
         --data-root "$work/data" --exec-root "$work/exec" --pidfile "$work/dockerd.pid" \
         >"$work/dockerd.log" 2>&1 </dev/null &
@@ -114,7 +114,7 @@ find_compose() {
         compose_command=("$docker" compose --file "$here/docker-compose.yml")
     else
         command -v docker-compose >/dev/null || die "no Compose: install docker-compose-plugin"
-        # Compose 1 does not know `required: false`: it gets the file without what the profile leaves out.
+        # Compose 1 does not know `required: false`: it gets the file without the services that the profile omits.
         "$docker" run --rm -i --network none --entrypoint python3 dalsegno:latest -c '
 import sys, yaml
 told = yaml.safe_load(sys.stdin)
@@ -141,7 +141,7 @@ ask() { "$docker" exec -i "$client" python3 - http://gateway:8000 "$@" <"$here/s
 
 up() {
     compose up --detach --no-build >"$scratch/up.log" 2>&1 || { cat "$scratch/up.log" >&2; die "it did not come up"; }
-    # Whoever asks is a container too: its way to the gateway needs nothing of this machine.
+    # The client is a container too: it reaches the gateway without this machine's network.
     client=$("$docker" run --rm --detach --label "$project" --network "${project}_default" --init --entrypoint sleep dalsegno:latest infinity)
     ask ready
 }
@@ -151,7 +151,7 @@ down() {
     compose down "$@" >"$scratch/down.log" 2>&1 || { cat "$scratch/down.log" >&2; return 1; }
 }
 
-# Every request with all its events, as the log has them now.
+# Every request in the log with all its events.
 kept() {
     inside sh -euc 'for id in $(dalsegno log --json --limit 1000 |
         python3 -c "import json, sys; [print(json.loads(line)[\"request_id\"]) for line in sys.stdin]"); do
@@ -159,7 +159,7 @@ kept() {
         done'
 }
 
-# ---- what is tried --------------------------------------------------------------------------------------
+# ---- tests ----------------------------------------------------------------------------------------------
 try() {
     local what=$1 began
     shift
@@ -206,7 +206,7 @@ kill_one() {
     local streamed
     streamed=$(tail -1 "$scratch/stream")
     if [ "$service" = gateway ]; then
-        # Its connections died with it. The answer goes on, and is there under its id.
+        # Its connections died with it. The answer continues, and is available under its id.
         ask ready
         note="the stream broke (status $status) after ${#streamed} characters; asked again: "
         [ "$status" = 3 ] || { verdict=FAILED; note+="but it should have broken; "; }
@@ -230,7 +230,7 @@ kill_one() {
     row "$way $service" "$verdict" "$note"
 }
 
-# Stopped in the middle of an answer, everything waits for its end.
+# A stop in the middle of an answer waits for its end.
 drains() {
     ask stream drained >"$scratch/stream" 2>"$scratch/stream.err" &
     local asker=$!
@@ -254,7 +254,7 @@ serves_a_checkpoint() {
     return "$status"
 }
 
-# As README.md says it.
+# As described in README.md.
 survives_a_restore() {
     local mount=${project}_log:/var/lib/dalsegno/log
     kept >"$scratch/before"

@@ -1,14 +1,14 @@
-"""Asks a deployment, for smoke.sh: standard library alone, run inside a container.
+"""Requests of smoke.sh to a deployment; uses only the standard library, and runs inside a container.
 
-python3 - URL live                 is it there
-python3 - URL ready                wait until it can answer
-python3 - URL model NAME           whether the model is called so
+python3 - URL live                 check that it answers
+python3 - URL ready                wait until it is ready
+python3 - URL model NAME           check the model's name
 python3 - URL chat                 OpenAI's chat route, streaming and not; the same text
 python3 - URL generate             the native route: a form, streaming and not; the same text
 python3 - URL whole REQUEST_ID     a long answer as one document; prints its text
-python3 - URL stream REQUEST_ID    the same answer as it comes; says `began` behind its first pieces
+python3 - URL stream REQUEST_ID    the same answer as a stream; prints `began` after its first pieces
 
-`stream` prints the text last, and ends with 3 where the connection broke before the answer's end.
+`stream` prints the text last, and exits with 3 if the connection broke before the answer's end.
 """
 
 import base64
@@ -65,7 +65,7 @@ def ask(url: str, method: str, path: str, body: object = None) -> Any:
 
 
 def wait_until_ready(url: str) -> None:
-    deadline, why = time.monotonic() + READY_S, "nobody answers"
+    deadline, why = time.monotonic() + READY_S, "no server answers"
     while time.monotonic() < deadline:
         try:
             send(url, "GET", "/health/ready").read()

@@ -60,7 +60,7 @@ def test_a_line_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_line_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     printed = Printed(capsys, format="json")
-    with correlated("web-7", is_told=True):
+    with correlated("web-7", is_clients=True):
         printed.log.warning("two\nlines", extra={"status": 200, "request_id": "r-1"})
 
     [found] = printed.objects

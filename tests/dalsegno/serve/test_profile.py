@@ -40,7 +40,7 @@ def test_half_a_line_of_a_process_that_was_killed_is_left_out(tmp_path: Path) ->
 def test_what_was_under_way_in_a_process_that_was_killed_is_told_whole_or_not_at_all(tmp_path: Path) -> None:
     part = Timeline(tmp_path / "worker-0.1", "worker-0")
     for number in range(3):
-        part.stretch("publish output", "log", number, number + 1.0, seq=number)
+        part.interval("publish output", "log", number, number + 1.0, seq=number)
     part.close()
     written, told = (tmp_path / "worker-0.1").read_bytes(), set()
     for length in range(len(written)):
