@@ -20,9 +20,8 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from gateway.requests.parsed_request import ParsedRequest
 from gateway.requests.readers import ReaderRegistry, Readers
 from gateway.requests.relay import AnswerItem, RecordRouter, Relay
 from gateway.requests.request_ids import is_forgotten, is_generated
@@ -35,6 +34,9 @@ from shared.log.port import Durability, Log, LogUnavailableError, WrongLastSeque
 from shared.subjects import Subjects
 from shared.telemetry.log_fields import PROMPT, client_correlation
 from shared.telemetry.tracing import valid_traceparent
+
+if TYPE_CHECKING:  # the NATS client uses this module without an HTTP server
+    from gateway.requests.parsed_request import ParsedRequest
 
 _LOGGER: Final = logging.getLogger(__name__)
 ACCEPT_S: Final = 5.0
@@ -111,7 +113,7 @@ class Submissions:
         self._room = room
 
     async def submit(
-        self, request: ParsedRequest, on_subscribed: Callable[[Subscription], object]
+        self, request: "ParsedRequest", on_subscribed: Callable[[Subscription], object]
     ) -> Subscription:
         """Submit a request, or attach to the one with its id.
 
@@ -153,7 +155,7 @@ class Submissions:
         self.readers.leave(readers, cancel, grace_s)
 
     # ---- new requests --------------------------------------------------------------------------------
-    async def _may_be_new(self, request: ParsedRequest) -> bool:
+    async def _may_be_new(self, request: "ParsedRequest") -> bool:
         """False for a request that must exist already: its client resumes it, or the log has forgotten it.
 
         Raises:
@@ -181,7 +183,7 @@ class Submissions:
             raise outcome
         return outcome is None
 
-    def _event(self, request: ParsedRequest) -> RequestSubmitted:
+    def _event(self, request: "ParsedRequest") -> RequestSubmitted:
         number = next(self._numbers)
         return RequestSubmitted(
             id=f"{self._origin}.{number}",
