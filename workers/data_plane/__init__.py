@@ -1,13 +1,15 @@
-"""The data plane: tensors on their way from worker to worker, beside the log (ADR 8).
+"""The data plane: tensors from worker to worker, outside the log (ADR 8).
 
-port.py          what the rest of a worker asks of it
-store.py         the port over an arena and a list of transports; `open_store` makes one
-scopes.py        whose a slot is, and what the end of a scope ends
-arena.py         one pre-faulted piece of memory per worker, and its slots: over blocks.py (which pages are
-                 free), chunks.py (which are ready), backing.py (the file), layout.py (what is where in it)
-reader.py        another process's arena, mapped
-transports/      how another worker's bytes are reached, the cheapest first
+port            the interface that the rest of a worker uses
+store           the port over an arena and a list of transports; `open_store` makes one
+device_store    tensors in GPU memory, read through CUDA IPC
+step_tensors    the tensors of one step on this rank
+scopes          the lifetime of slots: a scope is a path, and ends with everything below it
+assembly        the transports that a configuration allows
+arrays          tensors to bytes and back (torch)
+memory/         arenas on the host and on the GPU
+transports/     access to other workers' arenas, one module each
 
-No torch here: bytes, dtypes and shapes. A handle says where a tensor was last seen; what is not there any
-more is `TensorGone`, and never another tensor's bytes.
+A handle says where a tensor was published. If the tensor is not there any more, the reader gets `TensorGone`,
+and never another tensor's bytes.
 """

@@ -1,9 +1,9 @@
-"""Tensors to bytes and back: `Array`, as the data plane carries it, and torch's own.
+"""Conversion between torch tensors and the data plane's arrays.
 
-Bytes are viewed, never converted: numpy has no bfloat16, and needs none. What goes out is not copied where
-it is contiguous in the machine's memory already. What comes in is copied, unless it is writable and so
-nobody else's: torch has no tensors that cannot be written, and a write into a page that is mapped for
-reading would end the process, one into a page that others read would go unnoticed.
+Bytes are viewed, never converted: numpy has no bfloat16, and needs none. An outgoing tensor that is
+contiguous in main memory is not copied. An incoming one is copied unless it is writable, and therefore
+private: torch has no read-only tensors, a write into a page mapped for reading would end the process, and a
+write into a shared page would corrupt it.
 """
 
 import ctypes
@@ -32,15 +32,15 @@ _DTYPES: Final = {
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As handles spell it: `bfloat16`."""
+    """Return the name of a dtype in handles: `bfloat16`."""
     return str(dtype).removeprefix("torch.")
 
 
 def to_tensor(array: Array | DeviceArray, device: torch.device) -> torch.Tensor:
-    """The array's tensor on `device`. It may be written: nobody else sees it.
+    """Return the array's tensor on `device`. It is private, so it may be written.
 
     Raises:
-        ValueError: an unknown dtype, or bytes that do not fit dtype and shape.
+        ValueError: the dtype is unknown, or the bytes do not fit dtype and shape.
     """
     if isinstance(array, DeviceArray):
         return _copied_out(array, device)
@@ -63,16 +63,16 @@ def stream_of(device: torch.device) -> int:
 
 
 def to_array(tensor: torch.Tensor) -> Array:
-    """The tensor's bytes; of one that is contiguous on the CPU, a view."""
+    """Return the tensor's bytes; a view if the tensor is contiguous on the CPU."""
     contiguous = tensor.detach().cpu().contiguous()
     return Array(dtype=dtype_name(tensor.dtype), shape=tuple(tensor.shape), data=_bytes_of(contiguous))
 
 
 def borrowed(array: Array) -> torch.Tensor:
-    """A view of the array's memory, for reading alone, and for no longer than the array is held.
+    """Return a view of the array's memory. It must not be written, or used longer than the array is held.
 
     Raises:
-        ValueError: an unknown dtype, or bytes that do not fit dtype and shape.
+        ValueError: the dtype is unknown, or the bytes do not fit dtype and shape.
     """
     dtype = _DTYPES.get(array.dtype)
     if dtype is None:
@@ -87,7 +87,7 @@ def borrowed(array: Array) -> torch.Tensor:
         )
     if not elements:
         return torch.empty(array.shape, dtype=dtype)
-    # By address: `torch.from_numpy` warns of every array that cannot be written.
+    # By address, because `torch.from_numpy` warns about read-only arrays.
     memory = (ctypes.c_uint8 * array.data.nbytes).from_address(array.data.ctypes.data)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(array.shape)
 

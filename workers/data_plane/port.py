@@ -1,12 +1,11 @@
-"""What the rest of a worker asks of the data plane.
+"""The port of the data plane: the interface of a worker's tensor store.
 
-Five verbs: `allocate` (and compute straight into the slot), `put`, `get`, `release`, `end`. A tensor belongs
-to a scope: a path such as `<request>/<attempt>/<step>`. Whoever ends a scope ends all below it, and so frees
-by what the log says and not by counting who has read. A scope ends for good: what a straggler still puts
-into it is gone at once, so that nothing is left over. Small tensors ride inline in their handle and have no
-slot.
+A tensor belongs to a scope, a path such as `<request>/<attempt>/<step>`. The end of a scope ends everything
+below it. So tensors are freed by what the log says, not by a count of readers. A scope ends for good: a
+tensor that is put into it later is freed at once, so nothing is left over. Small tensors are inline in their
+handle and have no slot.
 
-Called from the event loop's thread and from engines' threads alike; only `get` may wait.
+The methods are called from the event loop's thread and from engines' threads. Only `get` may wait.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -22,15 +21,15 @@ Spans: TypeAlias = Iterable[tuple[int, int]]
 """Consecutive pieces of memory, host or device: pointer and length of each."""
 
 Bytes = npt.NDArray[np.uint8]
-"""A tensor's bytes, contiguous, little-endian, one-dimensional; what is read is not to be written."""
+"""A tensor's bytes: contiguous, little-endian, one-dimensional. A reader must not write them."""
 
 INLINE_BYTES: Final = 1024
-"""Up to so many bytes ride in the event itself: an event costs more than its bytes."""
+"""The largest tensor that is inline in its event: an event costs more than these bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Array:
-    """A tensor's bytes with what they mean; `dtype` as torch spells it: `float32`, `bfloat16`, `int64`."""
+    """A tensor's bytes, dtype and shape; `dtype` is torch's name: `float32`, `bfloat16`, `int64`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -58,7 +57,7 @@ where main memory has to be used."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStats:
-    """How full an arena is, in bytes and slots, and what happened to it since its life began."""
+    """The fill level of an arena in bytes and slots, and the counters of its store since the start."""
 
     total_bytes: int = 0
     free_bytes: int = 0
@@ -91,60 +90,60 @@ class DevicePort(Protocol):
 
 
 class TensorStore(Protocol):
-    """One worker's tensors, and the way to other workers'."""
+    """A worker's tensors, and access to other workers' tensors."""
 
     @property
     def endpoints(self) -> dict[str, bytes]:
-        """By transport, how other workers reach this store; for the own `worker.joined`."""
+        """By transport, the endpoint of this store; part of the own `worker.joined`."""
         ...
 
     def begin_incarnation(self, rank: int, incarnation: int) -> None:
-        """This life's name, once it is known: what is put from now on is of it, what was before is gone."""
+        """Begin an incarnation: later tensors belong to it; tensors of an earlier one are freed."""
         ...
 
     def add_peer(self, rank: int, incarnation: int, endpoints: Mapping[str, bytes]) -> None:
-        """Another rank's life has begun; handles of its earlier lives are gone from here on."""
+        """Note that another rank's incarnation has begun; handles of its earlier ones are gone."""
         ...
 
     def remove_peer(self, rank: int, incarnation: int) -> None:
-        """A rank's life is over."""
+        """Note that a rank's incarnation has ended."""
         ...
 
     def allocate(self, key: str, dtype: str, shape: tuple[int, ...], *, scope: str) -> tuple[Handle, Bytes]:
-        """A slot to compute into: write its bytes, then hand on the handle. Never inline.
+        """Return a slot to compute into: write its bytes, then publish the handle. Never inline.
 
-        As long as there is a view of it here, its memory is no other tensor's, whatever has ended.
+        The memory is not reused while a view of it exists in this process, even after the scope has ended.
 
         Raises:
-            CapacityError: the arena is full, and stays so.
-            ValueError: a dtype that is unknown.
+            CapacityError: the arena is full.
+            ValueError: the dtype is unknown.
         """
         ...
 
     def put(self, key: str, dtype: str, shape: tuple[int, ...], data: Bytes, *, scope: str) -> Handle:
-        """Copy a tensor in; up to `INLINE_BYTES` it rides in the handle.
+        """Copy a tensor in; up to `INLINE_BYTES` it is inline in the handle.
 
         Raises:
-            CapacityError: the arena is full, and stays so.
-            ValueError: a dtype that is unknown, or bytes that do not fit dtype and shape.
+            CapacityError: the arena is full.
+            ValueError: the dtype is unknown, or the bytes do not fit dtype and shape.
         """
         ...
 
     async def get(self, handle: Handle) -> Bytes:
-        """The bytes behind a handle: a view where they are on this machine, else a copy in this arena.
+        """Return a handle's bytes: a view if they are on this machine, else a copy in this arena.
 
-        Good until `check` says otherwise, or the view's own scope ends.
+        The bytes are valid if a later `check` passes.
 
         Raises:
-            TensorGone: they are not there any more, or never were.
+            TensorGone: the tensor is gone, or never existed.
         """
         ...
 
     def check(self, handle: Handle) -> None:
-        """Whether a view of `get` still shows the tensor: asked once it was read, before its use is told.
+        """Check, after reading a view of `get` and before using the result, that the tensor was still there.
 
         Raises:
-            TensorGone: its slot was freed meanwhile; what was read may be another tensor's bytes.
+            TensorGone: the slot was freed meanwhile; the bytes read may be another tensor's.
         """
         ...
 
@@ -158,19 +157,19 @@ class TensorStore(Protocol):
         ...
 
     def release(self, handle: Handle) -> None:
-        """Free an own slot early, or let go of a view; any number of times."""
+        """Free an own slot early, or drop a view; may be repeated."""
         ...
 
     def keep(self, handle: Handle, *, scope: str) -> None:
-        """Move an own slot into another scope: it outlives the step that made it."""
+        """Move an own slot into another scope, so that it outlives its step."""
         ...
 
     def end(self, scope: str) -> int:
-        """End a scope and all below it for good, and free their own slots; how many there were."""
+        """End a scope and all below it for good; free its own slots, and return their number."""
         ...
 
     def stats(self) -> StoreStats: ...
 
     async def close(self) -> None:
-        """Give everything back; nothing of it is left on the machine."""
+        """Release all memory; nothing is left on the machine."""
         ...

@@ -1,4 +1,4 @@
-"""Input that nobody of ours would send: counted, and logged at the 1st, 2nd, 4th, 8th..., to stay short."""
+"""Counter of invalid input that no worker of ours sends; logs the 1st, 2nd, 4th, 8th, ... occurrence."""
 
 import logging
 import threading
@@ -7,7 +7,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Refusals:
-    """How many there were; thread-safe."""
+    """The number of refusals; thread-safe."""
 
     def __init__(self) -> None:
         self.count = 0

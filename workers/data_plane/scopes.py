@@ -1,7 +1,7 @@
-"""Whose a thing is: scopes are paths, and the end of one is the end of all below it.
+"""Scopes: paths such as `request/attempt/step`; the end of a scope ends all scopes below it. Pure.
 
-Pure. A scope ends for good: what is put into one that has ended, or below it, is refused, because nobody
-would ever end it again. Ended scopes are remembered as long as there are not too many later ones.
+A scope ends for good. An item for an ended scope, or for one below it, is refused, because nothing would ever
+end it again. The latest `REMEMBERED` ended scopes are remembered.
 """
 
 from collections import OrderedDict
@@ -21,7 +21,7 @@ class _Scope(Generic[T]):
 
 
 class Scopes(Generic[T]):
-    """Things by scope: `r`, `r/1`, `r/1/3`."""
+    """Items by scope: `r`, `r/1`, `r/1/3`."""
 
     def __init__(self) -> None:
         self._root: _Scope[T] = _Scope()
@@ -30,15 +30,15 @@ class Scopes(Generic[T]):
 
     @property
     def count(self) -> int:
-        """How many scopes hold something themselves."""
+        """The number of scopes that hold an item directly."""
         return sum(bool(scope.items) for scope in _all(self._root))
 
     def has_ended(self, scope: str) -> bool:
-        """Whether it, or one above it, has ended."""
+        """Return True if the scope, or one above it, has ended."""
         return any(path in self._ended for path in _upwards(scope))
 
     def add(self, item: T, scope: str) -> bool:
-        """Put a thing into a scope, out of the one it was in; False, and nothing done, where it has ended."""
+        """Move an item into a scope; return False, and change nothing, if the scope has ended."""
         if self.has_ended(scope):
             return False
         self.discard(item)
@@ -50,7 +50,7 @@ class Scopes(Generic[T]):
         return True
 
     def discard(self, item: T) -> None:
-        """Take a thing out, if it is in; scopes that are empty then are gone."""
+        """Remove an item, if present, and the scopes that are empty then."""
         scope = self._scope_of.pop(item, None)
         if scope is None:
             return
@@ -65,7 +65,7 @@ class Scopes(Generic[T]):
             del above.below[name]
 
     def end(self, scope: str) -> list[T]:
-        """End a scope for good; everything in it and below it is taken out and returned."""
+        """End a scope for good; remove and return the items in it and below it."""
         self._ended[scope] = None
         self._ended.move_to_end(scope)
         if len(self._ended) > REMEMBERED:
@@ -79,7 +79,7 @@ class Scopes(Generic[T]):
         return items
 
     def clear(self) -> list[T]:
-        """Take everything out, and forget which scopes have ended."""
+        """Remove and return all items, and forget the ended scopes."""
         items = list(self._scope_of)
         self._root = _Scope()
         self._scope_of.clear()

@@ -1,4 +1,4 @@
-"""What the store asks of a transport."""
+"""The interface between the store and a transport."""
 
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -8,20 +8,20 @@ import msgspec
 from workers.data_plane.port import Bytes
 
 SEGMENT: Final = 0
-"""Of an arena in main memory, in a locator; it has one."""
+"""The segment number of an arena in main memory."""
 DEVICE_SEGMENT: Final = 1
-"""Of its twin on a GPU."""
+"""The segment number of its twin on a GPU."""
 
 
 class Locator(msgspec.Struct, frozen=True, array_like=True):
-    """Where a slot is in its owner's arena; a handle carries it packed.
+    """The position of a slot in its owner's arena; packed into a handle.
 
     Attributes:
-        segment: which piece of the arena.
-        offset: of the first byte of the tensor in it.
+        segment: the piece of the arena.
+        offset: the tensor's first byte in it.
         nbytes: the tensor's length.
-        generation: of the slot, never used twice; another one there means that the tensor is gone.
-        event: of a tensor on a GPU, the interprocess event behind its last write; -1 where there is none.
+        generation: of the slot, never used twice; a different one there means that the tensor is gone.
+        event: the interprocess event recorded after the last write of a GPU tensor; -1 without one.
     """
 
     segment: int
@@ -33,7 +33,7 @@ class Locator(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another worker's life, and how this transport reaches it."""
+    """Another worker's incarnation, and its endpoint for one transport."""
 
     rank: int
     incarnation: int
@@ -41,39 +41,39 @@ class Peer:
 
 
 class Transport(Protocol):
-    """One way to another worker's arena."""
+    """Access to other workers' arenas by one mechanism."""
 
     @property
     def name(self) -> str:
-        """Of its endpoint in `worker.joined`."""
+        """The key of its endpoint in `worker.joined`."""
         ...
 
     @property
     def refused(self) -> int:
-        """How many requests that came this way nobody of ours would have sent."""
+        """The number of invalid requests received."""
         ...
 
     def endpoint(self) -> bytes:
-        """How others reach this worker; MessagePack, a few hundred bytes. Empty: not this way."""
+        """Return the endpoint of this worker, MessagePack of a few hundred bytes; empty if it has none."""
         ...
 
     def reaches(self, peer: Peer) -> bool:
-        """Whether it is worth trying: by what both endpoints say, without asking the peer."""
+        """Return True if both endpoints suggest that the peer is reachable; does not contact the peer."""
         ...
 
     async def fetch(self, peer: Peer, locator: Locator) -> Bytes:
-        """The bytes at `locator`: a read-only view of the peer's memory, or a copy.
+        """Return the bytes at `locator`: a read-only view of the peer's memory, or a copy.
 
         Raises:
-            TensorGone: the peer says that they are not there, or its life is over.
-            TransportError: this way does not work now; another may.
+            TensorGone: the tensor is gone, or the peer's incarnation has ended.
+            TransportError: this transport does not work now; another one may.
         """
         ...
 
     def check(self, peer: Peer, locator: Locator) -> None:
-        """Whether a view of `fetch` still shows those bytes; for a copy there is nothing to ask.
+        """Check that a view of `fetch` was still valid; a no-op for copies.
 
-        Asked of every way to a peer: one that has given no view of this peer says nothing. From any thread.
+        Called from any thread, on every transport to a peer; one that gave no view of this peer does nothing.
 
         Raises:
             TensorGone: the slot was freed meanwhile.
@@ -81,11 +81,11 @@ class Transport(Protocol):
         ...
 
     def forget(self, peer: Peer) -> None:
-        """The peer's life is over: let go of everything of it."""
+        """Release everything of a peer whose incarnation has ended."""
         ...
 
     async def close(self) -> None: ...
 
 
 class TransportError(Exception):
-    """This way to a peer does not work; says why, in one line."""
+    """This transport does not reach a peer; the message gives the reason in one line."""
