@@ -71,7 +71,7 @@ class Observation:
         self._meter.outcomes[self._route, outcome] += 1
         self._span.set_attributes({"dalsegno.outcome": outcome, "dalsegno.tokens": self._tokens})
         if self._meter.timeline is not None:
-            self._meter.timeline.stretch(
+            self._meter.timeline.interval(
                 f"answer {self._route}",
                 "answer",
                 self._begun_s,

@@ -11,11 +11,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.middleware import request_id
-from gateway.middleware.exchange import Exchange, Middleware
+from gateway.middleware.exchange import Exchange, Middleware, header
 from gateway.middleware.paths import is_monitoring
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -32,13 +31,13 @@ class AccessLog(Middleware):
         self._logs_requests = logs_requests
         self._clock = clock
 
-    def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    def handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         begun_s = self._clock()
         own_id: str | None = None
 
         def note_id(message: Message) -> None:  # before `CorrelationId` replaces it
             nonlocal own_id
-            own_id = Headers(raw=message["headers"]).get(request_id.HEADER)
+            own_id = header(message["headers"], request_id.RAW_HEADER)
 
         def end(error: BaseException | None) -> bool:
             if self._logs_requests:
@@ -48,7 +47,7 @@ class AccessLog(Middleware):
 
         exchange.on_head(note_id)
         exchange.on_end(end)
-        return self._app(scope, receive, send)
+        return self._next(exchange, scope, receive, send)
 
 
 def _log(scope: Scope, exchange: Exchange, own_id: str | None, took_s: float) -> None:

@@ -37,7 +37,7 @@ class Admission(Middleware):
         self._limit = limit
         self._admitted = 0
 
-    def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    def handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         exchange.on_head(self._close_if_draining)
         if scope["method"] == _ANSWERED_METHOD:
             if self._gateway.is_draining:
@@ -45,12 +45,12 @@ class Admission(Middleware):
             if self._admitted >= self._limit:
                 return errors.send(send, errors.of_exception(TooManyRequestsError(self._limit)))
             self._admitted += 1
-            exchange.at_end.callback(self._release)
-        return self._app(scope, receive, send)
+            exchange.on_end(self._release)
+        return self._next(exchange, scope, receive, send)
 
     def _close_if_draining(self, message: Message) -> None:
         if self._gateway.is_draining:
             MutableHeaders(scope=message)["connection"] = "close"
 
-    def _release(self) -> None:
+    def _release(self, error: BaseException | None) -> None:
         self._admitted -= 1

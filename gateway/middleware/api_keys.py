@@ -53,9 +53,9 @@ class ApiKeys(Middleware):
         super().__init__(app)
         self._keys = [(key.name, _digest(key.secret)) for key in keys]
 
-    def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    def handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if is_open(scope["path"]):
-            return self._app(scope, receive, send)
+            return self._next(exchange, scope, receive, send)
         secret = bearer(Headers(scope=scope).get("authorization"))
         if secret is None:
             refusal = errors.of_exception(MissingKeyError())
@@ -64,7 +64,7 @@ class ApiKeys(Middleware):
         if name is None:
             return errors.send(send, errors.of_exception(WrongKeyError()))
         scope.setdefault("state", {})[KEY_NAME] = name
-        return self._app(scope, receive, send)
+        return self._next(exchange, scope, receive, send)
 
     def _name_of(self, secret: str) -> str | None:
         """The name of the key with this secret; the work does not depend on the result."""

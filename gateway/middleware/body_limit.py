@@ -9,11 +9,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import errors
-from gateway.middleware.exchange import Exchange, Middleware
+from gateway.middleware.exchange import Exchange, Middleware, header
 from shared.errors import CapacityError, ClientError
 
 SLOWEST_BYTES_PER_S: Final = 1024
@@ -79,7 +79,7 @@ class BodyLimit(Middleware):
         self._clock = clock
         self._held_bytes = 0
 
-    def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    def handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if (_content_length(scope) or 0) > self._limit_bytes:
             return errors.send(send, errors.of_exception(BodyTooLargeError(self._limit_bytes)))
         received_bytes = 0
@@ -106,11 +106,11 @@ class BodyLimit(Middleware):
                 raise BodiesTooLargeError(LARGEST_AT_ONCE * self._limit_bytes)
             return message
 
-        def release() -> None:
+        def release(error: BaseException | None) -> None:
             self._held_bytes -= received_bytes
 
-        exchange.at_end.callback(release)
-        return self._app(scope, receive_limited, send)
+        exchange.on_end(release)
+        return self._next(exchange, scope, receive_limited, send)
 
 
 class UnreadBody(Middleware):
@@ -121,7 +121,7 @@ class UnreadBody(Middleware):
     closes.
     """
 
-    def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    def handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         length = _content_length(scope)
         is_whole = length is not None and length <= _SMALL_BYTES
 
@@ -136,13 +136,14 @@ class UnreadBody(Middleware):
                 MutableHeaders(scope=message)["connection"] = "close"
 
         exchange.on_head(close_if_unread)
-        return self._app(scope, receive_watched, send)
+        return self._next(exchange, scope, receive_watched, send)
 
 
 def _content_length(scope: Scope) -> int | None:
     """The length of the body by its head; None if the head does not say."""
-    headers = Headers(scope=scope)
-    if "transfer-encoding" in headers:
+    if header(scope["headers"], b"transfer-encoding") is not None:
         return None
-    length = headers.get("content-length", "0")
+    length = header(scope["headers"], b"content-length")
+    if length is None:
+        return 0
     return int(length) if length.isdecimal() else None

@@ -5,17 +5,18 @@ wrapper and a coroutine for each of them would add two frames each to every chun
 outermost middleware opens one `Exchange` for the request. It has the only `send` wrapper and the only
 coroutine; the other middleware registers hooks with it, and returns the inner application's awaitable.
 
-Hooks run as nested wrappers would: those at the head from the innermost middleware to the outermost, and so
-do those at the end (an `ExitStack`).
+Hooks run as nested wrappers would: from the innermost middleware to the outermost. Each hook at the end runs,
+whatever the others raise, and may suppress or replace the exception that the outer ones get.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Final, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+RawHeaders: TypeAlias = Iterable[tuple[bytes, bytes]]
 HeadHook: TypeAlias = Callable[[Message], None]
 EndHook: TypeAlias = Callable[[BaseException | None], bool | None]
 _KEY: Final = "dalsegno.exchange"
@@ -25,22 +26,21 @@ class Exchange:
     """One request and its response.
 
     Attributes:
-        at_end: entered before the application is called, and left when it has returned or raised.
         status: the status of the response, once the application has begun it.
         sent_status: the same, once the server has accepted it.
         sent_bytes: body bytes that the server has accepted.
         is_complete: the server has accepted the last byte.
     """
 
-    __slots__ = ("_head_hooks", "_send", "at_end", "is_complete", "sent_bytes", "sent_status", "status")
+    __slots__ = ("_end_hooks", "_head_hooks", "_send", "is_complete", "sent_bytes", "sent_status", "status")
 
     def __init__(self, send: Send) -> None:
-        self.at_end = ExitStack()
         self.status: int | None = None
         self.sent_status: int | None = None
         self.sent_bytes = 0
         self.is_complete = False
         self._head_hooks: list[HeadHook] = []
+        self._end_hooks: list[EndHook] = []
         self._send = send
 
     def on_head(self, hook: HeadHook) -> None:
@@ -49,7 +49,28 @@ class Exchange:
 
     def on_end(self, hook: EndHook) -> None:
         """Call `hook` with the exception that left the application, if any; True suppresses it."""
-        self.at_end.push(lambda kind, error, trace: hook(error))
+        self._end_hooks.append(hook)
+
+    def enter(self, context: AbstractContextManager[object]) -> None:
+        """Enter a context manager, and exit it at the end."""
+        context.__enter__()
+
+        def leave(error: BaseException | None) -> bool | None:
+            if error is None:
+                return context.__exit__(None, None, None)
+            return context.__exit__(type(error), error, error.__traceback__)
+
+        self.on_end(leave)
+
+    def end(self, error: BaseException | None) -> BaseException | None:
+        """Call the hooks at the end; return the exception that is left."""
+        for hook in reversed(self._end_hooks):
+            try:
+                if hook(error):
+                    error = None
+            except BaseException as raised:  # noqa: BLE001 - it is returned
+                error = raised
+        return error
 
     async def send(self, message: Message) -> None:
         """Pass a message on to the server."""
@@ -68,11 +89,15 @@ class Exchange:
             self.sent_status = self.status
 
 
+_Handler: TypeAlias = Callable[[Exchange, Scope, Receive, Send], Awaitable[None]]
+
+
 class Middleware(ABC):
     """ASGI middleware that sees HTTP requests alone, each with its exchange."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._next: _Handler = app.handle if isinstance(app, Middleware) else _without_exchange(app)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
@@ -80,14 +105,37 @@ class Middleware(ABC):
         exchange = scope.get(_KEY)
         if exchange is None:
             return self._open(scope, receive, send)
-        return self._handle(exchange, scope, receive, send)
+        return self.handle(exchange, scope, receive, send)  # called by other middleware, as CORS
 
     @abstractmethod
-    def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Register hooks, and return what `self._app`, or a refusal, returns."""
+    def handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Register hooks, and return what `self._next`, or a refusal, returns."""
 
     async def _open(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Open the exchange: this is the outermost middleware."""
         exchange = scope[_KEY] = Exchange(send)
-        with exchange.at_end:
-            await self._handle(exchange, scope, receive, exchange.send)
+        try:
+            await self.handle(exchange, scope, receive, exchange.send)
+        except BaseException as error:
+            left = exchange.end(error)
+            if left is error:
+                raise
+        else:
+            left = exchange.end(None)
+        if left is not None:
+            raise left
+
+
+def _without_exchange(app: ASGIApp) -> _Handler:
+    def handle(exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return app(scope, receive, send)
+
+    return handle
+
+
+def header(headers: RawHeaders, name: bytes) -> str | None:
+    """The first header of this lower-case name; several times faster than a `starlette.Headers`."""
+    for one, value in headers:
+        if one == name:
+            return value.decode("latin-1")
+    return None

@@ -20,7 +20,7 @@ class HttpMetrics(Middleware):
         super().__init__(app)
         self._meter = meter
 
-    def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    def handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         def count(error: BaseException | None) -> None:
             status = exchange.status or (500 if isinstance(error, Exception) else None)
             if status is not None:  # None: the client left before the response began
@@ -28,7 +28,7 @@ class HttpMetrics(Middleware):
                 self._meter.http[method, route_of(scope), status] += 1
 
         exchange.on_end(count)
-        return self._app(scope, receive, send)
+        return self._next(exchange, scope, receive, send)
 
 
 def route_of(scope: Scope) -> str:

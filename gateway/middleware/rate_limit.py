@@ -48,9 +48,9 @@ class RateLimit(Middleware):
         self._limiter = MovingWindowRateLimiter(MemoryStorage())
         self._last_request_s: OrderedDict[tuple[str, str], float] = OrderedDict()
 
-    def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    def handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if is_monitoring(scope["path"]):
-            return self._app(scope, receive, send)
+            return self._next(exchange, scope, receive, send)
         kind, client = _client_of(scope)
         is_admitted = self._limiter.hit(self._limit, kind, client)
         self._remember(kind, client)
@@ -66,7 +66,7 @@ class RateLimit(Middleware):
             MutableHeaders(scope=message).update(fields)
 
         exchange.on_head(add_headers)
-        return self._app(scope, receive, send)
+        return self._next(exchange, scope, receive, send)
 
     def _remember(self, kind: str, client: str) -> None:
         """Note a client's request, and remove clients whose window is over."""

@@ -14,13 +14,14 @@ import secrets
 from collections.abc import Awaitable
 from typing import Final
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.middleware.exchange import Exchange, Middleware
+from gateway.middleware.exchange import Exchange, Middleware, header
 from shared.telemetry import log_fields
 
 HEADER: Final = "x-request-id"
+RAW_HEADER: Final = HEADER.encode()
 OWN_HEADER: Final = "x-dalsegno-request-id"
 _NAME: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
@@ -28,8 +29,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 class CorrelationId(Middleware):
     """Takes the client's name for a request, or generates one, and returns it in the response."""
 
-    def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        given = valid_name(Headers(scope=scope).get(HEADER))
+    def handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        given = valid_name(header(scope["headers"], RAW_HEADER))
         name = given or f"req-{secrets.token_hex(12)}"
         scope.setdefault("state", {})["correlation"] = name
 
@@ -41,10 +42,10 @@ class CorrelationId(Middleware):
             headers[HEADER] = given or own or name
 
         exchange.on_head(add_headers)
-        exchange.at_end.enter_context(log_fields.correlated(name, is_told=given is not None))
-        return self._app(scope, receive, send)
+        exchange.enter(log_fields.correlated(name, is_clients=given is not None))
+        return self._next(exchange, scope, receive, send)
 
 
-def valid_name(header: str | None) -> str | None:
+def valid_name(name: str | None) -> str | None:
     """The client's name for its request. An invalid one is ignored: it is not worth an error."""
-    return header if header is not None and _NAME.fullmatch(header) else None
+    return name if name is not None and _NAME.fullmatch(name) else None

@@ -33,9 +33,9 @@ class SecurityHeaders(Middleware):
         policy = {"cross-origin-resource-policy": "cross-origin"} if cross_origin else {}
         self._headers = {**HEADERS, **policy, "cache-control": "no-store"}
 
-    def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    def handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         exchange.on_head(self._add)
-        return self._app(scope, receive, send)
+        return self._next(exchange, scope, receive, send)
 
     def _add(self, message: Message) -> None:
         headers = MutableHeaders(scope=message)

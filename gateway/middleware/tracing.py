@@ -22,10 +22,10 @@ TRACEPARENT: Final = "traceparent"
 class ServerSpan(Middleware):
     """Makes the span; innermost, so that refused requests make none."""
 
-    def _handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    def handle(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if tracing.is_on() and scope["method"] == "POST":
             _open_span(exchange, scope)
-        return self._app(scope, receive, send)
+        return self._next(exchange, scope, receive, send)
 
 
 def _open_span(exchange: Exchange, scope: Scope) -> None:
@@ -49,6 +49,6 @@ def _open_span(exchange: Exchange, scope: Scope) -> None:
             span.set_attributes({"http.route": route})
 
     exchange.on_head(describe)
-    exchange.at_end.enter_context(tracing.current(span))
-    exchange.at_end.enter_context(tracing.ending(span))
+    exchange.enter(tracing.current(span))
+    exchange.enter(tracing.ending(span))
     exchange.on_end(name)

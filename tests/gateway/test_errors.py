@@ -68,6 +68,7 @@ async def test_an_unknown_route_and_a_wrong_method_have_openais_schema() -> None
     assert shared_path.headers["allow"] == "DELETE, GET"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "hint"),
     [
@@ -111,6 +112,7 @@ async def test_an_unknown_model_is_404(path: str, body: dict[str, object]) -> No
 PATHS = ["/v1/chat/completions", "/v1/completions", "/generate"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     "content",

@@ -23,6 +23,9 @@ from shared.log.port import Log
 from shared.subjects import Subjects
 from tests.gateway.world import CHAT, Performance
 
+pytestmark = pytest.mark.processes
+
+
 SUBJECTS = Subjects()
 
 

@@ -15,6 +15,9 @@ from configs.deployment import GatewaySettings
 from gateway.http import connection, server
 from gateway.http.connection import HttpConnection
 
+pytestmark = pytest.mark.processes
+
+
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 HALF = b"GET / HTTP/1.1\r\nHost: "

@@ -101,6 +101,7 @@ async def leave(world: World) -> None:
     await app(scope, receive, send)
 
 
+@pytest.mark.processes
 async def test_a_bug_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     async with deployment() as world, listening(world) as url, httpx.AsyncClient(base_url=url) as client:
         world.gateway.served = None  # type: ignore[assignment]

@@ -1,6 +1,7 @@
 import asyncio
 
 import httpx
+import pytest
 
 from configs.deployment import GatewaySettings
 from tests.gateway.test_errors import error_of
@@ -33,6 +34,7 @@ async def test_more_answers_than_are_given_at_a_time_are_429_until_one_has_ended
     assert len(submissions) == 3  # the one that was refused is not on the log
 
 
+@pytest.mark.processes
 async def test_a_request_whose_client_left_gives_its_place_back() -> None:
     async def wait_for_cancel(performance: Performance) -> None:
         performance.say("begun")
@@ -52,6 +54,7 @@ async def test_a_request_whose_client_left_gives_its_place_back() -> None:
             await world.until(lambda: not world.gateway.in_flight.count)
 
 
+@pytest.mark.processes
 async def test_a_gateway_that_ends_takes_nothing_new_and_lets_go_of_its_connections() -> None:
     async with deployment() as world, listening(world) as url, httpx.AsyncClient(base_url=url) as client:
         before = await client.get("/v1/models")

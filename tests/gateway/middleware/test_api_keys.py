@@ -37,6 +37,7 @@ async def test_without_a_key_it_is_401_and_says_which_scheme() -> None:
     assert not world.events("request")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secret", ["sk-alic", "sk-alicee", "SK-ALICE", "alice", "sk-alice sk-bob", "\xff"])
 async def test_a_wrong_key_is_403(secret: str) -> None:
     async with deployment(keys=KEYS) as world:
@@ -52,6 +53,7 @@ async def test_a_wrong_key_is_403(secret: str) -> None:
     assert not world.events("request")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
 async def test_every_key_opens(scheme: str) -> None:
     async with deployment(keys=KEYS) as world:
@@ -124,6 +126,7 @@ def test_the_secret_in_a_header(header: str | None, secret: str | None) -> None:
     assert bearer(header) == secret
 
 
+@pytest.mark.slow
 async def test_the_schema_says_who_needs_a_key() -> None:
     async with deployment(keys=KEYS) as world:
         told = (await world.client.get("/openapi.json", headers=authorization("Bearer sk-bob"))).json()

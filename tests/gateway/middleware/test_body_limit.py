@@ -36,6 +36,7 @@ async def zeros(size_bytes: int) -> AsyncIterator[bytes]:
 # ---- how late --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 async def test_a_body_that_stops_is_408_and_its_connection_ends() -> None:
     settings = GatewaySettings(body_timeout_s=0.05)
     async with deployment(settings=settings) as world, listening(world) as url:
@@ -50,6 +51,7 @@ async def test_a_body_that_stops_is_408_and_its_connection_ends() -> None:
     assert not world.events("request")
 
 
+@pytest.mark.processes
 async def test_a_body_may_pause_for_less() -> None:
     body = b'{"model": "demo", "messages": [{"role": "user", "content": "hi"}]}'
     settings = GatewaySettings(body_timeout_s=20)
@@ -113,6 +115,7 @@ async def test_a_large_body_has_the_time_it_needs() -> None:
 # ---- how large -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("length", [b"Content-Length: 2147483648\r\n", b"Transfer-Encoding: chunked\r\n"])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/generate", "/nowhere"])
 async def test_an_upload_of_gigabytes_is_refused_and_takes_no_memory(length: bytes, path: str) -> None:
@@ -145,6 +148,7 @@ def resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
+@pytest.mark.slow
 async def test_a_part_of_a_form_counts_as_the_body_it_is_in() -> None:
     async with deployment(max_body_bytes=10_000) as world:
         refused = [
@@ -160,6 +164,7 @@ async def test_a_part_of_a_form_counts_as_the_body_it_is_in() -> None:
     assert taken.status_code == 200
 
 
+@pytest.mark.slow
 async def test_the_limit_is_the_setting() -> None:
     body = CHAT | {"user": "x" * 3000}
     found = []
@@ -170,6 +175,7 @@ async def test_the_limit_is_the_setting() -> None:
     assert found == [413, 200]
 
 
+@pytest.mark.processes
 async def test_a_small_body_that_was_not_read_keeps_its_connection() -> None:
     async with deployment() as world, listening(world) as url:
         client = await connected(url)

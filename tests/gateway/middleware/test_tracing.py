@@ -10,6 +10,9 @@ from shared.telemetry.settings import TraceSettings
 from tests.collector import Collected, Collector, collecting
 from tests.gateway.world import CHAT, Performance, World, deployment
 
+pytestmark = pytest.mark.processes
+
+
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ROUTE = "/v1/chat/completions"
 

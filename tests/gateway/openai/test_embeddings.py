@@ -29,6 +29,7 @@ def asked(world: Any) -> list[RequestSubmitted]:
     return list(found)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("encoding", ["float", "base64", openai.NOT_GIVEN])
 async def test_a_list_of_texts_in_its_order(encoding: Any) -> None:
     is_strict = encoding == "float"  # the client's types have no base64, though it requests it itself
@@ -79,6 +80,7 @@ async def test_what_may_be_given_is_a_request_for_each_embedding(given: Any, inp
     assert [event.request_id for event in events] == ["mine", "mine-1"][: len(inputs)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "param", "code"),
     [
@@ -108,6 +110,7 @@ async def test_what_cannot_be_meant_is_refused_by_name(
     assert (error["param"], error["code"]) == (param, code), error
 
 
+@pytest.mark.processes
 async def test_one_that_cannot_be_made_fails_the_whole() -> None:
     async def refused(performance: Performance) -> None:
         performance.fail(Failure(code="dimensions_not_supported", message="dimensions: no", status=400))

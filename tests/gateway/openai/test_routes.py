@@ -48,6 +48,7 @@ async def submitted(world: World) -> RequestSubmitted:
 
 
 class TestThroughOpenAIsOwnClient:
+    @pytest.mark.processes
     async def test_a_chat_as_one_document(self) -> None:
         async with deployment() as world, listening(world) as url, openai_client(url) as client:
             answer = await client.chat.completions.create(model="demo", messages=HELLO)
@@ -58,6 +59,7 @@ class TestThroughOpenAIsOwnClient:
         assert answer.usage == CompletionUsage(prompt_tokens=7, completion_tokens=4, total_tokens=11)
         assert answer.object == "chat.completion"
 
+    @pytest.mark.processes
     async def test_a_chat_as_a_stream(self) -> None:
         async with deployment() as world, listening(world) as url, openai_client(url) as client:
             stream = await client.chat.completions.create(
@@ -76,6 +78,7 @@ class TestThroughOpenAIsOwnClient:
         assert [chunk.usage for chunk in chunks[:-1]] == [None] * 6
         assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
 
+    @pytest.mark.processes
     async def test_a_completion_both_ways(self) -> None:
         async with deployment() as world, listening(world) as url, openai_client(url) as client:
             whole = await client.completions.create(model="demo", prompt="once upon a time")
@@ -95,6 +98,7 @@ class TestThroughOpenAIsOwnClient:
         assert whole.usage is not None
         assert whole.usage.completion_tokens == 4
 
+    @pytest.mark.processes
     async def test_several_choices_of_several_prompts(self) -> None:
         async with deployment() as world, listening(world) as url, openai_client(url) as client:
             chat = await client.chat.completions.create(model="demo", messages=HELLO, n=3, seed=1)
@@ -114,6 +118,7 @@ class TestThroughOpenAIsOwnClient:
         assert [choice.text for choice in listed.choices] == ["a b", "a b", "c", "c"]
         assert [choice.index for choice in tokens.choices] == [0, 1]
 
+    @pytest.mark.processes
     async def test_the_models(self) -> None:
         async with deployment() as world, listening(world) as url, openai_client(url) as client:
             listed = [model async for model in client.models.list()]
@@ -122,6 +127,7 @@ class TestThroughOpenAIsOwnClient:
         assert [model.id for model in listed] == ["demo"]
         Model.model_validate(one.model_dump(), strict=True)
 
+    @pytest.mark.processes
     async def test_errors_are_openais_own(self) -> None:
         async def full(performance: Performance) -> None:
             performance.reject(Failure(code="overloaded", message="full", status=429))
@@ -148,6 +154,7 @@ class TestThroughOpenAIsOwnClient:
         assert unknown.value.code == "model_not_found"
         assert wrong.value.param == "temperature"
 
+    @pytest.mark.processes
     async def test_a_stream_that_breaks_raises(self) -> None:
         async def breaks(performance: Performance) -> None:
             performance.say("begun")
@@ -301,6 +308,7 @@ async def test_a_prompt_is_raw_text_or_token_ids(
     assert (inputs.text, inputs.token_ids, inputs.chat) == (text, token_ids, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "param", "code"),
     [
@@ -370,6 +378,7 @@ async def test_a_wrong_chat_is_refused_by_name(change: dict[str, Any], param: st
     assert submissions == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -421,6 +430,7 @@ async def test_a_missing_parameter_is_refused_by_name(missing: str) -> None:
     assert response.json()["error"]["code"] == "missing_required_parameter"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "param", "code"),
     [

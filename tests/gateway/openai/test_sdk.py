@@ -18,6 +18,8 @@ from pydantic import BaseModel
 from shared.events import RequestSubmitted
 from tests.gateway.world import Performance, Script, World, deployment, listening
 
+pytestmark = pytest.mark.processes
+
 
 class Weather(BaseModel):
     """The weather in a city."""

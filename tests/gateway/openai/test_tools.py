@@ -126,6 +126,7 @@ for _ in range(70):
     DEEP = {"not": DEEP}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "param", "code"),
     [
@@ -352,6 +353,7 @@ async def test_each_choice_is_read_by_itself() -> None:
 # ---- who comes first ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body"),
     [

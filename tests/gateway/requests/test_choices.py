@@ -147,6 +147,7 @@ async def test_when_one_choice_is_refused_at_once_the_others_are_cancelled() -> 
     assert cancels[0].request_id == "q"
 
 
+@pytest.mark.processes
 async def test_a_client_that_leaves_cancels_all_its_choices() -> None:
     async def begun(performance: Performance) -> None:
         performance.say("begun ")
@@ -176,6 +177,7 @@ async def test_asking_again_under_the_same_id_gives_the_same_answers_and_execute
     assert performed == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"n": 2}, {"n": 4}, {"n": 1}, {"seed": 1}])
 async def test_another_number_of_answers_is_another_request(change: dict[str, int]) -> None:
     body = CHAT | {"n": 3, "request_id": "q"}
@@ -210,6 +212,7 @@ async def test_how_many_answers_one_may_ask_for_is_the_deployments() -> None:
     assert refused.json()["error"]["param"] == "prompt"
 
 
+@pytest.mark.processes
 async def test_a_client_that_does_not_read_is_bounded_however_many_choices_it_asked_for() -> None:
     size, count = 20_000, 600
 

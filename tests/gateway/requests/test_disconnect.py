@@ -15,6 +15,8 @@ from gateway.requests.relay import BUFFER_BYTES
 from shared.events import Inputs, RequestCancel, RequestSubmitted, encode
 from tests.gateway.world import CHAT, Performance, World, deployment, echo, listening
 
+pytestmark = pytest.mark.processes
+
 
 async def wait_for_cancel(performance: Performance) -> None:
     """Send one chunk, then wait for a cancel."""

@@ -54,6 +54,7 @@ async def test_an_answer_that_the_log_has_forgotten_is_not_made_anew_under_its_i
     assert asked(world) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forgets", ["all", "the head", "nothing of it, for it never was"])
 @pytest.mark.parametrize(
     ("path", "body", "position"),

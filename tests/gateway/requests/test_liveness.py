@@ -179,6 +179,7 @@ async def test_beats_on_the_log_are_heard() -> None:
     assert (first.status_code, second.status_code) == (503, 200)
 
 
+@pytest.mark.processes
 def test_the_gateway_imports_neither_torch_nor_a_tokenizer() -> None:
     code = (
         "import sys, gateway.app; "

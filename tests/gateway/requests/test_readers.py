@@ -61,6 +61,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.processes
 async def test_a_request_that_nobody_takes_up_is_not_spoken_of() -> None:
     async with deployment(wait_for_cancel) as world, listening(world) as url:
         async with raw(url, "/generate", BODY) as reader:
@@ -70,6 +71,7 @@ async def test_a_request_that_nobody_takes_up_is_not_spoken_of() -> None:
     assert said(world) == [(ORIGIN, "RequestCancel")]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("linger_s", [0, 0.02])
 async def test_a_client_that_moved_on_keeps_its_request_when_the_gateway_it_left_notices(
     linger_s: float,
@@ -91,6 +93,7 @@ async def test_a_client_that_moved_on_keeps_its_request_when_the_gateway_it_left
     assert said(world)[-1] == (OTHER, "RequestCancel")
 
 
+@pytest.mark.processes
 async def test_a_client_that_comes_back_elsewhere_in_time_is_not_cancelled_when_its_time_is_over() -> None:
     body = BODY | {"linger_s": 0.1}
     async with deployment(wait_for_cancel) as world, listening(world) as url, another(world) as elsewhere:
@@ -106,6 +109,7 @@ async def test_a_client_that_comes_back_elsewhere_in_time_is_not_cancelled_when_
             assert said(world) == [(OTHER, "RequestWatched")]
 
 
+@pytest.mark.processes
 async def test_two_clients_at_two_gateways_keep_a_request_until_both_have_left() -> None:
     async with deployment(wait_for_cancel) as world, listening(world) as url, another(world) as elsewhere:
         async with raw(url, "/generate", BODY) as first:
@@ -121,6 +125,7 @@ async def test_two_clients_at_two_gateways_keep_a_request_until_both_have_left()
     assert said(world)[-1] == (ORIGIN, "RequestCancel")
 
 
+@pytest.mark.processes
 async def test_the_last_client_cancels_also_where_the_gateway_that_was_asked_has_died() -> None:
     async with deployment(wait_for_cancel) as world, listening(world) as url:
         dead = RequestSubmitted(
@@ -140,6 +145,7 @@ async def test_the_last_client_cancels_also_where_the_gateway_that_was_asked_has
     assert said(world) == [(ORIGIN, "RequestWatched"), (ORIGIN, "RequestCancel")]
 
 
+@pytest.mark.processes
 async def test_a_gateway_that_ends_leaves_what_it_watched_to_others() -> None:
     async with deployment(wait_for_cancel) as world, listening(world) as url:
         async with raw(url, "/generate", BODY) as first:
@@ -156,6 +162,7 @@ async def test_a_gateway_that_ends_leaves_what_it_watched_to_others() -> None:
     assert said(world)[-1] == (ORIGIN, "RequestCancel")
 
 
+@pytest.mark.processes
 async def test_an_answer_that_is_fetched_again_is_not_spoken_of() -> None:
     async with deployment() as world, another(world) as elsewhere, httpx.AsyncClient() as client:
         first = await world.client.post("/generate", json=BODY)

@@ -93,6 +93,7 @@ async def test_whatever_position_a_stream_is_resumed_at_nothing_is_lost_or_told_
             assert sorted(had + told(events(rest))) == sorted(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logprobs", [False, True])
 @pytest.mark.parametrize("includes_usage", [False, True])
 @pytest.mark.parametrize(("path", "body"), PATHS)
@@ -172,6 +173,7 @@ async def test_what_was_told_to_the_end_is_only_ended() -> None:
     assert end["metadata"]["usage"]["completion_tokens"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "position", "message"),
     [

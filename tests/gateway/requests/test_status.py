@@ -46,6 +46,7 @@ def cancels(world: World) -> list[str | None]:
     return [event.request_id for event in events]
 
 
+@pytest.mark.slow
 async def test_an_answered_request_is_told_with_its_usage() -> None:
     async with deployment() as world:
         answer = (await world.client.post("/v1/chat/completions", json=CHAT)).json()
@@ -88,6 +89,7 @@ async def test_a_request_is_waiting_then_running() -> None:
     assert (waiting, running) == ("waiting", "running")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 @pytest.mark.parametrize(("request_id", "status"), [("nobody", 404), ("not%20an%20id", 400), ("x" * 65, 400)])
 async def test_what_the_log_does_not_hold_is_not_found(method: str, request_id: str, status: int) -> None:

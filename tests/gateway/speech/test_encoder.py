@@ -88,6 +88,7 @@ def test_stereo_is_two_channels() -> None:
     assert decoded(data)[0] == pytest.approx(0.5, abs=0.01)
 
 
+@pytest.mark.processes
 def test_a_gateway_needs_no_numpy_for_it() -> None:
     """PyAV imports numpy only for arrays, which the import contract forbids here."""
     pushed = "[kind.stream(sound).push(bytes(9000)) for kind in encoder.FORMATS.values()]"

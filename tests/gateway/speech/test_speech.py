@@ -82,6 +82,7 @@ async def test_mp3_is_what_comes_unasked() -> None:
     assert response.headers["content-type"] == "audio/mpeg"
 
 
+@pytest.mark.processes
 async def test_sound_is_sent_before_the_answer_is_complete() -> None:
     held = asyncio.Event()
 
@@ -163,6 +164,7 @@ async def test_a_place_to_go_on_from_that_is_none_is_refused(
     assert message in response.json()["error"]["message"]
 
 
+@pytest.mark.processes
 async def test_openais_own_client_hears_it() -> None:
     said: Any = {"model": "demo", "voice": "leo", "input": "Hi"}
     async with (
@@ -237,6 +239,7 @@ async def test_a_failure_before_any_sound_is_an_error_like_any_other() -> None:
     assert response.json()["error"]["code"] == "worker_lost"
 
 
+@pytest.mark.processes
 async def test_half_of_an_answer_is_not_taken_for_all_of_it() -> None:
     async def fail(performance: Performance) -> None:
         performance.sound(PIECES[0])
