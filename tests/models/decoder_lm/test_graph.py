@@ -35,7 +35,7 @@ def walks(at_hand: tuple[PendingStep, ...] | Finish) -> dict[str, Walk]:
     return {walk.name: walk for walk in step.walks}
 
 
-def test_a_request_without_wishes_is_ordered_as_it_always_was() -> None:
+def test_a_plain_request_has_the_arguments_of_the_first_version() -> None:
     """Literally: histories that the first version recorded are replayed against this."""
     found = walks(journey(stop=["x"]).advance([(0, prepared())]))
 
@@ -55,7 +55,7 @@ def test_a_request_without_wishes_is_ordered_as_it_always_was() -> None:
         ({"guide": Guide(regex="a+")}, {"guide": {"regex": "a+"}}),
     ],
 )
-def test_what_is_asked_for_is_told_once_to_the_walk_that_begins_the_row(
+def test_optional_arguments_are_given_to_the_first_walk_only(
     params: dict[str, Any], args: dict[str, Any]
 ) -> None:
     plain = walks(journey().advance([(0, prepared())]))
@@ -66,7 +66,7 @@ def test_what_is_asked_for_is_told_once_to_the_walk_that_begins_the_row(
     assert found["decode"] == plain["decode"]
 
 
-def test_a_guided_answer_that_ignores_its_end_goes_on_as_far_as_its_guide_does() -> None:
+def test_a_guided_answer_with_ignore_eos_exhausts_its_guide() -> None:
     guide = Guide(regex="a+")
     found = walks(journey(guide=guide, ignore_eos=True).advance([(0, prepared())]))["prefill"].call().args
 

@@ -18,7 +18,7 @@ def architectures(section: str) -> Iterator[str]:
         yield from re.findall(r"`(\w+ForCausalLM)`", row)
 
 
-def test_the_proven_ones_are_those_the_oracle_proves() -> None:
+def test_proven_architectures_are_those_of_the_oracle_tests() -> None:
     proven = {(model.architecture, model.config["model_type"]) for model in MODELS.values()}
 
     assert sorted(architectures("Proven")) == sorted(name for name, _ in proven)
@@ -26,7 +26,7 @@ def test_the_proven_ones_are_those_the_oracle_proves() -> None:
         assert f"| `{name}` | `{model_type}` |" in PAGE
 
 
-def test_the_refused_ones_are_those_whose_refusal_is_tested() -> None:
+def test_refused_architectures_are_those_of_the_refusal_tests() -> None:
     tested = [refused.architecture for refused in REFUSED if refused.architecture]
 
     assert sorted(architectures("Refused")) == sorted(tested)

@@ -28,6 +28,7 @@ def edited(folder: Path, **changes: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("dtype", "shards"), [("F32", 1), ("BF16", 3)])
 def test_a_checkpoint_in_hub_format_becomes_a_node(family: Family, dtype: Any, shards: int) -> None:
@@ -79,7 +80,7 @@ def test_the_dtype_is_the_one_asked_for(asked: str, stored: Any, found: torch.dt
     assert load(tiny_checkpoint("qwen3", dtype=stored), dtype=asked).dtype is found
 
 
-def test_a_model_too_large_for_float32_on_a_cpu_stays_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_too_large_for_float32_on_a_cpu_is_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(architecture, "CPU_FLOAT32_BYTES", 1000)
 
     assert load(tiny_checkpoint("qwen3", dtype="BF16")).dtype is torch.bfloat16
@@ -93,7 +94,7 @@ def test_a_model_too_large_for_float32_on_a_cpu_stays_narrow(monkeypatch: pytest
         ("F32", True, torch.float32),
     ],
 )
-def test_a_large_model_stays_narrow_where_the_processor_multiplies_what_it_is_stored_in(
+def test_a_large_model_stays_in_bfloat16_if_the_processor_supports_it(
     monkeypatch: pytest.MonkeyPatch, stored: Any, multiplies: bool, found: torch.dtype
 ) -> None:
     monkeypatch.setattr(architecture, "CPU_BFLOAT16_BYTES", 1000)
@@ -119,6 +120,7 @@ def test_progress_counts_every_byte_of_every_tensor() -> None:
     assert len({name for _, _, name in seen}) == len(seen) == 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "reason"), [(refused.config, refused.reason) for refused in REFUSED])
 def test_what_cannot_be_served_is_refused_by_name(
     tmp_path: Path, changes: dict[str, Any], reason: str
@@ -129,7 +131,7 @@ def test_what_cannot_be_served_is_refused_by_name(
         load(tmp_path)
 
 
-def test_weights_the_model_has_no_place_for_are_refused(tmp_path: Path) -> None:
+def test_unexpected_weights_are_refused(tmp_path: Path) -> None:
     """Loaded as a Llama, this Qwen3 would answer without its norms."""
     edited(tmp_path, architectures=["LlamaForCausalLM"], model_type="llama")
 
@@ -137,7 +139,7 @@ def test_weights_the_model_has_no_place_for_are_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_how_to_attend_is_not_the_checkpoints_to_say(tmp_path: Path) -> None:
+def test_the_checkpoint_cannot_choose_the_attention_implementation(tmp_path: Path) -> None:
     node = load(edited(tmp_path, _attn_implementation="evil/kernels", attn_implementation="evil/kernels"))
 
     assert node._model.config._attn_implementation == "sdpa"
@@ -195,6 +197,7 @@ def test_a_truncated_checkpoint_is_refused_before_anything_is_loaded(tmp_path: P
     assert not seen
 
 
+@pytest.mark.processes
 def test_loading_imports_one_modelling_file_and_neither_tokenizers_nor_torchvision() -> None:
     """In a separate process: an import cannot be undone, and this file imports `auto` itself."""
     script = f"""
@@ -212,7 +215,7 @@ print(sorted(loaded - {{"auto"}}), sorted(others))
     assert done.stdout.strip() == "['qwen3'] []"
 
 
-def test_a_node_takes_embeddings_in_the_place_of_ids() -> None:
+def test_a_node_accepts_embeddings_instead_of_ids() -> None:
     node: DecoderLM = load(tiny_checkpoint("qwen3"))
     ids = torch.tensor([5], dtype=torch.int32)
     embeddings = node._model.get_input_embeddings()(ids)
@@ -221,7 +224,7 @@ def test_a_node_takes_embeddings_in_the_place_of_ids() -> None:
         assert torch.equal(node.forward(embeddings, One()), node.forward(ids, One()))
 
 
-def test_a_folder_as_embedding_models_are_published_is_read(tmp_path: Path) -> None:
+def test_a_folder_in_the_format_of_embedding_models_is_loaded(tmp_path: Path) -> None:
     """Saved without its head: no name starts with `model.`, and the embeddings are the head."""
     checkpoint = write_checkpoint(tmp_path, "qwen3")
     [file] = checkpoint.glob("*.safetensors")

@@ -95,7 +95,7 @@ def prepare(loaded: DecoderLmProcessing, inputs: Inputs, params: Params | None =
 
 
 @pytest.mark.parametrize("chat", CHATS)
-def test_a_chat_is_what_transformers_makes_of_it(folder: Path, chat: str) -> None:
+def test_a_chat_is_encoded_as_by_transformers(folder: Path, chat: str) -> None:
     oracle = AutoTokenizer.from_pretrained(folder)
     expected = oracle.apply_chat_template(CHATS[chat], add_generation_prompt=True, return_dict=False)
 
@@ -105,7 +105,7 @@ def test_a_chat_is_what_transformers_makes_of_it(folder: Path, chat: str) -> Non
 
 @pytest.mark.parametrize("text", ["What does len do?", " x", "你好 👋🏽", "<s> </s><|im_end|>"])
 @pytest.mark.parametrize("frame", [{}, {"add_bos_token": False, "add_eos_token": True}])
-def test_a_raw_prompt_is_what_transformers_makes_of_it(
+def test_a_raw_prompt_is_encoded_as_by_transformers(
     text: str, frame: dict[str, bool], tmp_path: Path
 ) -> None:
     """The post-processor in the tokenizer file (a leading `<s>`) overrides older settings."""
@@ -171,27 +171,27 @@ def text_of(loaded: DecoderLmProcessing, inputs: Inputs) -> object:
     return loaded.run("prepare", "k", {}, args).facts["prompt_text"]
 
 
-def test_the_text_of_a_prompt_is_the_very_text_that_was_given(llama: Path) -> None:
+def test_the_echoed_text_is_the_given_text(llama: Path) -> None:
     """Decoding the tokens would give another text: this tokenizer loses a leading space."""
     loaded, text = load(llama), "  Grüße \x00 e\u0301"
 
     assert text_of(loaded, Inputs(text=text, chat=False)) == text
 
 
-def test_the_text_of_a_prompt_of_tokens_is_what_they_decode_to_special_ones_too(chatml: Path) -> None:
+def test_the_echoed_text_of_token_ids_includes_special_tokens(chatml: Path) -> None:
     ids = written_checkpoints.byte_level().encode("<|im_start|>What does len do?").ids
 
     assert text_of(load(chatml), Inputs(token_ids=ids)) == "<|im_start|>What does len do?"
 
 
-def test_the_text_of_a_chat_is_the_rendered_one(chatml: Path) -> None:
+def test_the_echoed_text_of_a_chat_is_the_rendered_prompt(chatml: Path) -> None:
     found = text_of(load(chatml), Inputs(text="hi"))
 
     assert isinstance(found, str)
     assert found.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_without_an_echo_no_text_is_told(chatml: Path) -> None:
+def test_without_an_echo_no_text_is_reported(chatml: Path) -> None:
     args = msgspec.to_builtins({"inputs": Inputs(text="hi"), "params": Params()})
 
     assert set(load(chatml).run("prepare", "k", {}, args).facts) == {"prompt_tokens", "sampling"}
@@ -250,7 +250,7 @@ def test_an_impossible_request_is_a_typed_client_error(chatml: Path, case: str) 
 
 
 @pytest.mark.parametrize("modality", ["embedding", "hidden_states"])
-def test_what_is_of_the_prompt_alone_is_asked_for_alone(chatml: Path, modality: str) -> None:
+def test_prompt_outputs_cannot_be_combined_with_an_answer(chatml: Path, modality: str) -> None:
     loaded, asked = load(chatml), Inputs(token_ids=[5] * 512, output_modalities=[modality])
 
     assert len(prepare(loaded, asked)) == 512  # none is left for an answer
@@ -269,7 +269,7 @@ def test_hidden_states_are_not_cut_to_an_embeddings_size(chatml: Path) -> None:
         prepare(load(chatml), asked, Params(dimensions=8))
 
 
-def test_more_hidden_states_than_the_log_is_to_take_are_refused(chatml: Path, tmp_path: Path) -> None:
+def test_too_many_hidden_states_for_the_log_are_refused(chatml: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(chatml, tmp_path / "wide")
     (folder / "config.json").write_text('{"hidden_size": 1048576}')
     loaded = load(folder)
@@ -282,7 +282,7 @@ def test_more_hidden_states_than_the_log_is_to_take_are_refused(chatml: Path, tm
 
 
 @pytest.mark.parametrize("kept", ["chatml", "llama"])
-def test_a_text_that_is_too_long_is_refused_with_how_much_it_has(
+def test_a_text_that_is_too_long_is_refused_with_its_length(
     kept: str, request: pytest.FixtureRequest
 ) -> None:
     """Refused before it is encoded if the bytes per token are bounded: 8 MB took 15 s, and others waited."""
@@ -295,9 +295,7 @@ def test_a_text_that_is_too_long_is_refused_with_how_much_it_has(
 
 
 @pytest.mark.parametrize("normalizer", [None, normalizers.NFC(), normalizers.NFKC()])
-def test_no_text_that_fits_is_refused_for_its_size(
-    tmp_path: Path, normalizer: normalizers.Normalizer | None
-) -> None:
+def test_a_text_that_fits_is_not_refused(tmp_path: Path, normalizer: normalizers.Normalizer | None) -> None:
     tokenizer = written_checkpoints.byte_level()
     longest = "<|a-very-long-token-of-this-vocabulary|>"
     tokenizer.add_tokens([AddedToken(longest, normalized=False)])
@@ -349,7 +347,7 @@ def test_without_a_template_a_chat_says_what_to_do_and_a_raw_prompt_works(tmp_pa
         ({"do_sample": True, "temperature": None}, {"top_p": 0.5}, (1.0, 0.5, 0)),
     ],
 )
-def test_the_request_comes_before_the_checkpoint_before_the_defaults(
+def test_the_request_overrides_the_checkpoint_which_overrides_the_defaults(
     tmp_path: Path, generation: dict[str, Any], params: dict[str, Any], expected: tuple[float, float, int]
 ) -> None:
     folder = written_checkpoints.save(
@@ -396,7 +394,7 @@ def sampling_of(folder: Path, **params: Any) -> dict[str, Any]:
         ({}, {"bad_words": [[5, 6], [7]], "min_tokens": 3}, {"bad_words": [[5, 6], [7]], "min_tokens": 3}),
     ],
 )
-def test_only_what_says_something_is_told_beside_temperature_and_top_p_and_k(
+def test_parameters_without_effect_are_absent(
     tmp_path: Path, generation: dict[str, Any], params: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     folder = written_checkpoints.save(
@@ -406,7 +404,7 @@ def test_only_what_says_something_is_told_beside_temperature_and_top_p_and_k(
     assert sampling_of(folder, **params) == expected
 
 
-def test_a_bad_word_is_spelt_as_it_is_and_behind_a_space(folder: Path) -> None:
+def test_a_bad_word_is_spelled_as_it_is_and_after_a_space(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     expected = [
         tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("len", " len", "two  items")
@@ -427,7 +425,9 @@ def test_a_bad_word_is_spelt_as_it_is_and_behind_a_space(folder: Path) -> None:
         ({"bad_words": ["\ud800"]}, r"bad_words\[0\] is no valid Unicode text"),
     ],
 )
-def test_what_no_token_can_mean_is_refused_by_name(chatml: Path, params: dict[str, Any], said: str) -> None:
+def test_invalid_token_ids_and_words_are_refused_by_name(
+    chatml: Path, params: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ClientError, match=said):
         load(chatml).run(
             "prepare", "k", {}, {"inputs": Inputs(text="x", chat=False), "params": Params(**params)}
@@ -442,7 +442,7 @@ def test_what_no_token_can_mean_is_refused_by_name(chatml: Path, params: dict[st
         ({}, (2,)),
     ],
 )
-def test_the_generation_config_names_the_ends_before_the_model_before_the_tokenizer(
+def test_eos_ids_of_the_generation_config_precede_those_of_model_and_tokenizer(
     tmp_path: Path, files: dict[str, Any], expected: tuple[int, ...]
 ) -> None:
     folder = written_checkpoints.save(
@@ -455,7 +455,7 @@ def test_the_generation_config_names_the_ends_before_the_model_before_the_tokeni
 # ---- broken checkpoints --------------------------------------------------------------------------
 
 
-def test_settings_that_are_not_applied_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_ignored_settings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     load(
         written_checkpoints.save(
             tmp_path, written_checkpoints.byte_level(), generation_config={"typical_p": 0.9}

@@ -74,8 +74,9 @@ def prepare(loaded: DecoderLmProcessing, inputs: dict[str, Any], params: Params 
     return loaded.run("prepare", "k", {}, msgspec.msgpack.decode(msgspec.msgpack.encode(args)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, LIST_TEMPLATE], ids=["hermes", "mistral"])
-def test_a_chat_with_tools_is_what_transformers_makes_of_it(tmp_path: Path, template: str) -> None:
+def test_a_chat_with_tools_is_rendered_as_by_transformers(tmp_path: Path, template: str) -> None:
     folder = folder_of(tmp_path, template)
     messages = [
         *ASKED,
@@ -95,7 +96,7 @@ def test_a_chat_with_tools_is_what_transformers_makes_of_it(tmp_path: Path, temp
     assert read_ids(result.outputs["token_ids"]) == expected
 
 
-def test_a_template_of_its_own_for_tools_is_used_for_them_alone(tmp_path: Path) -> None:
+def test_a_separate_template_for_tools_is_used_only_with_tools(tmp_path: Path) -> None:
     named = [
         {"name": "default", "template": "{{ messages[0].content }}"},
         {"name": "tool_use", "template": OWN},
@@ -119,6 +120,7 @@ def test_the_template_for_tools_may_be_a_file(tmp_path: Path) -> None:
     assert processing.load(folder, max_seq_len=512).tool_calls == "hermes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "inputs", "why"),
     [
@@ -135,7 +137,7 @@ def test_the_template_for_tools_may_be_a_file(tmp_path: Path) -> None:
         ("{{ messages[0].content }}", {"messages": [*ASKED, made("{}")]}, "takes no tool_calls in messages"),
     ],
 )
-def test_a_template_that_knows_no_tools_says_so(
+def test_tools_without_support_in_the_template_are_refused(
     tmp_path: Path, template: str, inputs: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(ClientError, match=why) as caught:
@@ -144,16 +146,17 @@ def test_a_template_that_knows_no_tools_says_so(
     assert (caught.value.status, caught.value.code) == (400, "tools_not_supported")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "calls", ["all", [5], [{"function": {}}], [{"function": {"name": "f", "arguments": "["}}]]
 )
-def test_calls_that_are_none_are_refused(tmp_path: Path, calls: Any) -> None:
+def test_malformed_tool_calls_in_messages_are_refused(tmp_path: Path, calls: Any) -> None:
     message = {"role": "assistant", "tool_calls": calls}
     with pytest.raises(ClientError, match=r"messages\[2\].tool_calls"):
         prepare(load(tmp_path, CHAT_TEMPLATE), {"messages": [*ASKED, message]})
 
 
-def test_a_mark_that_opens_calls_is_said_though_it_is_a_special_token(tmp_path: Path) -> None:
+def test_the_opening_mark_of_calls_is_detokenized_although_it_is_special(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, LIST_TEMPLATE)
     ids = written_checkpoints.byte_level().encode("hi").ids
     mark = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("[TOOL_CALLS]")
@@ -164,7 +167,8 @@ def test_a_mark_that_opens_calls_is_said_though_it_is_a_special_token(tmp_path: 
     assert "".join(map(plain.push, [*ids, mark])) == "hi"
 
 
-def test_a_row_is_told_what_its_calls_have_to_be(tmp_path: Path) -> None:
+@pytest.mark.processes
+def test_tool_calls_become_a_guide_of_the_sequence(tmp_path: Path) -> None:
     inputs = {"messages": ASKED, "tools": TOOLS, "tool_choice": "required"}
     result = prepare(load(tmp_path, CHAT_TEMPLATE), inputs)
 
@@ -185,7 +189,8 @@ def test_a_row_is_told_what_its_calls_have_to_be(tmp_path: Path) -> None:
     assert chain.walks[0].call().args["guide"] == result.facts["guide"]
 
 
-def test_a_schema_that_cannot_be_kept_is_the_tools_fault(tmp_path: Path) -> None:
+@pytest.mark.processes
+def test_an_unsupported_schema_of_a_tool_names_the_tools(tmp_path: Path) -> None:
     wrong = {"type": "object", "properties": {"city": {"type": "place"}}}
     tools = [{"type": "function", "function": {"name": "weather", "parameters": wrong}}]
     loaded = load(tmp_path, CHAT_TEMPLATE)

@@ -27,7 +27,7 @@ def written(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_each_file_places_every_node_where_it_says(name: str) -> None:
+def test_each_file_places_every_node_as_described(name: str) -> None:
     groups = placement.resolve(
         msgspec.convert(written(name)["node_groups"], list[placement.NodeGroup]), GRAPH
     )
@@ -44,7 +44,7 @@ def test_each_file_places_every_node_where_it_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_no_key_is_ours_alone(name: str) -> None:
+def test_only_keys_of_the_published_format_are_used(name: str) -> None:
     found = written(name)
 
     assert set(found) == {"model", "max_seq_len", "node_groups"}
@@ -52,5 +52,5 @@ def test_no_key_is_ours_alone(name: str) -> None:
     assert keys <= {"node_names", "ranks", "graph_walks"}
 
 
-def test_no_placement_is_left_out() -> None:
+def test_every_placement_is_tested() -> None:
     assert {path.stem for path in configs_folder().glob("orpheus*.yaml")} == set(LAYOUTS)

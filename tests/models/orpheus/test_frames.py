@@ -22,7 +22,7 @@ def frames_of(tokens: int) -> list[tuple[ChunkOf, int, int]]:
 
 
 @pytest.mark.parametrize("tokens", [*range(72), 700, 703])
-def test_every_whole_frame_sounds_once_and_in_order(tokens: int) -> None:
+def test_every_whole_frame_is_emitted_once_and_in_order(tokens: int) -> None:
     sounding: list[tuple[int, int]] = []
     for chunk, first, frames in frames_of(tokens):
         taken = samples_of(chunk, frames)
@@ -32,7 +32,7 @@ def test_every_whole_frame_sounds_once_and_in_order(tokens: int) -> None:
     assert heard == list(range(tokens // FRAME_TOKENS * FRAME_SAMPLES))
 
 
-def test_a_window_gives_its_second_frame_the_first_one_also_its_beginning() -> None:
+def test_a_window_yields_its_second_frame_and_the_first_window_its_first_too() -> None:
     found = [samples_of(chunk, frames) for chunk, _, frames in frames_of(6 * FRAME_TOKENS)]
 
     assert found == [slice(0, 4096), slice(2048, 4096), slice(2048, 4096), slice(2048, 3 * 2048)]

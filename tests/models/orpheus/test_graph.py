@@ -59,7 +59,7 @@ def test_the_language_model_and_snac_run_at_the_same_time() -> None:
 
 
 @pytest.mark.parametrize("order", [("", "speech"), ("speech", "")])
-def test_it_is_over_when_both_are_in_either_order(order: tuple[str, str]) -> None:
+def test_the_plan_finishes_after_both_partitions_in_either_order(order: tuple[str, str]) -> None:
     asked = journey()
     steps = at_hand(asked.advance([(0, prepared())]))
     came = {"": TOLD, "speech": SPOKEN}
@@ -83,7 +83,7 @@ def test_it_is_over_when_both_are_in_either_order(order: tuple[str, str]) -> Non
         ({"kv_tokens": 50}, {}, 47),
     ],
 )
-def test_how_long_it_may_speak(limits: dict[str, int], params: dict[str, Any], expected: int) -> None:
+def test_the_limit_of_new_tokens(limits: dict[str, int], params: dict[str, Any], expected: int) -> None:
     step = at_hand(journey(**limits, **params).advance([(0, prepared())]))[""]
 
     assert [walk.call().args["max_tokens"] for walk in step.walks] == [expected, expected]
@@ -94,7 +94,7 @@ def test_more_than_the_context_holds_is_refused() -> None:
         journey(max_seq_len=100, max_tokens=200).advance([(0, prepared())])
 
 
-def test_a_row_is_told_what_was_asked_for() -> None:
+def test_optional_arguments_are_given_to_prefill_only() -> None:
     asked = journey(ignore_eos=True, stop_token_ids=[7], choice=2)
     prefill, decode = at_hand(asked.advance([(0, prepared())]))[""].walks
 
@@ -114,7 +114,7 @@ def test_names_are_those_of_published_placements() -> None:
     assert not GRAPH.former_walks & set(GRAPH.walks)
 
 
-def test_snac_alone_is_heard_at_24_khz() -> None:
+def test_snac_is_the_only_output_node_at_24_khz() -> None:
     assert GRAPH.outputs == ("audio",)
     assert GRAPH.tracks == {"snac_decoder": ""}
     assert GRAPH.media == {"audio": {"sample_rate": 24000, "num_channels": 1, "format": "pcm_s16le"}}

@@ -63,9 +63,7 @@ def test_another_node_is_a_bug() -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, 3, 7, 20, 28, 34, 70, 83])
-def test_a_stream_sounds_as_the_same_windows_decoded_by_the_package(
-    decoder: SnacDecoder, tokens: int
-) -> None:
+def test_a_stream_equals_the_same_windows_decoded_by_the_package(decoder: SnacDecoder, tokens: int) -> None:
     stream = firings(audio_tokens(tokens))
 
     found = sounds(decoder, stream)
@@ -75,7 +73,7 @@ def test_a_stream_sounds_as_the_same_windows_decoded_by_the_package(
     assert {sound.dtype for sound in found} == {torch.int16}
 
 
-def test_windows_sound_nearly_as_one_decode_of_it_all(tmp_path: Path) -> None:
+def test_windows_are_close_to_one_decode_of_the_whole(tmp_path: Path) -> None:
     """Without noise, which differs between windows: the rest is the error of the windows' limited context."""
     node = SnacDecoder(load_snac(write_snac(tmp_path, noise=False), CPU), rows=1)
     tokens = audio_tokens(70)
@@ -89,7 +87,7 @@ def test_windows_sound_nearly_as_one_decode_of_it_all(tmp_path: Path) -> None:
     assert error(expected.roll(2048)) > 0.2  # a frame too late is another sound
 
 
-def test_noise_is_the_requests_and_the_chunks(decoder: SnacDecoder) -> None:
+def test_noise_depends_on_the_request_and_the_chunk(decoder: SnacDecoder) -> None:
     window = audio_tokens(28)
 
     def sound(seed: int, number: int) -> torch.Tensor:
@@ -103,8 +101,9 @@ def test_noise_is_the_requests_and_the_chunks(decoder: SnacDecoder) -> None:
     assert len(sound(-(2**63), 1)) == 2048
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 3, 16])
-def test_a_window_sounds_the_same_alone_and_among_others(rows: int) -> None:
+def test_a_window_does_not_depend_on_its_batch(rows: int) -> None:
     """All forwards of a node have one shape, so no bit depends on the rest of the batch."""
     node = SnacDecoder(load_snac(tiny_orpheus() / "snac", CPU), rows=rows)
     items = [item for seed in range(3) for item in firings(audio_tokens(31 + 7 * seed, seed), seed)]
@@ -115,7 +114,7 @@ def test_a_window_sounds_the_same_alone_and_among_others(rows: int) -> None:
     assert all(map(torch.equal, sounds(node, items[::-1])[::-1], alone))
 
 
-def test_how_many_threads_torch_has_changes_no_bit(decoder: SnacDecoder) -> None:
+def test_the_number_of_threads_changes_no_bit(decoder: SnacDecoder) -> None:
     found: list[torch.Tensor] = []
 
     def fire(threads: int) -> None:
@@ -140,7 +139,7 @@ def test_a_token_in_another_place_of_its_frame_is_a_code_too(decoder: SnacDecode
 
 
 @pytest.mark.parametrize("wrong", [128265, 128266 + 7 * 4096])
-def test_what_is_no_audio_token_fails_its_own_window_alone(decoder: SnacDecoder, wrong: int) -> None:
+def test_an_invalid_token_fails_only_its_own_window(decoder: SnacDecoder, wrong: int) -> None:
     tokens = audio_tokens(28)
     spoilt = tokens.clone()
     spoilt[9] = wrong
@@ -155,7 +154,7 @@ def test_what_is_no_audio_token_fails_its_own_window_alone(decoder: SnacDecoder,
     assert str(failed) == f"expected audio tokens, from 128266 to 156937, found {wrong}"
 
 
-def test_a_firing_without_a_chunk_is_a_bug(decoder: SnacDecoder) -> None:
+def test_an_item_without_a_chunk_is_a_bug(decoder: SnacDecoder) -> None:
     with pytest.raises(BugError, match="takes chunks of a stream"):
         decoder.run([Item(inputs={"token": audio_tokens(28)}, args={})])
 
@@ -194,7 +193,7 @@ class _Code:
         (None, "has no weights: expected model.safetensors or pytorch_model.bin"),
     ],
 )
-def test_weights_that_are_none_are_named_and_nothing_is_run(
+def test_invalid_weights_are_refused_and_no_code_is_run(
     tmp_path: Path, content: Any, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_snac(tmp_path) / "pytorch_model.bin"
@@ -219,14 +218,12 @@ def test_weights_that_are_none_are_named_and_nothing_is_run(
         ({"decoder_rates": [8, 4, 4, 2]}, "samples per code is 256, expected 512"),
     ],
 )
-def test_another_snac_than_orpheus_speaks_is_refused(
-    tmp_path: Path, changes: dict[str, Any], said: str
-) -> None:
+def test_a_snac_with_other_settings_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(CheckpointError, match=f"is not the SNAC of Orpheus: {said}"):
         load_snac(write_snac(tmp_path, **changes), CPU)
 
 
-def test_a_config_that_makes_no_snac_is_named(tmp_path: Path) -> None:
+def test_an_invalid_snac_config_is_named(tmp_path: Path) -> None:
     path = write_snac(tmp_path) / "config.json"
     path.write_text(json.dumps({"hop": 3}))
 
@@ -234,7 +231,7 @@ def test_a_config_that_makes_no_snac_is_named(tmp_path: Path) -> None:
         load_snac(tmp_path, CPU)
 
 
-def test_snac_is_where_it_is_said_to_be_or_beside_or_in_the_same_cache(
+def test_snac_is_found_by_path_in_the_folder_or_in_the_same_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snac, "HF_HUB_CACHE", str(tmp_path / "none"))

@@ -11,6 +11,9 @@ from tests.workers.kv_engine.engines import make_engine
 from tests.workers.kv_engine.oracle import ids, run
 from workers.kv_engine.sequence_spec import Sampling, SequenceSpec
 
+pytestmark = pytest.mark.slow
+
+
 TEXTS = [
     ("tara", "hello there"),
     ("leo", "one two three"),
@@ -22,7 +25,7 @@ MAX_TOKENS = 60
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
-def test_speeches_that_are_said_together_are_each_as_generate_says_them(penalty: float) -> None:
+def test_concurrent_speeches_equal_those_of_generate(penalty: float) -> None:
     node = load(tiny_orpheus(), "LLM")
     assert isinstance(node, DecoderLM)
     asked = [prompt(*text) for text in TEXTS]

@@ -53,12 +53,12 @@ def test_the_voices_are_those_published() -> None:
     assert GRAPH.voices == ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe")
 
 
-def test_an_unknown_voice_is_told_the_ones_there_are(processing: OrpheusProcessing) -> None:
+def test_the_error_for_an_unknown_voice_lists_the_voices(processing: OrpheusProcessing) -> None:
     with pytest.raises(ClientError, match=r"expected one of tara, leah, .*, zoe; found 'alloy'"):
         prepared(processing, {"voice": "alloy"})
 
 
-def test_sampling_is_the_makers_own_and_not_what_the_base_model_left(processing: OrpheusProcessing) -> None:
+def test_sampling_defaults_are_the_published_ones(processing: OrpheusProcessing) -> None:
     assert json.loads((tiny_orpheus() / "generation_config.json").read_text())["top_p"] == 0.9
 
     _, facts = prepared(processing)
@@ -66,7 +66,7 @@ def test_sampling_is_the_makers_own_and_not_what_the_base_model_left(processing:
     assert facts["sampling"] == {"temperature": 0.6, "top_p": 0.8, "top_k": 0, "repetition_penalty": 1.3}
 
 
-def test_what_is_asked_for_wins(processing: OrpheusProcessing) -> None:
+def test_the_request_overrides_the_defaults(processing: OrpheusProcessing) -> None:
     _, facts = prepared(processing, {"temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0, "top_k": 5})
 
     assert facts["sampling"] == {"temperature": 0.0, "top_p": 1.0, "top_k": 5}
@@ -95,7 +95,7 @@ def test_audio_tokens_have_no_text(processing: OrpheusProcessing) -> None:
         ({"input_modalities": ["text", "image"]}, "reads text only"),
     ],
 )
-def test_what_it_cannot_say_is_refused(
+def test_unsupported_inputs_are_refused(
     processing: OrpheusProcessing, inputs: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ClientError, match=said):
@@ -105,14 +105,12 @@ def test_what_it_cannot_say_is_refused(
 @pytest.mark.parametrize(
     "params", [{"stop": ["x"]}, {"logprobs": 0}, {"echo": True}, {"guide": {"regex": "a"}}]
 )
-def test_what_is_about_an_answers_text_is_refused(
-    processing: OrpheusProcessing, params: dict[str, Any]
-) -> None:
+def test_parameters_of_text_output_are_refused(processing: OrpheusProcessing, params: dict[str, Any]) -> None:
     with pytest.raises(ClientError, match=rf"{next(iter(params))} is a parameter of text output"):
         prepared(processing, params)
 
 
-def test_another_node_is_not_its_own(processing: OrpheusProcessing) -> None:
+def test_an_unknown_node_is_a_bug(processing: OrpheusProcessing) -> None:
     with pytest.raises(BugError, match="no CPU node 'LLM'"):
         processing.run("LLM", "k", {}, {})
 
@@ -133,18 +131,18 @@ def test_a_vocabulary_without_audio_is_not_orpheus(tmp_path: Path) -> None:
 # ---- the claim of checkpoints ---------------------------------------------------------------------
 
 
-def test_a_llama_with_snac_beside_it_is_orpheus(tmp_path: Path) -> None:
+def test_a_llama_with_snac_in_its_folder_is_orpheus(tmp_path: Path) -> None:
     assert registry.family_of(tiny_orpheus()) == "orpheus"
 
     (copied(tmp_path) / "tokenizer_config.json").unlink()
     assert registry.family_of(tmp_path) == "orpheus"
 
 
-def test_so_is_one_whose_tokenizer_has_the_marks_as_the_published_one_without_snac(tmp_path: Path) -> None:
+def test_a_llama_with_the_special_tokens_of_orpheus_is_orpheus(tmp_path: Path) -> None:
     (copied(tmp_path) / "snac" / "config.json").unlink()
 
     assert registry.family_of(tmp_path) == "orpheus"
 
 
-def test_any_other_llama_is_not() -> None:
+def test_any_other_llama_is_a_decoder_lm() -> None:
     assert registry.family_of(tiny_checkpoint("llama")) == "decoder_lm"

@@ -44,6 +44,7 @@ def test_pieces_put_together_are_the_decoded_text(kind: str, text: str) -> None:
     assert "".join(pieces(kind, ids)) == tokenizer(kind).decode(ids, skip_special_tokens=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
@@ -187,7 +188,7 @@ def test_a_special_or_added_tokens_bytes_are_its_text(kind: str, token: str) -> 
     assert decoders_of(kind).new().bytes_of(id_of(token, kind)) == token.encode()
 
 
-def test_only_where_the_decoder_says_so_a_mark_is_a_space_and_a_byte_name_a_byte() -> None:
+def test_marked_spaces_and_byte_tokens_count_only_if_the_decoder_replaces_them() -> None:
     plain = Tokenizer(models.WordLevel({"▁a": 0, "<0x41>": 1, "[UNK]": 2}, unk_token="[UNK]"))
     marked = Tokenizer.from_str(plain.to_str())
     marked.decoder = decoders.Metaspace()

@@ -29,7 +29,7 @@ def checkpoint(folder: Path, *modules: str, config: dict[str, Any] | None = None
     return folder
 
 
-def test_one_that_says_nothing_takes_the_last_token_at_length_1(tmp_path: Path) -> None:
+def test_without_settings_the_last_token_is_pooled_and_normalized(tmp_path: Path) -> None:
     assert embedding.read(checkpoint(tmp_path)).pooling(None) == PoolingParams(
         mode="lasttoken", normalize=True
     )
@@ -46,7 +46,9 @@ def test_one_that_says_nothing_takes_the_last_token_at_length_1(tmp_path: Path) 
     ],
 )
 @pytest.mark.parametrize("normalize", [False, True])
-def test_modules_say_how(tmp_path: Path, pooling: dict[str, Any], mode: str, *, normalize: bool) -> None:
+def test_modules_json_sets_pooling_and_normalization(
+    tmp_path: Path, pooling: dict[str, Any], mode: str, *, normalize: bool
+) -> None:
     modules = ["Transformer", "Pooling", *["Normalize"] * normalize]
 
     found = embedding.read(checkpoint(tmp_path, *modules, **pooling))
@@ -66,7 +68,7 @@ def test_modules_say_how(tmp_path: Path, pooling: dict[str, Any], mode: str, *, 
         (["Transformer", "Pooling", "Dense"], {"pooling_mode_cls_token": True}, "'Dense' after the model"),
     ],
 )
-def test_what_is_not_computed_is_refused_when_it_is_asked_for(
+def test_unsupported_embeddings_are_refused_on_request(
     tmp_path: Path, modules: list[str], pooling: dict[str, Any], why: str
 ) -> None:
     found = embedding.read(checkpoint(tmp_path, *modules, **pooling))
@@ -84,7 +86,7 @@ def test_what_is_not_computed_is_refused_when_it_is_asked_for(
         ({"matryoshka_dimensions": [16, 32]}, [16, 32, 64], [8, 65]),
     ],
 )
-def test_how_long_they_may_be_the_config_says(
+def test_the_config_limits_the_dimensions(
     tmp_path: Path, config: dict[str, Any], allowed: list[int], refused: list[int]
 ) -> None:
     found = embedding.read(checkpoint(tmp_path, config=config))
@@ -98,14 +100,14 @@ def test_how_long_they_may_be_the_config_says(
 
 
 @pytest.mark.parametrize("damaged", ["{", "[1]", '[{"path": 1}]'])
-def test_a_damaged_list_of_modules_is_told(tmp_path: Path, damaged: str) -> None:
+def test_a_damaged_list_of_modules_is_reported(tmp_path: Path, damaged: str) -> None:
     (checkpoint(tmp_path) / "modules.json").write_text(damaged)
 
     with pytest.raises(CheckpointError, match=r"modules\.json"):
         embedding.read(tmp_path)
 
 
-def test_a_pooling_that_pools_nothing_is_told(tmp_path: Path) -> None:
+def test_a_pooling_without_a_mode_is_reported(tmp_path: Path) -> None:
     checkpoint(tmp_path, "Transformer", "Pooling", include_prompt=True, pooling_mode_mean_tokens=False)
 
     with pytest.raises(CheckpointError, match="expected one of"):

@@ -83,7 +83,7 @@ def test_properties_come_in_the_order_of_the_schema(bytes_and_pieces: GuideCompi
     assert accepts(ordered("a", "b"), '{"a":null,"b":null}')
 
 
-def test_a_character_is_spelled_one_way_so_that_no_pattern_and_no_name_is_passed_by(
+def test_characters_are_not_escaped_so_that_patterns_and_names_apply(
     bytes_and_pieces: GuideCompiler,
 ) -> None:
     named = {"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "null"}}
@@ -97,7 +97,7 @@ def test_a_character_is_spelled_one_way_so_that_no_pattern_and_no_name_is_passed
     assert not accepts(texts, '"\\u0061"')
 
 
-def test_so_many_properties_as_cannot_be_had_twice_are_kept(bytes_and_pieces: GuideCompiler) -> None:
+def test_min_properties_is_enforced_up_to_one_more_than_required(bytes_and_pieces: GuideCompiler) -> None:
     schema: dict[str, Any] = {
         "type": "object",
         "properties": {"minProperties": {"const": {"minProperties": 9}}},
@@ -111,7 +111,8 @@ def test_so_many_properties_as_cannot_be_had_twice_are_kept(bytes_and_pieces: Gu
     assert not accepts(guide, '{"minProperties":{"minProperties":9}}')
 
 
-def test_a_schema_does_not_choose_how_strictly_it_is_kept(bytes_and_pieces: GuideCompiler) -> None:
+@pytest.mark.processes
+def test_a_schema_cannot_change_how_strictly_it_is_enforced(bytes_and_pieces: GuideCompiler) -> None:
     lenient = {"type": "integer", "x-guidance": {"lenient": True, "whitespace_pattern": "x"}}
 
     assert not accepts(bytes_and_pieces.compiled(Guide(json_schema=lenient)), "1x")
@@ -119,6 +120,7 @@ def test_a_schema_does_not_choose_how_strictly_it_is_kept(bytes_and_pieces: Guid
         bytes_and_pieces.check(Guide(json_schema={**lenient, "not": {"const": 1}}))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -153,7 +155,7 @@ def test_a_schema_does_not_choose_how_strictly_it_is_kept(bytes_and_pieces: Guid
         ({"grammar": "start: <|nobody|>"}, r"special tokens, .*call.*; found .*nobody.*; name"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_kept_is_refused_with_a_reason(
+def test_unsupported_guides_are_refused_with_a_reason(
     bytes_and_pieces: GuideCompiler, asked: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(InvalidGuideError, match=said) as refused:
@@ -224,6 +226,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("asked", "said"), HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_guide_is_refused_in_bounded_time(
     bytes_and_pieces: GuideCompiler, asked: dict[str, Any], said: str
@@ -232,7 +235,8 @@ def test_a_hostile_guide_is_refused_in_bounded_time(
         bytes_and_pieces.check(Guide(**asked))
 
 
-def test_large_guides_that_mean_no_harm_are_taken(bytes_and_pieces: GuideCompiler) -> None:
+@pytest.mark.processes
+def test_large_harmless_guides_are_accepted(bytes_and_pieces: GuideCompiler) -> None:
     properties = {f"p{n}": {"type": ("string", "number")[n % 2]} for n in range(240)}
     bytes_and_pieces.check(Guide(json_schema={"type": "object", "properties": properties}))
     everything = {f"p{n}": {"type": "string"} for n in range(1000)}
@@ -243,7 +247,8 @@ def test_large_guides_that_mean_no_harm_are_taken(bytes_and_pieces: GuideCompile
     bytes_and_pieces.check(Guide(choice=[f"choice number {n}" for n in range(1024)]))
 
 
-def test_how_much_has_to_be_kept_in_mind_at_once_is_counted_and_no_clock_is_asked(
+@pytest.mark.processes
+def test_parser_items_are_limited_by_count_and_not_by_time(
     bytes_and_pieces: GuideCompiler,
 ) -> None:
     def optional(count: int) -> Guide:
@@ -255,7 +260,7 @@ def test_how_much_has_to_be_kept_in_mind_at_once_is_counted_and_no_clock_is_aske
         bytes_and_pieces.check(optional(249))
 
 
-def test_a_text_of_too_many_meanings_is_followed_as_far_as_they_can_be_counted(
+def test_an_ambiguous_text_is_matched_up_to_the_limit_of_items(
     bytes_and_pieces: GuideCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no second try with fresh states, because the limit concerns this answer alone."""
@@ -270,7 +275,7 @@ def test_a_text_of_too_many_meanings_is_followed_as_far_as_they_can_be_counted(
         matcher.push(b"a")
 
 
-def test_an_answer_of_many_tokens_is_left_where_its_guide_is_condemned() -> None:
+def test_matching_many_tokens_stops_when_the_guide_is_banned() -> None:
     """Tokens are appended one by one, because the library holds the GIL during each call."""
     guide = vocabulary().compiled(Guide(regex="a+"))
     matcher, asked = guide.matcher(), list[list[int]]()
@@ -291,7 +296,8 @@ def test_an_answer_of_many_tokens_is_left_where_its_guide_is_condemned() -> None
     assert asked == [[97]] * 3
 
 
-def test_a_guide_that_is_condemned_is_followed_by_nobody_and_refused_from_then_on() -> None:
+@pytest.mark.processes
+def test_a_banned_guide_is_refused_from_then_on() -> None:
     guides, asked = vocabulary(), Guide(regex="a+")
     guides.check(asked)
     one, other = guides.compiled(asked).matcher(), guides.compiled(asked).matcher()
@@ -308,7 +314,7 @@ def test_a_guide_that_is_condemned_is_followed_by_nobody_and_refused_from_then_o
 # ---- matching ------------------------------------------------------------------------------------
 
 
-def test_tokens_are_followed_the_same_in_whatever_pieces(bytes_and_pieces: GuideCompiler) -> None:
+def test_matching_does_not_depend_on_the_pieces(bytes_and_pieces: GuideCompiler) -> None:
     guide = bytes_and_pieces.compiled(Guide(regex="([a-z]{2,5} )+end"))
     text = list(b"some words at the end")
     by_one = guide.matcher()
@@ -324,7 +330,7 @@ def test_tokens_are_followed_the_same_in_whatever_pieces(bytes_and_pieces: Guide
     assert by_one.tokens == halves.tokens == len(text)
 
 
-def test_marks_are_no_text_and_come_where_a_grammar_names_them(bytes_and_pieces: GuideCompiler) -> None:
+def test_special_tokens_are_allowed_only_where_a_grammar_names_them(bytes_and_pieces: GuideCompiler) -> None:
     call = 256 + len(PIECES) + 1
     anything = bytes_and_pieces.compiled(Guide(regex="(.|\n)*"))
     named = bytes_and_pieces.compiled(Guide(grammar='start: <|call|> "(" /[a-z]+/ ")"'))
@@ -341,7 +347,7 @@ def limited(monkeypatch: pytest.MonkeyPatch, states: int) -> GuideCompiler:
     return vocabulary()
 
 
-def test_what_others_have_used_up_is_not_missed(
+def test_states_that_others_used_up_are_replaced(
     bytes_and_pieces: GuideCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All matchers of a grammar share its states and their limit; each alone has enough of them."""
@@ -368,14 +374,14 @@ def test_what_others_have_used_up_is_not_missed(
     assert left == [scarce] * len(left) != []
 
 
-def test_a_guide_that_is_too_much_even_alone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guide_over_the_limit_by_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     matcher = limited(monkeypatch, 50).compiled(Guide(regex="[a-z]{1,400}")).matcher()
 
     with pytest.raises(InvalidGuideError, match="found too many; give it"):
         matcher.push([97] * 300)
 
 
-def test_a_token_that_is_not_allowed_is_nobody_elses_fault(bytes_and_pieces: GuideCompiler) -> None:
+def test_a_token_that_is_not_allowed_is_a_bug(bytes_and_pieces: GuideCompiler) -> None:
     guide = bytes_and_pieces.compiled(Guide(regex="abc"))
 
     with pytest.raises(BugError, match="does not allow the token 120"):
@@ -401,7 +407,8 @@ def test_a_guide_is_tried_and_compiled_once_while_it_is_in_use(monkeypatch: pyte
     assert guides.compiled(first) is guides.compiled(Guide(regex="a"))
 
 
-def test_what_is_checked_is_what_is_followed(bytes_and_pieces: GuideCompiler) -> None:
+@pytest.mark.processes
+def test_the_checked_guide_is_the_compiled_one(bytes_and_pieces: GuideCompiler) -> None:
     asked = Guide(json_schema={"const": "kept"})
     bytes_and_pieces.check(asked)
 
@@ -419,7 +426,7 @@ def guides_of(tokenizer: Tokenizer) -> tuple[GuideCompiler, Spelling]:
 
 
 @pytest.mark.parametrize("kind", [written_checkpoints.byte_level, written_checkpoints.sentence_piece])
-def test_whatever_spells_a_text_its_decoder_says_just_that(kind: Any) -> None:
+def test_an_allowed_spelling_decodes_to_the_text(kind: Any) -> None:
     """Llama 2's decoder drops a leading space, so the allowed tokens have one more."""
     tokenizer = kind()
     guides, _ = guides_of(tokenizer)
@@ -439,7 +446,7 @@ def test_whatever_spells_a_text_its_decoder_says_just_that(kind: Any) -> None:
     assert found == set(texts)
 
 
-def test_a_tokenizer_whose_texts_are_not_its_tokens_in_a_row_has_no_spelling() -> None:
+def test_a_tokenizer_whose_texts_are_not_its_tokens_bytes_has_no_spelling() -> None:
     tokenizer = written_checkpoints.word_piece()
 
     assert DetokenizerFactory(tokenizer).spelling(tokenizer.get_vocab_size()) is None

@@ -70,7 +70,7 @@ def told(written: CallFormat, pieces: Sequence[str]) -> tuple[str, list[tuple[st
         (LLAMA, 'So: {"name": "f", "parameters": {}}', 'So: {"name": "f", "parameters": {}}', []),
     ],
 )  # fmt: skip
-def test_text_is_told_from_calls(
+def test_text_is_separated_from_calls(
     written: CallFormat, text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
     assert told(written, [text]) == (content, calls)
@@ -94,7 +94,7 @@ _WORDS = st.sampled_from(
     words=st.lists(_WORDS, max_size=30),
     cuts=st.lists(st.integers(0, 200), max_size=8),
 )
-def test_what_is_told_does_not_depend_on_the_pieces(
+def test_the_result_does_not_depend_on_the_pieces(
     written: CallFormat, words: list[str], cuts: list[int]
 ) -> None:
     text = "".join(words)
@@ -108,7 +108,7 @@ def test_what_is_told_does_not_depend_on_the_pieces(
 
 
 @given(st.text(alphabet="ab <tool_call>{}\n", max_size=80))
-def test_what_is_no_call_is_said_to_the_letter(text: str) -> None:
+def test_text_that_is_no_call_is_emitted_unchanged(text: str) -> None:
     content, calls = told(HERMES, [text])
 
     assert calls or content == text
@@ -129,7 +129,7 @@ def test_arguments_come_as_they_were_written(arguments: dict[str, object], inden
     assert told(HERMES, [text]) == ("", [("f", written)])
 
 
-def test_a_name_is_told_before_its_call_is_complete() -> None:
+def test_a_name_is_emitted_before_its_call_is_complete() -> None:
     reader = ToolCallParser(HERMES, NAMES)
 
     assert reader.push('<tool_call>\n{"name": "f", "argu') == ParsedPiece()
@@ -140,7 +140,7 @@ def test_a_name_is_told_before_its_call_is_complete() -> None:
     assert [(piece.name, piece.arguments) for piece in more.calls.values()] == [(None, "5")]
 
 
-def test_spaces_without_an_end_are_not_kept_for_ever() -> None:
+def test_unbounded_white_space_is_not_held_back() -> None:
     reader = ToolCallParser(HERMES, NAMES)
 
     assert len(reader.push(" " * 5000).content) > 4000

@@ -119,6 +119,7 @@ def quantised(
     return plain, stored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "store"),
     [
@@ -149,6 +150,7 @@ def test_weights_of_eight_bits_are_the_floats_they_stand_for(
         assert torch.allclose(found[name], tensor, rtol=1e-6, atol=0), name
 
 
+@pytest.mark.slow
 def test_experts_and_members_parts_are_read_from_eight_bits_too(tmp_path: Path) -> None:
     plain, stored = quantised(tmp_path, FP8, blocks_of_16, "qwen3_moe")
     expected, found = (

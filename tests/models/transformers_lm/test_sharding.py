@@ -23,6 +23,7 @@ def logits_of(node: DecoderLM, ids: torch.Tensor) -> torch.Tensor:
         return node.reference(ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", SHARED)
 def test_members_come_to_what_the_whole_model_comes_to(family: Family) -> None:
     checkpoint = tiny_checkpoint(family)

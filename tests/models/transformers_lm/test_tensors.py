@@ -81,6 +81,7 @@ def write_zeros(folder: Path, layers: int, *, experts: bool) -> str:
     return str(folder)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_loading_takes_no_more_memory_than_what_is_made(tmp_path: Path) -> None:
     warm = write_zeros(tmp_path / "warm", 1, experts=True)
@@ -116,6 +117,7 @@ def changed(folder: Path, family: Family, name: str, change: Callable[[torch.Ten
     return checkpoint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.uint8, torch.bool, torch.complex64])
 @pytest.mark.parametrize(
     ("family", "name"),
@@ -134,6 +136,7 @@ def test_what_is_not_stored_as_floats_is_refused_unless_it_is_said_what_it_stand
         load_decoder(checkpoint, "llm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.float8_e5m2])
 def test_floats_of_every_width_are_read_as_the_numbers_they_are(tmp_path: Path, dtype: torch.dtype) -> None:
     name = "model.layers.1.mlp.down_proj.weight"
@@ -143,6 +146,7 @@ def test_floats_of_every_width_are_read_as_the_numbers_they_are(tmp_path: Path, 
     assert torch.equal(load_decoder(checkpoint, "llm").model.state_dict()[name], stored.float())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [63, 65])
 def test_a_tensor_that_no_two_members_can_share_is_refused_by_each(tmp_path: Path, rows: int) -> None:
     """A half of 65 rows has 32 rows, and so has a half of 64."""
