@@ -1,5 +1,4 @@
-"""The vocabulary: what two planes need, and nothing else.
+"""Code that several roles share: events and subjects, the walk language and plans, the log, and telemetry.
 
-Events and their subjects, the walk language and plans, the log's port and its adapters, the models'
-three faces. Nothing here knows the gateway, the conductor or the workers.
+Nothing here imports the gateway, the conductor or the workers.
 """

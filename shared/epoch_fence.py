@@ -1,7 +1,8 @@
-"""The epoch fence: which conductor's events count.
+"""The epoch fence: it voids events of deposed conductors.
 
-Every reader folds the log through one of these, in log order. A conductor's event of a lower epoch
-stored behind a higher `epoch.opened` is void: its writer was deposed and did not know it.
+Every reader folds the log through an `EpochFence`, in log order. A conductor's event of a lower epoch that is
+stored after a higher `epoch.opened` is void: its writer had been deposed. (The event `output.fence` is
+something else: it voids output chunks of a request's earlier attempts, see `shared.transcript`.)
 """
 
 from contextlib import suppress
@@ -14,13 +15,13 @@ from shared.subjects import CONDUCTOR_WRITER
 
 @dataclass(slots=True)
 class EpochFence:
-    """`epoch` is the highest opened so far; 0 when none is known."""
+    """The fold. `epoch` is the highest epoch opened so far; 0 if none is known."""
 
     epoch: int = 0
 
     @classmethod
-    def behind(cls, last: StoredRecord | None) -> "EpochFence":
-        """The fence for what follows the newest record on the epochs' subject, where there is one."""
+    def after(cls, last: StoredRecord | None) -> "EpochFence":
+        """Return the fence for events after `last`, the newest record on the epochs' subject, if any."""
         fence = cls()
         if last is not None:
             with suppress(MalformedEventError):
@@ -28,7 +29,7 @@ class EpochFence:
         return fence
 
     def admits(self, event: AnyEvent) -> bool:
-        """Fold one event; whether it counts."""
+        """Fold one event, and return whether it is valid."""
         if isinstance(event, EpochOpened):
             opened = event.epoch or 0
             if opened <= self.epoch:

@@ -1,26 +1,26 @@
-"""Errors: whose fault it is, and whether trying again helps.
+"""Error classes, which state whose fault an error is and whether a retry helps.
 
     DalSegnoError
-    ├── ClientError           the request is wrong; sending it again is of no use      400, 404, 409, 413, 422
-    ├── CapacityError         nothing is wrong, but not now; try again later           429, 503
+    ├── ClientError           the request is wrong; a retry does not help              400, 404, 409, 413, 422
+    ├── CapacityError         the request is right; try again later                    429, 503
     ├── WorkerError           a worker failed; the request may be tried elsewhere      500
     │   └── TensorGone        a handle's bytes are gone; its producer runs again
-    └── BugError              one of our own promises is broken; please report it      500
-        └── Divergence        a recorded decision differs from the one decided again
+    └── BugError              an invariant is broken; please report it                 500
+        └── Divergence        a recorded decision differs from the same decision made again
 
-An error that must cross the log travels as `shared.events.Failure`: `code` is stable and meant for
-programs, `message` for people, `status` is the HTTP status the gateway answers with.
+In the log an error is a `shared.events.Failure`: `code` is stable and meant for programs, `message` for
+people, and `status` is the HTTP status of the gateway's response.
 """
 
 
 class DalSegnoError(Exception):
-    """The root.
+    """The base class of all errors.
 
     Attributes:
-        code: stable, for programs; a class has its own, an error may have a nearer one.
+        code: a stable code for programs. Each class has a default, and an error may have a more specific one.
         status: the HTTP status, by the same rule.
         message: what was expected, what was found, what to do.
-        param: the field that is wrong, where it is known to be one.
+        param: the name of the wrong field, if known.
     """
 
     code: str = "internal_error"
@@ -61,32 +61,32 @@ class ModelNotFoundError(ClientError):
 
 
 class CapacityError(DalSegnoError):
-    """The request is fine but cannot be taken now."""
+    """The request is valid but cannot be accepted now."""
 
     code = "overloaded"
     status = 503
 
 
 class WorkerError(DalSegnoError):
-    """A worker could not do its part."""
+    """A worker could not execute its part of a request."""
 
     code = "worker_failed"
     status = 500
 
 
-class TensorGone(WorkerError):  # noqa: N818 - a fact about a tensor, not an error of anybody's
-    """The bytes behind a handle are gone."""
+class TensorGone(WorkerError):  # noqa: N818 - a state of a tensor rather than a fault
+    """The bytes of a handle no longer exist."""
 
     code = "tensor_gone"
 
 
 class BugError(DalSegnoError):
-    """A promise of our own is broken."""
+    """An invariant of this program is broken."""
 
     code = "internal_error"
 
 
-class Divergence(BugError):  # noqa: N818 - the field's word
+class Divergence(BugError):  # noqa: N818 - the field's term
     """A recorded decision differs from the decision made again from the same facts."""
 
     code = "divergence"

@@ -1,4 +1,4 @@
-"""Distinct identities are distinct types, and only what can be a subject token is an id."""
+"""Types of ids, and the rules for texts that can be tokens of a NATS subject."""
 
 import re
 from typing import Final, NewType
@@ -6,11 +6,11 @@ from typing import Final, NewType
 from shared.errors import ClientError
 
 RequestId = NewType("RequestId", str)
-"""One request: one token of a NATS subject."""
+"""A request's id: one token of a NATS subject."""
 Rank = NewType("Rank", int)
-"""One worker position: a GPU, or a CPU process."""
+"""A worker's number: of a GPU, or of a CPU process."""
 Incarnation = NewType("Incarnation", int)
-"""One life of a rank's process: the log sequence of its `worker.joined`."""
+"""One run of a rank's process: the log sequence number of its `worker.joined`."""
 
 ID_PATTERN: Final = r"\A[A-Za-z0-9_-]{1,64}\Z"
 MAX_SUBJECT_TOKEN_BYTES: Final = 256
@@ -18,24 +18,24 @@ _TOKEN: Final = re.compile(ID_PATTERN)
 
 
 def is_token(text: str) -> bool:
-    """Whether `text` may be one token of a subject: letters, digits, `_`, `-`; 1 to 64 of them."""
+    """Return whether `text` is a valid token of a subject: 1 to 64 letters, digits, `_` or `-`."""
     return _TOKEN.fullmatch(text) is not None
 
 
 def is_prefix(text: str) -> bool:
-    """Whether `text` may name a deployment: a token in small letters.
+    """Return whether `text` is a valid deployment prefix: a token in lower case.
 
-    The stream is named by the prefix in capitals, so `ds` and `DS` would be two deployments on one stream,
-    and the second to be provisioned would take it from the first.
+    The stream's name is the prefix in capitals. So `ds` and `DS` would be two deployments on one stream,
+    and the second one would take the stream from the first.
     """
     return is_token(text) and text == text.lower()
 
 
 def is_addressable(text: str) -> bool:
-    """Whether something can be stored under `text` at all, though it may be no id of ours.
+    """Return whether an event could be stored under `text`, even if it is not a valid id.
 
-    Any client can store a message under a subject that no client may publish on twice: one that reads as
-    a wildcard, or that leaves no room for a reply in a line of the protocol (4 KiB).
+    A client can store a message under a subject on which nothing can be published afterwards: one that
+    reads as a wildcard, or one that leaves no space for a reply subject in a protocol line (4 KiB).
     """
     plain = text.isprintable() and not set(" .*>") & set(text)
     return plain and 1 <= len(text.encode()) <= MAX_SUBJECT_TOKEN_BYTES

@@ -1,7 +1,7 @@
-"""What a process has counted, as its beats tell it: under `meters`, beside the facts `/health` shows.
+"""Counters that a process sends in its heartbeats, under `meters`.
 
-Totals since the process began, so that a beat that is lost loses nothing. A gateway shows the last ones it
-heard at `/metrics`; there a total that begins anew is a process that was started again.
+They are totals since the start of the process, so a lost heartbeat loses nothing. A gateway exposes the
+latest ones at `/metrics`; there a counter that starts again at zero shows a restarted process.
 """
 
 import msgspec
@@ -11,14 +11,15 @@ from shared.telemetry.histogram import Histogram
 
 
 class TensorMeters(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's tensors that others may read.
+    """Counters of a worker's tensors that other workers may read.
 
     Attributes:
-        total_bytes, free_bytes: of the arena, and `slots` what is taken of it now.
-        puts, gets: tensors that were put, and looked at.
-        gone: looked for, and not there any more.
-        refused: handles and requests that cannot be right.
-        fetched_bytes: read from other workers.
+        total_bytes, free_bytes: the size of the arena, and its free part.
+        slots: the number of slots in use.
+        puts, gets: tensors that were stored and read.
+        gone: reads of tensors that no longer existed.
+        refused: invalid handles and requests.
+        fetched_bytes: bytes read from other workers.
     """
 
     total_bytes: int = 0
@@ -32,12 +33,12 @@ class TensorMeters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdgeMeters(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker and others have told one another, and what its streams came to.
+    """Counters of a worker's events to and from other ranks, and of its streams.
 
     Attributes:
-        told, heard: events for other ranks, and from them.
-        early: of those heard, what waits for its order now; `early_bytes` as events.
-        items: of streams, made here; `chunks` taken here.
+        told, heard: events sent to other ranks, and received from them.
+        early: received events that wait for their order; `early_bytes` is their size.
+        items: stream items produced here; `chunks` is the number of chunks consumed here.
     """
 
     told: int = 0
@@ -49,13 +50,15 @@ class EdgeMeters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixMeters(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker's engine has not computed again, or had to, or ahead.
+    """Counters of an engine's prefix cache, preemptions and speculative decoding.
 
     Attributes:
-        asked: tokens of sequences that were let in; `hit`, those whose keys and values were cached.
-        kept: tokens that are cached now and in nobody's use: room for whoever needs it.
-        preempted: how often a sequence had to give its blocks back, to go on later.
-        guessed: tokens that were guessed ahead; `stood`, those that were the model's own.
+        asked: tokens of admitted sequences (the cache's queries).
+        hit: those of them whose keys and values were cached (the cache's hits).
+        kept: cached tokens that no sequence uses, which can be evicted.
+        preempted: preemptions of sequences, which gave their blocks back and continued later.
+        guessed: drafted tokens.
+        stood: accepted tokens.
     """
 
     asked: int = 0
@@ -67,15 +70,14 @@ class PrefixMeters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerMeters(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's.
+    """All counters of a worker.
 
     Attributes:
-        sequences: how many the engine has taken into its batches.
-        computed_tokens: positions that were run through the model, prompts' and answers'.
-        sampled_tokens: tokens that came out of it.
-        batch_rows: sequences in a step; `step_s` what it took, from choosing them to having their tokens.
-        tensors: those others may read; `edges` what was told from rank to rank; `prefix` what the engine has
-            not computed again.
+        sequences: sequences that the engine has added to its batches.
+        computed_tokens: positions that the model computed, of prompts and answers.
+        sampled_tokens: tokens that the model sampled.
+        batch_rows: sequences per step.
+        step_s: the duration of a step, from scheduling to its sampled tokens.
     """
 
     log: LogStats
@@ -90,11 +92,11 @@ class WorkerMeters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConductorMeters(msgspec.Struct, frozen=True, kw_only=True):
-    """A conductor's.
+    """All counters of a conductor.
 
     Attributes:
-        folded: events it has read from the log and folded, the log's whole past included.
-        decisions: decisions it has published.
+        folded: events read from the log and folded, including the log's history at the start.
+        decisions: published decisions.
     """
 
     log: LogStats

@@ -1,9 +1,9 @@
-"""Which events belong on which subjects. Pure.
+"""The rules by which readers accept an event on a subject: its type, and its fields. Pure.
 
-A server holds a writer to its subjects (`shared.log.nats.permissions`), not to what it says there. So every
-reader
-takes from a subject only the kinds of events that belong there, and only where they agree with it: else a
-worker could end a request on the subject of its chunks, or join as another rank on its own.
+A server restricts a writer to its subjects (`shared.log.nats.permissions`), but not the content of its
+events. So every reader accepts on a subject only the event types that belong there, and only if the event's
+fields agree with the subject. Otherwise a worker could end a request on the subject of its chunks, or join
+with another rank's number on its own subject.
 """
 
 from typing import Final
@@ -64,17 +64,21 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
 
 
 def check_address(address: Address, event: AnyEvent) -> None:
-    """Hold what an event says against the subject it is on.
+    """Check that an event agrees with its subject.
 
     Raises:
-        MalformedEventError: they do not agree.
+        MalformedEventError: it does not.
     """
     if not isinstance(event, _KINDS[address.kind]):
         raise MalformedEventError(f"a {type(event).__name__} does not belong on a {address.kind} subject")
     if address.rank is not None and getattr(event, "rank", address.rank) != address.rank:
-        raise MalformedEventError(f"the subject is of rank {address.rank}, the event of another")
+        raise MalformedEventError(
+            f"expected an event of rank {address.rank} on this subject, found another rank"
+        )
     if isinstance(event, OutputFence) and address.writer != CONDUCTOR_WRITER:
-        raise MalformedEventError(f"a fence is the {CONDUCTOR_WRITER}'s; the subject is of {address.writer}")
+        raise MalformedEventError(
+            f"expected a fence on a subject of the {CONDUCTOR_WRITER}, found {address.writer}"
+        )
     request_id = address.request_id
     if request_id is None:
         return
@@ -84,5 +88,5 @@ def check_address(address: Address, event: AnyEvent) -> None:
         )
     if event.request_id not in (None, request_id):
         raise MalformedEventError(
-            f"the subject is of request {request_id}, the event of {str(event.request_id)[:80]!r}"
+            f"expected an event of request {request_id} on this subject, found {str(event.request_id)[:80]!r}"
         )

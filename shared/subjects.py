@@ -1,7 +1,7 @@
-"""Every subject of the system, in one place.
+"""The NATS subjects of a deployment. `Subjects(prefix)` builds and parses them.
 
-The **writer is a token of the subject**, so that NATS permissions can hold each role to its own.
-Model names live in payloads: they contain dots. `Subjects(prefix)` both builds and parses.
+The **writer is a token of the subject**, so that NATS permissions can restrict each role to its own subjects.
+Model names are in the payloads, because they contain dots.
 
     <prefix>.request.<request_id>                        any service: request.submitted
     <prefix>.control.<request_id>                        any service: request.cancel
@@ -24,13 +24,15 @@ from shared.ids import Rank, RequestId
 
 CONDUCTOR_WRITER: Final = "conductor"
 DEFAULT_ORIGIN: Final = "nats"
-"""The `origin` of a request whose submitter named none: read `<prefix>.output.nats.<request_id>.*`."""
+"""The `origin` of a request without one; its output is on `<prefix>.output.nats.<request_id>.*`."""
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A parsed subject: `kind` is its second token; the rest is None where the kind has none.
+    """A parsed subject.
 
-    `rank` is whose orders or events they are: of an edge, the rank it is from.
+    Attributes:
+        kind: the second token. It determines which of the other fields are set.
+        rank: the rank of the orders or events; for an edge, the sending rank.
     """
 
     kind: str
@@ -48,7 +50,7 @@ class Subjects:
 
     prefix: str = "ds"
 
-    # ---- what is written ---------------------------------------------------------------------------
+    # ---- for publishers ----------------------------------------------------------------------------
     def request(self, request_id: str) -> str:
         return f"{self.prefix}.request.{request_id}"
 
@@ -64,7 +66,7 @@ class Subjects:
 
     @property
     def lost(self) -> str:
-        """Where lives are declared over."""
+        """The subject on which workers are declared lost."""
         return self.conductor("lost")
 
     def walk(self, request_id: str) -> str:
@@ -88,10 +90,10 @@ class Subjects:
     def heartbeat(self, role: str, name: str) -> str:
         return f"{self.prefix}.beat.{role}.{name}"
 
-    # ---- what is read ------------------------------------------------------------------------------
+    # ---- for readers -------------------------------------------------------------------------------
     @property
     def stream(self) -> str:
-        """The name of the one stream that holds them all (all but the beats)."""
+        """The name of the stream with all subjects except heartbeats."""
         return f"{self.prefix.upper()}_LOG"
 
     def logged(self) -> list[str]:
@@ -100,12 +102,12 @@ class Subjects:
         return [f"{self.prefix}.{kind}.>" for kind in kinds]
 
     def for_conductor(self) -> list[str]:
-        """All that decides or was decided; of the outputs only the conductor's own fences."""
+        """The subjects of facts and decisions; of the outputs only the conductor's own fences."""
         kinds = ("request", "control", "conductor", "walk", "ready", "done", "worker")
         return [f"{self.prefix}.{kind}.>" for kind in kinds] + [self.output("*", "*", CONDUCTOR_WRITER)]
 
     def for_worker(self, rank: int) -> list[str]:
-        """What one rank acts on: its orders, what other ranks tell it, all lives, ends, and epochs."""
+        """The subjects that one rank reads: its orders, other ranks' events for it, joins, ends, epochs."""
         return [
             self.ready(rank, "*"),
             self.edge(rank, "*", "*"),
@@ -115,7 +117,7 @@ class Subjects:
         ]
 
     def for_gateway(self, origin: str) -> list[str]:
-        """What one gateway relays, who else does, and what its health is made of."""
+        """The subjects that one gateway reads: outputs, other gateways' readers, and its health's facts."""
         return [
             self.walk("*"),
             self.control("*"),
@@ -134,7 +136,7 @@ class Subjects:
         return self.output(origin, request_id, "*")
 
     def all_of(self, request_id: str) -> list[str]:
-        """Everything the log holds of one request."""
+        """The subjects with all events of one request."""
         return [
             self.request(request_id),
             self.control(request_id),
@@ -146,12 +148,12 @@ class Subjects:
         ]
 
     def replayed(self, request_id: str) -> list[str]:
-        """What a replay of one request reads: its own events, and the world's they depend on."""
+        """The subjects that a replay of one request reads: its events, and the events they depend on."""
         return [*self.all_of(request_id), self.worker_any(), self.conductor("*")]
 
     # ---- parsing -----------------------------------------------------------------------------------
     def parse(self, subject: str) -> Address | None:
-        """The address behind a subject; None when it is none of ours."""
+        """Return the parsed subject; None if it is not a subject of this deployment."""
         match subject.split("."):
             case [self.prefix, kind, *rest]:
                 return _address(kind, rest)
@@ -160,7 +162,7 @@ class Subjects:
 
 
 def _address(kind: str, rest: list[str]) -> Address | None:
-    """The address of a subject whose first tokens are ours; by number of tokens, the busiest first."""
+    """Parse the tokens after the kind. The cases are ordered by frequency."""
     match len(rest):
         case 2 if kind in {"ready", "done"} and _is_rank(rest[0]):
             return Address(kind=kind, rank=Rank(int(rest[0])), request_id=RequestId(rest[1]))
@@ -181,10 +183,10 @@ def _address(kind: str, rest: list[str]) -> Address | None:
 
 
 def _is_rank(text: str) -> bool:
-    """Whether `text` is a rank as it is written here: another spelling would be another's subject."""
+    """Return whether `text` is a rank in its only valid spelling: `01` would be another subject than `1`."""
     return text.isdecimal() and text.isascii() and (text[0] != "0" or text == "0")
 
 
 def worker_writer(rank: int) -> str:
-    """The writer token of a worker's chunks."""
+    """Return the writer token of a worker's chunks."""
     return f"w{rank}"

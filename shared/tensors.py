@@ -1,9 +1,9 @@
-"""Tensors are named, handles are hints.
+"""Handles: references to tensors, which name a tensor and where its bytes were last.
 
-A tensor's *key* is logical and stable: request / attempt / index / walk / edge. A `Handle` says where its
-bytes were last seen. Small values ride inline in the event and so are as durable as the log; others are in
-the memory of the worker that made them, which `rank`, `incarnation` and `locator` say (ADR 8). No numpy and
-no torch here: the conductor carries handles without opening them.
+A tensor's *key* is logical and stable: request / attempt / index / walk / edge. Small tensors are inline in
+the event and so as durable as the log. Others are in the memory of the worker that made them, which `rank`,
+`incarnation` and `locator` identify (ADR 8). This module uses neither numpy nor torch: the conductor passes
+handles on without reading the tensors.
 """
 
 import math
@@ -30,13 +30,14 @@ ITEM_BYTES: Final[Mapping[str, int]] = {
     "float32": 4,
     "float64": 8,
 }
-"""What a tensor may be made of, as torch spells it, and the bytes of one."""
+"""The supported dtypes, in torch's spelling, and their sizes in bytes."""
 
 
 class Handle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a tensor's bytes were last seen.
+    """A reference to a tensor.
 
-    `data` holds the bytes themselves, little-endian and contiguous, when the tensor rides inline.
+    Attributes:
+        data: the bytes of an inline tensor, little-endian and contiguous.
     """
 
     key: str
@@ -49,20 +50,20 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
-    """The bytes of a tensor.
+    """Return the size of a tensor in bytes.
 
     Raises:
-        ValueError: a dtype that is unknown, or a shape that no tensor has.
+        ValueError: the dtype is unknown, or the shape has a negative length.
     """
     if dtype not in ITEM_BYTES:
         raise ValueError(f"unknown dtype {dtype!r}; expected one of {', '.join(ITEM_BYTES)}")
     if shape and min(shape) < 0:
-        raise ValueError(f"a shape has lengths of 0 and more, found {shape}")
+        raise ValueError(f"expected a shape with lengths >= 0, found {shape}")
     return math.prod(shape) * ITEM_BYTES[dtype]
 
 
 def inline_ids(key: str, ids: list[int]) -> Handle:
-    """A one-dimensional int32 tensor of token ids, shape `(len(ids),)`, carried inline."""
+    """Return an inline int32 tensor of token ids, shape `(len(ids),)`."""
     cells = array("i", ids)
     if sys.byteorder == "big":  # pragma: no cover - the wire is little-endian
         cells.byteswap()
@@ -70,10 +71,10 @@ def inline_ids(key: str, ids: list[int]) -> Handle:
 
 
 def read_ids(handle: Handle) -> list[int]:
-    """The token ids of an inline int32 tensor.
+    """Return the token ids of an inline int32 tensor.
 
     Raises:
-        TensorGone: the bytes do not ride inline, or do not fit the declared shape.
+        TensorGone: the tensor is not inline, or its size does not match its shape.
     """
     expected = 4 * handle.shape[0] if handle.dtype == "int32" and len(handle.shape) == 1 else -1
     if handle.data is None or len(handle.data) != expected:

@@ -1,12 +1,12 @@
-"""The transcript: which chunks of an output count, in which order, each once.
+"""The transcript: the valid chunks of one request's output, in order, each once.
 
-A pure fold over one request's output records in log order. The gateway relays from it, a resumed worker
-continues from it, replay checks it. Void are: a chunk of an attempt lower than the highest fence stored
-before it, and a chunk whose index was taken already (a duplicate). A chunk that is early (its
+It is a pure fold over the request's output records in log order. The gateway relays its chunks, a resumed
+worker continues from it, and a replay checks it. Two kinds of chunks are void: chunks of an attempt lower
+than the highest `output.fence` stored before them, and duplicates of an index. An out-of-order chunk (its
 predecessor was resent later) is held until the gap closes.
 
-Where several nodes of a model speak, perhaps on several ranks at a time, each writes a track of its own, with
-its own indices; the tracks' chunks follow one another as the log has them.
+If several nodes of a model emit output, perhaps on several ranks concurrently, each writes its own track with
+its own indices. The chunks of different tracks are ordered as in the log.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ class Track:
     """The valid chunks of one writer so far.
 
     Attributes:
-        next_index: the index the next valid chunk must have.
-        held: early chunks, by index.
+        next_index: the index of the next valid chunk.
+        held: out-of-order chunks, by index.
     """
 
     next_index: int = 0
@@ -35,7 +35,7 @@ class Track:
     _hash: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
 
     def fold(self, chunk: OutputChunk) -> list[OutputChunk]:
-        """Take one chunk; return those that became valid by it, in order."""
+        """Fold one chunk; return the chunks that became valid, in order."""
         if chunk.index < self.next_index:
             return []
         self.held.setdefault(chunk.index, chunk)
@@ -56,40 +56,40 @@ class Transcript:
     """The valid chunks of one output so far.
 
     Attributes:
-        attempt: the highest attempt fenced for; lower ones are void from here on.
-        tracks: by name; the one without a name is always there.
+        attempt: the highest attempt of a fence; chunks of lower attempts are void from here on.
+        tracks: by name; the unnamed track always exists.
     """
 
     attempt: int = 0
     tracks: dict[str, Track] = field(default_factory=lambda: {"": Track()})
 
     def track(self, name: str) -> Track:
-        """One writer's part; a new one is empty."""
+        """Return the track `name`, which is new and empty if it does not exist."""
         return self.tracks.setdefault(name, Track())
 
     def fold(self, event: OutputChunk | OutputFence) -> list[OutputChunk]:
-        """Take one record; return the chunks that became valid by it, in order."""
+        """Fold one record; return the chunks that became valid, in order."""
         if isinstance(event, OutputFence):
             if event.attempt > self.attempt:
                 self.attempt = event.attempt
                 for track in self.tracks.values():
-                    track.held.clear()  # what was early belongs to an attempt that is now void
+                    track.held.clear()  # held chunks belong to an attempt that is now void
             return []
         return [] if event.attempt < self.attempt else self.track(event.track).fold(event)
 
     @property
     def next_index(self) -> int:
-        """The index the next valid chunk of the track without a name must have."""
+        """The index of the next valid chunk of the unnamed track."""
         return self.tracks[""].next_index
 
     @property
     def totals(self) -> OutputTotals:
-        """What all tracks together amount to."""
+        """The totals of all tracks together."""
         return combined({name: track.totals for name, track in self.tracks.items()})
 
 
 def combined(tracks: Mapping[str, OutputTotals]) -> OutputTotals:
-    """What several tracks amount to: of the one without a name alone, just its own totals."""
+    """Return the totals of several tracks. The unnamed track alone keeps its own totals."""
     written = {name: totals for name, totals in tracks.items() if totals.chunks}
     if not written.keys() - {""}:
         return tracks.get("", OutputTotals())
@@ -99,7 +99,7 @@ def combined(tracks: Mapping[str, OutputTotals]) -> OutputTotals:
 
 
 def chunk_bytes(chunk: OutputChunk) -> bytes:
-    """What of a chunk is digested: whose it is and all a client can see of it. A MessagePack list."""
+    """Return the digested part of a chunk: its attempt and everything a client sees. A MessagePack list."""
     seen: tuple[object, ...] = (
         chunk.attempt,
         chunk.choice,
@@ -110,5 +110,5 @@ def chunk_bytes(chunk: OutputChunk) -> bytes:
         chunk.text,
         chunk.data,
     )
-    # Outputs without log probabilities, and so all recorded before there were any, are digested as ever.
+    # Without log probabilities the digest is the same as before events had them.
     return _ENCODER.encode(seen if chunk.logprobs is None else (*seen, chunk.logprobs))

@@ -1,4 +1,4 @@
-"""A value that does not fit its type, in our own words: where it is, what was expected, what was found.
+"""Validation errors of msgspec in plain words: the place, what was expected, what was found.
 
     stop[0]: expected a string of at least 1 character, found an empty string
 

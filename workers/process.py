@@ -1,17 +1,17 @@
-"""A worker's process: it loads what its rank hosts, joins, and runs the orders it reads.
+"""The process of a worker: loads the nodes of its rank, joins, and runs the orders that it reads.
 
     log ──records──> Inbox ──actions──> OrderExecutor ──> engines' threads, CPU threads
                                             ├──tensors──> TensorStore <──> other workers
                                             └──events──> EventWriter ──> log
 
-Thin: the decisions are in `workers.orders.inbox`, the work in `workers.execution.executor`. While the log is
-away, what
-runs goes on and its events wait in the log's outbox. Cancelled, it takes no more orders, finishes what
-runs within a deadline, and leaves; what is unfinished then, the rank's next life does again.
+The decisions are in `workers.orders.inbox`, the work in `workers.execution.executor`. While the log is
+unavailable, steps continue and their events wait in the log's outbox. On cancellation the process accepts no
+more orders, finishes running steps within a time limit, and leaves. The rank's next incarnation repeats
+unfinished steps.
 
-One process may live several lives: one the conductor has given up (`worker.lost`) ends, and the next
-begins at once with the model that is loaded, and with a store that is empty again. One that a newer process
-has superseded ends for good.
+One process may have several incarnations. When the conductor gives one up (`worker.lost`), it ends, and the
+next one begins at once with the loaded model and an empty store. When a newer process supersedes it, the
+process ends.
 """
 
 import asyncio
@@ -72,21 +72,21 @@ from workers.tensor_parallel.group import GroupMembership
 _LOGGER: Final = logging.getLogger(__name__)
 
 DRAIN_S: Final = 5.0
-"""What runs may finish for so long; the launcher kills after twice that."""
+"""The time limit for running steps at the end; the launcher kills the process after twice that."""
 ABANDON_S: Final = 10.0
-"""How long the engine may take to drop everything: a step. One that does not come back ends the process."""
+"""The time limit for the engine to drop its sequences, which takes a step; after it, the process ends."""
 CPU_THREADS: Final = 4
 
 
 class EngineStuckError(WorkerError):
-    """The engine does not come back from a step; only a new process can."""
+    """The engine does not return from a step; only a new process can continue."""
 
     code = "stuck"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """Where the log is, what is served, and which rank of it this is."""
+    """The log's address, the deployment, and this process's rank."""
 
     config: DeploymentConfig
     rank: int
@@ -96,13 +96,13 @@ class WorkerOptions:
 
 
 async def run(options: WorkerOptions) -> None:
-    """Load, join and work until cancelled; then finish what runs, and leave.
+    """Load, join and work until cancelled; then finish the running steps, and leave.
 
     Raises:
-        ConfigError, CheckpointError: what is to be served cannot be.
+        ConfigError, CheckpointError: the model cannot be served.
         LogUnavailableError: the log cannot be reached.
         SupersededError: another process has taken this rank.
-        EngineStuckError: it was given up, and cannot begin anew.
+        EngineStuckError: the conductor gave this rank up, and its engine does not stop.
     """
     engine_settings = settings.of(options.config)
     subjects = Subjects(options.prefix)
@@ -122,7 +122,7 @@ async def run(options: WorkerOptions) -> None:
         name=f"worker {options.rank}",
         durability=options.config.nats.durability,
         timeout_s=jetstream.ROLE_PATIENCE_S,
-        on_change=_say_connection,
+        on_change=_log_connection,
     )
     try:
         if options.rank in options.config.leaders:
@@ -141,7 +141,7 @@ async def _work(
     subjects: Subjects,
     heartbeat: Heartbeat,
 ) -> None:
-    """Run what the rank is told to, with a store for its tensors."""
+    """Run a rank that reads orders, with a store for its tensors."""
     config, rank = options.config, Rank(options.rank)
     store = open_tensors(config, rank)
     try:
@@ -168,14 +168,14 @@ def _follower(
 
 
 class _Living(Protocol):
-    """What has a rank's life: `Worker`, or `FollowerProcess`."""
+    """A rank's work: `Worker`, or `FollowerProcess`."""
 
     async def run(self) -> None: ...
     def vital_signs(self) -> Mapping[str, Any]: ...
 
 
 async def live(worker: _Living, heartbeat: Heartbeat) -> None:
-    """Work until cancelled, and be heard as long."""
+    """Run a rank until cancelled, and send heartbeats meanwhile."""
     async with asyncio.TaskGroup() as tasks:
         beating = tasks.create_task(heartbeat.run(worker.vital_signs), name="heartbeat")
         try:
@@ -185,9 +185,9 @@ async def live(worker: _Living, heartbeat: Heartbeat) -> None:
 
 
 class Worker:
-    """One process; `model` is what it hosts, `store` holds the tensors others may read.
+    """The worker of one rank: hosts `model`, and keeps tensors for other ranks in `store`.
 
-    The log is the only thing it talks to; beside it, tensors are read where the log says.
+    It communicates by the log only; tensors are read where the log says.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Worker:
         self._incarnation: int | None = None
 
     async def run(self) -> None:
-        """Work until cancelled, then leave in order."""
+        """Work until cancelled, then leave."""
         await until_cancelled(self._work, "work")
 
     # ---- from loading to leaving -------------------------------------------------------------------
@@ -248,9 +248,9 @@ class Worker:
             await self._model.close()
             pool.shutdown(wait=False, cancel_futures=True)
 
-    # ---- one life ----------------------------------------------------------------------------------
+    # ---- one incarnation ----------------------------------------------------------------------------------
     async def _live(self, hosted: HostedModel, loaded: Loaded, stopping: asyncio.Event) -> None:
-        """Join, work until told to stop or given up, leave."""
+        """Live one incarnation: join, work until stopped or given up, leave."""
         self._state, self._incarnation = "loading", None
         start_seq = (await self._log.state()).last_seq + 1
         writer = EventWriter(self._log, self._rank)
@@ -272,7 +272,7 @@ class Worker:
             self._subjects,
             self._rank,
             joined.id,
-            peers=await self._lives(start_seq - 1),
+            peers=await self._read_peers(start_seq - 1),
             epoch=EpochFence.after(await self._log.last(self._subjects.epoch)).epoch,
             out_of_order=self._early,
         )
@@ -302,7 +302,7 @@ class Worker:
                 task.cancel()
 
     async def _read(self, inbox: Inbox, writer: EventWriter, executor: OrderExecutor, start_seq: int) -> None:
-        """Obey the log; return when this life is over."""
+        """Execute the orders in the log; return when this incarnation has ended."""
         async with aclosing(self._log.read(self._subjects.for_worker(self._rank), start_seq)) as records:
             async for record in records:
                 match inbox.fold(record):
@@ -318,8 +318,8 @@ class Worker:
                         executor.receive(edge)
                     case RequestEnded() as ended:
                         executor.end_request(ended)
-                    case PeerJoined() as met:
-                        self._store.add_peer(met.rank, met.incarnation, met.endpoints)
+                    case PeerJoined(rank, incarnation, endpoints):
+                        self._store.add_peer(rank, incarnation, endpoints)
                     case PeerLeft(rank, incarnation):
                         self._store.remove_peer(rank, incarnation)
                     case IncarnationBegun(incarnation):
@@ -332,21 +332,21 @@ class Worker:
                     case IncarnationSuperseded(incarnation):
                         raise SupersededError(self._rank, incarnation, self._incarnation)
                     case IncarnationLost(reason):
-                        _LOGGER.warning("given up by the conductor (%s): joining again", reason)
+                        _LOGGER.warning("the conductor gave this rank up (%s): joining again", reason)
                         self._state, self._incarnation = "loading", None
                         return
                     case Unreadable(note, quotation):
                         _LOGGER.warning(note, extra=quoting(quotation) if quotation else None)
                     case StartOrder() | None:
-                        pass  # nothing new, or too late: the next life is given it again
+                        pass  # nothing new, or too late: the next incarnation receives the order again
 
     async def _leave(self, executor: OrderExecutor, writer: EventWriter, tool_calls: str) -> None:
-        """Finish what runs, say good-bye, and see that it is stored."""
+        """Finish the running steps, publish `worker.leaving`, and wait until it is stored."""
         self._state = "draining"
         if executor.running:
-            _LOGGER.info("steps still to finish: %d, for at most %g s", executor.running, DRAIN_S)
+            _LOGGER.info("draining: %d steps are running, for at most %g s", executor.running, DRAIN_S)
         if not await executor.wait_idle(DRAIN_S):
-            _LOGGER.warning("steps left to the rank's next life: %d", executor.running)
+            _LOGGER.warning("steps left to the rank's next incarnation: %d", executor.running)
         try:
             await self._abandon(executor, FINAL_EVENTS_S)
         except EngineStuckError as error:
@@ -364,7 +364,7 @@ class Worker:
 
     @staticmethod
     async def _abandon(executor: OrderExecutor, patience_s: float) -> None:
-        """Drop everything without a word.
+        """Drop all steps without publishing their ends.
 
         Raises:
             EngineStuckError: the engine does not.
@@ -373,12 +373,12 @@ class Worker:
             async with asyncio.timeout(patience_s):
                 await executor.abandon()
         except TimeoutError:
-            message = f"the engine did not drop what it runs within {patience_s:g} s: it hangs"
+            message = f"the engine did not drop its sequences within {patience_s:g} s: it hangs"
             raise EngineStuckError(message) from None
 
     @staticmethod
     async def _settle(pool: CpuPool) -> None:
-        """Let end what the life before runs on the CPU: the next one begins with nothing beside it.
+        """Wait for CPU nodes of the ended incarnation, so that the next one begins alone.
 
         Raises:
             EngineStuckError: it does not end.
@@ -387,28 +387,28 @@ class Worker:
             async with asyncio.timeout(ABANDON_S):
                 await pool.idle()
         except TimeoutError:
-            message = f"what ran on the CPU did not end within {ABANDON_S:g} s: only a new process can begin"
+            message = f"CPU nodes did not end within {ABANDON_S:g} s: only a new process can continue"
             raise EngineStuckError(message) from None
 
-    async def _lives(self, end_seq: int) -> PeerIncarnations:
-        """All lives so far, of every rank; the store meets those of the others."""
-        lives = PeerIncarnations()
+    async def _read_peers(self, end_seq: int) -> PeerIncarnations:
+        """Return the incarnations of all ranks so far; add the current ones of the others to the store."""
+        peers = PeerIncarnations()
         async with aclosing(self._log.history([self._subjects.worker_any()], 1, end_seq)) as records:
             async for record in records:
                 with contextlib.suppress(MalformedEventError):
                     event = decode(record.data)
                     if isinstance(event, WorkerJoined):
-                        lives.joined(event, record.seq)
+                        peers.joined(event, record.seq)
                     elif isinstance(event, WorkerLeaving):
-                        lives.ended(event)
-        for met in lives.current.values():
-            if met.rank != self._rank:
-                self._store.add_peer(met.rank, met.incarnation, met.endpoints)
-        return lives
+                        peers.ended(event)
+        for peer in peers.current.values():
+            if peer.rank != self._rank:
+                self._store.add_peer(peer.rank, peer.incarnation, peer.endpoints)
+        return peers
 
-    # ---- beats -------------------------------------------------------------------------------------
+    # ---- heartbeats -------------------------------------------------------------------------------------
     def vital_signs(self) -> dict[str, Any]:
-        """How it is, as its beats tell."""
+        """Return the content of a heartbeat."""
         counters = self._model.counters() or EngineStats()
         work = counters.work
         return {
@@ -466,8 +466,8 @@ class Worker:
         )
 
 
-def _say_connection(connected: bool) -> None:
+def _log_connection(connected: bool) -> None:
     if connected:
-        _LOGGER.info("the log answers again")
+        _LOGGER.info("the log is available again")
     else:
-        _LOGGER.warning("the log does not answer: what runs goes on, its events wait")
+        _LOGGER.warning("the log is unavailable: steps continue, their events wait")

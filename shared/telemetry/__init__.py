@@ -1,1 +1,1 @@
-"""Traces, timelines, histograms and structured log fields."""
+"""Traces, timelines, histograms and structured log fields of a process."""

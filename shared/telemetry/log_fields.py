@@ -1,13 +1,12 @@
-"""What a line for the operator carries beside its words: what it is about, and what of it quotes a client.
+"""Structured fields of log records: the request's name, and marks on text that quotes a client.
 
-Lines are written by `logging`, shaped by `dalsegno.roles.logging_setup`. Prompts are nobody's business
-there, unless the
-operator says so (`logs.prompts`); errors, too, quote what clients wrote. So whoever writes a line says what
-in it may be a client's:
+`logging` writes the records, and `dalsegno.roles.logging_setup` formats them. Prompts do not appear in the
+log unless the operator configures it (`logs.prompts`). Errors quote clients as well. So each call marks the
+part that may quote a client, which is then left out:
 
-    _LOGGER.warning("record %d is no event", seq, extra=quoting(str(error)))     the quotation is left out
-    _LOGGER.exception("step %s failed", key, extra=MAY_QUOTE)                    the errors' messages are
-    _LOGGER.info("request %s asks %r", id, inputs, extra=PROMPT)                 the whole line is
+    _LOGGER.warning("record %d is no event", seq, extra=quoting(str(error)))     the quotation
+    _LOGGER.exception("step %s failed", key, extra=MAY_QUOTE)                    the exceptions' messages
+    _LOGGER.info("request %s asks %r", id, inputs, extra=PROMPT)                 the whole record
 """
 
 from collections.abc import Iterator
@@ -16,33 +15,36 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 MAY_QUOTE: Final[dict[str, Any]] = {"may_quote": True}
-"""For a line with a traceback whose errors may quote a client."""
+"""Marks a record with a traceback whose exceptions may quote a client."""
 PROMPT: Final[dict[str, Any]] = {"is_prompt": True}
-"""For a line that says what a client wrote, and nothing else of interest."""
+"""Marks a record that only shows a client's text."""
 
 _CORRELATION: Final[ContextVar[tuple[str | None, bool]]] = ContextVar("correlation", default=(None, False))
 
 
 def quoting(text: str) -> dict[str, Any]:
-    """For a line that goes on with words of a client's, `text`."""
+    """Return the mark for a record followed by `text`, which may quote a client."""
     return {"quoting": text}
 
 
 def correlation() -> str | None:
-    """What the request is called that is worked for now: by its client, or by us for want of that."""
+    """Return the current request's name: the client's, or else our own."""
     return _CORRELATION.get()[0]
 
 
 def client_correlation() -> str | None:
-    """What its client calls it; None where it did not say."""
-    name, is_told = _CORRELATION.get()
-    return name if is_told else None
+    """Return the client's name for the current request; None if the client gave none."""
+    name, is_clients = _CORRELATION.get()
+    return name if is_clients else None
 
 
 @contextmanager
-def correlated(name: str, *, is_told: bool) -> Iterator[None]:
-    """Within the block, and in tasks begun in it, all is done for the request that is called `name`."""
-    token = _CORRELATION.set((name, is_told))
+def correlated(name: str, *, is_clients: bool) -> Iterator[None]:
+    """Set the current request's name within the block and in tasks started there.
+
+    `is_clients`: the client chose the name.
+    """
+    token = _CORRELATION.set((name, is_clients))
     try:
         yield
     finally:

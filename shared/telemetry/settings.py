@@ -1,4 +1,4 @@
-"""Where traces are exported to: the `traces` section of a configuration."""
+"""The `traces` section of a configuration: the export of traces."""
 
 from typing import Annotated
 
@@ -9,12 +9,12 @@ from msgspec import Meta
 class TraceSettings(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """OpenTelemetry.
+    """The export of traces by OpenTelemetry.
 
     Attributes:
-        endpoint: an OTLP/HTTP collector, e.g. `http://127.0.0.1:4318`, without a password in it; nothing
-            is exported without one.
-        sample_ratio: the share of traces that is recorded, of those a client did not decide on.
+        endpoint: an OTLP/HTTP collector, e.g. `http://127.0.0.1:4318`, without a password; without an
+            endpoint nothing is exported.
+        sample_ratio: the share of traces that is recorded, unless the client decides.
     """
 
     endpoint: Annotated[str, Meta(pattern=r"^https?://[^\s@]+$")] | None = None

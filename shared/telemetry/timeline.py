@@ -1,20 +1,19 @@
-"""A timeline: what a process did and when, for who looks at all of them at once. Nothing unless asked for.
+"""A timeline of everything a process did, for a profile of all processes (`dalsegno serve --profile FILE`).
 
-    step      | schedule | build |      forward      | sample |    a thread's work: one behind the other
-    publish   |------------------|                                 what is on its way: many at a time
+    step      | schedule | build |      forward      | sample |    work of a thread: one after the other
+    publish   |------------------|                                 intervals: many concurrently
     deliver            |--------------|
 
-As with `shared.telemetry.tracing` there is one per process, which a role's entry sets up. A trace tells of
-one request
-and is for a collector; a timeline has everything, and is for a file: `dalsegno serve --profile FILE`. Each
-process writes a part of its own in Chrome's trace event format, which Perfetto reads: a line has an event, or
-two with a comma between that make no sense without one another, for a process may be killed in any line. The
-launcher joins the parts (`dalsegno.serve.profile`). Their clock is the machine's, so that they fit together.
+Each process has one timeline, which its entry point sets up, as with `shared.telemetry.tracing`. A trace
+covers one request and goes to a collector; a timeline covers everything and goes to a file. Each process
+writes its own file in Chrome's trace event format, which Perfetto reads. A line has one event, or two that
+are useless without each other, because a process may be killed within any line. The launcher joins the
+files (`dalsegno.serve.profile`). All use the machine's clock, so they fit together.
 
-Times are whole microseconds. Perfetto drops a slice that overlaps another of its thread, were it by a
-nanosecond, and a fraction of a microsecond is lost in a float once a machine has been up for some months.
+Times are whole microseconds. Perfetto drops a slice that overlaps another one of its thread by even a
+nanosecond, and a float loses fractions of a microsecond once a machine has been up for some months.
 
-Off, it costs a comparison: who has something to tell keeps what `recording` gave when it was made.
+Without a profile the cost is one comparison: users keep the result of `recording` from their construction.
 """
 
 import logging
@@ -31,15 +30,16 @@ import msgspec
 _LOGGER: Final = logging.getLogger(__name__)
 
 MAX_EVENTS: Final = 1_000_000
-"""Of a process: some 150 MB. A step writes five, an event on its way two."""
+"""The maximum per process, some 150 MB. A step writes five events, an interval two."""
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
 class Timeline:
-    """One process's part, written to a file as it comes. From any thread; times are those of `now_s`.
+    """One process's timeline, written to a file. Any thread may use it; times are those of `now_s`.
 
-    Where it cannot be written any more (the disk is full) it ends, and is said to: what is told of goes on.
+    If the file cannot be written (the disk is full), the timeline ends with a warning, and the process
+    continues.
     """
 
     def __init__(self, file: Path, role: str, *, max_events: int = MAX_EVENTS) -> None:
@@ -49,11 +49,11 @@ class Timeline:
         self._numbers: Final = count()
         self._threads: set[int] = set()
         self._began_s: Final = now_s()
-        self._behind_s: Final = time.time() - now_s()
+        self._epoch_offset_s: Final = time.time() - now_s()
         self._write({"name": "process_name", "ph": "M", "args": {"name": role}})
 
-    def slice(self, name: str, since_s: float, until_s: float, **told: Any) -> None:
-        """Something this thread did. Slices of a thread are nested, or one behind the other."""
+    def slice(self, name: str, since_s: float, until_s: float, **args: Any) -> None:
+        """Record work of this thread. Slices of a thread are nested, or follow one another."""
         since = _us(since_s)
         self._events(
             {
@@ -63,41 +63,44 @@ class Timeline:
                 "ph": "X",
                 "ts": since,
                 "dur": _us(until_s) - since,
-                "args": told,
+                "args": args,
             }
         )
 
-    def stretch(self, name: str, kind: str, since_s: float, until_s: float, **told: Any) -> None:
-        """Something that went on beside others of its kind."""
-        # Local: by an id for all processes Perfetto would have it beside them, and of none.
+    def interval(self, name: str, kind: str, since_s: float, until_s: float, **args: Any) -> None:
+        """Record an interval that may overlap others of its kind."""
+        # With a global id, Perfetto would show the interval outside of its process.
         number = {"local": str(next(self._numbers))}
-        called = {"name": name, "cat": kind, "tid": self._thread(), "id2": number}
+        common = {"name": name, "cat": kind, "tid": self._thread(), "id2": number}
         self._events(
-            {**called, "ph": "b", "ts": _us(since_s), "args": told},
-            {**called, "ph": "e", "ts": _us(until_s)},
+            {**common, "ph": "b", "ts": _us(since_s), "args": args},
+            {**common, "ph": "e", "ts": _us(until_s)},
         )
 
     def hop(self, name: str, subject: str, seq: int, since_s: float, until_s: float) -> None:
-        """An event's way to the log, or from it, under the position it has there."""
+        """Record the transfer of an event to or from the log, with its position there."""
         kind, _, of = subject.partition(".")[2].partition(".")
-        self.stretch(f"{name} {kind}", "log", since_s, until_s, seq=seq, of=of)
+        self.interval(f"{name} {kind}", "log", since_s, until_s, seq=seq, of=of)
 
     def delivered(self, subject: str, seq: int, stored_ns: int) -> None:
-        """An event is read now that was stored then, by the log's clock; nothing, if that was before this."""
-        stored_s = stored_ns / 1e9 - self._behind_s
+        """Record the delivery of an event that was stored at `stored_ns` (the log's clock) and is read now.
+
+        Events stored before this timeline are ignored.
+        """
+        stored_s = stored_ns / 1e9 - self._epoch_offset_s
         if stored_s >= self._began_s:
             now = now_s()
             self.hop("deliver", subject, seq, min(stored_s, now), now)
 
     def close(self) -> None:
-        """Write what is held back. Nothing is taken any more."""
+        """Flush and close the file. Later events are ignored."""
         try:
             self._file.close()
         except OSError as error:
-            self._say_lost(error)
+            self._warn_lost(error)
 
     def _thread(self) -> int:
-        """This thread's number; told of at its first event."""
+        """Return this thread's number; its first event writes the thread's name."""
         number = threading.get_native_id()
         if number not in self._threads:
             self._threads.add(number)
@@ -106,7 +109,7 @@ class Timeline:
         return number
 
     def _events(self, *events: dict[str, Any]) -> None:
-        """All of them or none: what began also ends."""
+        """Write all events or none, so that every begin has its end."""
         if self._left <= 0:
             return
         self._left -= len(events)
@@ -115,23 +118,23 @@ class Timeline:
             self._write({"name": "the profile is full", "ph": "i", "s": "p", "ts": events[-1]["ts"]})
 
     def _write(self, *events: dict[str, Any]) -> None:
-        """A line with these events."""
+        """Write a line with these events."""
         if self._file.closed:
             return
         line = b",".join(_encode({"pid": self._pid, "tid": self._pid, **event}) for event in events)
         try:
             self._file.write(line + b"\n")
         except OSError as error:
-            with suppress(OSError):  # what is held back cannot be written either
+            with suppress(OSError):  # the buffered rest cannot be written either
                 self._file.close()
-            self._say_lost(error)
+            self._warn_lost(error)
 
-    def _say_lost(self, error: OSError) -> None:
+    def _warn_lost(self, error: OSError) -> None:
         _LOGGER.warning("this process's profile ends here: %s cannot be written: %s", self._file.name, error)
 
 
 class Laps:
-    """A piece of work that is done over and over by one thread, and the parts it has."""
+    """Repeated work of one thread, divided into named parts."""
 
     def __init__(self, timeline: Timeline, name: str) -> None:
         self._timeline = timeline
@@ -139,25 +142,25 @@ class Laps:
         self._began_s = self._last_s = 0.0
 
     def begin(self) -> None:
-        """It begins; what was begun and is not ended is forgotten."""
+        """Start a repetition, and drop one that has not ended."""
         self._began_s = self._last_s = now_s()
 
     def lap(self, name: str) -> None:
-        """What was done since the part before is called so."""
+        """End a part, which started at the end of the previous one."""
         now = now_s()
         self._timeline.slice(name, self._last_s, now)
         self._last_s = now
 
-    def end(self, **told: Any) -> None:
-        """It is done, and what there is to tell of it."""
-        self._timeline.slice(self._name, self._began_s, now_s(), **told)
+    def end(self, **args: Any) -> None:
+        """End the repetition, with values for display."""
+        self._timeline.slice(self._name, self._began_s, now_s(), **args)
 
 
 _timeline: Timeline | None = None
 
 
 def set_up(folder: Path | None, role: str) -> None:
-    """Have this process write its part into `folder`, if there is one. `role` is its name: `worker-0`."""
+    """Write this process's timeline into `folder`, if there is one. `role` is its name: `worker-0`."""
     global _timeline
     shut_down()
     if folder is not None:
@@ -165,7 +168,7 @@ def set_up(folder: Path | None, role: str) -> None:
 
 
 def shut_down() -> None:
-    """Close this process's part."""
+    """Close this process's timeline."""
     global _timeline
     timeline, _timeline = _timeline, None
     if timeline is not None:
@@ -173,17 +176,17 @@ def shut_down() -> None:
 
 
 def recording() -> Timeline | None:
-    """This process's timeline; None where there is none, which is nearly always."""
+    """Return this process's timeline; None (the normal case) without a profile."""
     return _timeline
 
 
 def laps(name: str) -> Laps | None:
-    """The laps of work that is called so; None where nobody records."""
+    """Return the laps of work named `name`; None without a profile."""
     return Laps(_timeline, name) if _timeline is not None else None
 
 
 def now_s() -> float:
-    """The machine's clock, the same in all its processes; `time.perf_counter` is it too."""
+    """Return the machine's monotonic clock, equal in all its processes (and to `time.perf_counter`)."""
     return time.monotonic()
 
 

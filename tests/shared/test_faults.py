@@ -65,6 +65,7 @@ def armed(file: Path) -> Iterator[Armed]:
             process.kill()
 
 
+@pytest.mark.processes
 def test_the_nth_time_it_kills_and_a_successor_with_the_same_file_lives(tmp_path: Path) -> None:
     file = tmp_path / "fault"
     file.write_text(faults.order(POINT, 2, "kill"))
@@ -81,6 +82,7 @@ def test_the_nth_time_it_kills_and_a_successor_with_the_same_file_lives(tmp_path
             assert second.said() == "passed"
 
 
+@pytest.mark.processes
 def test_an_order_given_later_counts_from_then_on(tmp_path: Path) -> None:
     file = tmp_path / "fault"
     with armed(file) as one:
@@ -93,6 +95,7 @@ def test_an_order_given_later_counts_from_then_on(tmp_path: Path) -> None:
         assert one.process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.processes
 def test_it_stops_until_it_is_let_go_on(tmp_path: Path) -> None:
     file = tmp_path / "fault"
     file.write_text(faults.order(POINT, 1, "stop"))
@@ -105,6 +108,7 @@ def test_it_stops_until_it_is_let_go_on(tmp_path: Path) -> None:
         assert one.said() == "passed"
 
 
+@pytest.mark.processes
 def test_who_waits_goes_on_when_the_file_says_something_else(tmp_path: Path) -> None:
     file = tmp_path / "fault"
     file.write_text(faults.order(POINT, 1, "wait"))
@@ -134,6 +138,7 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
         faults.arm(tmp_path / "none" / "fault")
 
 
+@pytest.mark.processes
 def test_a_role_says_that_it_is_armed_and_refuses_what_is_no_order(tmp_path: Path) -> None:
     file = tmp_path / "fault"
     file.write_text(f"{POINT}:soon:kill")

@@ -1,4 +1,4 @@
-"""What a line looks like, and what of a client's is in it."""
+"""The form of a log line, and the parts of a client's text in it."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ def restored() -> Iterator[None]:
 
 
 class Printed:
-    """What lines a process prints that is set up so."""
+    """The lines that a process with this log setup prints."""
 
     def __init__(
         self, capsys: pytest.CaptureFixture[str], role: str | None = "gateway", **settings: Any
@@ -85,7 +85,7 @@ def test_what_libraries_say_at_info_is_no_news(capsys: pytest.CaptureFixture[str
         printed = Printed(capsys, level=level)
         logging.getLogger("httpx.pool").info("cache stats")
         assert ("cache stats" in printed.text) == is_said
-        # Once imported, torch prints its own lines; whether it does is told by the level alone.
+        # Once imported, torch prints its own lines: only the level is checked.
         assert logging.getLogger("torch._subclasses.fake_tensor").isEnabledFor(logging.INFO) == is_said
 
 

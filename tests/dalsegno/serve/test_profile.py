@@ -37,6 +37,7 @@ def test_half_a_line_of_a_process_that_was_killed_is_left_out(tmp_path: Path) ->
     assert len(read(tmp_path / "profile.json")) == 1
 
 
+@pytest.mark.slow
 def test_what_was_under_way_in_a_process_that_was_killed_is_told_whole_or_not_at_all(tmp_path: Path) -> None:
     part = Timeline(tmp_path / "worker-0.1", "worker-0")
     for number in range(3):

@@ -71,6 +71,7 @@ def test_laps_lie_within_what_they_are_parts_of(tmp_path: Path) -> None:
         assert [first.since_us <= parts[0].since_us, parts[1].until_us <= second.until_us] == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("days_up", [0, 60, 400])
 def test_parts_lie_one_behind_the_other_however_long_the_machine_has_been_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days_up: int
@@ -204,6 +205,7 @@ def test_what_a_thread_does_behind_the_end_is_not_told(tmp_path: Path) -> None:
     assert stretches_in(tmp_path) == []
 
 
+@pytest.mark.processes
 def test_processes_of_a_machine_share_the_clock() -> None:
     asked = [sys.executable, "-c", "from shared.telemetry import timeline; print(timeline.now_s())"]
     before_s = timeline.now_s()

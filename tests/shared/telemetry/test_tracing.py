@@ -13,6 +13,9 @@ from shared.telemetry import tracing
 from shared.telemetry.settings import TraceSettings
 from tests.collector import Collector, collecting
 
+pytestmark = pytest.mark.processes
+
+
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
 

@@ -378,6 +378,7 @@ def test_streams_and_guards_are_described_as_plain_data() -> None:
     ]
 
 
+@pytest.mark.processes
 def test_the_description_is_the_same_in_every_process() -> None:
     code = (
         "from shared.walks import compile_walk; from tests.shared.walks import sections as s;"

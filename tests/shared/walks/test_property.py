@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,9 @@ from shared.walks import (
     compile_walk,
 )
 from tests.shared.walks.drawn import nodes_of, produced, walks
+
+pytestmark = pytest.mark.slow
+
 
 MISSING: Final = "missing"
 """What the interpreter has in the place of a value that does not come."""

@@ -168,6 +168,7 @@ def shown(emissions: list[Emission]) -> Counter[str]:
     return Counter(map(repr, emissions))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(walks(has_streams=True), st.integers(2, 4), st.integers(0, 2**32))
 def test_ranks_that_hear_in_any_order_come_to_what_one_alone_comes_to(

@@ -134,6 +134,7 @@ async def _refusal(cluster: Cluster, subjects: Subjects, keeping: StreamPolicy) 
                 return error
 
 
+@pytest.mark.processes
 async def test_a_server_is_asked_whether_it_syncs_and_believed_only_then(
     cluster: Cluster, subjects: Subjects, request: pytest.FixtureRequest
 ) -> None:
@@ -150,9 +151,10 @@ async def test_a_server_is_asked_whether_it_syncs_and_believed_only_then(
     dead = StreamPolicy(durability="host", monitors=["http://127.0.0.1:1"])
     unheard = await _refusal(cluster, subjects, dead)
     assert isinstance(unheard, LogUnavailableError)
-    assert "nats.monitors: http://127.0.0.1:1 does not tell" in unheard.message
+    assert "nats.monitors: expected the monitoring of a NATS server at http://127.0.0.1:1" in unheard.message
 
 
+@pytest.mark.processes
 async def test_a_stream_gets_its_copies_and_keeps_them(cluster: Cluster, subjects: Subjects) -> None:
     assert await _provide(cluster, subjects, StreamPolicy()) == ("process", 1)
     assert await _provide(cluster, subjects, StreamPolicy(durability="cluster")) == ("cluster", 3)
@@ -198,6 +200,7 @@ async def test_a_stream_that_somebody_made_in_memory_is_refused(
         await connect(nats_server.url, credentials=nats_server.credentials, subjects=subjects, name="test")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("syncs", [True, False])
 def test_a_private_server_is_told_to_sync_only_where_that_is_asked_for(
     tmp_path: Path, *, syncs: bool

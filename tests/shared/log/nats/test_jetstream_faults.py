@@ -22,6 +22,8 @@ from tests.shared.log.admin import consumers_of, delete_stream, say
 from tests.shared.log.contract import Watch, collect, datas, take
 from tests.shared.log.delay import Delay
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 async def server(tmp_path: Path, subjects: Subjects) -> AsyncIterator[NatsServer]:

@@ -17,6 +17,9 @@ from tests.chaos.proxy import Proxy
 from tests.shared.log.cluster import HOST, Cluster, Member, running
 from tests.shared.log.contract import LogContract, collect, datas, take
 
+pytestmark = pytest.mark.processes
+
+
 R3 = StreamPolicy(durability="cluster")
 _END = b"end"
 

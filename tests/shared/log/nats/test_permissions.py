@@ -22,6 +22,9 @@ from shared.log.port import Log, LogDeniedError, LogUnavailableError
 from shared.subjects import Subjects
 from tests.shared.log.roles import ROLES, SUBJECTS, guarded, plain
 
+pytestmark = pytest.mark.processes
+
+
 CLIENTS: Final = {"client", "client-billing"}
 READERS: Final = set(ROLES) - {"provisioner"}
 NOBODY_AT_ALL: Final[set[str]] = set()

@@ -16,6 +16,8 @@ import pytest
 
 from shared.log.nats.private_server import NatsServer, ServerStartError, nats_server_binary
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[NatsServer]:

@@ -42,6 +42,7 @@ def test_where_it_does_not_pay_a_reader_gets_its_own_filters(
     assert subject_filter.wide_filter_pays(["ds.walk.>", "ds.done.>"], 100_000, 50_000)
 
 
+@pytest.mark.processes
 async def test_a_reader_far_behind_gets_its_records_each_once_and_then_what_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
