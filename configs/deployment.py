@@ -184,8 +184,8 @@ class DataPlaneSettings(
         memory: the kind of shared memory: `anonymous` is freed when its process ends, `named` lies in
             /dev/shm, for workers in containers that share /dev/shm but not their process namespace.
         transports: transports that may be used, tried in this order: `local` within one process, `cuda_ipc`
-            between GPUs of one machine, `shm` on one machine, `nixl` over RDMA (with `dalsegno[rdma]`),
-            `tcp`.
+            between GPUs of one machine (used with `shm`, too), `shm` on one machine, `nixl` over RDMA (with
+            `dalsegno[rdma]`), `tcp`.
         address: the address of this machine on which other workers reach this one. The traffic is not
             encrypted: use a trusted network.
         port: the port of rank 0; rank n uses `port + n`. 0 chooses free ports.

@@ -179,6 +179,7 @@ async def test_it_says_again_who_it_is_and_since_when(monkeypatch: pytest.Monkey
     assert (again.id, again.incarnation) == (first.id, at)
 
 
+@pytest.mark.slow
 async def test_it_answers_orders_of_its_own_life_and_no_others() -> None:
     async with living() as life:
         at = await life.incarnation()
@@ -305,6 +306,7 @@ async def test_given_up_by_the_conductor_it_joins_again_with_the_model_it_has() 
         assert not [event for event in life.events() if isinstance(event, WalkStopped)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [True, False])
 async def test_it_joins_again_when_nothing_of_its_last_life_runs_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, *, ends: bool
@@ -362,7 +364,7 @@ async def test_given_up_with_an_engine_that_hangs_it_ends_for_only_a_new_process
 
         [error] = leaves(life.task.exception())
         assert isinstance(error, EngineStuckError)
-        assert "did not drop what it runs within 0.05 s" in error.message
+        assert "did not drop its sequences within 0.05 s" in error.message
         assert len([event for event in life.events() if isinstance(event, WorkerJoined)]) == 1
         assert life.model.is_closed
 
@@ -440,12 +442,14 @@ async def test_on_one_rank_it_is_open_to_nobody() -> None:
         await store.close()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("address", ["192.0.2.1", "no-such-name.invalid"])
 def test_an_address_of_another_machine_is_a_mistake(address: str) -> None:
     with pytest.raises(ConfigError, match=rf"data plane of rank 1 \(address {address}, port 0"):
         open_tensors(on_two_ranks(address=address), 1)
 
 
+@pytest.mark.processes
 async def test_a_port_that_is_taken_may_be_free_later() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

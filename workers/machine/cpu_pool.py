@@ -1,4 +1,4 @@
-"""Threads for the nodes that run on the CPU, of which it is known when they are done."""
+"""Threads for CPU nodes, with a way to wait until all their work has ended."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,10 +10,11 @@ _T = TypeVar("_T")
 
 
 class CpuPool(ThreadPoolExecutor):
-    """A thread cannot be stopped: what a step ran there goes on when the step is dropped.
+    """A thread pool that knows its unfinished work.
 
-    So a worker's next life waits for it: else its first requests stand behind work of the life before, and
-    one that is on probation is taken for what kills the worker, though it never had it to itself.
+    A thread cannot be stopped: work of a dropped step continues. So a worker's next incarnation waits for it.
+    Else its first requests would queue after old work, and a request in quarantine could be blamed for a
+    death although it never ran alone.
     """
 
     def __init__(self, threads: int) -> None:
@@ -27,6 +28,6 @@ class CpuPool(ThreadPoolExecutor):
         return future
 
     async def idle(self) -> None:
-        """Wait until nothing runs any more."""
+        """Wait until all submitted work has ended."""
         while self._unfinished:
             await asyncio.wait([asyncio.wrap_future(one) for one in tuple(self._unfinished)])

@@ -1,13 +1,14 @@
-"""How large the KV pool is: a pure rule over what memory there is.
+"""The size of the KV pool, by the free memory. Pure.
 
-    configured       `kv_tokens`, as it is, if it fits
-    on a GPU         85 % of what is free once the weights are there: the rest is for activations
-    on a CPU         at most 25 % of the memory that is available, and no more than is of use: rows of up
-                     to 4096 tokens each, but always four of the longest sequences
+    configured       `kv_tokens`, if it fits
+    on a GPU         85 % of the memory that is free after loading the weights; the rest is for activations
+    on a CPU         at most 25 % of the available memory, and no more than is useful: sequences of up to 4096
+    tokens each,
+                     but at least four of the longest
 
-Where several ranks on a device have a pool, what is chosen leaves the others as much. Never more than all
-rows at full length can use. One too small for the longest sequence is allowed, and said: such requests are
-refused, shorter ones are served.
+If several ranks of a device have a pool, each leaves the others the same share. The pool is never larger than
+all sequences at full length. A pool below the longest sequence is allowed and logged: such requests are
+refused.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ _LONGEST_AT_LEAST: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSize:
-    """The size chosen, and why, in one line."""
+    """The chosen size, and the reason in one line."""
 
     blocks: int
     tokens: int
@@ -41,10 +42,10 @@ def pool_size(
     on_gpu: bool,
     sharers: int = 1,
 ) -> PoolSize:
-    """Choose the size; `sharers` is how many ranks have a pool on the device, this one included.
+    """Choose the size; `sharers` is the number of ranks with a pool on the device, this one included.
 
     Raises:
-        ConfigError: `kv_tokens` does not fit, or memory is too short for a single block.
+        ConfigError: `kv_tokens` does not fit, or there is no memory for a single block.
     """
     fits = free_bytes // bytes_per_token
 
@@ -68,7 +69,7 @@ def pool_size(
             wanted, why = int(fits * CPU_SHARE / sharers), f"{share(CPU_SHARE)} available memory"
     if configured_tokens is None and wanted > max_sequences * max_seq_len:
         wanted, why = max_sequences * max_seq_len, f"{max_sequences} rows of {max_seq_len} tokens"
-    # A configured size is rounded up to whole blocks, one we chose down.
+    # A configured size is rounded up to whole blocks, a chosen one down.
     blocks = -(-wanted // block_size) if configured_tokens is not None else wanted // block_size
     if blocks < 1:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""How much memory this process may still take, as operating system and container say; and how it is taken."""
+"""The memory that this process may still take, by operating system and container; allocator settings."""
 
 import ctypes
 import mmap
@@ -17,7 +17,7 @@ _LARGEST: Final = 32 << 20
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """Memory that is available now; where the system does not say, half of what is installed."""
+    """Return the available memory; if the system does not report it, half of the installed memory."""
     limits = [limit for limit in (_meminfo_bytes(meminfo), _cgroup_bytes(cgroup)) if limit is not None]
     if limits:
         return min(limits)
@@ -25,9 +25,9 @@ def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
 
 
 def zeros(nbytes: int) -> mmap.mmap:
-    """Memory that is there when it is used, in large pages where the operating system gives them.
+    """Return zeroed memory that is allocated on use, in huge pages where the operating system has them.
 
-    Private: Python's anonymous maps are shared ones unless told otherwise, and of those Linux makes no large
+    The mapping is private: Python's anonymous mappings are shared by default, and Linux gives those no huge
     pages (`shmem_enabled` is `never`).
     """
     if not hasattr(mmap, "MAP_PRIVATE"):
@@ -40,17 +40,17 @@ def zeros(nbytes: int) -> mmap.mmap:
 
 @contextmanager
 def given_back() -> Iterator[None]:
-    """Give freed memory back to the operating system at once: around what makes much for a moment.
+    """Return freed memory to the operating system at once, within a block that allocates much temporarily.
 
-    glibc takes a block from a heap, of which each thread may have its own, unless it is larger than a size
-    that grows with what was let go of, up to 32 MB; and a heap keeps its holes. A model of eight bits is read
-    by way of float32, matrix by matrix, and packed by way of its floats: 0.9 GB of them left 2.4 GB taken, of
-    which 0.7 GB were in use (2026-11).
+    glibc serves a block from a heap, which keeps its holes, unless it is larger than a threshold; the
+    threshold grows with freed blocks, up to 32 MB. A model of eight bits is read as float32, matrix by
+    matrix, and packed from floats: 0.9 GB of them left 2.4 GB allocated, of which 0.7 GB were in use
+    (2026-11).
 
-    Behind it, that size is what it grows to: steps that take and let go of tensors fault no pages in again.
+    Afterwards the threshold is that maximum, so steps that allocate and free tensors fault no pages in again.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # no glibc, and nothing like this is known of it
+    if mallopt is None:  # no glibc, so there is no such setting
         yield
         return
     mallopt(_MMAP_THRESHOLD, _OF_ITS_OWN)
@@ -58,7 +58,7 @@ def given_back() -> Iterator[None]:
         yield
     finally:
         mallopt(_MMAP_THRESHOLD, _LARGEST)
-        mallopt(_TRIM_THRESHOLD, 2 * _LARGEST)  # glibc's own rule, which setting the other ends
+        mallopt(_TRIM_THRESHOLD, 2 * _LARGEST)  # glibc's own rule, which setting the other threshold disables
 
 
 def _meminfo_bytes(path: Path) -> int | None:
@@ -71,7 +71,7 @@ def _meminfo_bytes(path: Path) -> int | None:
 
 
 def _cgroup_bytes(folder: Path) -> int | None:
-    """What a container's limit leaves (cgroup v2); None where there is none."""
+    """Return what a container's limit leaves (cgroup v2); None without a limit."""
     try:
         limit = (folder / "memory.max").read_text().strip()
         used = int((folder / "memory.current").read_text())

@@ -1,8 +1,8 @@
-"""A checkpoint's weights are on their way into memory while torch is imported: both take seconds.
+"""Read-ahead of a checkpoint's weights into memory while torch is imported; both take seconds.
 
-They are mapped, not read (`models.transformers_lm.tensors`), so that without this the disk would rest
-until the first of them is looked at. Nothing depends on it, and nothing of it stays in this process: the
-operating system keeps the pages. What is wrong with a file is the loader's to tell.
+The weights are mapped, not read (`models.transformers_lm.tensors`), so without this the disk would idle until
+the first access. Nothing depends on it, and no memory of this process is used: the operating system keeps the
+pages. The loader reports damaged files.
 """
 
 import os
@@ -15,17 +15,17 @@ from typing import Final
 from workers.machine import memory
 
 _CHUNK: Final = 2 * 2**20
-"""Of a longer range Linux reads no more than the beginning (2026-11: 8 MB of a gigabyte)."""
+"""Of a longer range Linux reads only the first part (2026-11: 8 MB of a gigabyte)."""
 
 
 def begin(checkpoint: Path) -> None:
-    """Read the weights in `checkpoint` ahead, in a thread that nobody has to wait for."""
+    """Read the weights in `checkpoint` ahead, in a thread that needs no join."""
     if hasattr(os, "posix_fadvise"):
         Thread(target=read_ahead, args=(checkpoint,), name="read ahead", daemon=True).start()
 
 
 def read_ahead(checkpoint: Path, available_bytes: Callable[[], int] = memory.available_bytes) -> None:
-    """Have the operating system read them; as many files as there is room for, twice over."""
+    """Let the operating system read the files, as many as fit in half of the available memory."""
     with suppress(OSError):
         room = available_bytes() // 2
         for file in sorted(checkpoint.glob("*.safetensors")):
