@@ -272,13 +272,13 @@ def _called(kinds: Sequence[EventType]) -> set[str]:
 
 
 def _operation(role: str, action: str, channel: str, names: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    told = {
+    operation = {
         "action": action,
         "channel": {"$ref": f"#/channels/{channel}"},
         "tags": [{"name": role}],
         "messages": [{"$ref": f"#/channels/{channel}/messages/{name}"} for name in names],
     }
-    return f"{role}.{action}.{channel}", told
+    return f"{role}.{action}.{channel}", operation
 
 
 def _messages() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -331,10 +331,10 @@ def _schema(name: str, found: dict[str, Any], *, is_public: bool) -> dict[str, A
         field: {**({"description": meanings[field]} if field in meanings else {}), **schema}
         for field, schema in found["properties"].items()
     }
-    told = _portable({**found, "description": about, "properties": properties})
+    schema = _portable({**found, "description": about, "properties": properties})
     if is_public:  # only one type of event belongs on its subject, so the tag may be left out
-        told["required"] = [field for field in told["required"] if field != "type"]
-    return {key: value for key, value in told.items() if key != "required" or value}
+        schema["required"] = [field for field in schema["required"] if field != "type"]
+    return {key: value for key, value in schema.items() if key != "required" or value}
 
 
 def _kind_of(name: str) -> Any:

@@ -4,7 +4,7 @@ It uses OpenAI's chat route and only the standard library: the command starts qu
 little a client needs.
 
 Only connecting has a time limit. An answer may be slow to start (a queue, a long prompt): the server's own
-limits end it, and after a few seconds the user is told where to look.
+limits end it, and after a few seconds a notice names the health route.
 """
 
 import http.client

@@ -125,7 +125,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
         return [one.record for one in self.kept]
 
     @property
-    def unheard(self) -> frozenset[str]:
+    def incomplete(self) -> frozenset[str]:
         """The requests whose chunks lack some of their bytes."""
         subjects = Subjects(self.header.log.prefix)
         found = (subjects.parse(one.record.subject) for one in self.kept if one.left_out is not None)
@@ -240,18 +240,18 @@ class _Reading:
     def _header(self, line: bytes) -> Header:
         try:
             content = msgspec.json.decode(line, type=dict[str, Any])
-            told = content["bundle"]
+            format_ = content["bundle"]
         except (msgspec.MsgspecError, ValueError, RecursionError, KeyError):
             self._refuse_cut(line)
             raise BundleError(
                 f"{self._name} is not a bundle: expected `dalsegno export`'s first line, "
                 f'{{"bundle":{FORMAT},...}}, found {line[:60]!r}'
             ) from None
-        if told != FORMAT:
+        if format_ != FORMAT:
             by = (content.get("exported") or {}).get("version", "another version")
             sure = "is" if self._next_chain(line) else "is altered in line 1, or is"
             raise BundleError(
-                f"{self._name} {sure} a bundle of format {told!r:.40}; this version "
+                f"{self._name} {sure} a bundle of format {format_!r:.40}; this version "
                 f"({version('dalsegno')}) reads format {FORMAT}: read it with dalsegno {by!s:.40}"
             )
         content = self._checked(line)
@@ -263,7 +263,7 @@ class _Reading:
     def _kept(self, content: dict[str, Any], line: bytes, before: Sequence[BundledRecord]) -> BundledRecord:
         try:
             seq, time_ns, subject = content.pop("seq"), content.pop("time_ns"), content.pop("subject")
-            told = msgspec.convert([seq, time_ns, subject], tuple[int, int, str])
+            fields = msgspec.convert([seq, time_ns, subject], tuple[int, int, str])
             digest = msgspec.convert(content.pop("digest", None), str | None)
             left_out = msgspec.convert(content.pop("left_out", None), LeftOut | None)
             data = json_form.data_of(content)
@@ -273,10 +273,10 @@ class _Reading:
             self._refuse(f"{_description_of(line)} cannot be read: {error}")
         if digest is not None and left_out is None and digest_of(data) != digest:
             self._refuse(f"{_description_of(line)} has a digest that does not match its bytes")
-        if before and told[0] <= before[-1].record.seq:
+        if before and fields[0] <= before[-1].record.seq:
             self._refuse(f"{_description_of(line)} does not follow record {before[-1].record.seq}")
         return BundledRecord(
-            record=StoredRecord(told[0], told[2], data, told[1]), digest=digest, left_out=left_out
+            record=StoredRecord(fields[0], fields[2], data, fields[1]), digest=digest, left_out=left_out
         )
 
     def _end(self, content: dict[str, Any], records: int) -> None:
@@ -310,16 +310,18 @@ class _Reading:
 
     def _next_chain(self, line: bytes) -> str | None:
         """The chain of a line that is unaltered and follows the lines before it; else None."""
-        told = _CHAIN.search(line)
+        chain_field = _CHAIN.search(line)
         chain = digest_of(self._chain.encode() + line[:-_CHAIN_BYTES])
-        return chain if told is not None and told[1].decode() == chain else None
+        return chain if chain_field is not None and chain_field[1].decode() == chain else None
 
     def _blame(self, line: bytes) -> str:
         """Name the altered part of a line, as far as it can be determined."""
         follower = self._file.readline(MAX_LINE_BYTES)
-        told, known = _CHAIN.search(follower), self._chain
+        chain_field, known = _CHAIN.search(follower), self._chain
         own = digest_of(known.encode() + line[:-_CHAIN_BYTES])
-        if told is not None and told[1].decode() == digest_of(own.encode() + follower[:-_CHAIN_BYTES]):
+        if chain_field is not None and chain_field[1].decode() == digest_of(
+            own.encode() + follower[:-_CHAIN_BYTES]
+        ):
             return f"the chain of {_description_of(line)}"
         try:
             content = msgspec.json.decode(line, type=dict[str, Any])
@@ -358,9 +360,9 @@ def _description_of(line: bytes) -> str:
     if line.startswith(b'{"end"'):
         return "the last line"
     found = {
-        name: (told[1] or told[2]).decode(errors="replace")
+        name: (match[1] or match[2]).decode(errors="replace")
         for name, pattern in _NAMED.items()
-        if (told := pattern.search(line)) is not None
+        if (match := pattern.search(line)) is not None
     }
     what = f" ({found['type']})" if "type" in found else ""
     return f"record {found.get('seq', '?')} on {found.get('subject', '?')}{what}"

@@ -413,18 +413,18 @@ def _kv_bytes(config: DeploymentConfig) -> int:
     """The bytes of one token's keys and values, by the checkpoint; 0 if unknown."""
     if EngineKind.KV not in registry.graph(config.model).nodes.values():
         return 0
-    said = read_json(Path(config.checkpoint) / "config.json")
-    heads, layers = said.get("num_attention_heads"), said.get("num_hidden_layers")
+    model_config = read_json(Path(config.checkpoint) / "config.json")
+    heads, layers = model_config.get("num_attention_heads"), model_config.get("num_hidden_layers")
     kv_heads, width, hidden = (
-        said.get("num_key_value_heads", heads),
-        said.get("head_dim"),
-        said.get("hidden_size"),
+        model_config.get("num_key_value_heads", heads),
+        model_config.get("head_dim"),
+        model_config.get("hidden_size"),
     )
     if width is None and isinstance(hidden, int) and isinstance(heads, int) and heads:
         width = hidden // heads
     if not (isinstance(layers, int) and isinstance(kv_heads, int) and isinstance(width, int)):
         return 0
-    stored = str(said.get("dtype") or said.get("torch_dtype"))
+    stored = str(model_config.get("dtype") or model_config.get("torch_dtype"))
     feeders_of = str(config.model_kwargs.get("dtype", "auto"))
     return 2 * layers * kv_heads * width * _BYTES.get(stored if feeders_of == "auto" else feeders_of, 2)
 

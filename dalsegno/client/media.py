@@ -181,7 +181,7 @@ def _checked(modality: str, name: str, data: bytes) -> File:
     known = _EXTENSIONS[modality]
     if extension not in known:
         raise ClientError(
-            f"{name!r} lacks an extension of {modality} files, by which the server knows them: expected one of "
+            f"{name!r} lacks an extension of {modality} files, which the server requires: expected one of "
             f"{', '.join(f'.{one}' for one in known)}; pass another name as ('name.{known[0]}', data)"
         )
     return File(modality, name, data)

@@ -230,7 +230,7 @@ async def _replay_all(where: LogSource, last: int | None) -> tuple[list[ControlR
         replayer = Replayer(registry.graph, subjects, pins=verdicts.pins)
         events = 0
         async for record in log.history(subjects.logged()):
-            replayer.take(record)
+            replayer.replay_record(record)
             events += 1
         found = list(replayer.close().values())
         results = [ControlResult(verdict=verdict) for verdict in (found[-last:] if last else found)]

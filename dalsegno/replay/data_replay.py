@@ -250,8 +250,8 @@ class _ReplayWorker:
         order = self._again(recorded, index, name)
         walks = [msgspec.structs.replace(w, args=_without(w.args, "echo")) for w in order.walks]
         order = msgspec.structs.replace(order, walks=walks)
-        said = OutputChunk(
-            id=f"{name}.said",
+        generated = OutputChunk(
+            id=f"{name}.generated",
             writer="w0",
             request_id=name,
             attempt=1,
@@ -268,7 +268,7 @@ class _ReplayWorker:
             reason="the recorded tokens",
             history=b"",
         )
-        self._put(self.subjects.output(_ORIGIN, name, "w0"), said)
+        self._put(self.subjects.output(_ORIGIN, name, "w0"), generated)
         self._put(self.subjects.output(_ORIGIN, name, CONDUCTOR_WRITER), fence)
         self._order(msgspec.structs.replace(order, id=f"{order.id}.2", attempt=2))
         await self._done(name, set())
@@ -311,8 +311,8 @@ class _ReplayWorker:
         if "sampling" in args and any(map(recorded.tokens, recorded.tracks)):
             args["logprobs"] = MAX_LOGPROBS
         if "max_tokens" in args and not is_done:  # the step was stopped: generate as many tokens as then
-            said = max((len(recorded.tokens(track)) for track in recorded.tracks), default=0)
-            args["max_tokens"] = max(min(args["max_tokens"], said), 1)
+            generated = max((len(recorded.tokens(track)) for track in recorded.tracks), default=0)
+            args["max_tokens"] = max(min(args["max_tokens"], generated), 1)
         return WalkCall(name=walk.name, inputs=inputs, args=args)
 
     def _text_of(self, order: NodeReady, tokens: Sequence[int]) -> str:

@@ -25,7 +25,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         source: the bundle's name; None for a log.
         requests: the ids in it, the requested one first.
-        unheard: the requests whose answers lack some of their bytes.
+        incomplete: the requests whose answers lack some of their bytes.
         unfaithful: the requests that cannot be replayed from these records, with the reason.
         left_out: by position, the data that a chunk lacks.
         configs: the known configurations by digest.
@@ -35,7 +35,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     requests: list[str]
     records: list[StoredRecord]
     subjects: Subjects
-    unheard: frozenset[str] = frozenset()
+    incomplete: frozenset[str] = frozenset()
     unfaithful: dict[str, str] = {}
     is_redacted: bool = False
     left_out: dict[int, LeftOut] = {}
@@ -73,7 +73,7 @@ def of_bundle(path: str) -> History:
         requests=found.header.requests,
         records=found.records,
         subjects=Subjects(found.header.log.prefix),
-        unheard=found.unheard,
+        incomplete=found.incomplete,
         unfaithful=found.header.unfaithful,
         is_redacted=found.header.redacted,
         configs=found.header.configs,
@@ -97,7 +97,7 @@ def in_folder(folder: Path) -> list[Path]:
 
 def control(history: History) -> list[ControlResult]:
     """Decide all requests of a history again."""
-    replayer = Replayer(registry.graph, history.subjects, pins=pins, unheard=history.unheard)
+    replayer = Replayer(registry.graph, history.subjects, pins=pins, incomplete=history.incomplete)
     found = replayer.run(history.records)
     results = []
     for request_id in history.requests:
@@ -116,7 +116,7 @@ def control(history: History) -> list[ControlResult]:
                 verdict=verdict,
                 source=history.source,
                 cannot=cannot,
-                outputs_compared=request_id not in history.unheard,
+                outputs_compared=request_id not in history.incomplete,
             )
         )
     return results
@@ -129,5 +129,5 @@ def timeline(history: History) -> ReplayTimeline:
         history.requests,
         graph_of=registry.graph,
         subjects=history.subjects,
-        unheard=history.unheard,
+        incomplete=history.incomplete,
     )

@@ -53,7 +53,7 @@ class ReplayTimeline:
 
     Args:
         requests: the ids whose states are kept.
-        unheard: see `Replayer`.
+        incomplete: see `Replayer`.
     """
 
     def __init__(
@@ -63,18 +63,18 @@ class ReplayTimeline:
         *,
         graph_of: Callable[[str], ModelGraph],
         subjects: Subjects,
-        unheard: frozenset[str] = frozenset(),
+        incomplete: frozenset[str] = frozenset(),
     ) -> None:
         self.subjects = subjects
         self.requests = requests
-        replayer = Replayer(graph_of, subjects, unheard=unheard)
+        replayer = Replayer(graph_of, subjects, incomplete=incomplete)
         self.positions = [self._taken(replayer, record) for record in records]
         if self.positions:  # missing decisions are known only at the end
             closed = self._verdicts(replayer.close())
             self.positions[-1] = msgspec.structs.replace(self.positions[-1], verdicts=closed)
 
     def _taken(self, replayer: Replayer, record: StoredRecord) -> TimelinePosition:
-        replayer.take(record)
+        replayer.replay_record(record)
         cluster = replayer.cluster
         known = {one: found for one in self.requests if (found := cluster.request(one)) is not None}
         return TimelinePosition(

@@ -1,4 +1,4 @@
-"""Detection of repeated signals: a second wish to stop is told apart from the echo of the first.
+"""Detection of repeated signals: a second signal is distinguished from the echo of the first.
 
 `timeout` and some terminals send a signal to a process and to its group, so that it arrives twice. A signal
 within half a second of the first is its echo.

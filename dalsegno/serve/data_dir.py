@@ -101,10 +101,10 @@ class DataDir:
         except OSError as error:
             raise DataDirError(f"cannot write {self._configs}: {error.strerror}") from error
         own = {"data_dir", "devices", *SECTIONS}
-        told = {
+        usage = {
             name: value for name, value in msgspec.to_builtins(config.decisive).items() if name not in own
         }
-        write_private(self._configs / f"{config.digest}.json", told)
+        write_private(self._configs / f"{config.digest}.json", usage)
 
     def configs(self) -> dict[str, Any]:
         """Return every configuration that was served from this data dir, by its digest."""
@@ -272,11 +272,11 @@ def _flock(handle: int, data_dir: DataDir) -> None:
     except BlockingIOError as error:
         holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
         running = _read_deployment(data_dir.deployment_file)
-        told = f"is in use by another deployment (process {holder})"
+        usage = f"is in use by another deployment (process {holder})"
         if running is not None:
-            told = f"is already serving (process {holder}) at {running.url}"
+            usage = f"is already serving (process {holder}) at {running.url}"
         raise DataDirError(
-            f"the data dir {data_dir.path} {told}; stop that one, or name another with --data-dir"
+            f"the data dir {data_dir.path} {usage}; stop that one, or name another with --data-dir"
         ) from error
     os.ftruncate(handle, 0)
     os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)

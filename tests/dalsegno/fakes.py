@@ -66,14 +66,14 @@ class Heard(Console):
 
 
 async def gone(*pids: int) -> None:
-    """Wait until none of these processes runs any more; its end sets no event of ours."""
+    """Wait until none of these processes runs; their end sets no event of this process."""
     async with asyncio.timeout(30):
         while any(runs(pid) for pid in pids):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there, and more than an entry that nobody has collected yet."""
+    """True if a process runs; a zombie does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -41,7 +41,7 @@ def answered(text: str = "What?", *, data: bytes | None = None, **submission: An
 
 
 def collected(records: Sequence[StoredRecord], *requests: str) -> RequestRecords:
-    """What `collect` would make of a log that has these records."""
+    """The result of `collect` for a log with these records."""
     ids = list(requests) or ["r1"]
     state = LogState(first_seq=1, last_seq=records[-1].seq, created_ns=0, messages=len(records), bytes=0)
     return RequestRecords(

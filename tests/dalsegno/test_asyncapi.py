@@ -25,6 +25,7 @@ def payload(name: str) -> Draft202012Validator:
     return Draft202012Validator({**DOCUMENT, "$ref": f"#/components/schemas/{name}"})
 
 
+@pytest.mark.slow
 def test_the_document_is_what_the_code_says() -> None:
     shown = PAGE.read_text(encoding="utf-8")
 

@@ -30,7 +30,7 @@ def the_line(result: Result, status: int = 1) -> str:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> str:
-    """A folder that looks like a checkpoint; nobody loads it here."""
+    """A folder that looks like a checkpoint; it is never loaded."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     (folder / "config.json").write_text(
@@ -51,6 +51,7 @@ def test_help_lists_every_command() -> None:
     assert "...\n" not in listed.partition("\n")[2]
 
 
+@pytest.mark.processes
 def test_ask_without_a_server_is_one_line() -> None:
     line = the_line(dalsegno("ask", "What does len do?", "--url", "http://127.0.0.1:1"))
     assert line.startswith("no server answers at http://127.0.0.1:1")
@@ -94,6 +95,7 @@ def test_a_misspelt_command_or_option_is_status_2() -> None:
         assert "Traceback" not in result.output
 
 
+@pytest.mark.processes
 def test_what_a_role_refuses_for_good_is_the_status_of_serve(
     checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +110,7 @@ def test_what_a_role_refuses_for_good_is_the_status_of_serve(
     assert the_line(at_once, status=78).startswith("--set: max_seq_len is 65, but the model in")
 
 
+@pytest.mark.processes
 def test_a_port_in_use_is_said_before_anything_starts(checkpoint: str, tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -130,6 +133,7 @@ def test_a_data_dir_in_use_is_said_and_the_other_deployment_keeps_its_files(
     assert ready_file.read_text() == "of the other"
 
 
+@pytest.mark.processes
 def test_a_ready_file_that_cannot_be_written_is_said_before_anything_starts(
     checkpoint: str, tmp_path: Path
 ) -> None:
@@ -144,11 +148,13 @@ def test_a_ready_file_that_cannot_be_written_is_said_before_anything_starts(
     assert the_line(dalsegno("serve", checkpoint, *told)).endswith(f"{tmp_path / 'no'} is not a folder")
 
 
+@pytest.mark.processes
 def test_joining_a_nats_that_is_not_there_is_one_line(checkpoint: str, tmp_path: Path) -> None:
     told = ("--port", "0", "--data-dir", str(tmp_path / "data"), "--nats", "nats://127.0.0.1:1")
     assert "127.0.0.1:1" in the_line(dalsegno("serve", checkpoint, *told))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("role", [["provision"], ["gateway", "--port", "0"], ["conductor"], ["worker"]])
 def test_a_role_without_its_nats_is_one_line(role: list[str], checkpoint: str) -> None:
     model = ["--config", checkpoint] if role != ["provision"] else []
@@ -159,6 +165,7 @@ def test_a_role_without_its_nats_is_one_line(role: list[str], checkpoint: str) -
     assert "127.0.0.1:1" in line
 
 
+@pytest.mark.processes
 def test_a_nats_without_jetstream_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = NatsServer(tmp_path / "nats", jetstream=False)
     server.start()
@@ -169,6 +176,7 @@ def test_a_nats_without_jetstream_is_one_line(tmp_path: Path, monkeypatch: pytes
         server.stop()
 
 
+@pytest.mark.processes
 def test_a_wrong_token_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = NatsServer(tmp_path / "nats")
     server.start()
@@ -181,6 +189,7 @@ def test_a_wrong_token_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         server.stop()
 
 
+@pytest.mark.processes
 def test_provision_may_be_done_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = NatsServer(tmp_path / "nats")
     server.start()
@@ -197,10 +206,13 @@ def test_a_private_server_is_no_cluster_and_that_is_said_before_anything_starts(
 ) -> None:
     told = ("--port", "0", "--data-dir", str(tmp_path / "data"), "--durability", "cluster")
     line = the_line(dalsegno("serve", checkpoint, *told))
-    assert line.startswith("--durability: nats.durability: expected host or process for a private server, found cluster")
+    assert line.startswith(
+        "--durability: nats.durability: expected host or process for a private server, found cluster"
+    )
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.processes
 def test_a_durability_that_the_server_does_not_give_is_one_line_and_says_what_to_do(
     checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +243,7 @@ def test_a_durability_that_the_server_does_not_give_is_one_line_and_says_what_to
     assert "run `dalsegno provision --durability host`" in ended.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("role", ["gateway", "conductor", "worker"])
 def test_a_role_refuses_an_unknown_model_with_a_status_of_its_own(role: str) -> None:
     command = [sys.executable, "-m", "dalsegno", role, "--config", "demmo", "--nats", "nats://127.0.0.1:1"]
@@ -240,12 +253,14 @@ def test_a_role_refuses_an_unknown_model_with_a_status_of_its_own(role: str) -> 
     assert len(ended.stderr.splitlines()) == 1
 
 
+@pytest.mark.processes
 def test_serve_imports_neither_torch_nor_an_http_server_nor_nats() -> None:
     script = "import sys, dalsegno.cli, dalsegno.serve.command, dalsegno.serve.assembly; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not {"torch", "transformers", "fastapi", "uvicorn", "nats"} & set(loaded.stdout.split())
 
 
+@pytest.mark.processes
 def test_a_worker_refuses_a_rank_that_hosts_nothing(checkpoint: str) -> None:
     args = ["worker", "--config", checkpoint, "--rank", "7", "--nats", "nats://127.0.0.1:1"]
     ended = subprocess.run(

@@ -14,10 +14,12 @@ def loaded_by(statement: str) -> set[str]:
     return set(ended.stdout.split())
 
 
+@pytest.mark.processes
 def test_the_face_imports_nothing_until_it_is_asked() -> None:
     assert "httpx" not in loaded_by("import dalsegno")
 
 
+@pytest.mark.processes
 def test_the_client_needs_neither_the_server_nor_a_model() -> None:
     loaded = loaded_by("from dalsegno import Client; client = Client('nats://127.0.0.1:4222')")
 

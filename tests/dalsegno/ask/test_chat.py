@@ -11,6 +11,9 @@ import pytest
 from dalsegno.ask.chat import ChatPrompt, NoServerError, stream_answer
 from shared.errors import ClientError, DalSegnoError
 
+pytestmark = pytest.mark.processes
+
+
 Serving = Callable[..., AbstractContextManager[tuple[str, list[dict[str, Any]]]]]
 
 
@@ -66,7 +69,7 @@ def test_the_answer_comes_piece_by_piece(serving: Serving) -> None:
         assert list(asked_for(ChatPrompt(text="len?", url=url))) == ["Return", " the", " length."]
     assert asked == [
         {"model": "demo", "messages": [{"role": "user", "content": "len?"}], "stream": True}
-    ]  # what was not told is the server's to choose
+    ]  # the server chooses parameters that are not given
 
 
 def test_what_is_told_is_passed_on(serving: Serving) -> None:

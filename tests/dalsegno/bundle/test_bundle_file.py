@@ -48,7 +48,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert found.header.request_id == "r1"
     assert found.header.requests == ["r1"]
     assert found.header.payloads == "kept"
-    assert not found.unheard
+    assert not found.incomplete
     assert [one.digest for one in found.kept] == [bundle_file.digest_of(record.data) for record in records]
 
 
@@ -83,7 +83,7 @@ def test_payloads_are_left_out_and_what_they_were_is_said(tmp_path: Path) -> Non
     [left_out] = [one.left_out for one in found.kept if one.left_out is not None]
     assert (left_out.bytes, left_out.digest) == (len(sound), bundle_file.digest_of(sound))
     assert found.header.payloads == "left out"
-    assert found.unheard == {"r1"}
+    assert found.incomplete == {"r1"}
     assert b"c291bmRz" in whole
     assert b"c291bmRz" not in written()
 
@@ -264,6 +264,7 @@ def test_whatever_is_read_is_a_bundle_or_refused(data: bytes) -> None:
         bundle_file.read_from("x", io.BytesIO(data))
 
 
+@pytest.mark.slow
 @given(st.lists(FIELDS, max_size=4))
 def test_whatever_is_chained_is_a_bundle_or_refused(contents: list[dict[str, Any]]) -> None:
     first, *_, last = written().splitlines(keepends=True)
@@ -273,9 +274,9 @@ def test_whatever_is_chained_is_a_bundle_or_refused(contents: list[dict[str, Any
     ]
     with contextlib.suppress(BundleError):
         found = bundle_file.read_from("x", io.BytesIO(rechained([first, *lines, last])))
-        assert found.unheard <= {one.record.subject for one in found.kept}
+        assert found.incomplete <= {one.record.subject for one in found.kept}
 
 
 def test_left_out_data_on_a_subject_that_is_none_of_ours_harms_nobody(tmp_path: Path) -> None:
     data = re.sub(rb'"subject":"ds.output[^"]*"', b'"subject":"x"', written())
-    assert read(tmp_path, rechained(data.splitlines(keepends=True))).unheard == frozenset()
+    assert read(tmp_path, rechained(data.splitlines(keepends=True))).incomplete == frozenset()

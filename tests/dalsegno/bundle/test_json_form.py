@@ -33,6 +33,7 @@ def there_and_back(data: bytes) -> bytes:
     return json_form.data_of(json.loads(json.dumps(json_form.form_of(data))))
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_every_value_comes_back_byte_by_byte(value: Any) -> None:
     data = msgspec.msgpack.encode(value)

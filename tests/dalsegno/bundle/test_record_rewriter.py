@@ -1,4 +1,4 @@
-"""What is rewritten says nothing it should not, agrees with itself, and stays wrong where it was wrong."""
+"""Rewritten records contain no redacted text, are consistent, and keep the log's mismatches."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`dalsegno check`: what is said of a configuration, without starting it."""
+"""`dalsegno check`: its reports on configurations, without starting them."""
 
 import json
 import sys
@@ -76,6 +76,7 @@ def said(*args: str) -> Any:
     return json.loads(result.stdout)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("groups", ["orpheus", "colocated", "pd", "tp2"])
 def test_what_is_published_for_a_family_that_is_served_loads_unchanged(
     tmp_path: Path, weights: Path, groups: str
@@ -86,6 +87,7 @@ def test_what_is_published_for_a_family_that_is_served_loads_unchanged(
     assert [one["rank"] for one in found["ranks"]] == ([0, 1] if groups in {"pd", "tp2"} else [0])
 
 
+@pytest.mark.processes
 def test_ranks_that_share_a_copy_are_told(tmp_path: Path, weights: Path) -> None:
     result = check(written(tmp_path, "tp2"), "--checkpoint", str(weights))
 
@@ -96,6 +98,7 @@ def test_ranks_that_share_a_copy_are_told(tmp_path: Path, weights: Path) -> None
     assert "LLM (prefill, decode) is shared by ranks 0 and 1 (rank 0 leads)" in result.stdout
 
 
+@pytest.mark.processes
 def test_it_is_drawn(tmp_path: Path, weights: Path) -> None:
     flags = ("--set", "model_kwargs.device=cpu", "--checkpoint", str(weights))
     shown = check(written(tmp_path, "pd"), *flags).stdout
@@ -137,6 +140,7 @@ def test_a_model_on_one_rank_has_nothing_to_warn_of() -> None:
     )
 
 
+@pytest.mark.processes
 def test_replicas_and_devices_are_told(tmp_path: Path, weights: Path) -> None:
     groups = [{"node_names": ["LLM"], "ranks": [1, 2]}, {"node_names": ["snac_decoder"], "ranks": [0]}]
     path = written(tmp_path, "orpheus", node_groups=groups, devices={0: "cpu", 1: "cpu", 2: "cuda:99"})
@@ -153,6 +157,7 @@ def test_replicas_and_devices_are_told(tmp_path: Path, weights: Path) -> None:
     assert "right, though not for this machine;" in check(path, "--checkpoint", str(weights)).stdout
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("named", ["triton", "flashinfer"])
 def test_who_attends_on_gpus_alone_is_told_where_there_is_a_cpu(
     tmp_path: Path, weights: Path, named: str
@@ -169,6 +174,7 @@ def test_who_attends_on_gpus_alone_is_told_where_there_is_a_cpu(
     assert "attention" not in str(said(on_gpus, *told)["warnings"])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("address", ["nowhere.invalid", "203.0.113.1", "a..b"])
 def test_an_address_that_a_worker_could_not_listen_at_is_told(
     tmp_path: Path, weights: Path, address: str
@@ -182,6 +188,7 @@ def test_an_address_that_a_worker_could_not_listen_at_is_told(
     assert said(written(tmp_path, "orpheus"), *told)["warnings"] == []  # one rank listens nowhere
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("is_there", [True, False])
 def test_nixl_that_is_not_installed_is_told(
     tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch, *, is_there: bool
@@ -201,6 +208,7 @@ def test_a_tokenizer_that_is_not_the_familys_is_refused(tmp_path: Path) -> None:
     assert "tokenizer.json is not Orpheus': expected <custom_token_0> as token 128256" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_was_downloaded_is_found(tmp_path: Path, weights: Path) -> None:
     folder = tmp_path / "hub" / "models--canopylabs--orpheus-3b-0.1-ft"
     (folder / "refs").mkdir(parents=True)
@@ -250,6 +258,7 @@ def shared_by(ranks: int, checkpoint: Path) -> DeploymentConfig:
     return msgspec.structs.replace(checks.resolve(str(checkpoint)), node_groups=groups)
 
 
+@pytest.mark.processes
 def test_a_model_that_so_many_ranks_cannot_share_is_refused_in_the_workers_words(tmp_path: Path) -> None:
     folder = tiny_checkpoint()
     with pytest.raises(UnsupportedArchitectureError) as refused:
@@ -318,6 +327,7 @@ def test_a_model_whose_family_does_not_look_at_it_is_left_to_the_worker(
     )
 
 
+@pytest.mark.processes
 def test_every_named_configuration_is_right(weights: Path) -> None:
     """`demo` has its own weights; the others are checked as if theirs were downloaded."""
     assert len(files.named()) > 1

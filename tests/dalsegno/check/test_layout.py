@@ -1,4 +1,4 @@
-"""What a placement comes to, as facts about Orpheus on one, two and three ranks."""
+"""The layout of Orpheus on one, two and three ranks."""
 
 from typing import Any
 

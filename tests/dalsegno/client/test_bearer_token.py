@@ -23,6 +23,7 @@ def test_a_key_that_cannot_be_sent_is_refused_and_not_repeated(key: str) -> None
     assert "same" not in refused.value.message
 
 
+@pytest.mark.processes
 def test_a_command_refuses_it_the_same() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"

@@ -20,6 +20,9 @@ from dalsegno.client import (
 )
 from tests.dalsegno.client.gateway import Break, Hang, Line, answering, end, error, line, talking, text
 
+pytestmark = pytest.mark.processes
+
+
 PNG = b"\x89PNG\r\n\x1a\n" + b"pixels"
 
 

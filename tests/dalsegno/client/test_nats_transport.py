@@ -157,7 +157,7 @@ async def test_the_death_of_a_worker_is_not_seen() -> None:
         performance.output(
             OutputFence(writer=CONDUCTOR_WRITER, epoch=1, attempt=2, reason="w0 died", history=b"")
         )
-        performance.output(chunk(1, " late"))  # of the dead one, stored behind its fence
+        performance.output(chunk(1, " late"))  # from the dead worker, stored after its fence
         for told in (chunk(1, " two", attempt=2), chunk(1, " two", attempt=2), chunk(2, "!", attempt=2)):
             performance.output(told)
         for told in (chunk(0, "one"), chunk(1, " two", attempt=2), chunk(2, "!", attempt=2)):
@@ -275,6 +275,7 @@ async def test_health_is_what_the_beats_say() -> None:
     assert (health.is_ready, health.missing) == (True, ())
 
 
+@pytest.mark.slow
 async def test_without_beats_health_says_who_is_missing() -> None:
     async with stage() as (_, client):
         health = await client.health()

@@ -1,4 +1,4 @@
-"""The client without an event loop; the gateway runs in a thread of its own."""
+"""The synchronous client; the gateway runs on its own thread."""
 
 import asyncio
 import gc
@@ -17,6 +17,9 @@ from starlette.responses import Response
 from dalsegno import Client, ClientError
 from dalsegno.client import NotFoundError
 from tests.dalsegno.client.gateway import Break, FakeGateway, Hang, Line, answering, end, error, text
+
+pytestmark = pytest.mark.processes
+
 
 PATIENCE_S: Final = 60.0
 
@@ -94,7 +97,7 @@ def test_leaving_a_stream_lets_go_of_it_and_so_does_dropping_it() -> None:
 
 
 def wait(fake: FakeGateway) -> None:
-    """Until the gateway saw its client leave; it has an event loop of its own, whose event this is."""
+    """Wait until the gateway saw its client leave; it runs on its own event loop."""
     pause = threading.Event()
     for _ in range(int(PATIENCE_S / 0.01)):
         if fake.left.is_set():
@@ -138,8 +141,8 @@ def test_closing_ends_the_call_that_waits_in_another_thread() -> None:
 
 
 def program(url: str, text: str) -> "subprocess.Popen[str]":
-    """A program that treats every warning as an error, and tells of what was not closed."""
-    # Whoever starts the tests in the background has Ctrl-C ignored, and programs inherit that.
+    """A program that treats every warning as an error, and reports resources that were not closed."""
+    # In the background Ctrl-C is ignored, and programs inherit that.
     script = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
     script += f"from dalsegno import Client\nclient = Client({url!r})\n{text}"
     command = [sys.executable, "-W", "error", "-c", script]

@@ -7,12 +7,14 @@ from dalsegno.config import address
 from dalsegno.config.address import AddressError, Listen
 
 
+@pytest.mark.processes
 def test_port_zero_becomes_a_port_that_is_free() -> None:
     [listen] = address.free("127.0.0.1", 0)
     with socket.socket() as sock:
         sock.bind((listen.host, listen.port))
 
 
+@pytest.mark.processes
 def test_several_are_at_ports_that_the_system_picks_or_that_follow() -> None:
     picked = [listen.port for listen in address.free("127.0.0.1", 0, 4)]
     assert len(set(picked)) == 4
@@ -28,6 +30,7 @@ def test_there_are_no_ports_behind_the_last() -> None:
         address.free("127.0.0.1", 65_534, 3)
 
 
+@pytest.mark.processes
 def test_of_several_none_may_be_taken() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -37,6 +40,7 @@ def test_of_several_none_may_be_taken() -> None:
             address.free("127.0.0.1", taken - 1, 2)
 
 
+@pytest.mark.processes
 def test_a_port_somebody_listens_on_is_refused_with_the_way_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -44,6 +48,7 @@ def test_a_port_somebody_listens_on_is_refused_with_the_way_out() -> None:
             address.free("127.0.0.1", port)
 
 
+@pytest.mark.processes
 def test_a_host_that_is_not_ours_is_refused() -> None:
     with pytest.raises(AddressError, match=r"cannot listen on 192\.0\.2\.1"):
         address.free("192.0.2.1", 0)

@@ -271,6 +271,7 @@ def test_how_processes_run_is_nothing_that_decisions_depend_on() -> None:
     assert effective("max_attempts=1").config.digest != plain
 
 
+@pytest.mark.slow
 @given(st.text(), st.sampled_from(sorted(KEYS)))
 def test_any_text_is_read_or_refused(text: str, key: str) -> None:
     try:

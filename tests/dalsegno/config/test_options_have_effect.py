@@ -1030,6 +1030,7 @@ def test_every_key_is_in_the_table_once() -> None:
     assert [row.key for row in TABLE] == list(KEYS)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.key)
 async def test_every_key_changes_something(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._BUILT_IN, "other", "models.decoder_lm")

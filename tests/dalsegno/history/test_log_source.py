@@ -1,4 +1,4 @@
-"""Which log is read where none is named."""
+"""The log that is read if none is named."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,7 +17,7 @@ from tests.dalsegno.serve.test_data_dir import DEPLOYMENT
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ExitStack]:
-    """A folder with the data dirs `a` and `b`, each of a model so called; what is entered runs on."""
+    """A folder with the data dirs `a` and `b` of models of those names; those in the set are running."""
     monkeypatch.chdir(tmp_path)
     for name in "ab":
         data = data_dir.of(name)

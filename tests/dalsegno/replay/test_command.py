@@ -20,7 +20,7 @@ def test_a_family_that_is_not_here_fails_its_own_request_and_no_other() -> None:
     replayer = Replayer(registry.graph, SUBJECTS, pins=pins)
     records = [_of_a_later_version(record) for record in script.records]
     for record in records:
-        replayer.take(record)
+        replayer.replay_record(record)
     found = replayer.close()
     assert found["known"].matches
     assert not found["foreign"].matches

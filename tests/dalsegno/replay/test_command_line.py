@@ -61,6 +61,7 @@ def the_line(result: Result, status: int = 1) -> str:
     return line.removeprefix("Error: ")
 
 
+@pytest.mark.processes
 def test_a_bundle_matches_without_server_and_model(whole: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", OFFLINE, "replay", str(whole)], capture_output=True, text=True, check=True

@@ -4,7 +4,12 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from tests.dalsegno.fakes import gone, runs
+
+pytestmark = pytest.mark.processes
+
 
 CHILD = """
 import os, signal, sys

@@ -42,6 +42,7 @@ def line(role: subprocess.Popen[str]) -> str:
     return role.stdout.readline().strip()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_a_role_stop_in_its_own_order(number: signal.Signals) -> None:
     with start() as role:
@@ -52,6 +53,7 @@ def test_a_signal_lets_a_role_stop_in_its_own_order(number: signal.Signals) -> N
     assert f"test INFO  stopping: {number.name}" in err
 
 
+@pytest.mark.processes
 def test_a_second_signal_ends_it_at_once() -> None:
     with start("slow", "impatient") as role:
         assert line(role) == "up"
@@ -61,6 +63,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
         assert role.wait(timeout=60) == EX_INTERRUPTED
 
 
+@pytest.mark.processes
 def test_the_echo_of_a_signal_is_none_of_its_own() -> None:
     with start("slow") as role:
         assert line(role) == "up"

@@ -88,7 +88,7 @@ def shown(made: Path, role: str, **more: str) -> Credentials:
     return nats_credentials(msgspec.convert(told, NatsSettings), role)
 
 
-# ---- what is made ----------------------------------------------------------------------------------
+# ---- files -----------------------------------------------------------------------------------------
 def test_each_role_has_a_key_that_nobody_else_reads(made: Path) -> None:
     keys = {path.stem: path for path in (made / "keys").iterdir()}
 
@@ -161,6 +161,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
 
 
 # ---- a server with it ------------------------------------------------------------------------------
+@pytest.mark.processes
 async def test_every_role_comes_in_and_has_what_is_its_own(made: Path, url: str) -> None:
     await jetstream.provision(url, shown(made, "provisioner"), SUBJECTS)
     own = {
@@ -175,6 +176,7 @@ async def test_every_role_comes_in_and_has_what_is_its_own(made: Path, url: str)
         await log.close()
 
 
+@pytest.mark.processes
 async def test_a_worker_is_no_conductor(made: Path, url: str) -> None:
     await jetstream.provision(url, shown(made, "provisioner"), SUBJECTS)
     log = await jetstream.connect(
@@ -185,6 +187,7 @@ async def test_a_worker_is_no_conductor(made: Path, url: str) -> None:
     await log.close()
 
 
+@pytest.mark.processes
 async def test_a_server_that_another_authority_vouches_for_is_not_spoken_to(
     made: Path, url: str, tmp_path: Path
 ) -> None:
@@ -195,12 +198,14 @@ async def test_a_server_that_another_authority_vouches_for_is_not_spoken_to(
             await jetstream.connect(url, credentials=credentials, subjects=SUBJECTS, name="r", timeout_s=20)
 
 
+@pytest.mark.processes
 async def test_a_server_by_another_name_is_not_spoken_to(made: Path, url: str) -> None:
     other = url.replace("localhost", "127.0.0.2")
     with pytest.raises(LogUnavailableError):
         await jetstream.connect(other, credentials=shown(made, "reader"), subjects=SUBJECTS, name="reader")
 
 
+@pytest.mark.processes
 async def test_nothing_is_shown_to_a_server_without_tls(made: Path, tmp_path: Path) -> None:
     """Whoever stands in the server's place would be told what to show to the real one."""
     heard = bytearray()
@@ -235,6 +240,7 @@ async def test_files_that_are_no_certificates_are_one_line(made: Path, url: str,
         )
 
 
+@pytest.mark.processes
 def test_the_commands_find_their_own_keys(made: Path, url: str) -> None:
     told = {
         "DALSEGNO_NATS_URL": url,
@@ -254,6 +260,7 @@ def test_the_commands_find_their_own_keys(made: Path, url: str) -> None:
     assert len(as_reader.stderr.splitlines()) == 1
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="another's word on the certificates is openssl's")
 def test_the_certificates_are_what_they_say(made: Path) -> None:
     told = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-verify_hostname", "localhost"]
@@ -278,6 +285,7 @@ def test_certificates_that_are_there_are_taken(tmp_path: Path) -> None:
     assert not list((tmp_path / "security").glob("*.pem"))
 
 
+@pytest.mark.processes
 async def test_three_servers_are_a_cluster_that_keeps_the_log(tmp_path: Path) -> None:
     hosts = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
     folder = tmp_path / "security"
@@ -311,6 +319,7 @@ async def test_three_servers_are_a_cluster_that_keeps_the_log(tmp_path: Path) ->
             await log.close()
 
 
+@pytest.mark.processes
 def test_a_role_with_anothers_key_ends_for_good_and_says_what_was_denied(made: Path, url: str) -> None:
     told = {
         "DALSEGNO_NATS_URL": url,

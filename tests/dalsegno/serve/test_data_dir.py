@@ -129,7 +129,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def announcing(path: Path) -> Iterator["subprocess.Popen[str]"]:
-    """Another process, which has written a ready file and lives until the block ends, or is killed in it."""
+    """Another process, which has written a ready file and lives until the block ends or kills it."""
     told = (sys.executable, "-c", ANNOUNCES, str(path))
     with subprocess.Popen(told, stdin=PIPE, stdout=PIPE, text=True) as process:
         assert process.stdout is not None
@@ -138,6 +138,7 @@ def announcing(path: Path) -> Iterator["subprocess.Popen[str]"]:
         process.kill()
 
 
+@pytest.mark.processes
 def test_a_ready_file_is_held_while_who_wrote_it_lives_and_no_longer(tmp_path: Path) -> None:
     path = tmp_path / "ready.json"
     assert not data_dir.is_held(path)
@@ -146,11 +147,12 @@ def test_a_ready_file_is_held_while_who_wrote_it_lives_and_no_longer(tmp_path: P
         assert subprocess.run(["flock", "-ns", path, "true"], check=False).returncode == 1
         launcher.kill()
         launcher.wait()
-        assert path.exists()  # nobody was left who could remove it
+        assert path.exists()  # its writer was killed
         assert not data_dir.is_held(path)
         assert subprocess.run(["flock", "-ns", path, "true"], check=False).returncode == 0
 
 
+@pytest.mark.processes
 def test_what_a_killed_one_left_is_cleared_and_what_another_holds_is_not(tmp_path: Path) -> None:
     path = tmp_path / "ready.json"
     with announcing(path):
@@ -184,7 +186,7 @@ def test_a_deployment_is_found_while_it_runs_and_not_after(tmp_path: Path) -> No
         assert data.running() is None  # not ready yet
         data_dir.write_private(data.deployment_file, DEPLOYMENT)
         assert data.running() == DEPLOYMENT
-    assert data.running() is None  # what a killed launcher left behind is of the past
+    assert data.running() is None  # a killed launcher's file is stale
 
 
 def test_what_was_served_is_known_by_its_digest_afterwards(tmp_path: Path) -> None:

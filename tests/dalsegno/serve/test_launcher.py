@@ -62,7 +62,7 @@ async def nothing() -> None:
 
 
 async def nobody(processes: WorkerProcesses, kill: Kill) -> None:
-    """Nobody is given up."""
+    """No worker is lost."""
 
 
 def tell(number: signal.Signals = signal.SIGTERM) -> None:
@@ -71,7 +71,7 @@ def tell(number: signal.Signals = signal.SIGTERM) -> None:
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Serving:
-    """Run a launcher until the block ends; it is told to stop then, if it was not before."""
+    """Run a launcher until the block ends, and stop it then."""
 
     @asynccontextmanager
     async def serve(
@@ -126,6 +126,7 @@ def serving(tmp_path: Path) -> Serving:
     return serve
 
 
+@pytest.mark.processes
 async def test_once_all_is_ready_the_ready_file_says_how_to_reach_it(serving: Serving) -> None:
     async with serving() as running:
         found = running.described()
@@ -147,6 +148,7 @@ async def test_once_all_is_ready_the_ready_file_says_how_to_reach_it(serving: Se
     assert not running.ready_file.exists()  # it would be a lie from here on
 
 
+@pytest.mark.processes
 async def test_the_ready_file_follows_a_restart(serving: Serving) -> None:
     async with serving() as running:
         first = running.pids["worker"]["0"]
@@ -158,6 +160,7 @@ async def test_the_ready_file_follows_a_restart(serving: Serving) -> None:
         assert runs(second)
 
 
+@pytest.mark.processes
 async def test_a_signal_drains_the_gateway_first_and_the_workers_last(serving: Serving) -> None:
     async with serving() as running:
         pids = running.all_pids()
@@ -170,6 +173,7 @@ async def test_a_signal_drains_the_gateway_first_and_the_workers_last(serving: S
         await gone(*pids)
 
 
+@pytest.mark.processes
 async def test_of_several_conductors_all_are_described_and_all_are_stopped_before_the_workers(
     serving: Serving,
 ) -> None:
@@ -182,6 +186,7 @@ async def test_of_several_conductors_all_are_described_and_all_are_stopped_befor
         await gone(*pids)
 
 
+@pytest.mark.processes
 async def test_of_several_gateways_all_are_described_once_all_are_ready_and_stopped_first(
     serving: Serving,
 ) -> None:
@@ -196,6 +201,7 @@ async def test_of_several_gateways_all_are_described_once_all_are_ready_and_stop
         await gone(*pids)
 
 
+@pytest.mark.processes
 async def test_a_second_signal_kills_what_does_not_hear(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +215,7 @@ async def test_a_second_signal_kills_what_does_not_hear(
         await gone(*pids)
 
 
+@pytest.mark.processes
 async def test_the_echo_of_a_signal_kills_nothing(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal_echo, "ECHO_S", 1e9)
     async with serving() as running:
@@ -219,6 +226,7 @@ async def test_the_echo_of_a_signal_kills_nothing(serving: Serving, monkeypatch:
         assert (await running.heard.until("told to stop"))[0] == "worker-0"
 
 
+@pytest.mark.processes
 async def test_a_role_that_refuses_its_configuration_stops_all_with_its_own_line(serving: Serving) -> None:
     refused = pytest.RaisesGroup(pytest.RaisesExc(RefusedError, match=r"^worker-0: model 'x' is unknown$"))
     with refused:
@@ -226,6 +234,7 @@ async def test_a_role_that_refuses_its_configuration_stops_all_with_its_own_line
             await running.heard.until("never said")
 
 
+@pytest.mark.processes
 async def test_a_log_that_cannot_be_prepared_stops_all(serving: Serving) -> None:
     async def fail() -> None:
         raise LogUnavailableError("nats://127.0.0.1:4222 has no JetStream")
@@ -235,6 +244,7 @@ async def test_a_log_that_cannot_be_prepared_stops_all(serving: Serving) -> None
             await running.heard.until("never said")
 
 
+@pytest.mark.processes
 async def test_a_nats_server_that_is_killed_comes_back_at_its_address(
     serving: Serving, tmp_path: Path
 ) -> None:
@@ -331,6 +341,7 @@ def test_what_the_flags_say_is_handed_on_to_every_role_and_understood_the_same()
         assert resolve.settings_of(set_=handed[: len(flags)]) == told
 
 
+@pytest.mark.processes
 async def test_a_worker_that_is_given_up_is_killed_and_starts_again(serving: Serving) -> None:
     may_kill, seen = asyncio.Event(), list[dict[int, int]]()
 

@@ -139,10 +139,10 @@ async def test_a_log_that_fails_is_followed_anew(monkeypatch: pytest.MonkeyPatch
         reap(connect, SUBJECTS, HERE, lambda: {0: WorkerProcess(77, since_ns)}, ended.put_nowait, grace_s=0.0)
     )
     async with asyncio.timeout(20):
-        while len(logs) < 2:  # noqa: ASYNC110 - nobody tells
+        while len(logs) < 2:  # noqa: ASYNC110 - no event for it
             await asyncio.sleep(0)
         await logs[1].close()
-        while len(logs) < 3:  # noqa: ASYNC110 - nobody tells
+        while len(logs) < 3:  # noqa: ASYNC110 - no event for it
             await asyncio.sleep(0)
         server.append(SUBJECTS.worker(0), encode(joined()))
         server.append(SUBJECTS.lost, encode(lost(1)))

@@ -8,6 +8,9 @@ import pytest
 from dalsegno.serve import readiness
 from dalsegno.serve.readiness import GatewayHealth
 
+pytestmark = pytest.mark.processes
+
+
 Answering = Callable[[bytes], AbstractAsyncContextManager[int]]
 
 

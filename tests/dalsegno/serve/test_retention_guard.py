@@ -108,6 +108,7 @@ async def keep(server: NatsServer, subjects: Subjects) -> AsyncIterator[Callable
         await kept.provisioner.close()
 
 
+@pytest.mark.processes
 async def test_a_stream_that_is_lost_is_made_again_and_nobody_takes_it_for_the_old_one(
     server: NatsServer, subjects: Subjects, keep: Callable[..., Kept]
 ) -> None:
@@ -126,6 +127,7 @@ async def test_a_stream_that_is_lost_is_made_again_and_nobody_takes_it_for_the_o
     await log.close()
 
 
+@pytest.mark.processes
 async def test_the_bound_follows_the_disk_and_nothing_is_deleted(
     server: NatsServer, subjects: Subjects, keep: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +153,7 @@ async def test_the_bound_follows_the_disk_and_nothing_is_deleted(
     await log.close()
 
 
+@pytest.mark.processes
 async def test_a_bound_that_was_told_is_kept_while_the_disk_allows_it(
     server: NatsServer, keep: Callable[..., Kept]
 ) -> None:
@@ -174,6 +177,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.processes
 async def test_a_disk_that_others_fill_up_stops_the_log_until_there_is_room(
     small_disk: Path, subjects: Subjects
 ) -> None:

@@ -11,6 +11,9 @@ import pytest
 from dalsegno.serve.supervisor import Backoff, Command, RefusedError, RoleProcess, Supervisor
 from tests.dalsegno.fakes import DEAF, OBEDIENT, REFUSING, Heard, command, gone
 
+pytestmark = pytest.mark.processes
+
+
 Supervised = Callable[[str], AbstractAsyncContextManager[Supervisor]]
 
 
@@ -123,7 +126,7 @@ child.wait()
     async with supervised(script) as supervisor:
         _, line = await heard.until("child")
         os.kill(pid_of(supervisor), signal.SIGKILL)
-        # The grandchild holds the role's output open: only its end lets the supervisor go on.
+        # The grandchild holds the role's output open: the supervisor waits for its end.
         await heard.until("was killed by SIGKILL")
         await heard.until("child")
     grandchild = int(line.split()[1])
