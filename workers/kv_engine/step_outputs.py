@@ -37,6 +37,12 @@ class StepOutcome:
     failures: dict[str, DalSegnoError] = field(default_factory=dict)
     requested: int = 0
 
+    def add(self, output: Output) -> None:
+        """Append an output."""
+        self.outputs.append(output)
+        if output.finish is not None:
+            self.finished.append(output.key)
+
     @property
     def ended(self) -> list[str]:
         """The keys of all sequences that leave the engine with this step."""
@@ -80,7 +86,7 @@ class OutputBuilder:
 
         Args:
             spans: the spans of the step.
-            tokens: the new tokens of each span, in the order of the spans.
+            tokens: the new tokens of each span.
             result: the result of the forward.
             failures: the sequences that failed before the forward, by key.
             step: the number of the step.
@@ -88,84 +94,57 @@ class OutputBuilder:
         outcome = StepOutcome(failures={**failures, **result.failures})
         scores, prompt_scores = iter(result.scores), iter(result.prompt_scores)
         for span, new in zip(spans, tokens, strict=True):
+            sequence, spec = span.sequence, span.sequence.spec
             of_prompt = _scores_of_prompt(span, prompt_scores) if result.prompt_scores else []
-            score = next(scores) if new and span.sequence.spec.logprobs is not None else None
-            self._add(span, new, score, of_prompt, outcome, step=step)
+            token = new[-1] if new else None
+            score = next(scores) if new and spec.logprobs is not None else None
+            if len(new) > 1:
+                outcome.outputs += _accepted_outputs(sequence, new[:-1], step)
+            if spec.key in outcome.failures:
+                continue
+            is_last = span.reaches_end and spec.max_tokens == 0
+            is_pooled = is_last and spec.pooling is not None
+            vector = self._runner.poolers[spec.key].vector() if is_pooled else None
+            outcome.requested += (bool(of_prompt) or token is not None) + is_pooled
+            if token == NOT_A_TOKEN or any(isnan(one.logprob) for one in of_prompt) or _is_broken(vector):
+                outcome.not_numbers.append(spec.key)
+                self._scheduler.hide_from_cache(sequence)
+                continue
+            if of_prompt or is_last:
+                prompt = PromptOutput(
+                    key=spec.key,
+                    scores=tuple(of_prompt),
+                    finish=FinishReason.LENGTH if is_last else None,
+                    step=step,
+                    vector=vector,
+                    cached_tokens=self._cached_tokens(sequence) if is_last else 0,
+                )
+                outcome.add(prompt)
+            if token is None:
+                continue
+            try:
+                outcome.add(self._token_output(sequence, token, score, step))
+            except Exception as error:  # noqa: BLE001 - an export without room must not fail the other sequences
+                outcome.failures[spec.key] = as_dalsegno_error(error)
         return outcome
 
-    def _add(
-        self,
-        span: Span,
-        new: list[int],
-        score: TokenScore | None,
-        of_prompt: list[TokenScore],
-        outcome: StepOutcome,
-        *,
-        step: int,
-    ) -> None:
-        sequence, spec = span.sequence, span.sequence.spec
-        token = new[-1] if new else None
-        if len(new) > 1:
-            outcome.outputs += _accepted_outputs(sequence, new[:-1], step)
-        if spec.key in outcome.failures:
-            return
-        outcome.requested += bool(of_prompt) or token is not None
-        is_last = span.reaches_end and spec.max_tokens == 0
-        vector = None
-        if is_last and spec.pooling is not None:
-            vector = self._runner.poolers[spec.key].vector()
-            outcome.requested += 1
-        if token == NOT_A_TOKEN or any(isnan(one.logprob) for one in of_prompt) or _is_not_finite(vector):
-            outcome.not_numbers.append(spec.key)
-            self._scheduler.hide_from_cache(sequence)
-            return
-        if of_prompt or is_last:
-            outcome.outputs.append(
-                self._prompt_output(sequence, of_prompt, vector, outcome, is_last=is_last, step=step)
-            )
-        if token is None:
-            return
-        try:
-            outcome.outputs.append(self._token_output(sequence, token, score, outcome, step=step))
-        except Exception as error:  # noqa: BLE001 - an export without room must not fail the other sequences
-            outcome.failures[spec.key] = as_dalsegno_error(error)
-
-    def _prompt_output(
-        self,
-        sequence: Sequence,
-        scores: list[TokenScore],
-        vector: Array | None,
-        outcome: StepOutcome,
-        *,
-        is_last: bool,
-        step: int,
-    ) -> PromptOutput:
-        spec, finish, cached_tokens = sequence.spec, None, 0
-        if is_last:
-            finish = FinishReason.LENGTH
-            cached_tokens = self._scheduler.cached_tokens(sequence) if spec.caches_prompt else 0
-            outcome.finished.append(spec.key)
-        return PromptOutput(
-            key=spec.key,
-            scores=tuple(scores),
-            finish=finish,
-            step=step,
-            vector=vector,
-            cached_tokens=cached_tokens,
-        )
+    def _cached_tokens(self, sequence: Sequence) -> int:
+        return self._scheduler.cached_tokens(sequence) if sequence.spec.caches_prompt else 0
 
     def _token_output(
-        self, sequence: Sequence, token: int, score: TokenScore | None, outcome: StepOutcome, *, step: int
+        self, sequence: Sequence, token: int, score: TokenScore | None, step: int
     ) -> TokenOutput:
         spec, index = sequence.spec, sequence.generated
         sequence.ids.append(token)
-        finish, kv = spec.finish_reason(token, index + 1), None
-        if finish is not None:
-            kv = self._transfer.export(sequence)
-            outcome.finished.append(spec.key)
-        cut = _cut(score, spec) if score is not None else None
+        finish = spec.finish_reason(token, index + 1)
         return TokenOutput(
-            key=spec.key, token_id=token, index=index, finish=finish, step=step, score=cut, kv=kv
+            key=spec.key,
+            token_id=token,
+            index=index,
+            finish=finish,
+            step=step,
+            score=_cut(score, spec) if score is not None else None,
+            kv=self._transfer.export(sequence) if finish is not None else None,
         )
 
 
@@ -187,5 +166,5 @@ def _cut(score: TokenScore, spec: SequenceSpec) -> TokenScore:
     return score if len(score.top) == spec.logprobs else replace(score, top=score.top[: spec.logprobs])
 
 
-def _is_not_finite(vector: Array | None) -> bool:
+def _is_broken(vector: Array | None) -> bool:
     return vector is not None and not np.isfinite(vector.data.view("<f4")).all()

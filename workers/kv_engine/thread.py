@@ -71,7 +71,7 @@ _Report: TypeAlias = list[Output] | _Failed | _Cancelled
 
 
 class EngineThread(OwnerThread[Engine]):
-    """Runs a KV engine in a thread of its own.
+    """Runs a KV engine in its own thread.
 
     Each sequence ends with exactly one of: an output with `finish`, `on_error`, `on_cancelled`. A cancelled
     sequence may end before the engine reads the cancellation; `on_cancelled` is called nevertheless.

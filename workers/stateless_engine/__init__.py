@@ -1,4 +1,4 @@
-"""The stateless engine: batched execution of nodes without state, in a thread of its own.
+"""The stateless engine: batched execution of nodes without state, in its own thread.
 
 scheduler.py   the choice of the next node and its batch      pure
 firing.py      firings and their results                      no torch

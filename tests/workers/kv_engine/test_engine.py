@@ -35,6 +35,7 @@ def many(count: int, **changes: Any) -> list[SequenceSpec]:
     ]
 
 
+@pytest.mark.slow
 def test_64_concurrent_requests_answer_as_each_does_alone(qwen3: DecoderLM) -> None:
     requests = many(64)
     alone = {request.key: ids(run(engine(qwen3), [request])[request.key]) for request in requests}
@@ -45,6 +46,7 @@ def test_64_concurrent_requests_answer_as_each_does_alone(qwen3: DecoderLM) -> N
     assert len({tuple(answer) for answer in alone.values()}) == 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED])
 def test_a_random_request_draws_the_same_alone_and_among_31_others(
     qwen3: DecoderLM, sampling: Sampling
@@ -62,6 +64,7 @@ def test_a_random_request_draws_the_same_alone_and_among_31_others(
     assert len(set(ids(alone["mine"]))) > 5
 
 
+@pytest.mark.slow
 def test_a_small_pool_queues_in_order_and_changes_no_token(qwen3: DecoderLM) -> None:
     requests = many(12)
     roomy = run(engine(qwen3), requests)

@@ -17,6 +17,7 @@ def found() -> dict[str, Any]:
     return interpreted.found()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", CASES)
 def test_every_token_gets_what_the_definition_of_attention_says(found: dict[str, Any], name: str) -> None:
     rounding = 2e-5 if CASES[name].dtype is torch.float32 else 5e-3

@@ -78,12 +78,12 @@ def test_a_sequence_that_continues_in_another_engine_answers_as_in_one(family: F
     one, other = engine(node, slots), engine(node, num_blocks=40, block_size=5)
     whole = ids(run(one, [spec()])["a"])
     [first] = run(one, [spec(max_tokens=1, export=EXPORT)])["a"]
-    [stranger] = prompts(1, seed=4, shortest=9, longest=9)
+    [unrelated] = prompts(1, seed=4, shortest=9, longest=9)
 
     found = run(
         other,
         [
-            spec(key="stranger", prompt_ids=stranger),
+            spec(key="unrelated", prompt_ids=unrelated),
             spec(key="a", prefix_ids=[first.token_id], kv=slots.read()),
         ],
     )

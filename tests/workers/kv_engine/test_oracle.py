@@ -29,6 +29,7 @@ def specs(texts: list[list[int]], max_tokens: int = NEW_TOKENS) -> list[Sequence
     return [SequenceSpec(key=str(i), prompt_ids=text, max_tokens=max_tokens) for i, text in enumerate(texts)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_staggered_mixed_requests_answer_as_generate_does(family: Family) -> None:
     """Nine tokens a step: prompts of up to 70 tokens are cut many times, next to decodes of others.
@@ -53,6 +54,7 @@ def clear_texts(family: Family, *lengths: int) -> tuple[list[list[int]], list[li
     return list(texts), list(answers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_longest_texts_are_exact(family: Family) -> None:
     """Llama's scaled RoPE differs from the plain one only at large positions; so does YaRN."""

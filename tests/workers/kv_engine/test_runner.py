@@ -43,7 +43,7 @@ def last(sequences: list[Sequence]) -> list[Span]:
     return [Span(one, len(one.ids) - 1, 1) for one in sequences]
 
 
-def behind(sequences: list[Sequence]) -> list[Span]:
+def spans_after(sequences: list[Sequence]) -> list[Span]:
     return [Span(one, len(one.ids), 1) for one in sequences]
 
 
@@ -60,10 +60,10 @@ def test_a_step_launched_after_an_unread_one_has_the_same_result(qwen3: DecoderL
     texts = [list(sequence.ids) for sequence in sequences]
 
     first = one.launch(last(sequences))
-    second = one.launch_after(first, behind(sequences))
+    second = one.launch_after(first, spans_after(sequences))
     assert [sequence.ids for sequence in sequences] == texts
     found = [take(sequences, first.read().tokens)]
-    third = one.launch_after(second, behind(sequences[1:]))
+    third = one.launch_after(second, spans_after(sequences[1:]))
     found += [take(sequences, second.read().tokens), third.read().tokens]
 
     assert [step.number for step in (first, second, third)] == [2, 3, 4]
@@ -113,7 +113,7 @@ def test_an_error_of_a_launch_ahead_is_raised_by_its_read(
         patched.setattr(DecoderLM, "embed", fail)
         with pytest.raises(RuntimeError, match="no luck with 2"):
             one.launch(last(sequences))
-        second = one.launch_after(first, behind(sequences))
+        second = one.launch_after(first, spans_after(sequences))
 
     assert second.tokens is None
     assert len(first.read().tokens) == 2

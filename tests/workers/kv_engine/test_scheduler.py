@@ -308,10 +308,12 @@ def test_a_prompt_that_was_scored_is_not_scored_again_after_a_preemption() -> No
     small.add(sequence("a", 2, max_tokens=6))
     scored = sequence("b", 2, max_tokens=4, scores_prompt=True, logprobs=0)
     small.add(scored)
-    told: list[tuple[str, int, int]] = []
+    scored_spans: list[tuple[str, int, int]] = []
     while small.has_work:
         spans = small.schedule()
-        told += [("b", span.start, len(span.scored_positions)) for span in spans if span.sequence is scored]
+        scored_spans += [
+            ("b", span.start, len(span.scored_positions)) for span in spans if span.sequence is scored
+        ]
         small.advance(spans)
         for span in spans:
             span.sequence.ids.append(0)
@@ -319,7 +321,7 @@ def test_a_prompt_that_was_scored_is_not_scored_again_after_a_preemption() -> No
                 small.remove(span.sequence)
 
     assert small.counters.preemptions == 1
-    assert sum(scored_now for *_, scored_now in told) == 1
+    assert sum(scored_now for *_, scored_now in scored_spans) == 1
 
 
 # ---- the prefix cache ----------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from tests.tiny import FAMILIES, Family, tiny_checkpoint
 from workers.kv_engine.attention.paged import ATTENTION
 from workers.kv_engine.selfcheck import check_node
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("family", FAMILIES)

@@ -202,12 +202,12 @@ async def test_an_engine_whose_sequences_are_all_held_is_idle_until_one_is_resum
         thread.submit(spec("a"))
         await begun(engine)
         thread.hold("a")
-        thread.hold("nobody")
+        thread.hold("unknown")
         engine.permits.release(100)
         assert await reports.next() == ("tokens", "a")
-        thread.cancel("nobody")  # answered once the thread has seen what came before it
+        thread.cancel("unknown")  # reported after all earlier commands
 
-        assert await reports.next() == ("cancelled", "nobody", 0)
+        assert await reports.next() == ("cancelled", "unknown", 0)
         assert engine.forwards == 1
         thread.resume("a")
         assert await reports.next() == ("tokens", "a")
@@ -241,9 +241,9 @@ async def test_the_count_is_of_steps_that_held_the_sequence() -> None:
 
 async def test_cancelling_an_unknown_sequence_is_reported_too() -> None:
     async with running(ScriptedEngine()) as (thread, reports):
-        thread.cancel("nobody")
+        thread.cancel("unknown")
 
-        assert await reports.next() == ("cancelled", "nobody", 0)
+        assert await reports.next() == ("cancelled", "unknown", 0)
 
 
 async def test_a_refused_sequence_is_its_own_error() -> None:
@@ -432,6 +432,7 @@ async def test_a_real_engine_answers_through_the_thread_as_without_it(
     assert (stats.work.ahead > 0) is (capture is not None)
 
 
+@pytest.mark.processes
 def test_the_thread_is_imported_without_torch() -> None:
     script = "import sys, workers.kv_engine.thread; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -171,7 +171,7 @@ async def test_a_firing_above_the_capacity_waits_until_another_has_ended(
         third = tasks.create_task(fire(thread, "c"))
         await turn()
         nodes.permits.release()
-        await begun(nodes)  # b runs, perhaps with c beside it, which came as soon as a had ended
+        await begun(nodes)  # b runs, possibly with c, which was sent as soon as a ended
         nodes.permits.release(1000)
 
     assert third.result() == "c"
@@ -245,6 +245,7 @@ async def test_closing_does_not_wait_for_nodes_that_load() -> None:
     await thread.wait()
 
 
+@pytest.mark.processes
 def test_the_thread_is_imported_without_torch() -> None:
     script = "import sys, workers.stateless_engine.thread; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
