@@ -1,13 +1,13 @@
-"""Walks: one request's way through a part of a model, as a dataflow graph.
+"""Walks: dataflow graphs of parts of a model.
 
-    language    what a walk is written in: nodes, edges, sections, loops, streams
-    chunks      how a stream's items are cut for the node that takes them
-    compiler    finds what is wrong with one, once, when its model is loaded
-    compiled    what is left to know of a right one: immutable, shared by all its runs
-    run         one request on its way through one: a state machine without I/O, alike on every rank
-    streams     which walks of a model stream into which
+    language    the elements of a walk: nodes, edges, sections, loops, streams
+    chunks      the division of a stream's items into chunks for the consuming node
+    compiler    the check and resolution of a walk, once, when its model is loaded
+    compiled    a compiled walk: immutable, and shared by all its runs
+    run         the execution of a walk for one request: a state machine without I/O, equal on every rank
+    linker      the streams between the walks of a model
 
-All of it is pure, and knows no values, no models and no ranks. `docs/walks.md` shows it by example.
+The package is pure, and independent of values, models and ranks. `docs/walks.md` explains it by example.
 """
 
 from shared.walks.chunks import (

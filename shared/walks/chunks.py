@@ -1,16 +1,16 @@
-"""Chunks: how the items of a stream become what one firing of its consumer takes.
+"""Chunks of a stream: the items that one firing of the consuming node takes.
 
-A policy lays windows over the items, numbered from 0. A window is cut as soon as its items are there, and
-at the end of the stream comes exactly one chunk more, the final one: what is left from where the next
-window would have begun. It may be empty, for nobody could know before the end that it would be.
+A policy divides the items into windows, numbered from 0. A window becomes a chunk as soon as all its items
+exist. The end of the stream adds exactly one more chunk, the final one, with the items from the start of the
+next window on. It may be empty, because the end is not known in advance.
 
     Fixed(3), 7 items             [0 1 2] [3 4 5] [6]
     Fixed(3), 6 items             [0 1 2] [3 4 5] []
     SlidingWindow(4, 2), 7 items  [0 1 2 3] [2 3 4 5] [4 5 6]
     LeftContext(3, 1), 7 items    [0 1 2] [2 3 4 5] [5 6]
 
-So the cut follows from the number of items alone, never from when they came, and a replay knows from
-that number how many chunks there were (`chunks_of`).
+So the chunks depend only on the number of items and never on their times, and a replay derives the number of
+chunks from the number of items (`chunks_of`).
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from typing import Any, Final, Literal, TypeAlias
 from shared.walks.errors import WalkError
 
 AfterEnd: TypeAlias = Literal["stop", "empty"]
-"""What a consumer gets behind the final chunk: nothing, for its loop stops; or empty chunks, on demand."""
+"""The behaviour after the final chunk: the consumer's loop stops, or it gets empty chunks on demand."""
 
 AFTER_END: Final[tuple[AfterEnd, ...]] = ("stop", "empty")
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Every `count` items are a chunk."""
+    """Chunks of `count` items."""
 
     count: int
 
@@ -34,21 +34,21 @@ class Fixed:
         _check_count(self, "count", self.count, 1)
 
     def span(self, number: int) -> tuple[int, int]:
-        """The first item of window `number`, and the one behind its last."""
+        """Return the half-open range of window `number`."""
         return number * self.count, (number + 1) * self.count
 
     def whole(self, items: int) -> int:
-        """How many windows are whole with so many items."""
+        """Return the number of complete windows among so many items."""
         return items // self.count
 
     def describe(self) -> list[Any]:
-        """The policy as plain data."""
+        """Return the policy as plain data."""
         return ["fixed", self.count]
 
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow:
-    """Every `stride` items the last `window` of them are a chunk, from when there are so many."""
+    """Chunks of `window` items, one for every `stride` items, from the first complete window on."""
 
     window: int
     stride: int
@@ -62,21 +62,21 @@ class SlidingWindow:
             )
 
     def span(self, number: int) -> tuple[int, int]:
-        """The first item of window `number`, and the one behind its last."""
+        """Return the half-open range of window `number`."""
         return number * self.stride, number * self.stride + self.window
 
     def whole(self, items: int) -> int:
-        """How many windows are whole with so many items."""
+        """Return the number of complete windows among so many items."""
         return max(0, (items - self.window) // self.stride + 1)
 
     def describe(self) -> list[Any]:
-        """The policy as plain data."""
+        """Return the policy as plain data."""
         return ["sliding_window", self.window, self.stride]
 
 
 @dataclass(frozen=True, slots=True)
 class LeftContext:
-    """Every `count` items are a chunk, each but the first with the `context` items before it."""
+    """Chunks of `count` items, each but the first with the `context` items before it."""
 
     count: int
     context: int
@@ -86,15 +86,15 @@ class LeftContext:
         _check_count(self, "context", self.context, 0)
 
     def span(self, number: int) -> tuple[int, int]:
-        """The first item of window `number`, and the one behind its last."""
+        """Return the half-open range of window `number`."""
         return max(0, number * self.count - self.context), (number + 1) * self.count
 
     def whole(self, items: int) -> int:
-        """How many windows are whole with so many items."""
+        """Return the number of complete windows among so many items."""
         return items // self.count
 
     def describe(self) -> list[Any]:
-        """The policy as plain data."""
+        """Return the policy as plain data."""
         return ["left_context", self.count, self.context]
 
 
@@ -103,11 +103,11 @@ ChunkPolicy: TypeAlias = Fixed | SlidingWindow | LeftContext
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamChunk:
-    """The items from `start` up to, not including, `stop`.
+    """The items from `start` up to, but not including, `stop`.
 
     Attributes:
-        number: from 0, in order.
-        fresh: how many of its items, the last ones, no chunk before it had.
+        number: counts the chunks, from 0.
+        fresh: the number of its items, at its end, that no earlier chunk contained.
         last: no chunk follows.
     """
 
@@ -119,11 +119,11 @@ class StreamChunk:
 
 
 class Cutter:
-    """One stream's items, cut by its policy; knows how many there are, and never what they are.
+    """The division of one stream into chunks by its policy; it counts items and never sees them.
 
     Attributes:
-        ended: no item follows, and the final chunk is cut.
-        chunks: how many were cut so far, those on demand included.
+        ended: the stream has ended, and the final chunk was returned.
+        chunks: the number of chunks so far, including empty ones on demand.
     """
 
     def __init__(self, policy: ChunkPolicy, after_end: AfterEnd = "stop") -> None:
@@ -132,23 +132,23 @@ class Cutter:
         self.ended = False
         self.chunks = 0
         self._items = 0
-        self._had = 0  # items that are in some chunk
+        self._chunked = 0  # items that are in some chunk
 
     @property
     def needed(self) -> int:
-        """The first item that a later chunk may have: those before it may be forgotten."""
+        """The first item that a later chunk may contain; earlier items may be dropped."""
         return self._items if self.ended else self.policy.span(self.chunks)[0]
 
     def cut(self, items: int, ended: bool) -> list[StreamChunk]:
-        """The chunks that follow from there being `items` items, in all, and from whether it is all.
+        """Return the new chunks, given `items` items in total and whether the stream has ended.
 
         Raises:
-            WalkError: fewer items than before, or more behind the end; nothing changed.
+            WalkError: there are fewer items than before, or more after the end; nothing changed.
         """
         if items < self._items or (self.ended and items > self._items):
             so_far = f"ended with {self._items} items" if self.ended else f"had {self._items} items already"
             raise WalkError(
-                f"the stream {so_far}; found {items}: a stream only grows, and only up to its end"
+                f"the stream {so_far}, found {items}: a stream only grows, and only until its end"
             )
         self._items = items
         if self.ended:
@@ -164,30 +164,30 @@ class Cutter:
         return chunks
 
     def empty(self) -> StreamChunk:
-        """One empty chunk more, behind the end of a stream that gives them.
+        """Return one more empty chunk after the end of a stream with `after_end="empty"`.
 
         Raises:
-            WalkError: it does not, or has not ended.
+            WalkError: the stream has another `after_end`, or has not ended.
         """
         if self.after_end != "empty" or not self.ended:
             raise WalkError(
-                'only a stream with after_end="empty" gives empty chunks, and only behind its end; this one '
+                'only a stream with after_end="empty" has empty chunks, and only after its end; this one '
                 f"has after_end={self.after_end!r} and has {'' if self.ended else 'not '}ended"
             )
         return self._chunk(self._items, self._items, last=False)
 
     def _chunk(self, start: int, stop: int, *, last: bool) -> StreamChunk:
-        fresh = max(0, stop - max(start, self._had))
+        fresh = max(0, stop - max(start, self._chunked))
         chunk = StreamChunk(number=self.chunks, start=start, stop=stop, fresh=fresh, last=last)
-        self._had = max(self._had, stop)
+        self._chunked = max(self._chunked, stop)
         self.chunks += 1
         return chunk
 
 
 def chunks_of(policy: ChunkPolicy, items: int) -> int:
-    """How many chunks a stream of so many items comes to, the final one included.
+    """Return the number of chunks of a stream with so many items, including the final one.
 
-    A stream with `after_end="empty"` comes to at least so many.
+    For a stream with `after_end="empty"` it is the minimum.
     """
     return policy.whole(items) + 1
 

@@ -1,8 +1,7 @@
-"""A walk that was found right, and all that follows from it.
+"""A compiled walk: the resolved form of a valid walk.
 
-Everything here is worked out once (`shared.walks.compiler`), is immutable, and is shared by all runs of
-the walk. Nodes and loops are known by their index, in the order they were written; the walk itself is
-loop 0, which runs once.
+`shared.walks.compiler` computes it once. It is immutable, and all runs of the walk share it. Nodes and loops
+have indices, in the order in which they were written. The walk itself is loop 0, which runs once.
 """
 
 import sys
@@ -21,7 +20,7 @@ from shared.walks.language import (
 )
 
 UNLIMITED: Final = sys.maxsize
-"""As many iterations as it takes until the loop is stopped."""
+"""The number of iterations of a loop that runs until it is stopped."""
 
 InputPort: TypeAlias = tuple[str, str]
 """One input of one node: the names of the edge and of the node."""
@@ -29,13 +28,13 @@ InputPort: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """An edge, resolved.
+    """A resolved edge.
 
     Attributes:
-        holds: the loops that hold the value until they end, innermost first; True: they accumulate.
+        holds: the loops that hold the value until they end, innermost first; True if they accumulate it.
         loop: the loop in whose iteration the value arrives.
-        back: it is for that loop's next iteration.
-        when: sends only where this is true.
+        back: the value is for that loop's next iteration.
+        when: the condition under which the edge sends.
     """
 
     index: int
@@ -50,17 +49,18 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledNode:
-    """A node in its place.
+    """A resolved node.
 
     Attributes:
-        loop: the innermost around it.
-        inputs: those that are values, and `streams` those that are streams.
-        optional: the inputs without which it fires, where a guard keeps them from it.
-        takes: how many inputs it has.
-        outputs: the names it must produce.
-        routes: where they go.
-        streaming: the edges into other walks; whoever runs the node sends their items. A name that only
-            they have may be missing among what the node produces.
+        loop: the innermost enclosing loop.
+        inputs: the inputs that are values.
+        streams: the inputs that are streams.
+        optional: the inputs that may be missing.
+        input_count: the number of all inputs.
+        outputs: the names that it must produce.
+        routes: the resolved edges of its outputs.
+        streaming: the edges into other walks; the rank that runs the node sends their items. The node need
+            not produce a name that only these edges have.
     """
 
     index: int
@@ -76,27 +76,28 @@ class CompiledNode:
 
     @property
     def streamed(self) -> frozenset[str]:
-        """The names that it may produce, for streaming edges alone."""
+        """The names that only streaming edges have, which the node need not produce."""
         return frozenset(edge.name for edge in self.streaming) - self.outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledLoop:
-    """A loop in its place.
+    """A resolved loop.
 
     Attributes:
-        parent: the loop around it.
-        lineage: itself and all loops around it but the walk, outermost first.
-        steps: the nodes and loops directly in its body: what makes one iteration.
-        nodes: all nodes inside, and `inner` all loops, at any depth.
-        resident: the body is one single node, so an engine may keep the row inside until a stop.
-        external_inputs: what nothing inside feeds, so that every iteration sees the same.
-        external_outputs: the edges that leave it.
-        loop_back: what one iteration feeds to the next.
-        cleared: what every iteration has to wait for anew.
-        restored: what inner loops overwrite and this one does not feed back, or not always (a guard), so
-            that the next iteration sees it as it was.
-        exits: the routes it holds, with the place it has in their `holds`.
+        parent: the enclosing loop.
+        lineage: the enclosing loops without the walk, outermost first, and the loop itself.
+        steps: the number of nodes and loops directly in its body, which make up one iteration.
+        nodes: all nodes inside, at any depth.
+        inner: all loops inside, at any depth.
+        resident: the body is a single node, so an engine may keep the sequence until a stop.
+        external_inputs: inputs that nothing inside feeds; they are equal in every iteration.
+        external_outputs: the edges that leave the loop.
+        loop_back: inputs that one iteration feeds to the next.
+        cleared: inputs that every iteration waits for again.
+        restored: inputs that inner loops overwrite and this loop does not feed back, or not always (because
+            of a guard); the next iteration gets their earlier value.
+        exits: the routes that it holds, each with the loop's position in the route's `holds`.
     """
 
     index: int
@@ -118,21 +119,23 @@ class CompiledLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledWalk:
-    """A walk, ready to run.
+    """A compiled walk.
 
     Attributes:
-        nodes: by name, and `loops` too.
-        args: the arguments of the walk that loops take their `max_iters` from.
-        inputs: what a run must be given: the external inputs, and the first value of every loop-back
-            that nothing else in the walk feeds.
-        takers: the same by name: which nodes take it.
-        external_inputs: what nothing in the walk feeds.
+        nodes: by name.
+        loops: by name.
+        args: the walk's arguments that are a loop's `max_iters`.
+        inputs: the inputs that a run must be given: the external inputs, and the first value of each
+            loop-back input that nothing else in the walk feeds.
+        consumers: the nodes that take each of these inputs, by the input's name.
+        external_inputs: inputs that nothing in the walk feeds.
         external_outputs: the edges to `CLIENT` and `KEEP`.
-        loop_back: what iterations feed to the next, over all loops.
-        restorers: the loops that restore an input, outermost first.
-        guarded: an edge has a guard, so a node may be skipped.
-        stream_consumers: the nodes that take streams, by index.
-        node_table: by index, and `loop_table` too, where 0 is the walk.
+        loop_back: inputs that an iteration feeds to the next one, over all loops.
+        restorers: by input, the loops that restore it, outermost first.
+        guarded: an edge has a guard, so nodes may be skipped.
+        stream_consumers: the indices of the nodes that take streams.
+        node_table: all nodes by index.
+        loop_table: all loops by index; 0 is the walk.
     """
 
     name: str
@@ -152,10 +155,10 @@ class CompiledWalk:
     loop_table: tuple[CompiledLoop, ...] = field(repr=False)
 
     def max_iters(self, args: Mapping[str, Any]) -> list[int]:
-        """How often each loop may run, by index, under these arguments; `UNLIMITED` is until a stop.
+        """Return the maximum iterations of each loop, by index; `UNLIMITED` for a loop without a maximum.
 
         Raises:
-            WalkError: an argument is missing, or is no number of iterations.
+            WalkError: an argument is missing, or is not a number of iterations.
         """
         if missing := sorted(self.args - args.keys()):
             raise WalkError(
@@ -168,5 +171,5 @@ class CompiledWalk:
         ]
 
     def describe(self) -> dict[str, Any]:
-        """The walk as plain data: equal for equal walks, in every process."""
+        """Return the walk as plain data, equal for equal walks in every process."""
         return {"walk": self.name, "section": describe(self.section)}

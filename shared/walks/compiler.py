@@ -1,10 +1,10 @@
-"""The compiler: finds what is wrong with a walk, and works out what follows from a right one.
+"""The compiler: checks a walk and resolves it.
 
-It asks of every edge which loops it leaves and in whose iteration it arrives: both follow from the
-innermost loop around the two ends. Then it asks of every input of every node who feeds it in which
-loop. At most one may feed it anew in *every* iteration of some loop (a forward edge), or it comes from
-outside; further in, each loop may feed it back once, for its own next iteration. So the value a node
-sees is never a matter of timing.
+For every edge it determines which loops the edge leaves and in whose iteration it arrives; both follow from
+the innermost loop around the edge's two ends. Then it determines for every input of every node which edges
+feed it in which loop. At most one edge may feed it in *every* iteration of some loop (a forward edge), or
+it comes from outside. Further inside, each loop may feed it back once, for its own next iteration. So the
+value that a node receives never depends on timing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,14 +30,14 @@ from shared.walks.language import (
 )
 
 Position: TypeAlias = tuple[tuple[bool, int], ...]
-"""The way down to a node: at every fork, whether it is a Parallel's, and which branch was taken."""
+"""The path from the root to a node: for every section, whether it is a Parallel, and the branch's index."""
 
 
 def compile_walk(name: str, section: Section) -> CompiledWalk:
     """Check a walk and resolve it.
 
     Raises:
-        WalkError: the walk is wrong; the message names the walk, the place, and what would be right.
+        WalkError: the walk is invalid; the message names the walk, the place and a remedy.
     """
     check_name("a walk", name)
     try:
@@ -47,16 +47,16 @@ def compile_walk(name: str, section: Section) -> CompiledWalk:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a node stands; `lineage` are the loops around it, from the walk inwards."""
+class _PlacedNode:
+    """A node with its position; `lineage` is the enclosing loops, from the walk inwards."""
 
     index: int
     node: Node
     lineage: tuple[int, ...]
     position: Position
 
-    def leads_to(self, other: "_Place") -> bool:
-        """Whether an edge to `other` stays in the iteration."""
+    def leads_to(self, other: "_PlacedNode") -> bool:
+        """Return whether an edge to `other` stays within the iteration."""
         for (parallel, mine), (_, its) in zip(self.position, other.position, strict=False):
             if mine != its:
                 return parallel or mine < its
@@ -64,12 +64,12 @@ class _Place:
 
 
 class _Compiler:
-    """One compilation: places, then routes, then checks; then what follows for each loop."""
+    """One compilation: positions, then routes, then checks, then the properties of each loop."""
 
     def __init__(self, name: str, section: Section) -> None:
         self.name = name
         self.section = section
-        self.places: dict[str, _Place] = {}
+        self.places: dict[str, _PlacedNode] = {}
         self.loops = [Loop(name, section, 1)]  # the walk itself
         self.lineages: list[tuple[int, ...]] = [(0,)]
         self.place(section, (0,), ())
@@ -95,8 +95,10 @@ class _Compiler:
         match section:
             case Node():
                 if section.name in self.places:
-                    raise WalkError(f"two nodes are named {section.name!r}; rename one: edges go by name")
-                self.places[section.name] = _Place(len(self.places), section, lineage, position)
+                    raise WalkError(
+                        f"two nodes are named {section.name!r}; rename one: edges refer to nodes by name"
+                    )
+                self.places[section.name] = _PlacedNode(len(self.places), section, lineage, position)
             case Loop():
                 if self.is_loop(section.name):
                     raise WalkError(
@@ -114,11 +116,11 @@ class _Compiler:
         return any(name == loop.name for loop in self.loops[1:])
 
     @staticmethod
-    def pairs(places: Iterable[_Place]) -> Iterator[InputPort]:
+    def pairs(places: Iterable[_PlacedNode]) -> Iterator[InputPort]:
         return ((edge, place.node.name) for place in places for edge in place.node.values)
 
     # ---- routes ------------------------------------------------------------------------------------
-    def route(self, place: _Place, edge: Edge) -> None:
+    def route(self, place: _PlacedNode, edge: Edge) -> None:
         where = f"edge {edge.name!r} of node {place.node.name!r}"
         target = self.target(where, edge)
         left = [index for index in reversed(place.lineage[1:]) if not target or index not in target.lineage]
@@ -148,7 +150,7 @@ class _Compiler:
         if other is not route:
             raise self.clash(route, other)
 
-    def target(self, where: str, edge: Edge) -> _Place | None:
+    def target(self, where: str, edge: Edge) -> _PlacedNode | None:
         if not isinstance(edge.to, str):
             return None
         target = self.places.get(edge.to)
@@ -168,7 +170,7 @@ class _Compiler:
         return target
 
     def holds(self, where: str, edge: Edge, left: list[int]) -> Iterator[tuple[int, bool]]:
-        """Which of the loops an edge leaves hold its value, and whether as a list."""
+        """Return those of the loops that an edge leaves that hold its value, each with "as a list"."""
         for index in left:
             loop = self.loops[index]
             if edge.name in loop.outputs or edge.name in loop.accumulated:
@@ -181,16 +183,16 @@ class _Compiler:
                 )
 
     # ---- checks ------------------------------------------------------------------------------------
-    def check_streaming(self, place: _Place, edge: StreamingEdge) -> None:
+    def check_streaming(self, place: _PlacedNode, edge: StreamingEdge) -> None:
         if edge.to in self.places:
             raise WalkError(
                 f"streaming edge {edge.name!r} of node {place.node.name!r} goes to node {edge.to!r} of the "
-                "same walk; a stream joins two walks that run at the same time: use an Edge, or move the "
+                "same walk; a stream connects two walks that run concurrently: use an Edge, or move the "
                 "node into a walk of its own"
             )
 
     def check_optional(self) -> None:
-        """What is optional must be able to miss: by a guard, or by the skip of the node it comes from."""
+        """Check that each optional input can be missing: because of a guard, or of a skipped producer."""
         missing: set[InputPort] = set()
         known = -1
         while known < len(missing):
@@ -205,12 +207,12 @@ class _Compiler:
             for edge in place.node.optional:
                 if (edge, place.node.name) not in missing:
                     raise WalkError(
-                        f"input {edge!r} of node {place.node.name!r} is optional, but it never misses: no "
-                        "guard (when) is on the way to it; add one, or take it off the list"
+                        f"input {edge!r} of node {place.node.name!r} is declared optional, but every path "
+                        "supplies it; add a guard (when) to an edge on the way, or remove it from the list"
                     )
 
     def check_feeds(self, feeds: dict[int, Route]) -> None:
-        """What is fed forward is fed in every iteration, so no loop further out may feed it, too."""
+        """Check that an input with a forward edge has no feeder in an outer loop as well."""
         for route in feeds.values():
             outer = [index for index in self.lineages[route.loop][:-1] if index in feeds]
             if outer and not route.back:
@@ -224,7 +226,7 @@ class _Compiler:
         )
 
     def check_order(self, loop: int) -> None:
-        """Siblings of a Parallel may feed one another, but not in a circle."""
+        """Check that the siblings of a Parallel do not feed one another in a cycle."""
         waits: dict[str, list[str]] = {}
         for route in self.routes:
             if route.loop == loop and not route.back and isinstance(route.to, str):
@@ -234,12 +236,12 @@ class _Compiler:
         except CycleError as error:
             circle = " -> ".join(error.args[1])
             raise WalkError(
-                f"nothing can begin in an iteration of {self.show(loop)}: {circle} feed one another; "
+                f"no node can start an iteration of {self.show(loop)}: {circle} feed one another; "
                 "put them into a Sequential inside a Loop, where an edge may go back"
             ) from None
 
     def step(self, node: str, loop: int) -> str:
-        """The part of the loop's body that the node is, or is in."""
+        """Return the part of the loop's body that contains the node."""
         lineage = self.places[node].lineage
         inside = lineage[lineage.index(loop) + 1 :]
         return self.show(inside[0]) if inside else f"node {node!r}"
@@ -247,7 +249,7 @@ class _Compiler:
     def show(self, loop: int) -> str:
         return f"loop {self.loops[loop].name!r}" if loop else "the walk"
 
-    # ---- what follows ------------------------------------------------------------------------------
+    # ---- results -----------------------------------------------------------------------------------
     def walk(self) -> CompiledWalk:
         nodes = tuple(self.node(place) for place in self.places.values())
         loops = tuple(self.loop(index) for index in range(len(self.loops)))
@@ -273,7 +275,7 @@ class _Compiler:
             loop_table=loops,
         )
 
-    def node(self, place: _Place) -> CompiledNode:
+    def node(self, place: _PlacedNode) -> CompiledNode:
         return CompiledNode(
             index=place.index,
             name=place.node.name,
@@ -334,9 +336,9 @@ class _Compiler:
         return leaving
 
     def inputs_of(
-        self, index: int, inside: list[_Place]
+        self, index: int, inside: list[_PlacedNode]
     ) -> tuple[list[InputPort], list[InputPort], list[InputPort]]:
-        """What the inputs in a loop are when its next iteration begins: cleared, restored, or the same."""
+        """Return the inputs that the next iteration of a loop clears, restores, and keeps."""
         cleared, restored, external = [], [], []
         for place in inside:
             cleared += [(stream, place.node.name) for stream in place.node.streams]

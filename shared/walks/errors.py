@@ -1,5 +1,5 @@
-"""What is raised for a walk that is wrong."""
+"""The error for an invalid walk."""
 
 
 class WalkError(ValueError):
-    """A walk that cannot be built, or run, as asked; says where, and what would be right."""
+    """A walk, or a call of a running walk, is invalid. The message names the place and a remedy."""

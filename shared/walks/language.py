@@ -1,16 +1,16 @@
-"""What a walk is written in.
+"""The language of walks: the elements from which a walk is written.
 
-A walk is made of `Node`s that send named values along `Edge`s. `Sequential` and `Parallel` order
-nothing: a node fires as soon as all its inputs are there. They only say what an edge between their
-sections means. In a `Sequential`, an edge to an earlier section (or from a node to itself) goes *back*,
-to the next iteration of the loop around it; in a `Parallel`, an edge to a sibling stays in the
-iteration. A `Loop` repeats its body, and is the only thing that does.
+A walk consists of `Node`s that send named values along `Edge`s. A node fires as soon as all its inputs exist;
+`Sequential` and `Parallel` do not order anything. They only determine the meaning of an edge between their
+sections. In a `Sequential`, an edge to an earlier section (or from a node to itself) goes *back*, to the next
+iteration of the enclosing loop. In a `Parallel`, an edge to a sibling stays within the iteration. Only a
+`Loop` repeats its body.
 
-Between two walks that run at the same time, a `StreamingEdge` takes items one by one, and the node that
-lists the `StreamInput` takes them in chunks (`shared.walks.chunks`), one in each firing.
+Between two walks that run concurrently, a `StreamingEdge` carries items one by one. The node that lists the
+`StreamInput` takes them in chunks (`shared.walks.chunks`), one per firing.
 
-What is wrong with a single part is found here, when it is written; what is wrong between parts is found
-by `shared.walks.compiler`.
+Errors in a single element are raised here, when it is constructed; errors between elements are raised by
+`shared.walks.compiler`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ from shared.walks.errors import WalkError
 
 @dataclass(frozen=True, slots=True)
 class ToClient:
-    """The destination of what a client reads, as one of the modalities: `CLIENT("text")`."""
+    """The destination of output for the client, in one modality: `CLIENT("text")`."""
 
     modality: str
 
@@ -37,7 +37,7 @@ class ToClient:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The destination of what a walk comes to: its handle goes into the walk's result."""
+    """The destination of a walk's result: the value's handle goes into the walk's result."""
 
     def __str__(self) -> str:
         return "KEEP"
@@ -49,15 +49,16 @@ Destination: TypeAlias = str | ToClient | Keep
 """A node's name, `CLIENT(modality)`, or `KEEP`."""
 
 Guard: TypeAlias = Callable[[int, Mapping[str, Any]], bool]
-"""Whether an edge sends in this iteration (of the innermost loop around its node), under these arguments of
-the walk: a function of a module that depends on the two alone, for every rank asks it for itself."""
+"""The condition under which an edge sends, given the iteration (of the innermost loop around its node) and
+the walk's arguments. It is a module-level function that depends only on these two, because every rank calls
+it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A named value, on its way from the node that lists the edge to a destination.
+    """A named value from the node that lists the edge to a destination.
 
-    In an iteration where `when` is false it sends nothing.
+    In an iteration in which `when` returns false, the edge sends nothing.
     """
 
     name: str
@@ -73,7 +74,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class StreamInput:
-    """An input that another walk feeds, by a `StreamingEdge`: each firing takes the next chunk of it."""
+    """An input that another walk feeds through a `StreamingEdge`. Each firing takes its next chunk."""
 
     name: str
 
@@ -83,15 +84,15 @@ class StreamInput:
 
 @dataclass(frozen=True, slots=True)
 class StreamingEdge:
-    """Items on their way to a node of another walk, which runs at the same time and lists the `StreamInput`.
+    """Items for a node of another walk, which runs concurrently and lists the `StreamInput`.
 
-    Several walks may feed one stream, one after the other: with the same edge in each.
+    Several walks may feed one stream, one after the other, with equal edges.
 
     Attributes:
-        chunks: how the items are cut for the node.
-        after_end: what comes behind the final chunk: `"stop"` ends the loop around the node with the
-            firing that takes the final chunk; `"empty"` gives it an empty chunk in every later firing.
-        only: items outside of `low <= item < high` are left out, where they are numbers.
+        chunks: the division of the items into chunks.
+        after_end: the behaviour after the final chunk: `"stop"` ends the loop around the node with the firing
+            that takes the final chunk; `"empty"` gives each later firing an empty chunk.
+        only: send only items with `low <= item < high`, for numeric items.
     """
 
     name: str
@@ -111,16 +112,16 @@ class StreamingEdge:
             object.__setattr__(self, "only", _bounds(what, self.only))
 
     def accepts(self, item: int) -> bool:
-        """Whether the item goes along."""
+        """Return whether the edge sends the item."""
         return self.only is None or self.only[0] <= item < self.only[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A component of the model: fires when all `inputs` are there, and then produces all `outputs`.
+    """A component of the model. It fires when all `inputs` exist, and then produces all `outputs`.
 
-    An edge that a guard keeps from sending leaves its input missing. A node with a missing input is
-    skipped: it counts as fired and produces nothing. Unless the input is `optional`: then the node fires
+    If a guard keeps an edge from sending, the input at its end is missing. A node with a missing input is
+    skipped: it counts as fired and produces nothing. If the missing input is `optional`, the node fires
     without it.
     """
 
@@ -141,13 +142,13 @@ class Node:
             raise WalkError(f"{what}: outputs list an edge twice; list each name and destination once")
         if strange := sorted({*self.optional} - {*self.values}):
             raise WalkError(
-                f"{what}: optional lists {strange}, which are no inputs of it that an Edge feeds; it has "
-                f"{sorted(self.values)}"
+                f"{what}: optional lists {strange}, but only inputs that an Edge feeds can be optional; the "
+                f"node has {sorted(self.values)}"
             )
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The inputs that are values, one for each firing."""
+        """The inputs that are values, one per firing."""
         return tuple(entry for entry in self.inputs if isinstance(entry, str))
 
     @property
@@ -157,18 +158,18 @@ class Node:
 
     @property
     def edges(self) -> tuple[Edge, ...]:
-        """The outputs that stay in the walk, or leave it when it is done."""
+        """The outputs within the walk, to the client, or into the walk's result."""
         return tuple(edge for edge in self.outputs if isinstance(edge, Edge))
 
     @property
     def streaming(self) -> tuple[StreamingEdge, ...]:
-        """The outputs that stream into other walks."""
+        """The outputs that are streams into other walks."""
         return tuple(edge for edge in self.outputs if isinstance(edge, StreamingEdge))
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Sequential:
-    """Sections in a row; an edge to an earlier one goes back, to the next iteration."""
+    """Sections in sequence; an edge to an earlier one goes back, to the next iteration."""
 
     sections: tuple["Section", ...]
 
@@ -178,7 +179,7 @@ class Sequential:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Parallel:
-    """Sections side by side; an edge to a sibling stays in the iteration."""
+    """Sections in parallel; an edge to a sibling stays within the iteration."""
 
     sections: tuple["Section", ...]
 
@@ -188,13 +189,14 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A body run up to `max_iters` times: a number, or the name of an argument of the walk.
+    """A body that runs up to `max_iters` times: a number, or the name of an argument of the walk.
 
-    None: until it is stopped, by the end of a stream that a node inside takes, or by such a node.
+    With None it runs until it is stopped, by the end of a stream that a node inside consumes, or by such a
+    node.
 
-    An edge out of the loop is held until the loop ends: those named in `outputs` then carry the value
-    of the last iteration, those in `accumulated` the list of all. An edge to `CLIENT` that no loop
-    names is not held: it emits in every iteration.
+    An edge out of the loop is held until the loop ends. An edge in `outputs` then carries the value of the
+    last iteration, an edge in `accumulated` the list of all values. An edge to `CLIENT` that is in neither
+    is not held, and emits in every iteration.
     """
 
     name: str
@@ -220,7 +222,7 @@ Section: TypeAlias = Node | Sequential | Parallel | Loop
 
 
 def describe(section: Section) -> list[Any]:
-    """The section as plain data: equal for equal sections, in every process."""
+    """Return the section as plain data, equal for equal sections in every process."""
     match section:
         case Node():
             inputs = [["stream", it.name] if isinstance(it, StreamInput) else it for it in section.inputs]
@@ -254,25 +256,24 @@ def _destination(to: Destination) -> list[str]:
 
 
 def check_max_iters(loop: str, value: object) -> int:
-    """`value`, which must be a number of iterations."""
+    """Return `value` if it is a valid number of iterations."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise WalkError(f"loop {loop!r}: max_iters must be an integer of at least 1, not {value!r}")
     return value
 
 
 def guard_name(what: str, guard: object) -> str:
-    """The name of a guard, with its module: what a description of the walk knows of it."""
+    """Return a guard's name with its module, which represents it in a description of the walk."""
     module, name = getattr(guard, "__module__", None), getattr(guard, "__qualname__", None)
     if not (callable(guard) and isinstance(module, str) and isinstance(name, str)) or "<" in name:
         raise WalkError(
-            f"{what}: when must be a function that its module knows by name, for it is described by that "
-            f"name; found {guard!r}"
+            f"{what}: when must be a module-level function, because its name describes it; found {guard!r}"
         )
     return f"{module}:{name}"
 
 
 def check_name(what: str, name: object) -> None:
-    """`name` must be fit for a tensor's key and a subject."""
+    """Check that `name` can be part of a tensor's key and of a subject."""
     if not isinstance(name, str) or not is_token(name):
         raise WalkError(f"{what} is named {name!r}; expected 1 to 64 letters, digits, '_' or '-'")
 

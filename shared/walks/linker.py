@@ -1,7 +1,7 @@
-"""Streams: which walks of a model stream into which, and whether both ends agree.
+"""The streams between the walks of a model, and the check that both ends of each agree.
 
-A stream is known by its name and the node that takes it. A walk is compiled by itself; what is between
-two of them is found here, when the model's graph is built.
+Each walk is compiled on its own. The model's graph then links the walks. A stream is identified by its name
+and its consuming node.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from shared.walks.language import StreamingEdge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLink:
-    """One stream.
+    """A stream between walks.
 
     Attributes:
-        policy: how its items are cut.
-        after_end: what comes behind its final chunk.
-        only: which items go along, from the first up to, not including, the second; None: all.
-        feeders: the walks that make its items, each with the node that does.
-        consumer_walk: the walk with the node that takes it.
+        policy: the division of its items into chunks.
+        after_end: the behaviour after the final chunk.
+        only: the half-open range of items that are sent; None means all.
+        feeders: the producing walks, each with its producing node.
+        consumer_walk: the walk of the consuming node.
     """
 
     policy: ChunkPolicy
@@ -33,11 +33,11 @@ class StreamLink:
 
 
 def link_streams(walks: Mapping[str, CompiledWalk]) -> dict[InputPort, StreamLink]:
-    """Every stream between these walks, by its name and the node that takes it.
+    """Return all streams between these walks, by name and consuming node.
 
     Raises:
-        WalkError: a stream that nothing feeds, that nobody or more than one takes, whose edges differ, or
-            whose consumer would wait for it when it is over.
+        WalkError: a stream has no producer, not exactly one consumer, or unequal edges; or its consumer would
+            wait for it after its end.
     """
     consumers = _consumers(walks)
     edges: dict[InputPort, StreamingEdge] = {}
@@ -54,17 +54,18 @@ def link_streams(walks: Mapping[str, CompiledWalk]) -> dict[InputPort, StreamLin
                         f"{feeders[pair][0][0]!r} as {first}; one stream is cut in one way: use one edge"
                     )
                 feeders.setdefault(pair, []).append((walk_name, node.name))
-    for (name, to), taker in consumers.items():
+    for (name, to), consumer in consumers.items():
         if (name, to) not in edges:
             raise WalkError(
-                f"walk {taker!r}: node {to!r} takes the stream {name!r}, but no other walk feeds it; "
-                f"list StreamingEdge({name!r}, {to!r}, ...) in the node that does"
+                f"walk {consumer!r}: node {to!r} takes the stream {name!r}, but no other walk feeds it; "
+                f"list StreamingEdge({name!r}, {to!r}, ...) in the producing node"
             )
-        if edges[name, to].after_end == "stop" and len(_around(walks[taker], to)) > 1:
+        if edges[name, to].after_end == "stop" and len(_loops_around(walks[consumer], to)) > 1:
             raise WalkError(
-                f"walk {taker!r}: node {to!r} takes the stream {name!r} inside of the loops "
-                f"{_around(walks[taker], to)}; its end stops the innermost, and the next would begin it "
-                'again, where no chunk is left: put the node into one loop, or use after_end="empty"'
+                f"walk {consumer!r}: node {to!r} takes the stream {name!r} inside of the loops "
+                f"{_loops_around(walks[consumer], to)}; the stream's end stops the innermost loop, and the "
+                "outer one would start it again without any chunk left: put the node into one loop, or use "
+                'after_end="empty"'
             )
     return {
         pair: StreamLink(
@@ -79,7 +80,7 @@ def link_streams(walks: Mapping[str, CompiledWalk]) -> dict[InputPort, StreamLin
 
 
 def _consumers(walks: Mapping[str, CompiledWalk]) -> dict[InputPort, str]:
-    """The walk that takes each stream."""
+    """Return the consuming walk of each stream."""
     consumers: dict[InputPort, str] = {}
     for walk_name, walk in walks.items():
         for index in walk.stream_consumers:
@@ -94,8 +95,8 @@ def _consumers(walks: Mapping[str, CompiledWalk]) -> dict[InputPort, str]:
     return consumers
 
 
-def _around(walk: CompiledWalk, node: str) -> list[str]:
-    """The loops around a node, outermost first."""
+def _loops_around(walk: CompiledWalk, node: str) -> list[str]:
+    """Return the loops around a node, outermost first."""
     return [walk.loop_table[loop].name for loop in walk.loop_table[walk.nodes[node].loop].lineage]
 
 

@@ -1,23 +1,23 @@
-"""One request on its way through one walk: a state machine without I/O.
+"""The execution of one walk for one request: a state machine without I/O.
 
-Values come in by `deliver` (or all at once by `start`); `take_ready` hands out the nodes that can fire;
-`complete` takes what a firing produced, sends it on, and returns what is released to the client or kept.
-Values are opaque. The run holds only what is this request's own; the walk is shared.
+`deliver` adds an input value (`start` adds all). `take_ready` returns the nodes that can fire. `complete`
+accepts the outputs of a firing, passes them on, and returns the values for the client or for the walk's
+result. Values are opaque. A run holds only the state of its request; the compiled walk is shared.
 
-Everything is counted by iterations, never by time. A firing is known by its node and its path (the
-iteration of each loop around it, outermost first), so a duplicate is a duplicate and not the next
-iteration. Loops iterate strictly: an iteration ends when everything in its body has fired, and the next
-begins when `take_ready` is called next. Nested loops begin anew in each iteration of the outer one.
+The state depends on iterations and never on time. A firing is identified by its node and its path (the
+iteration of each enclosing loop, outermost first), so a duplicate is not taken for the next iteration.
+Loops iterate strictly: an iteration ends when everything in its body has fired, and the next one starts
+with the next call of `take_ready`. A nested loop starts again in each iteration of the outer loop.
 
-Where a walk's nodes are on several ranks, each rank has a run of the whole walk. It is handed out the
-firings of its own nodes alone, and hears (`hear`) what the others' came to. All runs see the same firings,
-and what follows from one depends on nothing else, so they agree, in whatever order they hear.
+If a walk's nodes are on several ranks, each rank has a run of the whole walk. `take_ready` returns only the
+firings of the rank's own nodes, and `complete_remote` adds the results of the others. All runs see the same
+firings, and their state depends on nothing else, so they agree regardless of the order of arrival.
 
-What a guard keeps from being sent leaves an input *missing*, and a node with a missing input is skipped:
-when it is known of all its inputs whether they come, and without taking anything from a stream. A skipped
-node sends nothing, so the nodes behind it may be skipped as well, and out of a loop comes nothing where
-nothing was sent in any of its iterations. A loop of which nothing fired in an iteration ends with it: all
-others would be the same. A walk with guards begins when all its inputs are there.
+If a guard keeps an edge from sending, the input is *missing*, and a node with a missing input is skipped.
+It is skipped once all its inputs are known to be present or missing, and takes nothing from a stream. A
+skipped node sends nothing, so later nodes may be skipped as well. A loop emits nothing for an edge on which
+nothing was sent in any iteration. A loop in which nothing fired in an iteration ends with it, because all
+later ones would be equal. A walk with guards starts when all its inputs are present.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -31,14 +31,14 @@ from shared.walks.errors import WalkError
 from shared.walks.language import Keep, ToClient
 
 Value: TypeAlias = Any
-"""Whatever travels on an edge: the run never looks into it."""
+"""A value on an edge, which the run does not inspect."""
 
 
 class Firing(msgspec.Struct, frozen=True):
-    """An order to run a node: once, with these inputs.
+    """One execution of a node, with its inputs.
 
     Attributes:
-        ends: loops that its completion stops by itself, for it takes the last chunk of a stream.
+        ends: loops that its completion stops, because it takes the last chunk of a stream.
     """
 
     node: str
@@ -50,7 +50,8 @@ class Firing(msgspec.Struct, frozen=True):
 class Emission(msgspec.Struct, frozen=True):
     """A value that leaves the walk.
 
-    `path` is that of the firing, or, for what a loop held, of the iteration the loop ended in.
+    Attributes:
+        path: the path of the firing; for a value that a loop held, the iteration in which the loop ended.
     """
 
     edge: str
@@ -61,7 +62,7 @@ class Emission(msgspec.Struct, frozen=True):
 
 
 class NotDue(Enum):
-    """The answer to a firing that is not due yet."""
+    """The result of `complete_remote` for a firing that is not due yet."""
 
     NOT_DUE = auto()
 
@@ -74,7 +75,7 @@ class _Mark(Enum):
 
 
 _MISSING: Final = _Mark.MISSING
-"""In the place of a value that does not come in this iteration."""
+"""Stands for a value that is missing in this iteration."""
 
 _NONE: Final[frozenset[int]] = frozenset()
 
@@ -87,14 +88,17 @@ class _Phase(Enum):
 
 
 class WalkRun:
-    """One run of `walk`; `args` are the walk's arguments, of which loops take their `max_iters`.
+    """One run of `walk`.
 
-    `here` are the nodes whose firings are handed out; other ranks fire the others. None: all of them.
+    Args:
+        walk: the compiled walk.
+        args: the walk's arguments, some of which are a loop's `max_iters`.
+        here: the nodes that this rank fires; other ranks fire the others. None means all nodes.
 
     Attributes:
-        done: everything has fired, as often as it should.
-        outputs: what was kept, by name: where a loop held it, the value of its last iteration.
-        accumulated: what was kept as a list, by name, in the order of iterations.
+        done: everything has fired as often as it should.
+        outputs: the walk's results by name; of a value that a loop held, its last iteration's.
+        accumulated: the walk's results that are lists, by name, in the order of iterations.
     """
 
     def __init__(
@@ -115,26 +119,26 @@ class WalkRun:
         self._iteration = [0] * len(loops)
         self._remaining = [loop.steps for loop in loops]
         self._stopping: set[int] = set()
-        self._turning: list[int] = []  # loops: their iteration has ended, the next is to begin
+        self._turning: list[int] = []  # loops whose iteration has ended and whose next one has not started
         self._phase = [_Phase.WAITING] * len(nodes)
         self._ready: list[int] = []
-        self._active = [False] * len(loops)  # something fired in the iteration; kept where there are guards
+        self._active = [False] * len(loops)  # something fired in the iteration; used with guards only
         self._last: set[int] = set()  # nodes that were fed the last chunk of a stream
         self._slots: list[dict[str, Value]] = [{} for _ in nodes]
-        self._second: dict[InputPort, Value] = {}  # delivered again: for the next iteration
+        self._second: dict[InputPort, Value] = {}  # second deliveries, for the next iteration
         self._fed_back: list[dict[InputPort, Value]] = [{} for _ in loops]  # for the loop's next iteration
-        self._held: dict[tuple[int, int], Value] = {}  # by route and place in its holds
+        self._held: dict[tuple[int, int], Value] = {}  # by route and position in its holds
         self._saved: dict[tuple[InputPort, int], Value] = {}  # by the loop that restores it
-        self._awaited = len(walk.inputs) if walk.guarded else 0  # so that no input comes behind a skip
-        for node in nodes:  # what takes no inputs
+        self._awaited = len(walk.inputs) if walk.guarded else 0  # so that no input arrives after a skip
+        for node in nodes:  # nodes without inputs are ready
             self._check_ready(node, [])
 
-    # ---- in ----------------------------------------------------------------------------------------
+    # ---- inputs ------------------------------------------------------------------------------------
     def start(self, inputs: Mapping[str, Value]) -> None:
-        """Deliver every input of the walk, by name, to all that take it.
+        """Deliver every input of the walk, by name, to all nodes that take it.
 
         Raises:
-            WalkError: not exactly the inputs the walk takes; nothing was delivered.
+            WalkError: `inputs` are not exactly the walk's inputs; nothing was delivered.
         """
         consumers = self.walk.consumers
         if inputs.keys() != consumers.keys():
@@ -146,10 +150,10 @@ class WalkRun:
                 self.deliver(edge, node, value)
 
     def deliver(self, edge: str, node: str, value: Value) -> bool:
-        """Take one value from outside; False: refused, and nothing changed.
+        """Add one input value. Return False if it is refused, without any change.
 
-        A second one is for the node's next iteration; where the walk itself feeds that, it is dropped
-        then. Refused are a third, what the walk does not take, and everything once the walk is done.
+        A second value is for the node's next iteration, and is dropped then if the walk itself feeds that. A
+        third value is refused, and so are unknown inputs, and all values once the walk is done.
         """
         pair = (edge, node)
         if self.done or pair not in self.walk.inputs or pair in self._second:
@@ -164,9 +168,9 @@ class WalkRun:
             self._check_ready(target, [])
         return True
 
-    # ---- out ---------------------------------------------------------------------------------------
+    # ---- firings -----------------------------------------------------------------------------------
     def take_ready(self) -> list[Firing]:
-        """The nodes that can fire now, each firing once, in the order the walk was written."""
+        """Return the firings that are ready, each one once, in the order of the nodes in the walk."""
         if self._awaited:
             return []
         if self._turning:
@@ -189,15 +193,15 @@ class WalkRun:
     def complete(
         self, firing: Firing, outputs: Mapping[str, Value], stops: Collection[str] = ()
     ) -> list[Emission] | None:
-        """Send on what a firing produced; what leaves the walk by it, in order.
+        """Pass on the outputs of a firing; return the values that leave the walk, in order.
 
-        The loops in `stops` and in the firing's `ends` end after the iteration under way.
-
-        None: refused, and nothing changed, for this firing is not under way (it may be a duplicate).
+        The loops in `stops` and in the firing's `ends` end after the current iteration. Returns None,
+        without any change, for a firing that is not running (it may be a duplicate).
 
         Raises:
-            WalkError: not exactly the outputs the node declares, or a stop of a loop that is not around
-                it; nothing changed.
+            WalkError: the outputs are not exactly the declared ones, or `stops` has a loop that does not
+            enclose
+                the node; nothing changed.
         """
         node = self.walk.nodes.get(firing.node)
         if (
@@ -212,20 +216,20 @@ class WalkRun:
     def complete_remote(
         self, node: str, path: tuple[int, ...], outputs: Mapping[str, Value], stops: Collection[str] = ()
     ) -> list[Emission] | NotDue | None:
-        """Complete a firing of another rank; what leaves the walk by it, in order.
+        """Complete a firing of another rank; return the values that leave the walk, in order.
 
-        Of what leaves, the node's own rank sees to what goes to the client; an emission names the node.
-
-        None: a duplicate. `NOT_DUE`: it is not due yet; nothing changed for it, so ask again after the next
-        firing that was completed or heard, or the next input.
+        The rank that fired the node sends the client's values; each emission names its node. Returns None
+        for a duplicate, and `NOT_DUE`, without any change, for a firing that is not due yet: try again
+        after the next completed firing or the next input.
 
         Raises:
-            WalkError: no other rank can fire this (the node is none of this walk, or is fired here; the
-                walk is done without it), or what `complete` raises; nothing changed.
+            WalkError: no other rank can fire this (the node is unknown or fires here, or the walk is done
+            without
+                it), or as in `complete`; nothing changed.
         """
-        found = self._elsewhere(node, path)
+        found = self._remote_node(node, path)
         now = self._path(found.loop)
-        if path > now and self._turning:  # whoever fires in an iteration has begun it
+        if path > now and self._turning:  # a firing in an iteration means that the iteration has started
             self._turn()
             now = self._path(found.loop)
         phase = self._phase[found.index]
@@ -235,15 +239,15 @@ class WalkRun:
             return None
         if self.done:
             raise WalkError(
-                f"walk {self.walk.name!r}: node {node!r} fired on another rank in {path}, but here the "
-                f"walk is done, with {now} as its last; the ranks do not agree on what happened"
+                f"walk {self.walk.name!r}: node {node!r} fired on another rank at {path}, but here the "
+                f"walk is done, with {now} as its last path; the ranks disagree about the firings"
             )
         return NOT_DUE
 
     def stop(self, loop: str) -> list[Emission] | None:
-        """End a loop after the iteration that is under way; what leaves the walk by that, in order.
+        """End a loop after its current iteration; return the values that leave the walk, in order.
 
-        Between two iterations it ends at once. None: refused, for the loop is not running.
+        Between two iterations the loop ends at once. Returns None if the loop is not running.
 
         Raises:
             WalkError: the walk has no such loop.
@@ -265,9 +269,9 @@ class WalkRun:
 
     # ---- streams -----------------------------------------------------------------------------------
     def awaited_streams(self) -> list[InputPort]:
-        """The streaming inputs that a node waits for, here and now: everything else it takes is there.
+        """Return the stream inputs that a node of this rank waits for with all its other inputs present.
 
-        Ask after `take_ready`, which begins the iteration at hand.
+        Call it after `take_ready`, which starts the iteration.
         """
         table = self.walk.node_table
         return [
@@ -277,9 +281,9 @@ class WalkRun:
         ]
 
     def feed(self, edge: str, node: str, value: Value, *, last: bool = False) -> bool:
-        """Give a node the next chunk of a stream; False: refused, and nothing changed, for it is not wanted.
+        """Give a node the next chunk of a stream. Return False, without any change, if it is not awaited.
 
-        The firing that takes a `last` one ends the loop around the node.
+        The firing that takes a `last` chunk ends the loop around the node.
         """
         found = self.walk.nodes.get(node)
         if found is None or edge not in self._open_streams(found):
@@ -297,31 +301,31 @@ class WalkRun:
             return []
         return [edge for edge in node.streams if edge not in slots]
 
-    # ---- memory ------------------------------------------------------------------------------------
+    # ---- liveness of values ------------------------------------------------------------------------
     def live_values(self) -> list[Value]:
-        """Every value that may still be read, on any rank, or is kept; one that is listed stands for each.
+        """Return every value that may still be read on any rank, or is a result; lists are flattened.
 
-        A value may be there several times. What went to the client is not the run's any more.
+        A value may appear several times. Values that went to the client are not included.
         """
         found: list[Value] = [*self.outputs.values(), *self.accumulated.values()]
         if not self.done:
             found += self._second.values()
             found += self._held.values()
             for loop, fed in enumerate(self._fed_back):
-                if fed and self._goes_on(loop):
+                if fed and self._may_iterate(loop):
                     found += fed.values()
-            found += (value for (_, loop), value in self._saved.items() if self._goes_on(loop))
+            found += (value for (_, loop), value in self._saved.items() if self._may_iterate(loop))
             for node in self.walk.node_table:
-                found += self._read_again(node)
+                found += self._unread_inputs(node)
         return [value for value in _flat(found) if value is not _MISSING]
 
-    def _read_again(self, node: CompiledNode) -> list[Value]:
-        """The inputs of a node that its firing at hand reads, or, once it has fired, the next one."""
+    def _unread_inputs(self, node: CompiledNode) -> list[Value]:
+        """Return the inputs of a node that its current firing reads, or its next one if it has fired."""
         slots = self._slots[node.index]
         if self._phase[node.index] is not _Phase.FIRED:
             return [*slots.values()]
         lineage = self.walk.loop_table[node.loop].lineage
-        again = next((loop for loop in reversed(lineage) if self._goes_on(loop)), 0)
+        again = next((loop for loop in reversed(lineage) if self._may_iterate(loop)), 0)
         if not again:
             return []
         loop, fed = self.walk.loop_table[again], self._fed_back[again]
@@ -333,8 +337,8 @@ class WalkRun:
             and pair not in loop.restored
         ]
 
-    def _goes_on(self, loop: int) -> bool:
-        """Whether another iteration of this loop may follow the one at hand."""
+    def _may_iterate(self, loop: int) -> bool:
+        """Return whether another iteration of this loop may follow the current one."""
         if loop in self._turning:
             return True
         is_last = loop in self._stopping or self._iteration[loop] + 1 == self._max_iters[loop]
@@ -344,7 +348,7 @@ class WalkRun:
     def _fired(
         self, node: CompiledNode, outputs: Mapping[str, Value], stops: Collection[str]
     ) -> list[Emission]:
-        """A firing came to `outputs`."""
+        """Apply the outputs of a firing."""
         if outputs.keys() != node.outputs:
             self._check_outputs(node, outputs)
         stopping = [self._around(node, loop) for loop in stops] if stops else ()
@@ -362,7 +366,7 @@ class WalkRun:
         return emissions
 
     def _closed(self, node: CompiledNode) -> frozenset[int]:
-        """The routes of a node that fires on which it sends nothing, for their guards say so."""
+        """Return the routes on which a firing node sends nothing because of their guards."""
         iteration, routes = self._iteration[node.loop], node.routes
         closed = [it.index for it in routes if it.when is not None and not it.when(iteration, self.args)]
         for loop in self.walk.loop_table[node.loop].lineage:
@@ -370,7 +374,7 @@ class WalkRun:
         return frozenset(closed)
 
     def _send(self, route: Route, hold: int, value: Value, emissions: list[Emission]) -> None:
-        """Send a value on from the place `hold` of its route: to a loop that holds it, or home."""
+        """Send a value from position `hold` of its route to the next loop that holds it, or to its end."""
         if hold < len(route.holds):
             if route.holds[hold][1]:
                 self._held.setdefault((route.index, hold), []).append(value)
@@ -392,7 +396,7 @@ class WalkRun:
             (self.accumulated if listed else self.outputs)[route.edge] = value
 
     def _send_nothing(self, route: Route, hold: int, emissions: list[Emission]) -> None:
-        """No value comes on this route in this iteration: an input in it misses."""
+        """Mark the input at the end of a route as missing in this iteration."""
         if hold == len(route.holds) and isinstance(route.to, str) and not route.back:
             node = self.walk.nodes[route.to]
             self._put(node, (route.edge, route.to), _MISSING, route.loop)
@@ -405,33 +409,33 @@ class WalkRun:
         self._step_done(node.loop, emissions)
 
     def _put(self, node: CompiledNode, pair: InputPort, value: Value, loop: int) -> None:
-        """Fill an input with the value it has in the present iteration of `loop`."""
+        """Set an input for the current iteration of `loop`."""
         self._slots[node.index][pair[0]] = value
         for restorer in self.walk.restorers.get(pair, ()):
-            if restorer >= loop:  # the loop, or further in: along one lineage, indices rise
+            if restorer >= loop:  # the loop itself or an inner one: indices grow along a lineage
                 self._saved[pair, restorer] = value
 
     def _check_ready(self, node: CompiledNode, emissions: list[Emission]) -> None:
         if self._phase[node.index] is not _Phase.WAITING:
             return
-        there = len(self._slots[node.index])
-        if self._guarded and there >= len(node.inputs) and self._misses(node):
+        present = len(self._slots[node.index])
+        if self._guarded and present >= len(node.inputs) and self._lacks_input(node):
             self._skip(node, emissions)
         elif self._here is None or node.index in self._here:
-            if there == node.input_count:
+            if present == node.input_count:
                 self._phase[node.index] = _Phase.READY
                 self._ready.append(node.index)
-        elif there == len(node.inputs):  # its streams are the other rank's business
+        elif present == len(node.inputs):  # its streams are fed on the other rank
             self._phase[node.index] = _Phase.FIRING
 
-    def _misses(self, node: CompiledNode) -> bool:
-        """Whether one of its values, all of which are settled, is missing, and it cannot do without."""
+    def _lacks_input(self, node: CompiledNode) -> bool:
+        """Return whether a required value is missing, once all values are present or missing."""
         slots = self._slots[node.index]
         return any(slots[edge] is _MISSING and edge not in node.optional for edge in node.inputs)
 
     # ---- loops -------------------------------------------------------------------------------------
     def _step_done(self, index: int, emissions: list[Emission]) -> None:
-        """A node or loop directly in this loop's body is done for this iteration."""
+        """Note that a node or loop directly in this loop's body is done for this iteration."""
         self._remaining[index] -= 1
         if self._remaining[index]:
             return
@@ -445,7 +449,7 @@ class WalkRun:
             self._turning.append(index)
 
     def _end(self, loop: CompiledLoop, emissions: list[Emission]) -> None:
-        """Release what the loop held. What it fed back for a next iteration is never asked for."""
+        """End a loop and release the values it held. Its feedback for a next iteration is not used."""
         if loop.index == 0:
             self.done = True
             return
@@ -458,7 +462,7 @@ class WalkRun:
         self._step_done(loop.parent, emissions)
 
     def _turn(self) -> None:
-        """Begin the next iteration of every loop that waits for it."""
+        """Start the next iteration of every loop that waits for it."""
         for loop in self._turning:
             self._begin_iteration(self.walk.loop_table[loop])
         self._turning.clear()
@@ -477,7 +481,7 @@ class WalkRun:
 
         nodes = self.walk.nodes
         for edge, name in loop.cleared:
-            self._slots[nodes[name].index].pop(edge, None)  # a skipped node has taken nothing from a stream
+            self._slots[nodes[name].index].pop(edge, None)  # a skipped node took nothing from a stream
         for pair in loop.restored:
             self._put(nodes[pair[1]], pair, self._saved[pair, loop.index], loop.index)
         for pair, value in fed.items():
@@ -491,13 +495,13 @@ class WalkRun:
         emissions: list[Emission] = []
         for index in loop.nodes:
             self._check_ready(self.walk.node_table[index], emissions)
-        # What misses an input from outside of the loop is skipped again. What leaves a walk comes of a
-        # firing, and there was none; and whatever fired first in the iteration before can fire again.
-        assert not emissions, "a skip puts nothing out"
-        assert self._remaining[loop.index], "an iteration in which nothing fires is the last"
+        # A node that lacks an input from outside of the loop is skipped again. Only firings emit values, and
+        # there was none; and the node that fired first in the previous iteration can fire again.
+        assert not emissions, "a skipped node emits nothing"
+        assert self._remaining[loop.index], "an iteration without a firing is the last one"
 
     def _take_second(self, loop: CompiledLoop) -> None:
-        """Take what was delivered again for the iteration that begins."""
+        """Use the second deliveries in the iteration that starts."""
         nodes = self.walk.nodes
         for pair in [pair for pair in self._second if nodes[pair[1]].index in loop.nodes]:
             value = self._second.pop(pair)
@@ -505,7 +509,7 @@ class WalkRun:
                 self._put(nodes[pair[1]], pair, value, 0)
 
     def _is_running(self, loop: CompiledLoop) -> bool:
-        """Whether it has begun, which is when something in it fired, and has not ended."""
+        """Return whether a loop has started (something in it fired) and has not ended."""
         fired = any(self._phase[index] in (_Phase.FIRING, _Phase.FIRED) for index in loop.nodes)
         return self._remaining[loop.index] > 0 and (fired or self._iteration[loop.index] > 0)
 
@@ -516,8 +520,8 @@ class WalkRun:
     def _is_here(self, node: CompiledNode) -> bool:
         return self._here is None or node.index in self._here
 
-    def _elsewhere(self, name: str, path: tuple[int, ...]) -> CompiledNode:
-        """The node `name`, which another rank fires, where `path` can be one of its firings."""
+    def _remote_node(self, name: str, path: tuple[int, ...]) -> CompiledNode:
+        """Return the node `name` after a check that another rank fires it and that `path` fits it."""
         node = self.walk.nodes.get(name)
         if node is None or self._is_here(node):
             here = sorted(name for name, node in self.walk.nodes.items() if self._is_here(node))
@@ -528,12 +532,12 @@ class WalkRun:
         loops = [self.walk.loop_table[index].name for index in self.walk.loop_table[node.loop].lineage]
         if len(path) != len(loops):
             raise WalkError(
-                f"walk {self.walk.name!r}: a path of node {name!r} has the iterations of the loops {loops}, "
-                f"found {path}"
+                f"walk {self.walk.name!r}: expected a path of node {name!r} with the iterations of the loops "
+                f"{loops}, found {path}"
             )
         return node
 
-    # ---- what a firing may say ---------------------------------------------------------------------
+    # ---- checks of a firing ------------------------------------------------------------------------
     def _check_outputs(self, node: CompiledNode, outputs: Mapping[str, Value]) -> None:
         streamed = node.streamed
         if not node.outputs <= outputs.keys() <= node.outputs | streamed:
@@ -544,20 +548,20 @@ class WalkRun:
             )
 
     def _around(self, node: CompiledNode, loop: str) -> int:
-        """The index of a loop that a firing of `node` may stop."""
+        """Return the index of a loop after a check that a firing of `node` may stop it."""
         found = self.walk.loops.get(loop)
         around = self.walk.loop_table[node.loop].lineage
         if found is None or found.index not in around:
             names = [self.walk.loop_table[index].name for index in around]
             raise WalkError(
                 f"walk {self.walk.name!r}: a firing of node {node.name!r} cannot stop loop {loop!r}, which "
-                f"is not around it: other ranks could not tell in which iteration; around it are {names}"
+                f"does not enclose it: the iteration would be ambiguous; the enclosing loops are {names}"
             )
         return found.index
 
 
 def _flat(values: list[Value]) -> Iterator[Value]:
-    """The values, with those of a list one by one."""
+    """Yield the values, with lists flattened."""
     for value in values:
         if isinstance(value, list):
             yield from _flat(value)

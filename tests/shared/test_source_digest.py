@@ -383,6 +383,7 @@ def test_a_module_that_may_be_missing_counts_once_it_is_there(tmp_path: Path) ->
     assert Sources(tmp_path).closure(GRAPH).digest != before
 
 
+@pytest.mark.processes
 def test_a_zip_has_no_sources_to_be_read_and_that_is_said(tmp_path: Path) -> None:
     write(tmp_path / "fam_in_zip", {"zipped_family/graph.py": "def plan(): return 1"})
     packed = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "fam_in_zip")
@@ -592,6 +593,7 @@ def test_all_that_runs_in_a_fold_is_reached() -> None:
     assert ours <= reached
 
 
+@pytest.mark.processes
 def test_no_module_is_imported_to_find_its_source() -> None:
     code = (
         "import sys\n"

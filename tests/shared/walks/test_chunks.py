@@ -148,7 +148,7 @@ def test_an_empty_chunk_is_only_there_behind_the_end_of_a_stream_that_gives_them
 ) -> None:
     cutter = Cutter(Fixed(3), after_end)
     cutter.cut(4, ended=ended)
-    with pytest.raises(WalkError, match='only a stream with after_end="empty" gives empty chunks'):
+    with pytest.raises(WalkError, match='only a stream with after_end="empty" has empty chunks'):
         cutter.empty()
     assert cutter.chunks == 1 + ended
 
@@ -159,9 +159,9 @@ def test_an_empty_chunk_is_only_there_behind_the_end_of_a_stream_that_gives_them
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        ((5, False), (4, False), "had 5 items already; found 4"),
-        ((5, True), (6, True), "ended with 5 items; found 6"),
-        ((5, True), (4, False), "ended with 5 items; found 4"),
+        ((5, False), (4, False), "had 5 items already, found 4"),
+        ((5, True), (6, True), "ended with 5 items, found 6"),
+        ((5, True), (4, False), "ended with 5 items, found 4"),
     ],
 )
 def test_a_stream_only_grows_and_only_up_to_its_end(

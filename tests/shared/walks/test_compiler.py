@@ -248,17 +248,17 @@ def test_a_walk_needs_a_name_and_a_section() -> None:
         ),
         (
             Sequential(Node("llm", [], [SPOKEN]), VOICE),
-            "streaming edge 'token' of node 'llm' goes to node 'vocoder' of the same walk; a stream joins",
+            "streaming edge 'token' of node 'llm' goes to node 'vocoder' of the same walk; a stream connects",
         ),
         (
             Node("a", ["x"], optional=["x"]),
-            r"input 'x' of node 'a' is optional, but it never misses: no guard \(when\) is on the way to it",
+            r"input 'x' of node 'a' is declared optional, but every path supplies it; add a guard \(when\)",
         ),
         (
             Loop(
                 "l", Sequential(Node("a", ["x"], optional=["x"]), Node("b", [], [Edge("x", "a", never)])), 2
             ),  # back: the next iteration sees what it saw before
-            "input 'x' of node 'a' is optional, but it never misses",
+            "input 'x' of node 'a' is declared optional, but every path supplies it",
         ),
         (
             Sequential(
@@ -272,7 +272,7 @@ def test_a_walk_needs_a_name_and_a_section() -> None:
         ),
         (
             Parallel(Node("a", ["y"], [Edge("x", "b")]), Node("b", ["x"], [Edge("y", "a")])),
-            "nothing can begin in an iteration of the walk: node '.' -> node '.' -> node '.' feed",
+            "no node can start an iteration of the walk: node '.' -> node '.' -> node '.' feed",
         ),
         (
             Loop(
@@ -283,7 +283,7 @@ def test_a_walk_needs_a_name_and_a_section() -> None:
                 ),
                 2,
             ),
-            "nothing can begin in an iteration of loop 'l': .*loop 'i' -> .*feed one another",
+            "no node can start an iteration of loop 'l': .*loop 'i' -> .*feed one another",
         ),
     ],
 )

@@ -54,7 +54,7 @@ UNTYPED: Any = CLIENT, "x", None, StreamInput("x")
         (lambda: Node("a", ["x", StreamInput("x")]), "node 'a': inputs list a name twice"),
         (
             lambda: Node("a", ["x", StreamInput("y")], optional=["y", "z"]),
-            r"optional lists \['y', 'z'\], which are no inputs of it that an Edge feeds; it has \['x'\]",
+            r"optional lists \['y', 'z'\], but only inputs that an Edge feeds .* has \['x'\]",
         ),
         (lambda: StreamInput("a b"), "a stream is named 'a b'"),
         (lambda: StreamingEdge("a b", "x", Fixed(1)), "a streaming edge is named 'a b'"),
@@ -77,9 +77,9 @@ UNTYPED: Any = CLIENT, "x", None, StreamInput("x")
         (lambda: StreamingEdge("a", "x", Fixed(1), only=UNTYPED[1]), "only must be two integers .*, not 'x'"),
         (
             lambda: Edge("a", KEEP, lambda _i, _args: True),
-            "edge 'a': when must be a function that its module",
+            "edge 'a': when must be a module-level function",
         ),
-        (lambda: Edge("a", KEEP, UNTYPED[1]), "edge 'a': when must be a function .*; found 'x'"),
+        (lambda: Edge("a", KEEP, UNTYPED[1]), "edge 'a': when must be a module-level function, .*; found 'x'"),
         (Sequential, "a Sequential is empty"),
         (Parallel, "a Parallel is empty"),
         (

@@ -370,12 +370,12 @@ def test_only_the_rank_that_fires_a_node_waits_for_its_chunks_and_tells_of_the_e
         ),
         (
             ("encode", (0,), {"features": 1}),
-            r"a path of node 'encode' has the iterations of the loops \[\]",
+            r"a path of node 'encode' with the iterations of the loops \[\]",
         ),
         (("encode", (), {"output": 1}), r"node 'encode' must produce \['features'\], found \['output'\]"),
         (
             ("encode", (), {"features": 1}, ("l",)),
-            "a firing of node 'encode' cannot stop loop 'l', which is",
+            "a firing of node 'encode' cannot stop loop 'l', which does not",
         ),
     ],
 )
@@ -397,7 +397,7 @@ def test_a_firing_behind_the_end_means_that_the_ranks_do_not_agree() -> None:
     _, run = pair(Loop("l", Node("n", ["x"]), 2), {"n"}, x=0)
     assert [run.complete_remote("n", (0,), {}), run.complete_remote("n", (1,), {})] == [[], []]
     assert run.complete_remote("n", (1,), {}) is None
-    with pytest.raises(WalkError, match=r"node 'n' fired on another rank in \(2,\), but here the walk"):
+    with pytest.raises(WalkError, match=r"node 'n' fired on another rank at \(2,\), but here the walk"):
         run.complete_remote("n", (2,), {})
 
 
@@ -406,7 +406,7 @@ def test_a_stop_of_a_loop_beside_the_node_is_refused_for_it_has_no_place_in_the_
     run = WalkRun(compile_walk("walk", section))
     run.start({"x": 0})
     first, _ = run.take_ready()
-    with pytest.raises(WalkError, match=r"cannot stop loop 'b', which .* around it are \['a'\]"):
+    with pytest.raises(WalkError, match=r"cannot stop loop 'b', which .* enclosing loops are \['a'\]"):
         run.complete(first, {}, ("b",))
     assert run.complete(first, {}, ("a",)) == []
     assert [firing.node for firing in run.take_ready()] == []

@@ -72,5 +72,6 @@ async def deployment(subjects: Subjects, tmp_path: Path) -> AsyncIterator[_JetSt
     deployment.server.kill()
 
 
+@pytest.mark.processes
 class TestJetStreamLog(LogContract):
     pass
